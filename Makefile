@@ -11,7 +11,13 @@ RAW := .trainyard/raw/digits
 # Without bytecode every import of TensorFlow or Airflow costs several times as much.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-dev data run ui test test-all test-faults check sbom bench lock
+# Tests that start hardly any process.
+UNIT := $(addprefix tests/,artifacts config jobs pages reaper storage system user_code) \
+    $(addprefix tests/test_,borders.py decisions.py names.py security_page.py sizes.py words.py)
+# Files of tests run side by side, in the order of tests/conftest.py: long ones first.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: help install install-dev data run ui test-unit test test-systems test-all test-faults check sbom bench lock
 
 help: ## list the commands
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -28,10 +34,16 @@ run: install data ## retrain once and stop everything again (CONFIG=..., ARGS="-
 ui: install data ## keep the embedded Airflow up until Ctrl-C
 	@$(VENV)/bin/trainyard ui
 
-test: install-dev ## what CI runs
-	@$(PYTHON) -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
+test-unit: install-dev ## the quick tests, under a minute
+	@$(PYTHON) -m pytest -m "not slow" $(PARALLEL) $(ARGS) $(UNIT)
 
-test-all: install-dev ## with the slow tests
+test: install-dev ## everything essential, with real parts
+	@$(PYTHON) -m pytest -m "not slow" $(PARALLEL) $(ARGS)
+
+test-systems: install-dev ## heavy real systems and long fault rounds
+	@$(PYTHON) -m pytest -m "slow and not long" $(PARALLEL) $(ARGS)
+
+test-all: install-dev ## all tests, one after the other (hours)
 	@$(PYTHON) -m pytest $(ARGS)
 
 test-faults: install-dev ## every file operation of the jobs fails once, or kills them (an hour or two)
@@ -40,9 +52,10 @@ test-faults: install-dev ## every file operation of the jobs fails once, or kill
 sbom: install-dev ## list every locked package with version and hashes, in sbom.json (CycloneDX)
 	@$(VENV)/bin/cyclonedx-py requirements requirements.txt --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json
 
-check: install-dev ## lint and formatting
+check: install-dev ## lint, formatting and types
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check --quiet .
+	@$(VENV)/bin/mypy pipeline_ops beam_jobs dags
 
 bench: install data ## compare the chain with a plain script, the preprocess job with a hand-written program, deltas with full runs, training with fit and, where TORCH names a Python that has it, PyTorch, evaluation with model.predict and pycocotools, export by format, and an Airflow with 200 pipelines
 	@$(PYTHON) tests/bench/chain.py
@@ -54,8 +67,8 @@ bench: install data ## compare the chain with a plain script, the preprocess job
 	@$(PYTHON) tests/bench/export.py
 	@$(PYTHON) tests/bench/dags.py
 
-lock: ## lock the dependencies anew (needs uv)
-	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -o requirements.txt pyproject.toml
+lock: ## lock the dependencies again (needs uv)
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --extra all -o requirements.txt pyproject.toml
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --extra dev -o requirements-dev.txt pyproject.toml
 
 # A Python is only good if it starts (a version manager's shim may not) and can make an environment.
@@ -81,9 +94,7 @@ $(VENV)/installed: requirements.txt pyproject.toml | $(PYTHON)
 
 $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
 	@$(PIP) install --quiet --compile --no-deps --require-hashes -r requirements-dev.txt
-	@.ci/browser
-	@.ci/hosts
-	@.ci/services
+	@.ci/packages
 	@touch $@
 
 # Whole or absent: it takes its name by a rename.

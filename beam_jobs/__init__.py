@@ -1,4 +1,4 @@
 """The preprocess job: turns raw data into sharded TFRecords with Apache Beam.
 
-`README.md` describes how to add a stage.
+`docs/add-a-stage.md` describes how to add a stage.
 """

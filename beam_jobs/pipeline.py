@@ -2,11 +2,12 @@
 
 No image crosses a shuffle or a coder. The runner is named, because DirectRunner may be another
 engine on another machine. Workers leave their results for the driver in a scratch folder, see
-`work.py`.
+`workers/plan_builder.py`.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,33 +21,39 @@ from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from beam_jobs.beam_log import keep_warnings_only
-from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.plan import ShardPlan
-from beam_jobs.processes import workers_for
-from beam_jobs.progress_counter import ProgressCounter, stop_workers
-from beam_jobs.runner import engine_of, threads_of
-from beam_jobs.statistics.summary import ShardSummary
-from beam_jobs.work import SUMMARY, TALLY, Done, Work, raise_what_workers_left, write_plans
+from beam_jobs.runner import compute_num_threads, create_engine
+from beam_jobs.statistics.summary import PlanSummary, Summary
+from beam_jobs.workers.plan_builder import (
+    PROGRESS,
+    SUMMARY,
+    BuildSpec,
+    PlanBuilder,
+    PlanCounts,
+    raise_worker_error,
+    write_plans,
+)
+from beam_jobs.workers.pool import find_worker_pool
+from beam_jobs.workers.progress_counter import ProgressCounter, stop_workers
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import MachineError, TrainyardError
 
-_REPORT_SECONDS = 0.5
-_STOP_SECONDS = 5.0  # the time for finishing the current image
+_REPORT_INTERVAL_SECONDS = 0.5
+_STOP_TIMEOUT_SECONDS = 5.0  # the time for finishing the current image
 
 
-class BuildShards(beam.PTransform):
+class BuildShards(beam.PTransform):  # type: ignore[misc]  # Beam is skipped by mypy
     """Builds shards: names of plans in, names of finished shards out.
 
     Args:
-      order: the common properties of the shards.
+      spec: the common properties of the shards.
       scratch: the folder of the plans.
       threads: the number of plans that each Beam worker builds at once.
     """
 
-    def __init__(self, order: ShardBuildSpec, scratch: Path, threads: int = 1):
+    def __init__(self, spec: BuildSpec[PlanSummary], scratch: Path, threads: int = 1):
         super().__init__()
-        self._do_fn = _BuildShard(order, scratch, threads)
+        self._do_fn = _BuildShard(spec, scratch, threads)
 
     def expand(self, plans: beam.PCollection[str]) -> beam.PCollection[str]:
         return (
@@ -56,36 +63,38 @@ class BuildShards(beam.PTransform):
         )
 
 
-class _BuildShard(beam.DoFn):
+class _BuildShard(beam.DoFn):  # type: ignore[misc]  # Beam is skipped by mypy
     """Builds the plans of a bundle in its own threads.
 
     Beam's embedded runner opens no port while it has one worker. With more workers it starts gRPC
     servers on all interfaces, which serve any file of the host to any client.
     """
 
-    def __init__(self, order: ShardBuildSpec, scratch: Path, threads: int):
-        self._order, self._scratch, self._threads = order, scratch, threads
+    def __init__(self, spec: BuildSpec[PlanSummary], scratch: Path, threads: int):
+        self._spec, self._scratch, self._threads = spec, scratch, threads
         self._examples = Metrics.counter("preprocess", "examples")
         self._rejected = Metrics.counter("preprocess", "rejected")
 
     def setup(self) -> None:
-        self._of_thread = threading.local()
+        self._thread_local = threading.local()
         self._pool = ThreadPoolExecutor(self._threads, "build shard")
-        self._building: list[Future[tuple[str, Done | None]]] = []
+        self._futures: list[Future[tuple[str, PlanCounts | None]]] = []
 
     def process(self, name: str) -> None:
-        self._building.append(self._pool.submit(self._build, name))
+        self._futures.append(self._pool.submit(self._build, name))
 
-    def _build(self, name: str) -> tuple[str, Done | None]:
-        if not hasattr(self._of_thread, "work"):
-            self._of_thread.work = workers_for(self._scratch) or Work(self._order, self._scratch)
-        return name, self._of_thread.work.do(name)
+    def _build(self, name: str) -> tuple[str, PlanCounts | None]:
+        if not hasattr(self._thread_local, "builder"):
+            self._thread_local.builder = find_worker_pool(self._scratch) or PlanBuilder(
+                self._spec, self._scratch
+            )
+        return name, self._thread_local.builder.build(name)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
-        building, self._building = self._building, []
-        for name, done in (future.result() for future in building):
-            if done is not None:
-                num_examples, num_rejected = done
+        futures, self._futures = self._futures, []
+        for name, counts in (future.result() for future in futures):
+            if counts is not None:
+                num_examples, num_rejected = counts
                 self._examples.inc(num_examples)
                 self._rejected.inc(num_rejected)
                 yield GlobalWindows.windowed_value(name)
@@ -96,11 +105,11 @@ class _BuildShard(beam.DoFn):
 
 def build_shards(
     plans: Sequence[ShardPlan],
-    order: ShardBuildSpec,
+    spec: BuildSpec[Summary],
     runner: BeamRunner,
     scratch: Path,
     report: Callable[[int, int], None],
-) -> list[ShardSummary]:
+) -> list[Summary]:
     """Builds all shards.
 
     Beam runs in a thread of its own. The calling thread stays free for reports and for
@@ -108,7 +117,7 @@ def build_shards(
 
     Args:
       plans: the shards.
-      order: the common properties of the shards, and the kind of summary to make.
+      spec: the common properties of the shards, and the kind of summary to make.
       runner: the Beam runner and its options. They do not change a single byte of the result.
       scratch: an empty folder.
       report: called about twice a second with the number of finished and of rejected records.
@@ -121,52 +130,58 @@ def build_shards(
       TrainyardError: the error with which a worker ended.
       MachineError: a worker process died, or a runner that is not embedded failed.
     """
-    engine, options = engine_of(runner)
-    threads = threads_of(runner, len(plans))
-    tally = ProgressCounter(scratch / TALLY)
+    engine, options = create_engine(runner)
+    threads = compute_num_threads(runner, len(plans))
+    progress_counter = ProgressCounter(scratch / PROGRESS)
     write_plans(plans, scratch)
-    build = BuildShards(order, scratch, threads)
-    with _Background(
-        lambda: _run(plans, build, engine, options), stop=lambda: stop_workers(scratch / TALLY)
+    transform = BuildShards(spec, scratch, threads)
+    with _BackgroundThread(
+        lambda: _run(plans, transform, engine, options),
+        stop=lambda: stop_workers(scratch / PROGRESS),
     ) as background:
-        while background.is_running(_REPORT_SECONDS):
-            report(*tally.read())
-    raise_what_workers_left(scratch)
+        while background.is_running(_REPORT_INTERVAL_SECONDS):
+            report(*progress_counter.read())
+    raise_worker_error(scratch)
     if background.error is not None:
-        raise _failure_of(runner, background.error) from background.error
-    report(*tally.read())
+        raise _to_trainyard_error(runner, background.error) from background.error
+    report(*progress_counter.read())
     return [
-        order.summary.model_validate_json((scratch / f"{plan.name}{SUMMARY}").read_bytes())
+        spec.summary.model_validate_json((scratch / f"{plan.name}{SUMMARY}").read_bytes())
         for plan in plans
     ]
 
 
 def _run(
-    plans: Sequence[ShardPlan], build: BuildShards, engine: PipelineRunner, options: PipelineOptions
+    plans: Sequence[ShardPlan],
+    transform: BuildShards,
+    engine: PipelineRunner,
+    options: PipelineOptions,
 ) -> None:
-    keep_warnings_only()
+    logging.getLogger("apache_beam").setLevel(logging.WARNING)
     with beam.Pipeline(engine, options=options) as pipeline:
         names = [plan.name for plan in plans]
-        _ = pipeline | "plans" >> beam.Create(names, reshuffle=False) | "build shards" >> build
+        _ = pipeline | "plans" >> beam.Create(names, reshuffle=False) | "build shards" >> transform
 
 
-def _failure_of(runner: BeamRunner, error: BaseException) -> TrainyardError:
+def _to_trainyard_error(runner: BeamRunner, error: BaseException) -> TrainyardError:
     """Returns the error to raise when Beam has failed.
 
     A failure of the disk, or of another runner, which is a service, is a MachineError and is
     retried. Any other failure is a bug.
     """
-    what = (str(error).strip().splitlines() or ["no reason given"])[-1]
+    message = (str(error).strip().splitlines() or ["no reason given"])[-1]
     if isinstance(error, OSError):
-        return MachineError(f"Beam failed: {what}; make room or mend the disk, then retry")
+        return MachineError(
+            f"Beam failed: {message}. Free disk space or repair the disk, then retry."
+        )
     if runner.name == "embedded":
-        return TrainyardError(f"Beam failed, see the log: {what}")
+        return TrainyardError(f"Beam failed: {message}. See the log.")
     return MachineError(
-        f"the runner {runner.name} failed: {what}; see its log, and preprocess.runner.options"
+        f"the runner {runner.name} failed: {message}. Check its log, and preprocess.runner.options."
     )
 
 
-class _Background:
+class _BackgroundThread:
     """Work in a daemon thread. Leaving the block early stops the work and waits up to 5 seconds.
 
     A process that ends while such a thread is inside OpenCV or gRPC aborts and loses its exit code.
@@ -188,7 +203,7 @@ class _Background:
         finally:
             self._ended.set()
 
-    def __enter__(self) -> _Background:
+    def __enter__(self) -> _BackgroundThread:
         threading.Thread(target=self._run, name="beam", daemon=True).start()
         return self
 
@@ -204,4 +219,4 @@ class _Background:
     ) -> None:
         if not self._ended.is_set():
             self._stop()
-            self._ended.wait(_STOP_SECONDS)
+            self._ended.wait(_STOP_TIMEOUT_SECONDS)

@@ -3,7 +3,7 @@
 The graph does not depend on the choice. The runner is named, because DirectRunner may be another
 engine on another machine. The embedded runner works in memory. In its other modes, Beam opens four
 ports on all interfaces, without credentials, and serves any file of the host there. Parallel work
-runs in the threads of `pipeline.py` and in the processes of `processes.py`.
+runs in the threads of `pipeline.py` and in the processes of `workers/pool.py`.
 
 Other runners start workers on other hosts. They have two requirements. The raw files, the storage
 root and the attempt's folder are mounted at the same paths, because the workers write shards and
@@ -22,7 +22,7 @@ from apache_beam.runners.runner import PipelineRunner
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ConfigError
 
-_BEAMS_NAMES = {
+_BEAM_RUNNER_NAMES = {
     "portable": "PortableRunner",
     "flink": "FlinkRunner",
     "spark": "SparkRunner",
@@ -30,11 +30,11 @@ _BEAMS_NAMES = {
 }
 
 
-def engine_of(runner: BeamRunner) -> tuple[PipelineRunner, PipelineOptions]:
+def create_engine(runner: BeamRunner) -> tuple[PipelineRunner, PipelineOptions]:
     """Returns the engine and its options.
 
     Raises:
-      ConfigError: Beam lacks the runner's packages, or does not take an option.
+      ConfigError: Beam lacks the runner's packages, or does not accept an option.
     """
     if runner.name == "embedded":
         return FnApiRunner(), PipelineOptions(
@@ -42,21 +42,22 @@ def engine_of(runner: BeamRunner) -> tuple[PipelineRunner, PipelineOptions]:
         )
     try:
         options = PipelineOptions.from_dictionary(
-            {"runner": _BEAMS_NAMES[runner.name], **runner.options}
+            {"runner": (name := _BEAM_RUNNER_NAMES[runner.name]), **runner.options}
         )
         options.get_all_options()
-        return create_runner(_BEAMS_NAMES[runner.name]), options
+        return create_runner(name), options
     except SystemExit:  # Beam's argument parser exits after it has named the wrong option on stderr
         raise ConfigError(
-            f"preprocess.runner.options: Beam does not take {runner.options}; the log says why"
+            f"preprocess.runner.options: Beam does not accept {runner.options}. See the log."
         ) from None
     except (ImportError, ValueError) as error:
         raise ConfigError(
-            f"preprocess.runner.name: Beam can't start {runner.name}: {error}"
+            f"preprocess.runner.name: Beam cannot start {runner.name}: {error}. "
+            "Install the packages of the runner, or choose another one."
         ) from None
 
 
-def threads_of(runner: BeamRunner, num_shards: int) -> int:
+def compute_num_threads(runner: BeamRunner, num_shards: int) -> int:
     """The number of shards that a Beam worker builds at once.
 
     In the embedded runner, whose only worker is this process, each thread beyond the number of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline_ops.models.slim import slim_model
+from pipeline_ops.models.slim import build_slim_model
 
 
 def lenet(images, is_training: bool, num_classes: int):
@@ -25,6 +25,6 @@ def lenet(images, is_training: bool, num_classes: int):
 
 
 def build(image_shape, num_classes):
-    return slim_model(
+    return build_slim_model(
         lambda images, is_training: lenet(images, is_training, num_classes), image_shape
     )

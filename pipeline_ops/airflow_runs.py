@@ -11,20 +11,25 @@ import dataclasses
 import datetime as dt
 from collections.abc import Iterable
 
-from airflow.models.dag import DagModel, DagTag
-from airflow.models.dagrun import DagRun
-from airflow.models.serialized_dag import SerializedDagModel
-from airflow.models.taskinstance import TaskInstance
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from pipeline_ops.airflow_connections import use_airflow_connections
+from pipeline_ops.airflow_internals import (
+    DagModel,
+    DagRun,
+    DagTag,
+    SerializedDagModel,
+)
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.run_config import author_config, run_config_or_author
+from pipeline_ops.config.run_config import load_author_config, load_run_config_or_author
 from pipeline_ops.errors import TrainyardError
 
+use_airflow_connections()
+
 TAG = "trainyard"
-"""The tag by which the factory marks its DAGs."""
+"""The tag that the factory gives its DAGs."""
 
 
 _MAX_PLANS = 1000
@@ -75,7 +80,7 @@ def find_pipeline(dag_id: str, session: Session) -> PipelineConfig:
       NotFound: there is no such DAG, or the factory has not made it.
       ConfigError: its YAML is no longer valid.
     """
-    return load_config(_plan_of(dag_id, session)[0])
+    return load_config(find_config_file(dag_id, session))
 
 
 def find_author_config(dag_id: str, run_id: str, session: Session) -> PipelineConfig:
@@ -83,12 +88,12 @@ def find_author_config(dag_id: str, run_id: str, session: Session) -> PipelineCo
 
     Raises as `find_pipeline` does.
     """
-    return author_config(_plan_of(dag_id, session)[0], run_id)
+    return load_author_config(find_config_file(dag_id, session), run_id)
 
 
 def find_config_file(dag_id: str, session: Session) -> str:
     """The YAML that a DAG was made from. Raises NotFound as `find_pipeline` does."""
-    return _plan_of(dag_id, session)[0]
+    return _find_plan(dag_id, session)[0]
 
 
 def find_run(dag_id: str, run_id: str, session: Session) -> PipelineRun:
@@ -98,13 +103,10 @@ def find_run(dag_id: str, run_id: str, session: Session) -> PipelineRun:
       NotFound: there is no such DAG or run.
       ConfigError: the YAML of the DAG is no longer valid.
     """
-    row = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
-    if row is None:
+    run = DagRun.find_duplicate(dag_id, run_id, session=session)
+    if run is None:
         raise NotFound(f"There is no run {run_id} of {dag_id}.")
-    config_file, order = _plan_of(dag_id, session)
-    instances = session.scalars(
-        select(TaskInstance).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)
-    ).all()
+    config_file, order = _find_plan(dag_id, session)
     tasks = [
         TaskState(
             task.task_id,
@@ -114,12 +116,15 @@ def find_run(dag_id: str, run_id: str, session: Session) -> PipelineRun:
             task.start_date,
             task.end_date,
         )
-        for task in instances
+        for task in DagRun.fetch_task_instances(dag_id=dag_id, run_id=run_id, session=session)
     ]
-    places = {task_id: place for place, task_id in enumerate(order)}
-    tasks.sort(key=lambda task: (places.get(task.task_id, len(places)), task.map_index))
+    positions = {task_id: position for position, task_id in enumerate(order)}
+    tasks.sort(key=lambda task: (positions.get(task.task_id, len(positions)), task.map_index))
     return PipelineRun(
-        run_config_or_author(config_file, row.conf, run_id), run_id, str(row.state), tuple(tasks)
+        load_run_config_or_author(config_file, run.conf, run_id),
+        run_id,
+        str(run.state),
+        tuple(tasks),
     )
 
 
@@ -133,7 +138,7 @@ def find_pipelines(dag_ids: Iterable[str], session: Session) -> list[str]:
     return sorted(set(session.scalars(tagged)) & set(dag_ids))
 
 
-def _plan_of(dag_id: str, session: Session) -> tuple[str, tuple[str, ...]]:
+def _find_plan(dag_id: str, session: Session) -> tuple[str, tuple[str, ...]]:
     """The config file and the tasks, in order, of the newest version of a DAG."""
     serialized = SerializedDagModel.get(dag_id, session=session)
     plan = _read_plan(serialized) if serialized else None

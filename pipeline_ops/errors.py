@@ -41,7 +41,7 @@ class ExitCode(enum.IntEnum):
 
 
 class TrainyardError(Exception):
-    """Base of every error that we raise on purpose. The message says what to do."""
+    """Base of every error that we raise on purpose. The message contains the remedy."""
 
     exit_code = ExitCode.BUG
 
@@ -70,7 +70,7 @@ class Cancelled(TrainyardError):
     exit_code = ExitCode.CANCELLED
 
 
-def error_of(exit_code: ExitCode, message: str) -> TrainyardError:
+def make_error(exit_code: ExitCode, message: str) -> TrainyardError:
     """The error for another process's exit code and message."""
     kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, MachineError, Cancelled)}
     return kinds.get(exit_code, TrainyardError)(message)

@@ -31,7 +31,7 @@ def test_the_sbom_lists_every_locked_package_with_its_hashes(tmp_path):
     subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
     found = json.loads(file.read_text())
     assert found["bomFormat"] == "CycloneDX"
-    assert found["metadata"]["component"]["name"] == "trainyard"
+    assert found["metadata"]["component"]["name"] == "airflow-provider-trainyard"
     assert {(each["name"], each["version"]) for each in found["components"]} == locked
     for each in found["components"]:
         hashes = [one for place in each["externalReferences"] for one in place["hashes"]]

@@ -1,8 +1,7 @@
 """Serialises and parses tf.train.Example without importing TensorFlow.
 
-That import would cost every worker seconds. The messages are declared in a descriptor pool of their
-own, so they don't clash with TensorFlow's in a process that has both. Map entries are written in
-the order of their keys, so equal examples are equal bytes.
+That import would cost every worker seconds. Map entries are written in the order of their keys, so
+equal examples are equal bytes.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from beam_jobs.stages.stage import Example
+from beam_jobs.io.protobuf import define_message
+from beam_jobs.stages.stage import Box, Example
 from pipeline_ops.artifacts.dataset import (
     BOX_IS_CROWD,
     BOX_IS_DIFFICULT,
@@ -34,11 +33,8 @@ from pipeline_ops.artifacts.dataset import (
 if TYPE_CHECKING:
     import numpy as np
 
-_Field = descriptor_pb2.FieldDescriptorProto
-_PNG = [
-    16,
-    1,
-]  # cv2.IMWRITE_PNG_COMPRESSION: written out, so that another default of OpenCV changes nothing
+_PNG_OPTIONS = [16, 1]
+"""cv2.IMWRITE_PNG_COMPRESSION. It is explicit, so that no new default of OpenCV changes bytes."""
 
 
 def serialise(example: Example, labels: Mapping[str, int]) -> tuple[bytes, bytes, bytes]:
@@ -49,18 +45,16 @@ def serialise(example: Example, labels: Mapping[str, int]) -> tuple[bytes, bytes
     through.
     """
     encoded = example.encoded if example.is_original else encode_png(example.image)
+    key = _bytes_feature(example.key.encode())
     if example.boxes is None:
-        before, after = (
-            _label_entry(labels[example.label]),
-            _entry(KEY, _bytes_feature(example.key.encode())),
-        )
+        before, after = _encode_label_entry(labels[example.label]), _encode_entry(KEY, key)
     else:
-        before, after = b"", _entries_after_image(example, labels)
-    value = b"\x0a" + _varint(len(encoded))  # of the bytes_list
-    feature = b"\x0a" + _varint(len(value) + len(encoded)) + value
-    entry = _ENCODED_NAME + b"\x12" + _varint(len(feature) + len(encoded)) + feature
-    head = before + b"\x0a" + _varint(len(entry) + len(encoded)) + entry
-    return b"\x0a" + _varint(len(head) + len(encoded) + len(after)) + head, encoded, after
+        before, after = b"", _encode_detection_entries(example.shape, key, example.boxes, labels)
+    value = b"\x0a" + _encode_varint(len(encoded))  # of the bytes_list
+    feature = b"\x0a" + _encode_varint(len(value) + len(encoded)) + value
+    entry = _ENCODED_NAME + b"\x12" + _encode_varint(len(feature) + len(encoded)) + feature
+    head = before + b"\x0a" + _encode_varint(len(entry) + len(encoded)) + entry
+    return b"\x0a" + _encode_varint(len(head) + len(encoded) + len(after)) + head, encoded, after
 
 
 def pack(features: Mapping[str, bytes | int]) -> bytes:
@@ -69,7 +63,8 @@ def pack(features: Mapping[str, bytes | int]) -> bytes:
     for name, value in features.items():
         feature = message.features.feature[name]
         (feature.bytes_list if isinstance(value, bytes) else feature.int64_list).value.append(value)
-    return message.SerializeToString(deterministic=True)
+    record: bytes = message.SerializeToString(deterministic=True)
+    return record
 
 
 def unpack(record: bytes) -> dict[str, bytes | int]:
@@ -81,18 +76,19 @@ def unpack(record: bytes) -> dict[str, bytes | int]:
     }
 
 
-def _entries_after_image(example: Example, labels: Mapping[str, int]) -> bytes:
-    """The features of an example for detection whose names come after the image's, in their order.
+def _encode_detection_entries(
+    shape: tuple[int, int, int], key: bytes, boxes: Sequence[Box], labels: Mapping[str, int]
+) -> bytes:
+    """The features of an example for detection. All their names come after the image's.
 
     The coordinates are fractions of the image, so that they hold for any size that a reader decodes
     or resizes to.
     """
-    height, width, _ = example.shape
-    boxes = example.boxes
+    height, width, _ = shape
     features = {
         HEIGHT: _int64_feature([height]),
         WIDTH: _int64_feature([width]),
-        KEY: _bytes_feature(example.key.encode()),
+        KEY: key,
         BOX_YMIN: _float_feature([box.ymin / height for box in boxes]),
         BOX_XMIN: _float_feature([box.xmin / width for box in boxes]),
         BOX_YMAX: _float_feature([box.ymax / height for box in boxes]),
@@ -101,62 +97,62 @@ def _entries_after_image(example: Example, labels: Mapping[str, int]) -> bytes:
         BOX_IS_CROWD: _int64_feature([int(box.is_crowd) for box in boxes]),
         BOX_IS_DIFFICULT: _int64_feature([int(box.is_difficult) for box in boxes]),
     }
-    return b"".join(_entry(name, features[name]) for name in sorted(features))
+    return b"".join(_encode_entry(name, features[name]) for name in sorted(features))
 
 
 @functools.lru_cache(maxsize=4096)
-def _label_entry(index: int) -> bytes:
-    return _entry(LABEL, _int64_feature([index]))
+def _encode_label_entry(index: int) -> bytes:
+    return _encode_entry(LABEL, _int64_feature([index]))
 
 
-def _entry(name: str, feature: bytes) -> bytes:
+def _encode_entry(name: str, feature: bytes) -> bytes:
     """One entry of the map Features.feature, field 1 of Features.
 
     The key is in field 1 of the entry and the value in field 2.
     """
-    return _delimited(b"\x0a", _delimited(b"\x0a", name.encode()) + _delimited(b"\x12", feature))
+    return _encode_delimited(
+        b"\x0a", _encode_delimited(b"\x0a", name.encode()) + _encode_delimited(b"\x12", feature)
+    )
 
 
 def _bytes_feature(value: bytes) -> bytes:
-    return _delimited(b"\x0a", _delimited(b"\x0a", value))
+    return _encode_delimited(b"\x0a", _encode_delimited(b"\x0a", value))
 
 
 def _float_feature(values: Sequence[float]) -> bytes:
-    return _delimited(
-        b"\x12", _delimited(b"\x0a", struct.pack(f"<{len(values)}f", *values)) if values else b""
-    )
+    packed = struct.pack(f"<{len(values)}f", *values)
+    return _encode_delimited(b"\x12", _encode_delimited(b"\x0a", packed) if values else b"")
 
 
 def _int64_feature(values: Sequence[int]) -> bytes:
     """A feature of numbers, which must be 0 or more."""
-    return _delimited(
-        b"\x1a", _delimited(b"\x0a", b"".join(map(_varint, values))) if values else b""
-    )
+    packed = b"".join(map(_encode_varint, values))
+    return _encode_delimited(b"\x1a", _encode_delimited(b"\x0a", packed) if values else b"")
 
 
-def _delimited(tag: bytes, content: bytes) -> bytes:
-    return tag + _varint(len(content)) + content
+def _encode_delimited(tag: bytes, content: bytes) -> bytes:
+    return tag + _encode_varint(len(content)) + content
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     """Encodes seven bits a byte, the lowest first.
 
     The first cases are shortcuts for the lengths that images have.
     """
     if number < 1 << 7:
-        return _SMALL[number]
+        return _ONE_BYTE_VARINTS[number]
     if number < 1 << 14:
         return bytes((number & 0x7F | 0x80, number >> 7))
     if number < 1 << 21:
         return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
-    return bytes((number & 0x7F | 0x80,)) + _varint(number >> 7)
+    return bytes((number & 0x7F | 0x80,)) + _encode_varint(number >> 7)
 
 
-_SMALL = [bytes([number]) for number in range(0x80)]
-_ENCODED_NAME = _delimited(b"\x0a", ENCODED.encode())
+_ONE_BYTE_VARINTS = [bytes([number]) for number in range(0x80)]
+_ENCODED_NAME = _encode_delimited(b"\x0a", ENCODED.encode())
 
 
-def parse(record: bytes) -> dict[str, list]:
+def parse(record: bytes) -> dict[str, list[Any]]:
     """The features of a tf.train.Example, by name: lists of bytes, float or int, empty if not set.
 
     Raises:
@@ -180,54 +176,60 @@ def encode_png(image_HWC: np.ndarray) -> bytes:
     import cv2
 
     pixels = cv2.cvtColor(image_HWC, cv2.COLOR_RGB2BGR) if image_HWC.shape[2] == 3 else image_HWC
-    return cv2.imencode(".png", pixels, _PNG)[1].tobytes()
+    encoded: bytes = cv2.imencode(".png", pixels, _PNG_OPTIONS)[1].tobytes()
+    return encoded
 
 
-def _declare_messages() -> descriptor_pb2.FileDescriptorProto:
-    """Declares tf.train.Example as tensorflow/core/example/{feature,example}.proto does."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name="trainyard/example.proto", package="tensorflow", syntax="proto3"
-    )
-    add = functools.partial(_add_field, label=_Field.LABEL_OPTIONAL)
-    for name, kind in (
-        ("BytesList", _Field.TYPE_BYTES),
-        ("FloatList", _Field.TYPE_FLOAT),
-        ("Int64List", _Field.TYPE_INT64),
-    ):
-        _add_field(file.message_type.add(name=name), "value", 1, kind, label=_Field.LABEL_REPEATED)
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    add(feature, "bytes_list", 1, ".tensorflow.BytesList", oneof_index=0)
-    add(feature, "float_list", 2, ".tensorflow.FloatList", oneof_index=0)
-    add(feature, "int64_list", 3, ".tensorflow.Int64List", oneof_index=0)
-    features = file.message_type.add(name="Features")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    add(entry, "key", 1, _Field.TYPE_STRING)
-    add(entry, "value", 2, ".tensorflow.Feature")
-    _add_field(
-        features, "feature", 1, ".tensorflow.Features.FeatureEntry", label=_Field.LABEL_REPEATED
-    )
-    add(file.message_type.add(name="Example"), "features", 1, ".tensorflow.Features")
-    return file
-
-
-def _add_field(
-    message: descriptor_pb2.DescriptorProto, name: str, number: int, kind: int | str, **options: int
-) -> None:
-    """Adds a field. `kind` is a scalar type, or the name of a message."""
-    if isinstance(kind, str):
-        message.field.add(
-            name=name, number=number, type=_Field.TYPE_MESSAGE, type_name=kind, **options
-        )
-    else:
-        message.field.add(name=name, number=number, type=kind, **options)
-
-
-def _make_train_example() -> type:
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(_declare_messages().SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
-
-
-_TrainExample = _make_train_example()
+_TrainExample = define_message(
+    "tensorflow.Example",
+    """
+    name: "trainyard/example.proto" package: "tensorflow" syntax: "proto3"
+    message_type {
+      name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED }
+    }
+    message_type {
+      name: "FloatList" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED }
+    }
+    message_type {
+      name: "Int64List" field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED }
+    }
+    message_type {
+      name: "Feature" oneof_decl { name: "kind" }
+      field {
+        name: "bytes_list" number: 1 label: LABEL_OPTIONAL oneof_index: 0
+        type: TYPE_MESSAGE type_name: ".tensorflow.BytesList"
+      }
+      field {
+        name: "float_list" number: 2 label: LABEL_OPTIONAL oneof_index: 0
+        type: TYPE_MESSAGE type_name: ".tensorflow.FloatList"
+      }
+      field {
+        name: "int64_list" number: 3 label: LABEL_OPTIONAL oneof_index: 0
+        type: TYPE_MESSAGE type_name: ".tensorflow.Int64List"
+      }
+    }
+    message_type {
+      name: "Features"
+      field {
+        name: "feature" number: 1 label: LABEL_REPEATED
+        type: TYPE_MESSAGE type_name: ".tensorflow.Features.FeatureEntry"
+      }
+      nested_type {
+        name: "FeatureEntry" options { map_entry: true }
+        field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+        field {
+          name: "value" number: 2 label: LABEL_OPTIONAL
+          type: TYPE_MESSAGE type_name: ".tensorflow.Feature"
+        }
+      }
+    }
+    message_type {
+      name: "Example"
+      field {
+        name: "features" number: 1 label: LABEL_OPTIONAL
+        type: TYPE_MESSAGE type_name: ".tensorflow.Features"
+      }
+    }
+    """,
+)
+"""The message tf.train.Example of tensorflow/core/example/{feature,example}.proto."""

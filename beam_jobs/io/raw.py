@@ -7,17 +7,17 @@ Called by `beam_jobs/output/shard.py`, and by other modules that need the bytes 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from beam_jobs.io.example import parse
-from beam_jobs.io.tfrecord_reader import Damaged, read_record
+from beam_jobs.io.tfrecord_reader import CorruptRecord, read_record
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
-from pipeline_ops.raw_data.raw_file import RawFile, version_of
+from pipeline_ops.raw_data.raw_file import RawFile, new_hash, to_file_version
 from pipeline_ops.raw_data.remote import RemoteFolder
 
 
@@ -26,7 +26,7 @@ class PackedImage:
     """An image inside a tf.train.Example of a TFRecord file.
 
     `num_bytes` and `digest` are the image's own, like a RawFile's. `container` is the TFRecord
-    file, `offset` is where the record begins in it, and `feature` is the name of the feature that
+    file, `offset` is the start of the record in it, and `feature` is the name of the feature that
     holds the image.
     """
 
@@ -37,16 +37,17 @@ class PackedImage:
     offset: int
     feature: str
 
-    def holds(self, content: bytes) -> bool:
+    def has_content(self, content: bytes) -> bool:
         """Returns whether `content` is the image that was there when the source was read."""
         return digest_image(content) == self.digest
 
 
 Raw = RawFile | PackedImage
-_FETCHED_FILES, _FETCHED_BYTES = 32, 16e6  # limits of one fetch; the first that is reached counts
+_MAX_FETCHED_FILES, _MAX_FETCHED_BYTES = 32, 16e6
+"""Limits of one fetch. The first one that is reached counts."""
 
 
-def file_of(raw: Raw) -> RawFile:
+def find_raw_file(raw: Raw) -> RawFile:
     """The file below the source's folder that holds the image."""
     return raw.container if isinstance(raw, PackedImage) else raw
 
@@ -56,48 +57,54 @@ def digest_image(content: bytes) -> str:
 
     Equal images have equal digests wherever they lie.
     """
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    return new_hash(content).hexdigest()
 
 
 def read_raw(raw: Raw, folder: RawFolder) -> bytes:
     """The bytes of an image file. `folder` is the folder of the listing.
 
     Raises:
-      MachineError: the file can't be read, or has changed since the run started.
+      MachineError: the file cannot be read, or has changed since the run started.
     """
     if isinstance(folder, RemoteFolder):
-        return folder.read([raw])[0]
-    try:
+        return folder.read([find_raw_file(raw)])[0]
+    with translate_read_errors(raw.key):
         content = (
             _read_packed(raw, folder) if isinstance(raw, PackedImage) else _read_file(raw, folder)
         )
+    if content is None:
+        raise MachineError(f"{raw.key} has changed since the run started. Retry.")
+    return content
+
+
+@contextlib.contextmanager
+def translate_read_errors(key: str) -> Iterator[None]:
+    """Raises MachineError for an OSError in the block, which reads a file that was listed."""
+    try:
+        yield
     except OSError as error:
         raise MachineError(
-            f"{raw.key} could not be read: {error.strerror}; "
-            "it was there when the run started, so retry"
+            f"cannot read {key}: {error.strerror}. It was there when the run started. Retry."
         ) from error
-    if content is None:
-        raise MachineError(f"{raw.key} has changed since the run started; retry")
-    return content
 
 
 def read_beginning(file: RawFile, folder: RawFolder, num_bytes: int) -> bytes:
     """The first `num_bytes` of a file."""
     if isinstance(folder, RemoteFolder):
         return folder.read_beginning(file, num_bytes)
-    with open(file.path(folder), "rb") as opened:
+    with open(file.to_path(folder), "rb") as opened:
         return opened.read(num_bytes)
 
 
 class RawReader:
-    """Reads records one after another, in the order in which they were announced.
+    """Reads records one after another, in the order of `raws`.
 
     Some records may be left out. Records in an object store are fetched together, a few ahead. If
     they were fetched one by one, a worker would always wait for the network.
     """
 
     def __init__(self, raws: Iterable[Raw], folder: RawFolder):
-        self._folder, self._ahead = folder, iter(raws)
+        self._folder, self._upcoming = folder, iter(raws)
         self._fetched: dict[str, bytes] = {}
 
     def read(self, raw: Raw) -> bytes:
@@ -105,21 +112,20 @@ class RawReader:
         if not isinstance(self._folder, RemoteFolder):
             return read_raw(raw, self._folder)
         while raw.key not in self._fetched:
-            files = self._next_files()
-            self._fetched = {
-                file.key: content
-                for file, content in zip(files, self._folder.read(files), strict=True)
-            }
+            files = self._take_next_files()
+            contents = self._folder.read(files)
+            self._fetched = {file.key: c for file, c in zip(files, contents, strict=True)}
         return self._fetched.pop(raw.key)
 
-    def _next_files(self) -> list[RawFile]:
-        files, num_bytes = [], 0
+    def _take_next_files(self) -> list[RawFile]:
+        files: list[RawFile] = []
+        num_bytes = 0
         while (
-            len(files) < _FETCHED_FILES
-            and num_bytes < _FETCHED_BYTES
-            and (file := next(self._ahead, None))
+            len(files) < _MAX_FETCHED_FILES
+            and num_bytes < _MAX_FETCHED_BYTES
+            and (file := next(self._upcoming, None))
         ):
-            files.append(file)
+            files.append(find_raw_file(file))
             num_bytes += file.num_bytes
         return files
 
@@ -130,9 +136,8 @@ def _read_file(raw: RawFile, folder: Path) -> bytes | None:
     The file's state is checked after its bytes are read: any write since it was listed has changed
     its ctime by then.
     """
-    descriptor = os.open(
-        raw.path(folder), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    )  # a pipe must not block
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not block
+    descriptor = os.open(raw.to_path(folder), flags)
     try:
         content = os.read(descriptor, raw.num_bytes)
         while len(content) < raw.num_bytes and (
@@ -143,7 +148,7 @@ def _read_file(raw: RawFile, folder: Path) -> bytes | None:
     finally:
         os.close(descriptor)
     is_same = stat.st_size == len(content) == raw.num_bytes and (
-        version_of(stat) == raw.version or raw.holds(content)
+        to_file_version(stat) == raw.version or raw.has_content(content)
     )
     return content if is_same else None
 
@@ -151,7 +156,8 @@ def _read_file(raw: RawFile, folder: Path) -> bytes | None:
 def _read_packed(raw: PackedImage, folder: Path) -> bytes | None:
     """The bytes of an image inside a TFRecord file, or None if it has changed."""
     try:
-        values = parse(read_record(raw.container.path(folder), raw.offset)).get(raw.feature)
-    except (Damaged, ValueError):
+        values = parse(read_record(raw.container.to_path(folder), raw.offset)).get(raw.feature)
+    except (CorruptRecord, ValueError):
         return None
-    return values[0] if values and isinstance(values[0], bytes) and raw.holds(values[0]) else None
+    image = values[0] if values else None
+    return image if isinstance(image, bytes) and raw.has_content(image) else None

@@ -1,25 +1,24 @@
 """Reads TFRecord files without TensorFlow, and refuses data whose checksum is wrong.
 
-`tfrecord.py` describes the format. A damaged record does not hide the records after it, unless its
-length is damaged. It is then unknown where the next record begins.
+`storage/tfrecord.py` describes the format. The records after a damaged one can be read, unless the
+length of the damaged one is wrong. The start of the next record is then unknown.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from beam_jobs.io.tfrecord_writer import masked_crc
+from pipeline_ops.storage.tfrecord import compute_masked_crc
 
-_HEAD_BYTES, _TAIL_BYTES = 12, 4
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4
 _MAX_RECORD_BYTES = 1 << 30  # a record is held in memory
 _GZIP, _ZLIB = b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
-class Damaged(Exception):
-    """A record that can't be read. `is_end` means that the records after it can't be read either.
+class CorruptRecord(Exception):
+    """A record that cannot be read. `is_end`: the records after it cannot be read either.
 
     Args:
       reason: one word to count by: `truncated`, `corrupt`, `compressed` or `too_large`.
@@ -34,82 +33,85 @@ class Damaged(Exception):
         return self.detail
 
 
-def scan_records(path: bytes) -> Iterator[tuple[int, bytes | Damaged]]:
+def scan_records(path: bytes) -> Iterator[tuple[int, bytes | CorruptRecord]]:
     """Yields every record of a file with its offset, or the damage at that offset.
 
     Only one record is in memory at a time.
 
     Raises:
-      OSError: the file can't be read.
+      OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
         size, offset = os.fstat(file.fileno()).st_size, 0
         while offset < size:
             try:
-                record = _read_at(file, offset, size)
-                length = len(record)
-            except Damaged as damage:
-                yield offset, damage
-                if damage.is_end:
-                    return
-                length = _length_at(file, offset, size)
-            else:
-                yield offset, record
-            offset += _HEAD_BYTES + length + _TAIL_BYTES
+                length = _read_length(file, offset, size)
+                record: bytes | CorruptRecord = _read_data(file, offset, length)
+            except CorruptRecord as damage:
+                record = damage
+            yield offset, record
+            if isinstance(record, CorruptRecord) and record.is_end:
+                return
+            offset += _HEADER_BYTES + length + _FOOTER_BYTES
 
 
 def read_record(path: bytes, offset: int) -> bytes:
     """The record that begins at an offset.
 
     Raises:
-      Damaged: there is none, or its checksum is wrong.
-      OSError: the file can't be read.
+      CorruptRecord: there is none, or its checksum is wrong.
+      OSError: the file cannot be read.
     """
     with open(path, "rb", buffering=0) as file:
-        return _read_at(file, offset, os.fstat(file.fileno()).st_size)
+        length = _read_length(file, offset, os.fstat(file.fileno()).st_size)
+        return _read_data(file, offset, length)
 
 
-def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
-    length = _length_at(file, offset, size)
+def _read_data(file: BinaryIO, offset: int, length: int) -> bytes:
+    """The data of a record, at which the file stands."""
     if length > _MAX_RECORD_BYTES:
-        raise Damaged(
+        raise CorruptRecord(
             "too_large",
             f"the record at byte {offset} has {length} bytes, allowed are {_MAX_RECORD_BYTES}",
         )
-    data = file.read(length + _TAIL_BYTES)
-    if len(data) < length + _TAIL_BYTES:
-        raise Damaged("truncated", f"the file ends inside the record at byte {offset}", is_end=True)
-    if masked_crc(data[:length]) != data[length:]:
-        raise Damaged("corrupt", f"the record at byte {offset} has another checksum than its data")
+    data = file.read(length + _FOOTER_BYTES)
+    if len(data) < length + _FOOTER_BYTES:
+        raise CorruptRecord(
+            "truncated", f"the file ends inside the record at byte {offset}", is_end=True
+        )
+    if compute_masked_crc(data[:length]) != data[length:]:
+        raise CorruptRecord(
+            "corrupt", f"the record at byte {offset} has another checksum than its data"
+        )
     return data[:length]
 
 
-def _length_at(file: BinaryIO, offset: int, size: int) -> int:
+def _read_length(file: BinaryIO, offset: int, size: int) -> int:
     """The length of a record. Leaves the file at the first byte of the data."""
     file.seek(offset)
-    head = file.read(_HEAD_BYTES)
-    if offset == 0 and head[:2] in (_GZIP, *_ZLIB) and masked_crc(head[:8]) != head[8:]:
-        raise Damaged(
+    head = file.read(_HEADER_BYTES)
+    if offset == 0 and head[:2] in (_GZIP, *_ZLIB) and compute_masked_crc(head[:8]) != head[8:]:
+        raise CorruptRecord(
             "compressed",
-            "a compressed TFRecord file; write it again without compression, "
-            "which saves nothing on images",
+            "a compressed TFRecord file. Write it again without compression, "
+            "which saves no space for images.",
             is_end=True,
         )
-    if len(head) < _HEAD_BYTES:
-        raise Damaged(
+    if len(head) < _HEADER_BYTES:
+        raise CorruptRecord(
             "truncated",
             f"the file ends inside the head of the record at byte {offset}",
             is_end=True,
         )
-    if masked_crc(head[:8]) != head[8:]:
-        raise Damaged(
+    if compute_masked_crc(head[:8]) != head[8:]:
+        raise CorruptRecord(
             "corrupt",
             f"no record begins at byte {offset}: the checksum of its length is wrong",
             is_end=True,
         )
-    (length,) = struct.unpack("<Q", head[:8])
-    if length > size - offset - _HEAD_BYTES - _TAIL_BYTES:
-        raise Damaged(
+    length = int.from_bytes(head[:8], "little")
+    if length > size - offset - _HEADER_BYTES - _FOOTER_BYTES:
+        raise CorruptRecord(
             "truncated",
             f"the record at byte {offset} has {length} bytes, "
             f"and the file only {size - offset} more",

@@ -11,13 +11,14 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from beam_jobs.output.quarantine import read_quarantine
-from beam_jobs.statistics.dataset import DatasetComparison, DatasetStatistics, merge_splits
-from beam_jobs.statistics.drift import distances
-from beam_jobs.statistics.page import PageData, reference_name, render
+from beam_jobs.statistics.dataset import DatasetComparison, DatasetStatistics
+from beam_jobs.statistics.drift import compute_distances
+from beam_jobs.statistics.page import PageData, describe_reference, render
 from beam_jobs.statistics.schema import DataSchema, compare_schemas, infer_schema
 from pipeline_ops.artifacts.dataset import (
     DATA_PAGE,
@@ -30,11 +31,13 @@ from pipeline_ops.artifacts.input_names import REFERENCES
 from pipeline_ops.artifacts.manifest import Input, Manifest, read_input
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
+from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.runner import Job
-from pipeline_ops.storage.atomic import read_json, write_json, write_whole
-from pipeline_ops.storage.read_errors import unreadable
+from pipeline_ops.storage.atomic import read_json, write_atomically, write_json
+from pipeline_ops.storage.read_errors import make_read_error
 
 _SHOWN_REJECTS = 24
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,27 +59,26 @@ def read_reference(inputs: Mapping[str, Input]) -> Reference | None:
     name = next((name for name in REFERENCES if name in inputs), None)
     if name is None:
         return None
-    folder, manifest = Path(inputs[name].uri).parent, read_input(inputs[name])
+    manifest = read_input(inputs[name])
+    folder = Path(fetch_input(inputs[name], (SCHEMA, STATISTICS).__contains__).uri).parent
     return Reference(
         name,
         manifest,
-        _read(folder / SCHEMA, DataSchema),
-        _read(folder / STATISTICS, DatasetStatistics),
+        _read_model(folder / SCHEMA, DataSchema),
+        _read_model(folder / STATISTICS, DatasetStatistics),
     )
 
 
-def _read(file: Path, kind: type[BaseModel]) -> BaseModel:
+def _read_model(file: Path, kind: type[_Model]) -> _Model:
     try:
         return kind.model_validate(read_json(file))
     except (OSError, ValidationError, ValueError) as error:
-        raise unreadable(
-            f"{file}: can't be read",
-            error,
-            "; remove the artifact that it is in, and start a new run",
+        raise make_read_error(
+            f"cannot read {file}", error, ". Remove its artifact, and start a new run."
         ) from None
 
 
-def describe(
+def write_description(
     job: Job,
     config: Preprocess,
     folder: Path,
@@ -90,27 +92,19 @@ def describe(
       DataError: the config does not allow the schema or a drift. The message gives the numbers and
         the path of the page.
     """
-    schema = infer_schema(figures, merge_splits(statistics.splits))
+    schema = infer_schema(figures, statistics.merge_splits())
     if reference:
         statistics = statistics.model_copy(
             update={"comparison": _compare(schema, statistics, reference, config)}
         )
-    page = render(
-        PageData(
-            pipeline=job.request.pipeline,
-            figures=figures,
-            statistics=statistics,
-            schema=schema,
-            quarantine=list(
-                itertools.islice(read_quarantine(folder / QUARANTINE_SHARD), _SHOWN_REJECTS)
-            ),
-            reference=reference.statistics if reference else None,
-        )
-    ).encode()
-    _check(statistics.comparison, config, job, page)
+    rejected = list(itertools.islice(read_quarantine(folder / QUARANTINE_SHARD), _SHOWN_REJECTS))
+    theirs = reference.statistics if reference else None
+    page_data = PageData(job.request.pipeline, figures, statistics, schema, rejected, theirs)
+    page = render(page_data).encode()
+    _check_comparison(statistics.comparison, config, job, page)
     write_json(folder / SCHEMA, schema.model_dump(mode="json"))
     write_json(folder / STATISTICS, statistics.model_dump(mode="json"))
-    write_whole(folder / DATA_PAGE, page)
+    write_atomically(folder / DATA_PAGE, page)
 
 
 def _compare(
@@ -122,11 +116,15 @@ def _compare(
         digest=reference.manifest.digest,
         thresholds=config.drift,
         schema_violations=compare_schemas(schema, reference.schema, config.schema),
-        drift=distances(train.features, train.labels, theirs.features, theirs.labels, config.drift),
+        drift=compute_distances(
+            train.features, train.labels, theirs.features, theirs.labels, config.drift
+        ),
     )
 
 
-def _check(comparison: DatasetComparison | None, config: Preprocess, job: Job, page: bytes) -> None:
+def _check_comparison(
+    comparison: DatasetComparison | None, config: Preprocess, job: Job, page: bytes
+) -> None:
     if comparison is None:
         return
     faults = [
@@ -135,25 +133,25 @@ def _check(comparison: DatasetComparison | None, config: Preprocess, job: Job, p
         if violation.fails
     ]
     if config.drift.action == "fail":
-        faults += _drifts(comparison)
+        faults += _describe_drift(comparison)
     if faults:
-        place = job.attempt.folder / DATA_PAGE
-        write_whole(place, page)
+        page_file = job.attempt.folder / DATA_PAGE
+        write_atomically(page_file, page)
         raise DataError(
-            f"this is not what {reference_name(comparison.reference)} was:\n"
+            f"the data differ from {describe_reference(comparison.reference)}:\n"
             + "\n".join(f"  {fault}" for fault in faults)
-            + f"\nThe page {place} shows it. Mend the data, "
-            f"or change the rules in {job.request.config_file}"
+            + f"\n{page_file} shows the differences. Correct the data, "
+            f"or change the rules in {job.request.config_file}."
         )
 
 
-def _drifts(comparison: DatasetComparison) -> Sequence[str]:
+def _describe_drift(comparison: DatasetComparison) -> Sequence[str]:
     limits = comparison.thresholds
     return [
         (
             f"{distance.feature} has drifted: Jensen-Shannon {distance.jensen_shannon:.3f} "
-            f"(at most {limits.js_above:g}), "
-            f"L-infinity {distance.l_infinity:.3f} (at most {limits.linf_above:g}); "
+            f"(at most {limits.max_js_distance:g}), "
+            f"L-infinity {distance.l_infinity:.3f} (at most {limits.max_linf_distance:g}); "
             "see preprocess.drift"
         )
         for distance in comparison.drift

@@ -1,4 +1,4 @@
-"""The quarantine of bad records: each is kept with its bytes, named, counted, and held to a budget.
+"""The quarantine of bad records: their keys, reasons and bytes, as files of a data set.
 
 A worker writes a bad record into a fragment next to its shard's summary, so the bytes go no further
 than that. The driver combines all fragments into one shard, in the order of the keys. It streams
@@ -10,15 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import BinaryIO
 
 from beam_jobs.io.example import pack, unpack
-from beam_jobs.io.tfrecord_reader import Damaged, scan_records
+from beam_jobs.io.tfrecord_reader import CorruptRecord, scan_records
 from beam_jobs.io.tfrecord_writer import TFRecordWriter
-from beam_jobs.stages.stage import BoundStage, class_names_after
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.artifacts.dataset import (
     QUARANTINE,
@@ -31,20 +29,17 @@ from pipeline_ops.artifacts.dataset import (
     QUARANTINE_SOURCE,
     QUARANTINE_STAGE,
 )
-from pipeline_ops.config.preprocess import Rejects
-from pipeline_ops.errors import DataError
-from pipeline_ops.storage.atomic import write_whole
-from pipeline_ops.storage.read_errors import unreadable
+from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.read_errors import make_read_error
 
 MAX_BYTES = 1 << 20
 """The maximum number of bytes of a record's content. A longer content is cut off there."""
-_NAMED = 10
-_FRAGMENT = ".quarantine"
+_FRAGMENT_SUFFIX = ".quarantine"
 _HEADER = struct.Struct("<QI")  # of a TFRecord: length, checksum of the length
 _FOOTER_BYTES = 4
 
 
-class FragmentWriter:
+class FragmentWriter(contextlib.ExitStack):
     """Writes the bad records of one shard. It makes a file only if there is a bad record.
 
     Args:
@@ -53,11 +48,9 @@ class FragmentWriter:
     """
 
     def __init__(self, folder: Path, name: str):
-        self._path, self._open = folder / f"{name}{_FRAGMENT}", contextlib.ExitStack()
+        super().__init__()
+        self._path = folder / f"{name}{_FRAGMENT_SUFFIX}"
         self._writer: TFRecordWriter | None = None
-
-    def __enter__(self) -> FragmentWriter:
-        return self
 
     def add(
         self, rejected: RejectedRecord, source: str, content: bytes, num_bytes: int | None = None
@@ -80,16 +73,8 @@ class FragmentWriter:
     def add_packed(self, record: bytes) -> None:
         """Adds a bad record in the format of a quarantine shard."""
         if self._writer is None:
-            self._writer = self._open.enter_context(TFRecordWriter(self._path))
+            self._writer = self.enter_context(TFRecordWriter(self._path))
         self._writer.write(record)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._open.__exit__(kind, value, traceback)
 
 
 def write_quarantine(folder: Path, rejected: Sequence[RejectedRecord], fragments: Path) -> None:
@@ -101,64 +86,64 @@ def write_quarantine(folder: Path, rejected: Sequence[RejectedRecord], fragments
       rejected: the bad records in the order of their keys.
       fragments: the folder that holds the fragments of all shards.
     """
-    write_list(folder / QUARANTINE, rejected)
-    places = sorted(
-        place for file in sorted(fragments.glob(f"*{_FRAGMENT}")) for place in _places(file)
+    write_rejected_list(folder / QUARANTINE, rejected)
+    locations = sorted(
+        location
+        for file in sorted(fragments.glob(f"*{_FRAGMENT_SUFFIX}"))
+        for location in _locate_records(file)
     )
     with TFRecordWriter(folder / QUARANTINE_SHARD) as writer:
-        for (
-            _,
-            file,
-            offset,
-            length,
-        ) in places:  # opened one by one: there may be more fragments than a process may open
+        # Opened one by one: there may be more fragments than a process may open.
+        for _, file, offset, length in locations:
             with open(file, "rb") as fragment:
                 fragment.seek(offset)
                 writer.write(fragment.read(length))
 
 
-def carry_over(shard: Path, keys: Collection[str], fragments: Path) -> None:
+def copy_quarantined_records(shard: Path, keys: Collection[str], fragments: Path) -> None:
     """Copies some records of another data set's quarantine shard, given by key, to the fragments.
 
     Raises:
-      DataError: the shard can't be read.
+      DataError: the shard cannot be read.
     """
     if not keys:
         return
     try:
         with FragmentWriter(fragments, "as-before") as fragment:
             for _, record in scan_records(os.fsencode(shard)):
-                if isinstance(record, Damaged):
+                if isinstance(record, CorruptRecord):
                     raise record
-                if unpack(record)[QUARANTINE_KEY].decode() in keys:
+                if _read_key(record) in keys:
                     fragment.add_packed(record)
-    except (Damaged, OSError) as error:
-        raise unreadable(
-            f"{shard}: can't be read",
-            error,
-            "; remove the data set that it is in, and start a new run",
+    except (CorruptRecord, OSError) as error:
+        raise make_read_error(
+            f"cannot read {shard}", error, ". Remove its data set, and start a new run."
         ) from error
 
 
 def read_quarantine(shard: Path) -> Iterator[dict[str, bytes | int]]:
     """Yields the features of each bad record."""
     with open(shard, "rb") as file:
-        for _, length in _frames(file):
+        for _, length in _iterate_frames(file):
             yield unpack(file.read(length))
 
 
-def write_list(file: Path, rejected: Iterable[RejectedRecord]) -> None:
-    write_whole(file, "".join(record.model_dump_json() + "\n" for record in rejected).encode())
+def write_rejected_list(file: Path, rejected: Iterable[RejectedRecord]) -> None:
+    write_atomically(file, "".join(record.model_dump_json() + "\n" for record in rejected).encode())
 
 
-def _places(file: Path) -> Iterator[tuple[str, Path, int, int]]:
+def _locate_records(file: Path) -> Iterator[tuple[str, Path, int, int]]:
     """Yields key, file, offset and length of every record of a fragment."""
     with open(file, "rb") as opened:
-        for offset, length in _frames(opened):
-            yield unpack(opened.read(length))[QUARANTINE_KEY].decode(), file, offset, length
+        for offset, length in _iterate_frames(opened):
+            yield _read_key(opened.read(length)), file, offset, length
 
 
-def _frames(file) -> Iterator[tuple[int, int]]:
+def _read_key(record: bytes) -> str:
+    return bytes(unpack(record)[QUARANTINE_KEY]).decode()
+
+
+def _iterate_frames(file: BinaryIO) -> Iterator[tuple[int, int]]:
     """Yields offset and length of the content of every record.
 
     At each yield, the file is positioned at that offset.
@@ -170,72 +155,3 @@ def _frames(file) -> Iterator[tuple[int, int]]:
         yield offset, length
         offset += length + _FOOTER_BYTES
         file.seek(offset)
-
-
-def check_rejects(
-    rejected: Sequence[RejectedRecord],
-    labels: Iterable[tuple[str, Iterable[str]]],
-    stages: Sequence[BoundStage],
-    num_records: int,
-    rejects: Rejects,
-    full_list: Path,
-    config_file: str,
-) -> None:
-    """Checks the bad records against the budget, and that no class is lost.
-
-    Args:
-      rejected: the bad records in the order of their keys, without removed copies, which are not
-        bad.
-      labels: key and labels of all records with known labels, good and bad, also without removed
-        copies.
-      stages: the stages of the config. They may rename classes.
-      num_records: the number of all records, including those that the source could not use.
-      rejects: the budget.
-      full_list: the file that gets the list of all bad records if the check fails.
-      config_file: the config file, for messages.
-
-    Raises:
-      DataError: the budget is exceeded or a class is lost. The message has the lost classes, the
-        first of the bad records, and the path of the full list.
-    """
-    budget, lost = rejects.budget(num_records), lost_classes(labels, rejected, stages)
-    if len(rejected) <= budget and not lost:
-        return
-    write_list(full_list, rejected)
-    named = "\n".join(
-        f"  {record.key}: {record.reason} ({record.stage}: {record.detail})"
-        for record in rejected[:_NAMED]
-    )
-    more = f"\n  and {len(rejected) - _NAMED} more" if len(rejected) > _NAMED else ""
-    mend = f"All of them are in {full_list}. Mend or remove them"
-    if lost:
-        raise DataError(
-            f"every record of {', '.join(lost)} is unusable; "
-            f"no budget allows for the loss of a class:\n{named}{more}\n"
-            f"{mend}, or correct preprocess.stages in {config_file}"
-        )
-    raise DataError(
-        f"{len(rejected)} of {num_records} raw files are unusable, "
-        f"and the budget is {budget}:\n{named}{more}\n"
-        f"{mend}, or raise preprocess.rejects in {config_file}"
-    )
-
-
-def lost_classes(
-    labels: Iterable[tuple[str, Iterable[str]]],
-    rejected: Iterable[RejectedRecord],
-    stages: Sequence[BoundStage] = (),
-) -> list[str]:
-    """The classes that had records, all of which were rejected.
-
-    The names are those after the stages.
-    """
-    bad, planned, lost = {record.key for record in rejected}, Counter(), Counter()
-    if not bad:
-        return []
-    for key, names_before in labels:
-        names = class_names_after(stages, dict.fromkeys(names_before))
-        planned.update(names)
-        if key in bad:
-            lost.update(names)
-    return sorted(name for name, count in lost.items() if count == planned[name])

@@ -5,23 +5,30 @@ A Beam step or a worker process calls it. It does not depend on Beam.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from beam_jobs.io.example import serialise
-from beam_jobs.io.raw import RawReader, file_of
+from beam_jobs.io.raw import RawReader, find_raw_file
 from beam_jobs.io.tfrecord_writer import TFRecordWriter
 from beam_jobs.output.quarantine import FragmentWriter
-from beam_jobs.planning.plan import Record, ShardPlan
-from beam_jobs.progress_counter import Notes
+from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import bind_stages
-from beam_jobs.stages.stage import Example, Rejected, run_stages
-from beam_jobs.statistics.measure import Numbers, Ruler, numbers_as_text, numbers_of
+from beam_jobs.stages.execution import run_stages
+from beam_jobs.stages.stage import Example, Rejected
+from beam_jobs.statistics.measure import (
+    ExampleMeasurements,
+    MeasurementAccumulator,
+    encode_measurements,
+    measure_example,
+)
 from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
+from beam_jobs.workers.progress_counter import ProgressReporter
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
@@ -41,20 +48,20 @@ class ShardBuildSpec:
     summary: ClassVar[type[ShardSummary]] = ShardSummary
     """The type of summary that a builder returns for each shard."""
 
-    def builder(self, tally: Path, fragments: Path) -> ShardBuilder:
-        return ShardBuilder(self, tally, fragments)
+    def create_builder(self, progress_file: Path, fragments: Path) -> ShardBuilder:
+        return ShardBuilder(self, progress_file, fragments)
 
 
 class ShardBuilder:
     """Builds one shard after another.
 
-    It records its progress in the file `tally`, and leaves bad records in `fragments`.
+    It records its progress in the file `progress_file`, and leaves bad records in `fragments`.
     """
 
-    def __init__(self, order: ShardBuildSpec, tally: Path, fragments: Path):
-        self._order, self._tally, self._fragments = order, tally, fragments
-        self._stages = bind_stages(order.stages)
-        self._labels = {name: index for index, name in enumerate(order.class_names)}
+    def __init__(self, spec: ShardBuildSpec, progress_file: Path, fragments: Path):
+        self._spec, self._progress_file, self._fragments = spec, progress_file, fragments
+        self._stages = bind_stages(spec.stages)
+        self._labels = {name: index for index, name in enumerate(spec.class_names)}
 
     def build(self, plan: ShardPlan) -> ShardSummary:
         """Writes the whole shard, or none of it.
@@ -65,119 +72,114 @@ class ShardBuilder:
           MachineError: the disk failed, memory ran out, or a raw file has changed since it was
             listed.
           StageFailed: a stage has a bug.
-          Stopped: the driver has given up.
+          StoppedByDriver: the driver has given up.
         """
-        counts, notes, reader = _Counts(), Notes(self._tally), self.reader(plan)
+        counts, reporter = _Counts(), ProgressReporter(self._progress_file)
+        reader = RawReader((record.file for record in plan.records), self._spec.raw_folder)
         with (
             FragmentWriter(self._fragments, plan.name) as quarantine,
-            TFRecordWriter(self._order.target / plan.name) as writer,
+            TFRecordWriter(self._spec.target / plan.name) as writer,
         ):
             for record in plan.records:
-                num_rejected = len(counts.rejected)
-                counts.outcomes.append(
-                    self._add(record, plan.split, reader, writer, quarantine, counts)
-                )
-                notes.add(is_rejected=len(counts.rejected) > num_rejected)
+                with _translate_memory_errors(record.key):
+                    start = time.perf_counter_ns()
+                    raw = record.to_example(reader.read(record.file), plan.split)
+                    counts.nanoseconds["read"] += time.perf_counter_ns() - start
+                    rejected = self._add(raw, writer, counts)
+                if rejected:
+                    quarantine.add(rejected, find_raw_file(record.file).key, raw.encoded)
+                reporter.add(is_rejected=rejected is not None)
                 if len(counts.shapes) > 1:
                     break
-        notes.flush()
-        return ShardSummary(
-            split=plan.split,
-            name=plan.name,
-            num_examples=counts.num_examples,
-            labels=counts.labels,
-            shapes=list(counts.shapes.items()),
-            rejected=counts.rejected,
-            skipped=counts.skipped,
-            nanoseconds=counts.nanoseconds,
-            outcomes=counts.outcomes,
-            measured=counts.ruler.measured(),
-        )
+        reporter.flush()
+        return counts.to_summary(plan, writer.lengths)
 
-    def _add(
-        self,
-        record: Record,
-        split: str,
-        reader: RawReader,
-        writer: TFRecordWriter,
-        quarantine: FragmentWriter,
-        counts: _Counts,
-    ) -> Outcome:
-        """Adds one record to the shard, or to the quarantine if a stage rejects it."""
-        nanoseconds, skipped = counts.nanoseconds, Counter()
+    def _add(self, raw: Example, writer: TFRecordWriter, counts: _Counts) -> RejectedRecord | None:
+        """Adds one record to the shard. Returns it if a stage rejects it."""
+        spent: Counter[str] = counts.nanoseconds
+        skipped: Counter[str] = Counter()
         try:
-            start = time.perf_counter_ns()
-            raw = Example(
-                record.key,
-                record.label,
-                reader.read(record.file),
-                boxes=record.boxes,
-                frame=record.frame,
-                split=split,
-            )
-            nanoseconds["read"] += time.perf_counter_ns() - start
             # The first stage, `decode`, runs separately: its result is measured as the raw image.
-            decoded = run_stages(self._stages[:1], raw, nanoseconds, skipped)
+            decoded = run_stages(self._stages[:1], raw, spent, skipped)
             examples = [
                 (one.shape, example)
                 for one in decoded
-                for example in run_stages(self._stages[1:], one, nanoseconds, skipped)
+                for example in run_stages(self._stages[1:], one, spent, skipped)
             ]
             start = time.perf_counter_ns()
-            numbers = [
-                numbers_of(raw_shape, len(raw.encoded), example) for raw_shape, example in examples
+            measurements = [
+                measure_example(shape, len(raw.encoded), example) for shape, example in examples
             ]
-            measured = time.perf_counter_ns()
+            measured_at = time.perf_counter_ns()
             for _, example in examples:
                 writer.write(*serialise(example, self._labels))
-            nanoseconds["measure"] += measured - start
-            nanoseconds["write"] += time.perf_counter_ns() - measured
+            spent["measure"] += measured_at - start
+            spent["write"] += time.perf_counter_ns() - measured_at
         except Rejected as reject:
+            counts.add([], [], skipped)
             rejected = RejectedRecord(
-                key=record.key, stage=reject.stage, reason=reject.reason, detail=reject.detail
+                key=raw.key, stage=reject.stage, reason=reject.reason, detail=reject.detail
             )
             counts.rejected.append(rejected)
-            quarantine.add(rejected, file_of(record.file).key, raw.encoded)
-            return counts.add([], [], skipped)
-        except MemoryError as error:
-            raise MachineError(
-                f"out of memory at {record.key}: {error}; "
-                "give the host more, or lower preprocess.runner.workers"
-            ) from error
-        return counts.add([example for _, example in examples], numbers, skipped)
+            return rejected
+        counts.add([example for _, example in examples], measurements, skipped)
+        return None
 
-    def reader(self, plan: ShardPlan) -> RawReader:
-        """The reader of the records of a plan."""
-        return RawReader((record.file for record in plan.records), self._order.raw_folder)
+
+@contextlib.contextmanager
+def _translate_memory_errors(key: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise MachineError(
+            f"out of memory at {key}: {error}. "
+            "Add memory to the host, or lower preprocess.runner.workers."
+        ) from error
 
 
 @dataclasses.dataclass
 class _Counts:
     """The counts for the summary of a shard that is being built."""
 
-    num_examples: int = 0
     labels: Counter[str] = dataclasses.field(default_factory=Counter)
     shapes: dict[Shape, str] = dataclasses.field(default_factory=dict)
     rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
     skipped: Counter[str] = dataclasses.field(default_factory=Counter)
     nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
-    ruler: Ruler = dataclasses.field(default_factory=Ruler)
+    accumulator: MeasurementAccumulator = dataclasses.field(default_factory=MeasurementAccumulator)
 
     def add(
-        self, examples: Sequence[Example], numbers: Sequence[Numbers], skipped: Mapping[str, int]
-    ) -> Outcome:
-        """Counts the outcome of one record, and returns it for the index."""
+        self,
+        examples: Sequence[Example],
+        measurements: Sequence[ExampleMeasurements],
+        skipped: Mapping[str, int],
+    ) -> None:
+        """Counts the outcome of one record."""
         labels: dict[str, int] = {}
-        for example, measured in zip(examples, numbers, strict=True):
-            for label in (
-                (example.label,) if example.boxes is None else [box.label for box in example.boxes]
-            ):
+        for example, example_measurements in zip(examples, measurements, strict=True):
+            for label in example.labels:
                 labels[label] = labels.get(label, 0) + 1
             self.shapes.setdefault(example.shape, example.key)
-            self.ruler.add_numbers(measured)
-        self.num_examples += len(examples)
+            self.accumulator.add(example_measurements)
         for label, count in labels.items():
             self.labels[label] += count
         self.skipped.update(skipped)
-        return Outcome(len(examples), labels, dict(skipped), numbers_as_text(numbers))
+        self.outcomes.append(
+            Outcome(len(examples), labels, dict(skipped), encode_measurements(measurements))
+        )
+
+    def to_summary(self, plan: ShardPlan, lengths: list[int]) -> ShardSummary:
+        return ShardSummary(
+            split=plan.split,
+            name=plan.name,
+            num_examples=sum(outcome.num_examples for outcome in self.outcomes),
+            labels=self.labels,
+            shapes=list(self.shapes.items()),
+            rejected=self.rejected,
+            skipped=self.skipped,
+            nanoseconds=self.nanoseconds,
+            outcomes=self.outcomes,
+            lengths=lengths,
+            measurements=self.accumulator.to_measurements(),
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def class_weights(counts: Mapping[str, int]) -> dict[str, float]:
+def compute_class_weights(counts: Mapping[str, int]) -> dict[str, float]:
     """A weight for each class, inverse to its count in the train split.
 
     The mean weight over all examples of the split is 1. A class without examples weighs 0.

@@ -15,10 +15,11 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from beam_jobs.planning.index import IndexEntry, annotation_digest
-from beam_jobs.planning.plan import Record, ShardPlan, num_shards_of, plan_data_set, plan_shards
-from pipeline_ops.artifacts.dataset import generation_of
+from beam_jobs.planning.index import IndexEntry, compute_annotation_digest
+from beam_jobs.planning.plan import Record, ShardPlan, compute_num_shards, plan_dataset, plan_shards
+from pipeline_ops.artifacts.dataset import parse_generation
 from pipeline_ops.config.preprocess import Preprocess
 
 _RECORDS_PER_SHARD = 32
@@ -29,7 +30,7 @@ They are worth a file, and a hundred records still spread over the workers.
 
 
 @dataclasses.dataclass(frozen=True)
-class Base:
+class BaseDataset:
     """The previous data set. `removed` holds positions by shard."""
 
     entries: Mapping[str, IndexEntry]
@@ -41,61 +42,51 @@ class Base:
 class Delta:
     """The shards to build, and the shards to take over.
 
-    `linked` names the shards of the base that stay, with the positions to skip in each. `unchanged`
-    are the records in them, and those that are kept out as before. `reason` counts the changes, or
-    says why everything is rebuilt.
+    `kept` names the shards of the base that stay, with the positions to skip in each. `unchanged`
+    are the records in them, and those that are rejected again. `reason` counts the changes, or
+    is the cause of a rebuild.
     """
 
     shards: tuple[ShardPlan, ...]
-    linked: Mapping[str, tuple[int, ...]]
+    kept: Mapping[str, tuple[int, ...]]
     unchanged: tuple[IndexEntry, ...]
     reason: str
 
     @property
-    def generation(self) -> int:
-        return max(
-            (
-                generation_of(name)
-                for name in [*self.linked, *(shard.name for shard in self.shards)]
-            ),
-            default=1,
-        )
+    def figures(self) -> dict[str, Any]:
+        """The figures of the data set that follow from the plan."""
+        names = [*self.kept, *(shard.name for shard in self.shards)]
+        return {
+            "generation": max(map(parse_generation, names), default=1),
+            "removed": {shard: list(found) for shard, found in self.kept.items() if found},
+        }
 
 
 def plan_delta(
     by_split: Mapping[str, Sequence[Record]],
-    base: Base | None,
+    base: BaseDataset | None,
     config: Preprocess,
     class_names: Sequence[str],
 ) -> Delta:
     """Plans the shards to take over and to build, for records that have been split."""
     if base is None:
-        return _everything(by_split, config, "there is no data set to go on from")
-    if list(class_names) != list(base.class_names):
-        return _everything(
-            by_split,
-            config,
-            f"the classes changed from {', '.join(base.class_names)} to {', '.join(class_names)}",
-        )
-    changed, unchanged = _compare(by_split, base)
-    linked = _linked(base, unchanged)
-    generation = 1 + max(map(generation_of, linked), default=0)
-    if reason := _why_compact(changed, linked, unchanged, generation, config):
-        return _everything(by_split, config, reason)
-    return Delta(
-        tuple(_shards_of_generation(changed, generation, config)),
-        linked,
-        unchanged,
-        _describe(changed, unchanged, base),
-    )
+        reason: str | None = "there is no data set to continue"
+    elif list(class_names) != list(base.class_names):
+        before, after = ", ".join(base.class_names), ", ".join(class_names)
+        reason = f"the classes changed from {before} to {after}"
+    else:
+        changed, unchanged = _find_changes(by_split, base)
+        kept = _find_kept_shards(base, unchanged)
+        generation = 1 + max(map(parse_generation, kept), default=0)
+        reason = _explain_rebuild(changed, kept, unchanged, generation, config)
+        if reason is None:
+            shards = tuple(_plan_generation(changed, generation, config))
+            return Delta(shards, kept, unchanged, _summarize_changes(changed, unchanged, base))
+    return Delta(tuple(plan_dataset(by_split, config)), {}, (), f"rebuilds everything: {reason}")
 
 
-def _everything(by_split: Mapping[str, Sequence[Record]], config: Preprocess, reason: str) -> Delta:
-    return Delta(tuple(plan_data_set(by_split, config)), {}, (), f"everything anew: {reason}")
-
-
-def _compare(
-    by_split: Mapping[str, Sequence[Record]], base: Base
+def _find_changes(
+    by_split: Mapping[str, Sequence[Record]], base: BaseDataset
 ) -> tuple[dict[str, list[Record]], tuple[IndexEntry, ...]]:
     changed: dict[str, list[Record]] = {split: [] for split in by_split}
     unchanged = []
@@ -105,7 +96,7 @@ def _compare(
             if entry and (entry.content, entry.split, entry.annotation) == (
                 record.file.digest,
                 split,
-                annotation_digest(record),
+                compute_annotation_digest(record),
             ):
                 unchanged.append(entry)
             else:
@@ -113,7 +104,9 @@ def _compare(
     return changed, tuple(unchanged)
 
 
-def _linked(base: Base, unchanged: Iterable[IndexEntry]) -> dict[str, tuple[int, ...]]:
+def _find_kept_shards(
+    base: BaseDataset, unchanged: Iterable[IndexEntry]
+) -> dict[str, tuple[int, ...]]:
     """The shards that still have a record, each with all positions to skip in it."""
     alive = {entry.key for entry in unchanged}
     removed: dict[str, set[int]] = defaultdict(set)
@@ -131,51 +124,49 @@ def _linked(base: Base, unchanged: Iterable[IndexEntry]) -> dict[str, tuple[int,
     }
 
 
-def _why_compact(
+def _explain_rebuild(
     changed: Mapping[str, Sequence[Record]],
-    linked: Mapping[str, Sequence[int]],
+    kept: Mapping[str, Sequence[int]],
     unchanged: Sequence[IndexEntry],
     generation: int,
     config: Preprocess,
 ) -> str | None:
     """The reason against a further generation, or None if it pays off."""
-    num_new, num_removed = sum(map(len, changed.values())), sum(map(len, linked.values()))
-    if not linked:
-        return "nothing is left of the data set before"
-    loose = (
-        num_new
-        + num_removed
-        + sum(entry.num_examples for entry in unchanged if generation_of(entry.shard) > 1)
-    )
-    total = num_new + num_removed + sum(entry.num_examples for entry in unchanged)
-    if loose > config.deltas.max_fraction * total:
+    if not kept:
+        return "nothing is left of the previous data set"
+    num_changed = sum(map(len, [*changed.values(), *kept.values()]))
+    later = (entry.num_examples for entry in unchanged if parse_generation(entry.shard) > 1)
+    loose = num_changed + sum(later)
+    total = num_changed + sum(entry.num_examples for entry in unchanged)
+    if loose > config.incremental.max_fraction * total:
         return (
             f"{loose} of {total} examples are new, removed or of later generations, "
-            "more than preprocess.deltas.max_fraction allows"
+            "more than preprocess.incremental.max_fraction allows"
         )
-    generations = {generation_of(shard) for shard in linked} | ({generation} if num_new else set())
-    if len(generations) > config.deltas.max_generations:
+    generations = set(map(parse_generation, kept))
+    if any(changed.values()):
+        generations.add(generation)
+    if len(generations) > config.incremental.max_generations:
         return (
             f"it would have {len(generations)} generations, "
-            "more than preprocess.deltas.max_generations allows"
+            "more than preprocess.incremental.max_generations allows"
         )
     return None
 
 
-def _shards_of_generation(
+def _plan_generation(
     changed: Mapping[str, Sequence[Record]], generation: int, config: Preprocess
 ) -> list[ShardPlan]:
     shards = []
     for split, records in changed.items():
-        num_shards = min(
-            num_shards_of(records, config), math.ceil(len(records) / _RECORDS_PER_SHARD)
-        )
+        max_shards = math.ceil(len(records) / _RECORDS_PER_SHARD)
+        num_shards = min(compute_num_shards(records, config), max_shards)
         shards += plan_shards({split: records}, config.split.seed, num_shards, generation)
     return shards
 
 
-def _describe(
-    changed: Mapping[str, Sequence[Record]], unchanged: Sequence[IndexEntry], base: Base
+def _summarize_changes(
+    changed: Mapping[str, Sequence[Record]], unchanged: Sequence[IndexEntry], base: BaseDataset
 ) -> str:
     keys = {record.key for records in changed.values() for record in records}
     num_known = sum(key in base.entries and base.entries[key].split != "" for key in keys)
@@ -184,5 +175,5 @@ def _describe(
     )
     return (
         f"{len(keys) - num_known} new, {num_known} changed, {num_gone} gone, "
-        f"{len(unchanged)} as before"
+        f"{len(unchanged)} unchanged"
     )

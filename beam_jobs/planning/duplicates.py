@@ -26,19 +26,20 @@ from pipeline_ops.config.preprocess import Preprocess
 
 _STAGE, _DUPLICATE = "duplicates", "duplicate"
 _HASH_BITS = 64
+_BandKey = tuple[tuple[str, ...], int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
-    """The records that stay, by split, the records that are kept out, and the reasons."""
+class CollectionDecision:
+    """The records that stay, by split, the rejected records, and the reasons."""
 
     by_split: Mapping[str, list[Record]]
-    kept_out: tuple[Record, ...] = ()
+    quarantined: tuple[Record, ...] = ()
     rejected: tuple[RejectedRecord, ...] = ()
-    """One entry for each record in `kept_out`, in the same order."""
+    """One entry for each record in `quarantined`, in the same order."""
 
     @property
-    def without_copies(self) -> Iterator[Record]:
+    def records_without_copies(self) -> Iterator[Record]:
         """All records except the removed copies.
 
         These are the records that stay, and those that are rejected because they contradict one
@@ -47,66 +48,70 @@ class Decision:
         yield from itertools.chain.from_iterable(self.by_split.values())
         yield from (
             record
-            for record, rejected in zip(self.kept_out, self.rejected, strict=True)
+            for record, rejected in zip(self.quarantined, self.rejected, strict=True)
             if not is_removed_copy(rejected)
         )
 
 
 def decide_collection(
-    config: Preprocess, records: Sequence[Record], pictures: Mapping[str, str]
-) -> Decision:
-    """Decides the split of each record, and which records are kept out because of others."""
+    config: Preprocess, records: Sequence[Record], perceptual_hashes: Mapping[str, str]
+) -> CollectionDecision:
+    """Decides the split of each record, and which records are rejected because of others."""
     by_split = split_records(records, config.split)
     if config.duplicates == "keep":
-        return Decision(by_split)
+        return CollectionDecision(by_split)
     return remove_duplicates(
-        by_split, pictures, config.near_bits if config.duplicates == "remove_near" else None
+        by_split,
+        perceptual_hashes,
+        config.max_hash_distance if config.duplicates == "remove_near" else None,
     )
 
 
 def remove_duplicates(
-    by_split: Mapping[str, Sequence[Record]], pictures: Mapping[str, str], max_bits: int | None
-) -> Decision:
+    by_split: Mapping[str, Sequence[Record]],
+    perceptual_hashes: Mapping[str, str],
+    max_bits: int | None,
+) -> CollectionDecision:
     """Removes the duplicates from a collection.
 
     Args:
       by_split: the records of each split.
-      pictures: the perceptual hashes by content, 16 hex digits each. An image without a hash is
-        near no other.
+      perceptual_hashes: hashes by content, 16 hex digits each. An image without a hash is near no
+        other.
       max_bits: the largest number of bits in which near images differ. None looks for equal images
         only.
     """
-    reasons = _conflicts(by_split)
+    reasons = _find_conflicts(by_split)
     kept: dict[str, list[Record]] = {split: [] for split in by_split}
-    first: dict[str, Record] = {}
-    near = _Near(max_bits)
+    first_by_digest: dict[str, Record] = {}
+    near_duplicates = _NearDuplicateIndex(max_bits or 0)
     for split in sorted(by_split, key=SPLITS.index, reverse=True):
         for record in sorted(by_split[split], key=lambda record: record.key):
             if record.key in reasons:
                 continue
-            picture = _as_number(pictures.get(record.file.digest, ""))
-            if equal := first.get(record.file.digest):
-                reasons[record.key] = RejectedRecord(
-                    key=record.key, stage=_STAGE, reason=_DUPLICATE, detail=f"equal to {equal.key}"
-                )
-            elif (
-                max_bits is not None
-                and picture is not None
-                and (like := near.find(picture, meaning_of(record)))
-            ):
-                reasons[record.key] = RejectedRecord(
-                    key=record.key, stage=_STAGE, reason=_DUPLICATE, detail=f"near {like}"
-                )
+            bits = None
+            if max_bits is not None:
+                bits = _to_number(perceptual_hashes.get(record.file.digest, ""))
+            if equal := first_by_digest.get(record.file.digest):
+                reasons[record.key] = _reject(record, _DUPLICATE, f"equal to {equal.key}")
+            elif bits is not None and (near_key := near_duplicates.find(bits, record)):
+                reasons[record.key] = _reject(record, _DUPLICATE, f"near {near_key}")
             else:
-                first[record.file.digest] = record
+                first_by_digest[record.file.digest] = record
                 kept[split].append(record)
-                if max_bits is not None and picture is not None:
-                    near.add(picture, meaning_of(record), record.key)
-    kept_out = sorted(
-        (record for records in by_split.values() for record in records if record.key in reasons),
-        key=lambda record: record.key,
+                if bits is not None:
+                    near_duplicates.add(bits, record)
+    records = [record for records in by_split.values() for record in records]
+    quarantined = sorted(
+        (record for record in records if record.key in reasons), key=lambda record: record.key
     )
-    return Decision(kept, tuple(kept_out), tuple(reasons[record.key] for record in kept_out))
+    return CollectionDecision(
+        kept, tuple(quarantined), tuple(reasons[record.key] for record in quarantined)
+    )
+
+
+def _reject(record: Record, reason: str, detail: str) -> RejectedRecord:
+    return RejectedRecord(key=record.key, stage=_STAGE, reason=reason, detail=detail)
 
 
 def is_removed_copy(record: RejectedRecord) -> bool:
@@ -117,82 +122,69 @@ def is_removed_copy(record: RejectedRecord) -> bool:
     return (record.stage, record.reason) == (_STAGE, _DUPLICATE)
 
 
-def meaning_of(record: Record) -> tuple:
-    """The annotation of an image, for comparison: its label, or the labels of its boxes."""
-    return (
-        (record.label,)
-        if record.boxes is None
-        else tuple(sorted(box.label for box in record.boxes))
-    )
-
-
-def _conflicts(by_split: Mapping[str, Iterable[Record]]) -> dict[str, RejectedRecord]:
+def _find_conflicts(by_split: Mapping[str, Iterable[Record]]) -> dict[str, RejectedRecord]:
     equal: dict[str, list[Record]] = defaultdict(list)
     for records in by_split.values():
         for record in records:
             equal[record.file.digest].append(record)
     reasons = {}
     for members in equal.values():
-        if len({meaning_of(record) for record in members}) > 1:
+        if len({_sort_labels(record) for record in members}) > 1:
             members.sort(key=lambda record: record.key)
             for record in members:
-                other = next(
-                    member for member in members if meaning_of(member) != meaning_of(record)
-                )
+                labels = _sort_labels(record)
+                other = next(member for member in members if _sort_labels(member) != labels)
                 detail = (
-                    f"equal to {other.key}, which is {_in_words(other)}, "
-                    f"while this is {_in_words(record)}"
+                    f"equal to {other.key}, which is {_describe_annotation(other)}, "
+                    f"while this is {_describe_annotation(record)}"
                 )
-                reasons[record.key] = RejectedRecord(
-                    key=record.key, stage=_STAGE, reason="conflicting_labels", detail=detail
-                )
+                reasons[record.key] = _reject(record, "conflicting_labels", detail)
     return reasons
 
 
-def _in_words(record: Record) -> str:
-    return (
-        record.label
-        if record.boxes is None
-        else (
-            f"{len(record.boxes)} boxes of "
-            f"{', '.join(sorted(set(meaning_of(record)))) or 'nothing'}"
-        )
-    )
+def _sort_labels(record: Record) -> tuple[str, ...]:
+    """The annotation of an image, for comparison."""
+    return tuple(sorted(record.labels))
 
 
-def _as_number(picture: str) -> int | None:
-    return int(picture, 16) if len(picture) == _HASH_BITS // 4 else None
+def _describe_annotation(record: Record) -> str:
+    if record.boxes is None:
+        return record.label
+    return f"{len(record.boxes)} boxes of {', '.join(sorted(set(record.labels))) or 'nothing'}"
 
 
-class _Near:
+def _to_number(perceptual_hash: str) -> int | None:
+    return int(perceptual_hash, 16) if len(perceptual_hash) == _HASH_BITS // 4 else None
+
+
+class _NearDuplicateIndex:
     """The hashes of the images that stay.
 
     Two hashes that differ in at most n bits are equal in at least one of n + 1 bands. So only
     hashes with an equal band are compared.
     """
 
-    def __init__(self, max_bits: int | None):
-        self._max_bits = max_bits or 0
-        edges = [index * _HASH_BITS // (self._max_bits + 1) for index in range(self._max_bits + 2)]
-        self._bands = [
-            (start, (1 << (end - start)) - 1) for start, end in zip(edges, edges[1:], strict=False)
-        ]
-        self._kept: dict[tuple, list[tuple[int, str]]] = defaultdict(list)
+    def __init__(self, max_bits: int):
+        self._max_bits = max_bits
+        edges = [index * _HASH_BITS // (max_bits + 1) for index in range(max_bits + 2)]
+        self._bands = [(start, (1 << end - start) - 1) for start, end in itertools.pairwise(edges)]
+        self._kept: dict[_BandKey, list[tuple[int, str]]] = defaultdict(list)
 
-    def find(self, picture: int, meaning: tuple) -> str | None:
+    def find(self, perceptual_hash: int, record: Record) -> str | None:
         """The key of an image that is near and has the same annotation."""
-        for place in self._places(picture, meaning):
-            for other, key in self._kept.get(place, ()):
-                if (picture ^ other).bit_count() <= self._max_bits:
+        for band_key in self._compute_band_keys(perceptual_hash, record):
+            for other, key in self._kept.get(band_key, ()):
+                if (perceptual_hash ^ other).bit_count() <= self._max_bits:
                     return key
         return None
 
-    def add(self, picture: int, meaning: tuple, key: str) -> None:
-        for place in self._places(picture, meaning):
-            self._kept[place].append((picture, key))
+    def add(self, perceptual_hash: int, record: Record) -> None:
+        for band_key in self._compute_band_keys(perceptual_hash, record):
+            self._kept[band_key].append((perceptual_hash, record.key))
 
-    def _places(self, picture: int, meaning: tuple) -> list[tuple]:
+    def _compute_band_keys(self, perceptual_hash: int, record: Record) -> list[_BandKey]:
+        labels = _sort_labels(record)
         return [
-            (meaning, band, picture >> start & mask)
+            (labels, band, perceptual_hash >> start & mask)
             for band, (start, mask) in enumerate(self._bands)
         ]

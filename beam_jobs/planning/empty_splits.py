@@ -11,7 +11,7 @@ from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
 from pipeline_ops.config.preprocess import Split
 
 
-def cause_in_plan(
+def explain_from_plan(
     records: Sequence[Record], kept: Mapping[str, Sequence[Record]], split: Split
 ) -> Callable[[str], str]:
     """Explains why a split is empty, before any image is read.
@@ -22,60 +22,59 @@ def cause_in_plan(
       split: `preprocess.split`.
     """
 
-    def cause(name: str) -> str:
+    def explain(name: str) -> str:
         share, count = getattr(split, name), len(split_records(records, split)[name])
         if kept[name]:
             return (
-                f"none of its {len(kept[name])} images has a label or a box that the stages keep; "
-                "correct the annotations or the stages"
+                f"none of its {len(kept[name])} images has a label or a box that the stages keep. "
+                "Correct the annotations or the stages."
             )
         if count:
             return (
-                f"all of its {count} images are equal to others or contradict them; add other "
-                "images, or set preprocess.duplicates: keep"
+                f"all of its {count} images are equal to others or contradict them. Add other "
+                "images, or set preprocess.duplicates: keep."
             )
-        if records and all(record.split for record in records):
-            given = ", ".join(sorted({record.split for record in records}))
+        given = {record.split or "" for record in records}
+        if given and all(given):
             return (
-                f"the source gives every image a split ({given}), none of them {name}, and "
-                f"preprocess.split.{name} is {share:g}; give some "
-                f"images to it in the source, or raise preprocess.split.{name}, which takes them "
-                "from train"
+                f"the source gives every image a split ({', '.join(sorted(given))}), none of them "
+                f"{name}, and preprocess.split.{name} is {share:g}. Give some images to it in the "
+                f"source, or raise preprocess.split.{name}, which takes them from train."
             )
         if not share:
-            return f"preprocess.split.{name} is 0, and the source gives no image to it; raise it"
-        return _cause_of_share(name, share, records, split)
+            return f"preprocess.split.{name} is 0, and the source gives no image to it. Raise it."
+        return _explain_share(name, share, records, split)
 
-    return cause
+    return explain
 
 
-def _cause_of_share(name: str, share: float, records: Sequence[Record], split: Split) -> str:
+def _explain_share(name: str, share: float, records: Sequence[Record], split: Split) -> str:
     rule = f"preprocess.split.{name} is {share:g} of {len(records)} images"
     if split.group_by:
         return (
-            f"{rule}, and groups (preprocess.split.group_by: {split.group_by}) are never divided; "
-            "add images of other groups, or raise it"
+            f"{rule}, and groups (preprocess.split.group_by: {split.group_by}) are never divided. "
+            "Add images of other groups, or raise it."
         )
     if split.stratify or share * len(records) < 1:
-        return f"{rule}, which rounds to none; add images, or raise preprocess.split.{name}"
+        return f"{rule}, which rounds to none. Add images, or raise preprocess.split.{name}."
     return (
-        f"{rule}; add images, or raise preprocess.split.{name}, or set preprocess.split.stratify: "
-        "true, which keeps to the shares exactly"
+        f"{rule}. Add images, or raise preprocess.split.{name}, or set preprocess.split.stratify: "
+        "true, which keeps to the shares exactly."
     )
 
 
-def cause_in_shards(
+def explain_from_shards(
     kept: Mapping[str, Sequence[Record]],
     rejected: Iterable[RejectedRecord],
     summaries: Iterable[ShardSummary],
 ) -> Callable[[str], str]:
     """Explains why a split is empty, after all stages have run.
 
-    `rejected` is everything that was kept out.
+    `rejected` are all rejected records.
     """
     rejected, summaries = list(rejected), list(summaries)
 
-    def cause(name: str) -> str:
+    def explain(name: str) -> str:
         keys = {record.key for record in kept[name]}
         reasons = Counter(
             f"{record.stage}: {record.reason}" for record in rejected if record.key in keys
@@ -84,13 +83,13 @@ def cause_in_shards(
             reasons.update(summary.skipped if summary.split == name else {})
         if not reasons:
             return (
-                f"its {len(keys)} images are there, but no box of them is left; correct the "
-                "annotations or the stages"
+                f"the stages keep no box of its {len(keys)} images. Correct the annotations or the "
+                "stages."
             )
-        kept_out = ", ".join(f"{count} by {reason}" for reason, count in sorted(reasons.items()))
+        rejects = ", ".join(f"{count} by {reason}" for reason, count in sorted(reasons.items()))
         return (
-            f"its {len(keys)} images were kept out ({kept_out}); correct them, or the stages that "
-            "keep them out"
+            f"all of its {len(keys)} images were rejected or skipped ({rejects}). Correct them, or "
+            "the stages."
         )
 
-    return cause
+    return explain

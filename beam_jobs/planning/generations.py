@@ -1,24 +1,23 @@
-"""Continues the previous data set: reads it, links the shards that stay, makes index entries.
+"""Continues the previous data set: reads it, references the shards that stay, makes index entries.
 
-Shards are taken over as hard links, so each data set is complete, and the older one may be removed.
-A disk fault in a shard affects every data set that contains the shard. The checksums in the
-manifests detect it.
+A shard that stays is referenced where it lies. A disk fault in a shard, or its removal, affects
+every data set that references it. The sizes and checksums in the manifests detect it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from beam_jobs.output.quarantine import carry_over
-from beam_jobs.planning.delta import Base, Delta
-from beam_jobs.planning.index import IndexEntry, annotation_digest, read_index
+from beam_jobs.output.quarantine import copy_quarantined_records
+from beam_jobs.planning.delta import BaseDataset, Delta
+from beam_jobs.planning.index import IndexEntry, compute_annotation_digest, read_index
 from beam_jobs.planning.plan import Record, ShardPlan
-from beam_jobs.statistics.measure import Ruler, numbers_from_text
+from beam_jobs.statistics.measure import MeasurementAccumulator, decode_measurements
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
 from pipeline_ops.artifacts.dataset import (
     INDEX,
@@ -29,27 +28,39 @@ from pipeline_ops.artifacts.dataset import (
 )
 from pipeline_ops.artifacts.input_names import BASE
 from pipeline_ops.artifacts.manifest import Manifest, read_input
+from pipeline_ops.artifacts.record_lengths import RECORD_LENGTHS
+from pipeline_ops.jobs.artifact_writer import ArtifactDraft
+from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.request import Request
-from pipeline_ops.jobs.runner import ArtifactDraft
-from pipeline_ops.storage.atomic import link_file
-from pipeline_ops.storage.read_errors import unreadable
+from pipeline_ops.storage.read_errors import make_read_error
+
+_DESCRIPTION = (INDEX, QUARANTINE, QUARANTINE_SHARD, RECORD_LENGTHS)
 
 
 @dataclasses.dataclass(frozen=True)
-class DataSetBefore:
-    """The data set that a request continues."""
+class PreviousDataset:
+    """The data set that a request continues.
 
+    Attributes:
+      name: the name of its folder in the store.
+      folder: a folder of this host with its description. There need not be shards.
+      manifest: its manifest in the store.
+      figures: the figures in the manifest.
+      entries: its index, by key.
+    """
+
+    name: str
     folder: Path
     manifest: Manifest
     figures: DatasetFigures
     entries: Mapping[str, IndexEntry]
 
     @property
-    def base(self) -> Base:
-        return Base(self.entries, self.figures.removed, self.figures.class_names)
+    def base(self) -> BaseDataset:
+        return BaseDataset(self.entries, self.figures.removed, self.figures.class_names)
 
 
-def read_base(request: Request) -> DataSetBefore | None:
+def read_previous_dataset(request: Request) -> PreviousDataset | None:
     """Returns the data set that the request names, or None.
 
     Raises:
@@ -57,8 +68,10 @@ def read_base(request: Request) -> DataSetBefore | None:
     """
     if (entry := request.inputs.get(BASE)) is None:
         return None
-    manifest, folder = read_input(entry), Path(entry.uri).parent
-    return DataSetBefore(
+    manifest, artifact = read_input(entry), Path(entry.uri).parent
+    folder = Path(fetch_input(entry, _DESCRIPTION.__contains__).uri).parent
+    return PreviousDataset(
+        artifact.name,
         folder,
         manifest,
         DatasetFigures.model_validate(manifest.figures),
@@ -66,32 +79,39 @@ def read_base(request: Request) -> DataSetBefore | None:
     )
 
 
-def link_shards(delta: Delta, before: DataSetBefore, draft: ArtifactDraft) -> None:
-    """Links the shards that stay into the new data set. Raises MachineError if the disk refuses."""
-    for shard in delta.linked:
-        link_file(before.folder / shard, draft.folder / shard)
-        draft.linked[shard] = before.manifest.file(shard)
+def take_over(
+    delta: Delta, previous: PreviousDataset | None, draft: ArtifactDraft, fragments: Path
+) -> list[ShardSummary]:
+    """References the shards that stay in the new data set, and copies their rejected records.
 
+    Returns:
+      A summary of everything that is taken over, for each split. It looks like the summary of one
+      shard that was just built, so that the figures count it.
 
-def summaries_of_unchanged(delta: Delta, before: DataSetBefore) -> list[ShardSummary]:
-    """The summary of everything that is taken over, for each split.
-
-    It looks like the summary of one shard that was just built, so that the figures count it.
+    Raises:
+      DataError: a file of the previous data set cannot be read.
+      MachineError: the disk refuses.
     """
-    rejected = _rejected_before(before, {entry.key for entry in delta.unchanged})
+    if previous is None or not delta.kept:
+        return []
+    files = {file.path: file for file in previous.manifest.files}
+    draft.references = [files[shard].reference(Path(previous.name)) for shard in delta.kept]
     splits = {entry.key: entry.split for entry in delta.unchanged}
+    rejected = _read_rejected(previous, splits.keys())
+    keys = {record.key for record in rejected}
+    copy_quarantined_records(previous.folder / QUARANTINE_SHARD, keys, fragments)
     return [
-        _summary_of(
+        _summarize_split(
             split,
             [entry for entry in delta.unchanged if entry.split == split],
             [record for record in rejected if splits[record.key] == split],
-            before.figures,
+            previous.figures,
         )
         for split in SPLITS
     ]
 
 
-def _summary_of(
+def _summarize_split(
     split: str,
     entries: Sequence[IndexEntry],
     rejected: list[RejectedRecord],
@@ -99,101 +119,81 @@ def _summary_of(
 ) -> ShardSummary:
     labels: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
-    ruler = Ruler()
+    accumulator = MeasurementAccumulator()
     for entry in entries:
         labels.update(entry.labels)
         skipped.update(entry.skipped)
-        for numbers in numbers_from_text(entry.numbers):
-            ruler.add_numbers(numbers)
+        for measurements in decode_measurements(entry.measurements):
+            accumulator.add(measurements)
     first = min((entry.key for entry in entries if entry.num_examples), default=None)
     return ShardSummary(
         split=split,
-        name=f"{split} as before",
+        name=f"{split} (unchanged)",
         num_examples=sum(entry.num_examples for entry in entries),
         labels=labels,
         shapes=[] if first is None else [(figures.image_shape, first)],
         rejected=rejected,
         skipped=skipped,
         nanoseconds={},
-        measured=ruler.measured(),
+        measurements=accumulator.to_measurements(),
     )
 
 
-def _rejected_before(before: DataSetBefore, keys: set[str]) -> list[RejectedRecord]:
-    file = before.folder / QUARANTINE
+def _read_rejected(previous: PreviousDataset, keys: Collection[str]) -> list[RejectedRecord]:
+    file = previous.folder / QUARANTINE
     try:
         records = map(RejectedRecord.model_validate_json, file.read_bytes().splitlines())
         return [record for record in records if record.key in keys]
     except (OSError, ValidationError) as error:
-        raise unreadable(
-            f"{file}: can't be read",
-            error,
-            "; remove the data set that it is in, and start a new run",
+        raise make_read_error(
+            f"cannot read {file}", error, ". Remove its data set, and start a new run."
         ) from error
 
 
-def keep_rejected(
-    before: DataSetBefore, unchanged: Iterable[ShardSummary], fragments: Path
-) -> None:
-    """Copies the bytes of records that are rejected as before to the fragments.
-
-    Raises:
-      DataError: the bytes cannot be read.
-    """
-    carry_over(
-        before.folder / QUARANTINE_SHARD,
-        {record.key for summary in unchanged for record in summary.rejected},
-        fragments,
-    )
-
-
-def known_pictures(before: DataSetBefore | None) -> dict[str, str]:
+def collect_known_hashes(previous: PreviousDataset | None) -> dict[str, str]:
     """The perceptual hashes, by content, of all images in the previous data set's index."""
-    return (
-        {entry.content: entry.picture for entry in before.entries.values() if entry.picture}
-        if before
-        else {}
-    )
+    entries = previous.entries.values() if previous else ()
+    return {entry.content: entry.perceptual_hash for entry in entries if entry.perceptual_hash}
 
 
-def entries_of(
-    plans: Iterable[ShardPlan], summaries: Iterable[ShardSummary], pictures: Mapping[str, str]
+def build_index_entries(
+    plans: Iterable[ShardPlan],
+    summaries: Iterable[ShardSummary],
+    perceptual_hashes: Mapping[str, str],
 ) -> Iterator[IndexEntry]:
     """The index entries of shards that were just built.
 
-    `pictures` are perceptual hashes by content.
+    `perceptual_hashes` are hashes of images by content.
     """
     for plan, summary in zip(plans, summaries, strict=True):
         position = 0
         for record, outcome in zip(plan.records, summary.outcomes, strict=True):
-            place = (plan.name, position) if outcome.num_examples else ("", 0)
-            yield IndexEntry(
-                record.key,
-                record.file.digest,
-                annotation_digest(record),
-                plan.split,
-                *place,
-                outcome.num_examples,
-                outcome.labels,
-                pictures.get(record.file.digest, ""),
-                outcome.skipped,
-                outcome.numbers,
+            has_examples = outcome.num_examples > 0
+            yield _make_entry(record, plan.split, perceptual_hashes)._replace(
+                shard=plan.name if has_examples else "",
+                position=position if has_examples else 0,
+                **outcome._asdict(),
             )
             position += outcome.num_examples
 
 
-def entries_of_kept_out(
-    records: Iterable[Record], pictures: Mapping[str, str]
+def build_quarantined_entries(
+    records: Iterable[Record], perceptual_hashes: Mapping[str, str]
 ) -> Iterator[IndexEntry]:
-    """The index entries of records that the collection kept out.
+    """The index entries of records that the collection rejected.
 
     They are in no split, so that they are built as soon as the collection includes them.
     """
     for record in records:
-        yield IndexEntry(
-            record.key,
-            record.file.digest,
-            annotation_digest(record),
-            "",
-            picture=pictures.get(record.file.digest, ""),
-        )
+        yield _make_entry(record, "", perceptual_hashes)
+
+
+def _make_entry(record: Record, split: str, perceptual_hashes: Mapping[str, str]) -> IndexEntry:
+    content = record.file.digest
+    return IndexEntry(
+        record.key,
+        content,
+        compute_annotation_digest(record),
+        split,
+        perceptual_hash=perceptual_hashes.get(content, ""),
+    )

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from beam_jobs.planning.plan import Record
 from pipeline_ops.errors import DataError
-from pipeline_ops.storage.atomic import write_whole
-from pipeline_ops.storage.read_errors import unreadable
+from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.read_errors import make_read_error
 
-_ANNOTATION = tuple(
+_ANNOTATION_FIELDS = tuple(
     field.name
     for field in dataclasses.fields(Record)
     if field.name not in ("file", "split", "group")
@@ -36,12 +36,12 @@ _COMPRESSION = 1  # a line is mostly digests, which do not compress at any level
 
 
 class IndexEntry(NamedTuple):
-    """One record and the place of its examples: `num_examples` in `shard`, from `position` on.
+    """One record and the location of its examples: `num_examples` in `shard`, from `position` on.
 
-    A record that was kept out has no examples, and the shard "". `split` is "" if the collection
+    A rejected record has no examples, and the shard "". `split` is "" if the collection
     kept it out, so that it equals no split. `labels` counts examples by class name, or boxes for
-    detection. `picture` is the perceptual hash of the image as 16 hex digits, if it was computed.
-    `skipped` counts the examples that stages skipped. `numbers` holds the statistics of the
+    detection. `perceptual_hash` is that of the image as 16 hex digits, if it was computed.
+    `skipped` counts the examples that stages skipped. `measurements` holds the statistics of the
     examples in the format of `statistics/measure.py`.
     """
 
@@ -53,22 +53,22 @@ class IndexEntry(NamedTuple):
     position: int = 0
     num_examples: int = 0
     labels: Mapping[str, int] = {}
-    picture: str = ""
+    perceptual_hash: str = ""
     skipped: Mapping[str, int] = {}
-    numbers: str = ""
+    measurements: str = ""
 
     @property
     def positions(self) -> range:
         return range(self.position, self.position + self.num_examples)
 
 
-def annotation_digest(record: Record) -> str:
+def compute_annotation_digest(record: Record) -> str:
     """A digest, as 16 hex digits, of the part of a record's annotation that goes into the shard."""
-    return _digest_annotation(tuple(getattr(record, name) for name in _ANNOTATION))
+    return _digest_annotation(tuple(getattr(record, name) for name in _ANNOTATION_FIELDS))
 
 
 @functools.lru_cache(maxsize=4096)
-def _digest_annotation(annotation: tuple) -> str:
+def _digest_annotation(annotation: tuple[object, ...]) -> str:
     return hashlib.blake2b(
         repr(annotation).encode("utf-8", "surrogatepass"), digest_size=8
     ).hexdigest()
@@ -84,35 +84,30 @@ def write_index(file: Path, entries: Iterable[IndexEntry]) -> None:
         json.dumps(entry, separators=(",", ":")) + "\n"
         for entry in sorted(entries, key=lambda entry: entry.key)
     )
-    write_whole(file, gzip.compress(lines.encode(), _COMPRESSION, mtime=0))
+    write_atomically(file, gzip.compress(lines.encode(), _COMPRESSION, mtime=0))
 
 
 def read_index(file: Path) -> dict[str, IndexEntry]:
     """Reads the entries of an index by key. Raises DataError if the file is not an index."""
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
-            share = _Shared()
-            entries = (share(IndexEntry(*json.loads(line))) for line in lines)
+            deduplicate = _EntryInterner()
+            entries = (deduplicate(IndexEntry(*json.loads(line))) for line in lines)
             found = {entry.key: entry for entry in entries}
     except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
-        raise unreadable(
-            f"{file}: the index can't be read",
-            error,
-            "; remove the data set that it is in, and start a new run",
+        raise make_read_error(
+            f"cannot read the index {file}", error, ". Remove its data set, and start a new run."
         ) from error
     if not found:
-        raise DataError(
-            f"{file}: the index is empty, and no data set is; "
-            "remove the data set that it is in, and start a new run"
-        )
+        raise DataError(f"{file}: the index is empty. Remove its data set, and start a new run.")
     return found
 
 
-class _Shared:
+class _EntryInterner:
     """Lets entries share equal names and counts. This halves the memory of a million entries."""
 
-    def __init__(self):
-        self._labels: dict[tuple, Mapping[str, int]] = {}
+    def __init__(self) -> None:
+        self._labels: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
 
     def __call__(self, entry: IndexEntry) -> IndexEntry:
         labels = self._labels.setdefault(tuple(entry.labels.items()), entry.labels)

@@ -17,102 +17,99 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import BaseModel
-
-from beam_jobs.output.shard import ShardBuilder, ShardBuildSpec
+from beam_jobs.io.raw import RawReader
 from beam_jobs.planning.plan import Record, ShardPlan
-from beam_jobs.progress_counter import Notes
+from beam_jobs.statistics.summary import PlanSummary
+from beam_jobs.workers.progress_counter import ProgressReporter
+from pipeline_ops.raw_data.listing import RawFolder
 
 if TYPE_CHECKING:
     import numpy as np
 
-NO_PICTURE = "-"
+NO_HASH = "-"
 """Stands for the hash of a file that is no whole image, or of an image with hardly any contrast."""
 
 _RECORDS_PER_BLOCK = 256
 _SIDE_PIXELS, _FREQUENCIES = 32, 8
 _MIN_CONTRAST = 2.0  # standard deviation, of 255
-_MAX_PIXELS = (
-    100_000_000  # `decode` rejects larger ones or fails on them. Here they must do no harm
-)
+_MAX_PIXELS = 100_000_000  # `decode` rejects larger ones or fails on them
 
 
-class HashedBlock(BaseModel, frozen=True):
+class HashedBlock(PlanSummary, frozen=True):
     """The result of the pass for one block: perceptual hashes by content."""
 
-    num_examples: int
-    pictures: dict[str, str]
-    rejected: list[str] = []
+    perceptual_hashes: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
-class PictureOrder:
+class ImageHashSpec:
     """Asks for hashes instead of shards. See `ShardBuildSpec`."""
 
-    order: ShardBuildSpec
-    summary: ClassVar[type[BaseModel]] = HashedBlock
+    raw_folder: RawFolder
+    summary: ClassVar[type[HashedBlock]] = HashedBlock
 
-    def builder(self, tally: Path, fragments: Path) -> PictureHasher:
-        return PictureHasher(ShardBuilder(self.order, tally, fragments), tally)
+    def create_builder(self, progress_file: Path, fragments: Path) -> ImageHasher:
+        return ImageHasher(self.raw_folder, progress_file)
 
 
-class PictureHasher:
-    """Hashes one block after another, and records its progress in the file `tally`."""
+class ImageHasher:
+    """Hashes one block after another, and records its progress in the file `progress_file`."""
 
-    def __init__(self, shards: ShardBuilder, tally: Path):
-        self._shards, self._tally = shards, tally
+    def __init__(self, raw_folder: RawFolder, progress_file: Path):
+        self._raw_folder, self._progress_file = raw_folder, progress_file
 
     def build(self, plan: ShardPlan) -> HashedBlock:
         """Hashes the records of a block.
 
         Raises:
           MachineError: a raw file has changed since it was listed.
-          Stopped: the driver has given up.
+          StoppedByDriver: the driver has given up.
         """
-        notes, pictures, reader = Notes(self._tally), {}, self._shards.reader(plan)
+        reporter, hashes = ProgressReporter(self._progress_file), {}
+        reader = RawReader((record.file for record in plan.records), self._raw_folder)
         for record in plan.records:
-            pictures[record.file.digest] = picture_hash(reader.read(record.file))
-            notes.add(is_rejected=False)
-        notes.flush()
-        return HashedBlock(num_examples=len(plan.records), pictures=pictures)
+            hashes[record.file.digest] = compute_perceptual_hash(reader.read(record.file))
+            reporter.add(is_rejected=False)
+        reporter.flush()
+        return HashedBlock(num_examples=len(plan.records), perceptual_hashes=hashes)
 
 
 def plan_blocks(records: Iterable[Record], known: Iterable[str]) -> list[ShardPlan]:
     """Plans blocks of records whose content has no known hash, one record for each content."""
-    wanted = {
+    by_content = {
         record.file.digest: record
         for record in sorted(records, key=lambda record: record.key, reverse=True)
     }
     for content in known:
-        wanted.pop(content, None)
-    ordered = sorted(wanted.values(), key=lambda record: record.key)
+        by_content.pop(content, None)
+    ordered = sorted(by_content.values(), key=lambda record: record.key)
     return [
         ShardPlan(
             "",
-            f"pictures-{start // _RECORDS_PER_BLOCK:06d}",
+            f"hashes-{start // _RECORDS_PER_BLOCK:06d}",
             tuple(ordered[start : start + _RECORDS_PER_BLOCK]),
         )
         for start in range(0, len(ordered), _RECORDS_PER_BLOCK)
     ]
 
 
-def pictures_of(blocks: Sequence[HashedBlock]) -> dict[str, str]:
-    return {content: picture for block in blocks for content, picture in block.pictures.items()}
+def merge_hashes(blocks: Sequence[HashedBlock]) -> dict[str, str]:
+    return dict(item for block in blocks for item in block.perceptual_hashes.items())
 
 
-def picture_hash(data: bytes) -> str:
-    """The hash of an image file as 16 hex digits, or NO_PICTURE."""
+def compute_perceptual_hash(data: bytes) -> str:
+    """The hash of an image file as 16 hex digits, or NO_HASH."""
     import cv2
     import numpy as np
 
     image_HW = _decode_grey(data)
     if image_HW is None:
-        return NO_PICTURE
+        return NO_HASH
     small = cv2.resize(
         image_HW.astype(np.float32), (_SIDE_PIXELS, _SIDE_PIXELS), interpolation=cv2.INTER_AREA
     )
     if small.std() < _MIN_CONTRAST:
-        return NO_PICTURE
+        return NO_HASH
     low = cv2.dct(small)[:_FREQUENCIES, :_FREQUENCIES].ravel()
     low[0] = np.median(low[1:])  # the mean brightness carries no information: its bit is always 0
     bits = low > np.median(low[1:])
@@ -134,11 +131,13 @@ def _decode_jpeg(data: bytes) -> np.ndarray | None:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
         if height * width > _MAX_PIXELS:
             return None
-        return simplejpeg.decode_jpeg(
-            data, "GRAY", min_height=2 * _SIDE_PIXELS, min_width=2 * _SIDE_PIXELS
-        )[:, :, 0]
+        min_side = 2 * _SIDE_PIXELS
+        image: np.ndarray = simplejpeg.decode_jpeg(
+            data, "GRAY", min_height=min_side, min_width=min_side
+        )
     except ValueError:
         return None
+    return image[:, :, 0]
 
 
 def _decode_other(data: bytes) -> np.ndarray | None:
@@ -150,9 +149,8 @@ def _decode_other(data: bytes) -> np.ndarray | None:
         with Image.open(io.BytesIO(data)) as header:
             if header.width * header.height > _MAX_PIXELS:
                 return None
-        return cv2.imdecode(
-            np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION
-        )
+        mode = cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION
+        image: np.ndarray | None = cv2.imdecode(np.frombuffer(data, np.uint8), mode)
     except (
         cv2.error,
         OSError,
@@ -162,3 +160,4 @@ def _decode_other(data: bytes) -> np.ndarray | None:
         Image.DecompressionBombWarning,
     ):
         return None
+    return image

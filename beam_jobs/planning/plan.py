@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from beam_jobs.io.raw import Raw
-from beam_jobs.stages.stage import Box
-from pipeline_ops.artifacts.dataset import SPLITS, shard_name
+from beam_jobs.stages.stage import Box, Example
+from pipeline_ops.artifacts.dataset import SPLITS, build_shard_name
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
 
-_EVEN = 1.1
+_MAX_SIZE_RATIO = 1.1
 """Shards count as equally large up to this ratio."""
 _RECORD_BYTES = 128
 """The approximate size of a record without its image."""
@@ -51,7 +51,13 @@ class Record:
     def key(self) -> str:
         return self.file.key
 
-    def __reduce__(self) -> tuple:
+    def to_example(self, encoded: bytes, split: str = "train") -> Example:
+        """The example for the stages. `encoded` is the image file."""
+        return Example(
+            self.key, self.label, encoded, boxes=self.boxes, frame=self.frame, split=split
+        )
+
+    def __reduce__(self) -> tuple[type[Record], tuple[object, ...]]:
         """Pickles the record as if the class had no slots.
 
         This takes a fifth of the time, which matters for millions of records.
@@ -78,107 +84,111 @@ def plan_shards(
     """
     plans = []
     for split, records in by_split.items():
-        blocks = _even_blocks(_in_order(records, seed), min(num_shards, len(records)))
+        blocks = _cut_evenly(_shuffle(records, seed), min(num_shards, len(records)))
         plans += [
-            ShardPlan(split, shard_name(split, index, len(blocks), generation), block)
+            ShardPlan(split, build_shard_name(split, index, len(blocks), generation), block)
             for index, block in enumerate(blocks)
         ]
     return plans
 
 
-def plan_data_set(by_split: Mapping[str, Sequence[Record]], config: Preprocess) -> list[ShardPlan]:
+def plan_dataset(by_split: Mapping[str, Sequence[Record]], config: Preprocess) -> list[ShardPlan]:
     """The shards of a data set that is built as a whole.
 
     Raises:
       DataError: the train split has fewer records than the required number of shards.
     """
-    if (
-        0 < len(by_split["train"]) < config.shards
-    ):  # each worker needs a shard to read; an empty split has its own message
+    # Each worker needs a shard to read. An empty split has its own message.
+    if 0 < len(by_split["train"]) < config.shards:
         raise DataError(
             f"the train split has {len(by_split['train'])} records, "
-            f"too few for {config.shards} shards; "
-            "add images, or lower preprocess.shards (and train.workers with it)"
+            f"too few for {config.shards} shards. "
+            "Add images, or lower preprocess.shards (and train.workers with it)."
         )
-    return [
-        plan
-        for split, records in by_split.items()
-        for plan in plan_shards({split: records}, config.split.seed, num_shards_of(records, config))
-    ]
+    plans = []
+    for split, records in by_split.items():
+        num_shards = compute_num_shards(records, config)
+        plans += plan_shards({split: records}, config.split.seed, num_shards)
+    return plans
 
 
-def num_shards_of(records: Iterable[Record], config: Preprocess) -> int:
+def compute_num_shards(records: Iterable[Record], config: Preprocess) -> int:
     """The number of shards of a split that has enough records."""
     if config.shard_megabytes is None:
         return config.shards
-    return max(config.shards, math.ceil(sum(map(_size, records)) / (config.shard_megabytes * 1e6)))
+    num_megabytes = sum(map(_compute_size, records)) / 1e6
+    return max(config.shards, math.ceil(num_megabytes / config.shard_megabytes))
 
 
-def _in_order(records: Iterable[Record], seed: int) -> list[Record]:
-    return sorted(records, key=lambda record: (hash_of(b"order", seed, record.key), record.key))
+def _shuffle(records: Iterable[Record], seed: int) -> list[Record]:
+    return sorted(records, key=lambda record: (hash_key(b"order", seed, record.key), record.key))
 
 
-def _even_blocks(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
+def _cut_evenly(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
     """Cuts the sequence into even blocks.
 
     If single large records prevent that, the records are dealt out by size.
     """
     cut = _cut(records, count)
-    return cut if _is_even(cut) else min(cut, _dealt(records, count), key=_spread)
+    return cut if _is_even(cut) else min(cut, _deal_out(records, count), key=_compute_size_ratio)
 
 
 def _cut(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
     """Cuts the sequence. A record belongs to the block that its middle byte falls into."""
-    total, before = sum(map(_size, records)), 0
+    total, before = sum(map(_compute_size, records)), 0
     blocks: list[list[Record]] = [[] for _ in range(count)]
     for record in records:
-        blocks[(2 * before + _size(record)) * count // (2 * total)].append(record)
-        before += _size(record)
+        blocks[(2 * before + _compute_size(record)) * count // (2 * total)].append(record)
+        before += _compute_size(record)
     return [tuple(block) for block in blocks]
 
 
-def _dealt(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
+def _deal_out(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
     """Deals out the records, the largest first, each to the block that is smallest at that point.
 
     The order inside a block stays.
     """
-    places = {record.key: place for place, record in enumerate(records)}
-    smallest = [(0, index, []) for index in range(count)]
-    for record in sorted(records, key=lambda record: (-_size(record), places[record.key])):
+    positions = {record.key: position for position, record in enumerate(records)}
+    smallest: list[tuple[int, int, list[Record]]] = [(0, index, []) for index in range(count)]
+    for record in sorted(
+        records, key=lambda record: (-_compute_size(record), positions[record.key])
+    ):
         size, index, block = heapq.heappop(smallest)
         block.append(record)
-        heapq.heappush(smallest, (size + _size(record), index, block))
+        heapq.heappush(smallest, (size + _compute_size(record), index, block))
     by_index = sorted(smallest, key=lambda entry: entry[1])
-    return [tuple(sorted(block, key=lambda record: places[record.key])) for _, _, block in by_index]
+    return [
+        tuple(sorted(block, key=lambda record: positions[record.key])) for _, _, block in by_index
+    ]
 
 
 def _is_even(blocks: Sequence[Sequence[Record]]) -> bool:
-    return _spread(blocks) <= _EVEN
+    return _compute_size_ratio(blocks) <= _MAX_SIZE_RATIO
 
 
-def _spread(blocks: Sequence[Sequence[Record]]) -> float:
+def _compute_size_ratio(blocks: Sequence[Sequence[Record]]) -> float:
     """The ratio of the largest block to the smallest one. It is infinite if a block is empty."""
-    sizes = [sum(map(_size, block)) for block in blocks]
+    sizes = [sum(map(_compute_size, block)) for block in blocks]
     return max(sizes, default=1) / smallest if (smallest := min(sizes, default=1)) else math.inf
 
 
-def _size(record: Record) -> int:
+def _compute_size(record: Record) -> int:
     return record.file.num_bytes + _RECORD_BYTES
 
 
-def hash_of(purpose: bytes, seed: int, key: str) -> int:
+def hash_key(purpose: bytes, seed: int, key: str) -> int:
     """A hash from 0 to 2**64 - 1, independent for each purpose."""
     return int.from_bytes(
         hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8, person=purpose).digest(), "big"
     )
 
 
-def class_names_of(records: Iterable[Record]) -> list[str]:
+def collect_class_names(records: Iterable[Record]) -> list[str]:
     """The sorted class names. The index of a label in the shards is its place in this list."""
     return sorted({label for record in records for label in record.labels})
 
 
-def task_of(records: Iterable[Record]) -> Task:
+def infer_task(records: Iterable[Record]) -> Task:
     """The task that the records are for.
 
     Either all records of a source have boxes, or none of them has.
@@ -186,7 +196,7 @@ def task_of(records: Iterable[Record]) -> Task:
     return "detection" if any(record.boxes is not None for record in records) else "classification"
 
 
-def planned_labels(by_split: Mapping[str, Iterable[Record]]) -> dict[str, Counter[str]]:
+def count_planned_labels(by_split: Mapping[str, Iterable[Record]]) -> dict[str, Counter[str]]:
     """The number of records, or of boxes for detection, by split and label."""
     return {
         split: Counter(label for record in records for label in record.labels)
@@ -198,8 +208,8 @@ def check_labels(
     labels: Mapping[str, Mapping[str, int]],
     class_names: Sequence[str],
     source: str,
-    task: Task = "classification",
-    why_empty: Callable[[str], str] | None = None,
+    task: Task,
+    explain_empty: Callable[[str], str],
 ) -> None:
     """Checks that there are enough examples to train, validate and test a model.
 
@@ -208,7 +218,7 @@ def check_labels(
       class_names: all classes.
       source: the folder, for messages.
       task: the task of the examples.
-      why_empty: explains why a split is empty and how to fix it.
+      explain_empty: explains why a split is empty and how to fix it.
 
     Raises:
       DataError: there are fewer than two classes (one for detection), a split is empty, or the
@@ -216,23 +226,20 @@ def check_labels(
     """
     if task == "detection" and not class_names:
         raise DataError(
-            f"{source}: a detector needs boxes, found none; "
-            "correct the annotations, or preprocess.source"
+            f"{source}: a detector needs boxes, found none. "
+            "Correct the annotations, or preprocess.source."
         )
     if task == "classification" and len(class_names) < 2:
         raise DataError(
             f"{source}: a classifier needs two classes or more, "
-            f"found {', '.join(class_names) or 'none'}; "
-            "put the images of each class into a folder of its own"
+            f"found {', '.join(class_names) or 'none'}. "
+            "Put the images of each class into a folder with the name of the class."
         )
     if missing := [name for name in class_names if not labels["train"].get(name)]:
         raise DataError(
-            f"{source}: no training example of {', '.join(missing)}; "
-            "add images of it, or remove the folder"
+            f"{source}: no training example of {', '.join(missing)}. "
+            "Add images of it, or remove the folder."
         )
     for split in SPLITS:
         if not sum(labels[split].values()):
-            cause = (
-                why_empty(split) if why_empty else f"add images, or raise preprocess.split.{split}"
-            )
-            raise DataError(f"{source}: the {split} split has no example; {cause}")
+            raise DataError(f"{source}: the {split} split has no example: {explain_empty(split)}")

@@ -26,12 +26,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from beam_jobs.planning.plan import Record, hash_of
+from beam_jobs.planning.plan import Record, hash_key
 from pipeline_ops.artifacts.dataset import SPLITS
 from pipeline_ops.config.preprocess import Split
 from pipeline_ops.errors import ConfigError, DataError
 
-_NO_KEY = "\0"
+_GROUP_SUFFIX = "\0"
 """Ends the name of a group, so that no group is mistaken for the key of a file."""
 
 
@@ -52,32 +52,32 @@ def split_records(
         splits.
     """
     members: dict[str, list[Record]] = defaultdict(list)
-    with _bounded_search(split, max_search_seconds):
+    with _limit_search_time(split, max_search_seconds):
         for record in records:
-            members[_unit_of(record, split)].append(record)
-    splits = _given_splits(members)
+            members[_find_unit(record, split)].append(record)
+    splits = _read_given_splits(members)
     if len(splits) == len(members):
         splits |= _cut_out_of_train(splits, members, split)
     free = [unit for unit in members if unit not in splits]
-    splits |= _divided(free, members, split)
+    splits |= _divide(free, members, split)
     found: dict[str, list[Record]] = {name: [] for name in SPLITS}
     for unit, name in splits.items():
         found[name].extend(members[unit])
     return found
 
 
-def split_of(key: str, split: Split) -> str:
+def assign_split(key: str, split: Split) -> str:
     """The split of a record with this key, or of a group with this name."""
-    position = hash_of(b"split", split.seed, key) / 2**64
+    position = hash_key(b"split", split.seed, key) / 2**64
     if position < split.train:
         return "train"
-    return (
-        "validation" if position < split.train + split.validation or not split.test else "test"
-    )  # the sum may be a little below 1
+    # The sum of all shares may be a little below 1.
+    is_validation = position < split.train + split.validation or not split.test
+    return "validation" if is_validation else "test"
 
 
 @contextlib.contextmanager
-def _bounded_search(split: Split, max_seconds: float) -> Iterator[None]:
+def _limit_search_time(split: Split, max_seconds: float) -> Iterator[None]:
     """Ends a search for groups that takes too long.
 
     An expression such as `(a+)+b` can take years for one key. Python's `re` runs signal handlers
@@ -89,9 +89,8 @@ def _bounded_search(split: Split, max_seconds: float) -> Iterator[None]:
 
     def stop(_signal: int, _frame: Any) -> NoReturn:
         raise ConfigError(
-            f"preprocess.split.group_regex ({split.group_regex!r}) "
-            f"took more than {max_seconds:g} s; "
-            "write it without a repetition inside a repetition"
+            f"preprocess.split.group_regex ({split.group_regex!r}) took more than "
+            f"{max_seconds:g} s. Write it without a repetition inside a repetition."
         )
 
     before = signal.signal(signal.SIGALRM, stop)
@@ -103,29 +102,28 @@ def _bounded_search(split: Split, max_seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _unit_of(record: Record, split: Split) -> str:
+def _find_unit(record: Record, split: Split) -> str:
     """The unit that is never divided: a group, or the record alone.
 
     A group that the source gives has priority.
     """
     if record.group is not None:
-        return _group(record.group)
+        return _to_group_unit(record.group)
     if split.group_by is None:
         return record.key
     if split.group_by == "parent_folder":
-        return _group(record.key.rpartition("/")[0])
-    found = re.search(split.group_regex, record.key)
+        return _to_group_unit(record.key.rpartition("/")[0])
+    found = re.search(split.group_regex or "", record.key)
     if not found or found.group(1) is None:
         raise DataError(
-            f"{record.key}: preprocess.split.group_regex ({split.group_regex!r}) "
-            "finds no group in this key; "
-            "a record without a group could leak from train to test"
+            f"{record.key}: preprocess.split.group_regex ({split.group_regex!r}) finds no group in "
+            "this key. Correct it: a record without a group could leak from train to test."
         )
-    return _group(found.group(1))
+    return _to_group_unit(found.group(1))
 
 
-def _group(name: str) -> str:
-    return name + _NO_KEY
+def _to_group_unit(name: str) -> str:
+    return name + _GROUP_SUFFIX
 
 
 def _cut_out_of_train(
@@ -140,73 +138,60 @@ def _cut_out_of_train(
         return {}
     total = sum(shares.values())
     rescaled = {name: shares.get(name, 0.0) / total for name in SPLITS}
-    return _divided(units, members, split.model_copy(update=rescaled))
+    return _divide(units, members, split.model_copy(update=rescaled))
 
 
-def _divided(
+def _divide(
     units: Sequence[str], members: Mapping[str, Sequence[Record]], split: Split
 ) -> dict[str, str]:
-    return (
-        _stratified(units, members, split)
-        if split.stratify
-        else {unit: split_of(unit, split) for unit in units}
-    )
+    if split.stratify:
+        return _stratify(units, members, split)
+    return {unit: assign_split(unit, split) for unit in units}
 
 
-def _given_splits(members: Mapping[str, Sequence[Record]]) -> dict[str, str]:
+def _read_given_splits(members: Mapping[str, Sequence[Record]]) -> dict[str, str]:
     given: dict[str, str] = {}
     for unit, records in members.items():
         by_split = {record.split: record.key for record in records if record.split is not None}
-        if foreign := set(by_split) - set(SPLITS):
-            name = min(foreign)
+        if unknown := set(by_split) - set(SPLITS):
+            name = min(unknown)
             raise DataError(
-                f"{by_split[name]}: the source gives it the split {name!r}; "
+                f"{by_split[name]}: the source gives it the split {name!r}, "
                 f"splits are {', '.join(SPLITS)}"
             )
         if len(by_split) > 1:
             (one, one_key), (other, other_key), *_ = sorted(by_split.items())
             raise DataError(
                 f"{one_key} is given the split {one} and {other_key} the split {other}, "
-                f"but both are of the group {unit.rstrip(_NO_KEY)}; "
-                "correct the given splits, or the groups"
+                f"but both are of the group {unit.rstrip(_GROUP_SUFFIX)}. "
+                "Correct the given splits, or the groups."
             )
         for name in by_split:
             given[unit] = name
     return given
 
 
-def _stratified(
+def _stratify(
     units: Iterable[str], members: Mapping[str, Sequence[Record]], split: Split
 ) -> dict[str, str]:
     strata: dict[str, list[str]] = defaultdict(list)
     for unit in units:
-        strata[_class_of(members[unit])].append(unit)
+        strata[_find_main_class(members[unit])].append(unit)
     found: dict[str, str] = {}
     for stratum in strata.values():
-        stratum.sort(key=lambda unit: (hash_of(b"split", split.seed, unit), unit))
-        first, second = (
-            round(split.train * len(stratum)),
-            round((split.train + split.validation) * len(stratum)),
-        )
-        found.update(
-            {
-                unit: "train" if index < first else "validation" if index < second else "test"
-                for index, unit in enumerate(stratum)
-            }
-        )
+        stratum.sort(key=lambda unit: (hash_key(b"split", split.seed, unit), unit))
+        first = round(split.train * len(stratum))
+        second = round((split.train + split.validation) * len(stratum))
+        found |= dict.fromkeys(stratum[:first], "train")
+        found |= dict.fromkeys(stratum[first:second], "validation")
+        found |= dict.fromkeys(stratum[second:], "test")
     return found
 
 
-def _class_of(records: Sequence[Record]) -> str:
+def _find_main_class(records: Sequence[Record]) -> str:
     """The most frequent class of a group, or "" for images without any box.
 
     Of equally frequent classes, it is the first by name.
     """
-    counts = Counter(
-        label
-        for record in records
-        for label in (
-            [record.label] if record.boxes is None else [box.label for box in record.boxes]
-        )
-    )
+    counts = Counter(label for record in records for label in record.labels)
     return min(counts, key=lambda label: (-counts[label], label), default="")

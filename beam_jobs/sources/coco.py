@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector, Files, Found, make_box, number, size_of
+from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
+from beam_jobs.sources.parsing import make_box, parse_number, parse_size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import CocoPart, CocoSource
 from pipeline_ops.errors import DataError
@@ -22,13 +23,13 @@ from pipeline_ops.raw_data.listing import Listing
 _LISTS = ("images", "categories", "annotations")
 
 
-def read_records(source: CocoSource, listing: Listing) -> Found:
+def read_records(source: CocoSource, listing: Listing) -> SourceRecords:
     """Raises DataError: a file is missing, or is no COCO file."""
-    collector, files = Collector(source.class_names), Files(listing)
+    collector, files = Collector(source.class_names), ListedFiles(listing)
     for index, part in enumerate(source.parts):
         content = files.read(part.annotations, f"parts.{index}.annotations")
         _read_part(part, parse_lists(content, part.annotations), collector, files)
-    return collector.found()
+    return collector.to_source_records()
 
 
 def parse_lists(content: bytes, name: str) -> dict[str, list[Any]]:
@@ -37,87 +38,73 @@ def parse_lists(content: bytes, name: str) -> dict[str, list[Any]]:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{name}: not JSON: {error}; it is named by preprocess.source.parts"
+            f"{name}: not JSON: {error}. preprocess.source.parts names this file."
         ) from None
-    lists = {key: value.get(key) for key in _LISTS} if isinstance(value, dict) else {}
-    if not lists or not all(isinstance(items, list) for items in lists.values()):
+    if not isinstance(value, dict) or not all(isinstance(value.get(key), list) for key in _LISTS):
         raise DataError(
-            f"{name}: not a COCO file for detection: "
-            "it must be a mapping with the lists images, categories and annotations"
+            f"{name}: not a COCO file for detection. "
+            f"It must be a mapping with the lists {', '.join(_LISTS)}."
         )
-    return lists
+    return {key: value[key] for key in _LISTS}
 
 
 def _read_part(
-    part: CocoPart, lists: Mapping[str, list[Any]], collector: Collector, files: Files
+    part: CocoPart, lists: Mapping[str, list[Any]], collector: Collector, files: ListedFiles
 ) -> None:
     names = {
-        _id_of(entry, "id"): entry.get("name")
+        _read_id(entry, "id"): entry.get("name")
         for entry in lists["categories"]
         if isinstance(entry, dict)
     }
     images = [
         (f"{part.annotations}#images-{index}", entry) for index, entry in enumerate(lists["images"])
     ]
-    times = Counter(_id_of(entry, "id") for _, entry in images)
-    by_image = defaultdict(list)
+    id_counts = Counter(_read_id(entry, "id") for _, entry in images)
+    by_image: dict[int | str, list[Any]] = defaultdict(list)
     for index, annotation in enumerate(lists["annotations"]):
-        image_id = _id_of(annotation, "image_id")
-        if image_id is None or image_id not in times:
+        image_id = _read_id(annotation, "image_id")
+        if image_id is None or image_id not in id_counts:
             collector.reject(
                 f"{part.annotations}#annotations-{index}",
                 "unknown_image",
-                f"its image_id is {image_id!r}, which no image has",
+                f"no image has the image_id {image_id!r}",
             )
         else:
             by_image[image_id].append(annotation)
-    for place, entry in images:
-        with collector.rejects(_key_of(entry, part, files) or place):
-            image_id = _id_of(entry, "id")
+    for location, entry in images:
+        with collector.catch_reject(_find_key(entry, part, files) or location):
+            image_id = _read_id(entry, "id")
             if image_id is None:
                 raise Reject("malformed", "an image without an id")
-            if times[image_id] > 1:
-                raise Reject("duplicate", f"{times[image_id]} images have the id {image_id!r}")
-            boxes = tuple(_box_of(annotation, names) for annotation in by_image[image_id])
-            collector.note_labels([box.label for box in boxes])
-            frame = size_of(entry.get("height"), entry.get("width"))
-            collector.add(
-                Record(
-                    files.image(part.images, entry.get("file_name")),
-                    boxes=boxes,
-                    split=part.split,
-                    frame=frame,
-                ),
-                place,
-            )
+            if id_counts[image_id] > 1:
+                raise Reject("duplicate", f"{id_counts[image_id]} images have the id {image_id!r}")
+            boxes = tuple(_parse_box(annotation, names) for annotation in by_image[image_id])
+            collector.set_current_labels([box.label for box in boxes])
+            frame = parse_size(entry.get("height"), entry.get("width"))
+            image = files.find_image(part.images, entry.get("file_name"))
+            collector.add(Record(image, boxes=boxes, split=part.split, frame=frame), location)
 
 
-def _id_of(entry: Any, key: str) -> int | str | None:
+def _read_id(entry: Any, key: str) -> int | str | None:
     """The id under a key of an entry, or None if there is no valid one."""
     value = entry.get(key) if isinstance(entry, dict) else None
     return value if isinstance(value, (int, str)) and not isinstance(value, bool) else None
 
 
-def _key_of(entry: Any, part: CocoPart, files: Files) -> str | None:
+def _find_key(entry: Any, part: CocoPart, files: ListedFiles) -> str | None:
     try:
-        return files.key(part.images, entry.get("file_name")) if isinstance(entry, dict) else None
-    except Reject:
+        return files.to_key(part.images, entry["file_name"])
+    except (Reject, LookupError, TypeError):
         return None
 
 
-def _box_of(annotation: Mapping[str, Any], names: Mapping[Any, Any]) -> Box:
-    category = _id_of(annotation, "category_id")
+def _parse_box(annotation: Mapping[str, Any], names: Mapping[Any, Any]) -> Box:
+    category = _read_id(annotation, "category_id")
     if category not in names:
-        raise Reject(
-            "unknown_class",
-            f"an annotation has the category_id {category!r}, which no category has",
-        )
+        raise Reject("unknown_class", f"no category has the category_id {category!r}")
     box = annotation.get("bbox")
     if not isinstance(box, list) or len(box) != 4:
-        raise Reject(
-            "malformed", "an annotation whose bbox is not a list of x, y, width and height"
-        )
-    x, y, width, height = map(number, box)
-    return make_box(
-        (y, x, y + height, x + width), names[category], is_crowd=annotation.get("iscrowd", 0)
-    )
+        raise Reject("malformed", "the bbox must be a list of x, y, width and height")
+    x, y, width, height = map(parse_number, box)
+    corners = y, x, y + height, x + width
+    return make_box(corners, names[category], is_crowd=annotation.get("iscrowd", 0))

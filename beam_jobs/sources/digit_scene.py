@@ -20,21 +20,21 @@ Box = tuple[int, int, int, int]
 def draw_scene(split: str, number: int) -> tuple[np.ndarray, list[tuple[Box, int]]]:
     """The uint8 image [128, 128] of a scene, and its boxes with their digits."""
     rng = np.random.default_rng(_FIRST_SEED[split] + number)
-    image_HW = _background(rng)
+    image_HW = _draw_background(rng)
     boxes: list[tuple[Box, int]] = []
     for _ in range(rng.integers(1, 7)):
-        digit_hw, label = _digits(split)[rng.integers(len(_digits(split)))]
+        digit_hw, label = _select_digits(split)[rng.integers(len(_select_digits(split)))]
         height = int(rng.integers(12, 41))
         width = max(8, int(height * rng.uniform(0.7, 1.1)))
         intensity = rng.uniform(150, 255)
-        if (place := _free_place(rng, height, width, [box for box, _ in boxes])) is not None:
-            _paste(image_HW, digit_hw, place, intensity)
-            boxes.append((place, label))
+        if (box := _find_free_box(rng, height, width, [other for other, _ in boxes])) is not None:
+            _paste(image_HW, digit_hw, box, intensity)
+            boxes.append((box, label))
     return np.clip(np.rint(image_HW), 0, 255).astype(np.uint8), boxes
 
 
 @functools.cache
-def _digits(split: str) -> list[tuple[np.ndarray, int]]:
+def _select_digits(split: str) -> list[tuple[np.ndarray, int]]:
     """The digits that a split may show.
 
     The fifth of every ten digits is for validation, the tenth is for test.
@@ -50,25 +50,27 @@ def _digits(split: str) -> list[tuple[np.ndarray, int]]:
     ]
 
 
-def _background(rng: np.random.Generator) -> np.ndarray:
+def _draw_background(rng: np.random.Generator) -> np.ndarray:
     ramp_W = np.linspace(0, rng.uniform(-30, 30), SIDE_PIXELS)
     return rng.uniform(0, 60) + ramp_W[None, :] + rng.normal(0, 8, (SIDE_PIXELS, SIDE_PIXELS))
 
 
-def _free_place(rng: np.random.Generator, height: int, width: int, taken: list[Box]) -> Box | None:
-    """A place that hardly touches another digit, or None if ten tries find none."""
+def _find_free_box(
+    rng: np.random.Generator, height: int, width: int, occupied: list[Box]
+) -> Box | None:
+    """A box that hardly touches another digit, or None if ten tries find none."""
     for _ in range(_TRIES):
         top, left = (
             int(rng.integers(0, SIDE_PIXELS - height + 1)),
             int(rng.integers(0, SIDE_PIXELS - width + 1)),
         )
         box = (top, left, top + height, left + width)
-        if all(_overlap(box, other) < _MAX_OVERLAP * height * width for other in taken):
+        if all(_compute_overlap(box, other) < _MAX_OVERLAP * height * width for other in occupied):
             return box
     return None
 
 
-def _overlap(one: Box, other: Box) -> int:
+def _compute_overlap(one: Box, other: Box) -> int:
     height, width = (
         min(one[axis + 2], other[axis + 2]) - max(one[axis], other[axis]) for axis in (0, 1)
     )

@@ -10,12 +10,10 @@ training or in the choice of an epoch.
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline_ops.errors import MachineError, TrainyardError
+from beam_jobs.sources.example_data import run_writer
+from pipeline_ops.errors import MachineError
 
 
 def prepare(data_dir: Path) -> bool:
@@ -23,34 +21,19 @@ def prepare(data_dir: Path) -> bool:
 
     Raises MachineError: the disk failed.
     """
-    from beam_jobs.sources.digit_scenes_builder import DigitScenes, beam_on_this_host
+    from beam_jobs.sources.digit_scenes_builder import DigitScenes, make_download_config
 
     builder = DigitScenes(data_dir=str(data_dir))
     if builder.is_prepared():
         return False
     try:
-        builder.download_and_prepare(file_format="tfrecord", download_config=beam_on_this_host())
+        builder.download_and_prepare(file_format="tfrecord", download_config=make_download_config())
     except OSError as error:
-        raise MachineError(f"{data_dir}: the scenes could not be written: {error}") from error
+        raise MachineError(
+            f"cannot write the scenes into {data_dir}: {error}. Repair the disk, then retry."
+        ) from error
     return True
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description="Prepares scenes of scikit-learn's digits for TensorFlow Datasets."
-    )
-    parser.add_argument("data_dir", type=Path)
-    data_dir = parser.parse_args(arguments).data_dir.resolve()
-    try:
-        is_new = prepare(data_dir)
-    except TrainyardError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    print(
-        f"{data_dir}: "
-        f"{'3,500 scenes written' if is_new else 'the scenes are there already, nothing to do'}"
-    )
-
-
 if __name__ == "__main__":
-    main()
+    run_writer(prepare, "3,500 scenes of digits")

@@ -13,7 +13,7 @@ import tensorflow_datasets as tfds
 from beam_jobs.sources.digit_scene import NUM_SCENES, SIDE_PIXELS, draw_scene
 
 
-class DigitScenes(tfds.core.GeneratorBasedBuilder):
+class DigitScenes(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]  # has no types
     """Digits in scenes, with boxes."""
 
     VERSION = tfds.core.Version("1.0.0")
@@ -49,11 +49,11 @@ class DigitScenes(tfds.core.GeneratorBasedBuilder):
             range(NUM_SCENES[split])
         ).with_output_types(int)
         return numbers | f"Draw the scenes of {split}" >> beam.Map(
-            functools.partial(_example, split)
+            functools.partial(_make_example, split)
         )
 
 
-def _example(split: str, number: int) -> tuple[int, dict[str, Any]]:
+def _make_example(split: str, number: int) -> tuple[int, dict[str, Any]]:
     image_HW, boxes = draw_scene(split, number)
     objects = [
         {"bbox": tfds.features.BBox(*(edge / SIDE_PIXELS for edge in box)), "label": label}
@@ -62,7 +62,7 @@ def _example(split: str, number: int) -> tuple[int, dict[str, Any]]:
     return number, {"image": image_HW[..., None], "objects": objects}
 
 
-def beam_on_this_host() -> tfds.download.DownloadConfig:
+def make_download_config() -> tfds.download.DownloadConfig:
     """Selects Beam's own runner by name.
 
     `DirectRunner` may be another engine, which is fetched from the network.

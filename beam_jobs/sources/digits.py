@@ -7,13 +7,17 @@ recognition of handwritten digits). They come with scikit-learn, so no network i
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline_ops.errors import DataError, TrainyardError
-from pipeline_ops.storage.atomic import exclusive_lock, staging_folder
+from beam_jobs.sources.example_data import run_writer
+from pipeline_ops.errors import DataError
+from pipeline_ops.storage.staging import staging_folder
+from pipeline_ops.system.locks import exclusive_lock
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _SIDE_PIXELS = 28
 _WHITE = 16  # the brightest value in the raw 8x8 images
@@ -39,7 +43,7 @@ def write_digits(folder: Path) -> bool:
         return _write_once(folder, names, digits.images)
 
 
-def _write_once(folder: Path, names: list[str], images: Iterable) -> bool:
+def _write_once(folder: Path, names: list[str], images: Iterable[np.ndarray]) -> bool:
     if folder.exists() and any(folder.iterdir()):
         _check_complete(folder, names)
         return False
@@ -51,16 +55,16 @@ def _write_once(folder: Path, names: list[str], images: Iterable) -> bool:
 
 def _check_complete(folder: Path, names: list[str]) -> None:
     found = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
-    missing, foreign = set(names) - found, found - set(names)
-    if missing or foreign:
+    missing, unexpected = set(names) - found, found - set(names)
+    if missing or unexpected:
         raise DataError(
-            f"{folder}: not empty, and not the digits: "
-            f"{len(missing)} files are missing, {len(foreign)} are foreign; "
-            "remove the folder, or name another"
+            f"{folder}: holds other files than the digits: "
+            f"{len(missing)} files are missing, {len(unexpected)} are unexpected. "
+            "Remove the folder, or name another one."
         )
 
 
-def _write_png(file: Path, image) -> None:
+def _write_png(file: Path, image: np.ndarray) -> None:
     """Writes a PNG file. `image` is float [8, 8] of 0 to 16."""
     from PIL import Image
 
@@ -69,22 +73,5 @@ def _write_png(file: Path, image) -> None:
     grey.resize((_SIDE_PIXELS, _SIDE_PIXELS), Image.Resampling.BICUBIC).save(file)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Writes scikit-learn's handwritten digits as an image folder."
-    )
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder.resolve()
-    try:
-        is_new = write_digits(folder)
-    except TrainyardError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    print(
-        f"{folder}: "
-        f"{'1,797 images written' if is_new else 'the digits are there already, nothing to do'}"
-    )
-
-
 if __name__ == "__main__":
-    main()
+    run_writer(write_digits, "1,797 images of handwritten digits")

@@ -2,10 +2,10 @@
 
     <source>/cat/0001.jpg            label cat
     <source>/cat/outdoors/0002.jpg   label cat
-    <source>/readme.txt              in no class folder: kept out, named in the quarantine, counted
+    <source>/readme.txt              in no class folder: rejected
 
-    <source>/train/cat/0001.jpg      label cat, given to the split train, as for Keras
-    <source>/val/cat/0002.jpg        label cat, given to the split validation
+    <source>/train/cat/0001.jpg      label cat, in the split train, as for Keras
+    <source>/val/cat/0002.jpg        label cat, in the split validation
 
 A folder without files is no class, because it is not part of a data set's fingerprint. If the
 folders have two possible meanings, `validate_layout` refuses them. `preprocess.source.class_folder`
@@ -14,46 +14,38 @@ then selects one of the meanings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector, Found
+from beam_jobs.sources.collect import Collector, SourceRecords
+from beam_jobs.sources.parsing import SPLITS
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import ImageFolderSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
 
-_SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "test": "test",
-    "testing": "test",
-}
-_CURE = (
+_REMEDY = (
     "or set preprocess.source.class_folder: outer, if the folders directly below path are the "
-    "classes"
+    "classes."
 )
 
 
-def read_records(source: ImageFolderSource, listing: Listing) -> Found:
+def read_records(source: ImageFolderSource, listing: Listing) -> SourceRecords:
     """The files with their labels and splits, and the files that have no label."""
-    collector, splits = Collector(), split_folders(source, listing)
+    collector, splits = Collector(), find_split_folders(source, listing)
     for file in listing.files:
-        with collector.rejects(file.key):
-            label, split = _label_of(source, file.key, splits)
+        with collector.catch_reject(file.key):
+            label, split = _parse_label(source, file.key, splits)
             collector.add(Record(file, label, split=split), file.key)
-    for entry in listing.refused:
-        with collector.rejects(entry.key):
-            label, _ = _label_of(source, entry.key, splits)
-            collector.note_labels([label])
+    for entry in listing.rejected:
+        with collector.catch_reject(entry.key):
+            label, _ = _parse_label(source, entry.key, splits)
+            collector.set_current_labels([label])
             raise Reject(entry.reason, entry.detail)
-    return collector.found()
+    return collector.to_source_records()
 
 
-def _label_of(
+def _parse_label(
     source: ImageFolderSource, key: str, splits: Mapping[str, str]
 ) -> tuple[str, str | None]:
     """The label and the split of a file. Raises Reject: no_label."""
@@ -64,19 +56,18 @@ def _label_of(
     return folders[-1 if source.class_folder == "inner" else 0], split
 
 
-def split_folders(source: ImageFolderSource, listing: Listing) -> dict[str, str]:
+def find_split_folders(source: ImageFolderSource, listing: Listing) -> dict[str, str]:
     """The splits by the name of the folder that holds their class folders.
 
     The mapping is empty if the first folders are the classes.
     """
     found = {
-        folder: _SPLITS[folder.lower()] for folder in _tree(listing) if folder.lower() in _SPLITS
+        folder: SPLITS[folder.lower()]
+        for folder in _build_tree(listing)
+        if folder.lower() in SPLITS
     }
-    is_layout = (
-        source.class_folder != "outer"
-        and "train" in found.values()
-        and len(set(found.values())) > 1
-    )
+    splits = set(found.values())
+    is_layout = source.class_folder != "outer" and "train" in splits and len(splits) > 1
     return found if is_layout else {}
 
 
@@ -86,25 +77,30 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
     Args:
       source: the source.
       listing: its files, at least one.
-      has_groups: whether `preprocess.split` says what the inner folders are.
+      has_groups: whether `preprocess.split` gives the inner folders a meaning.
 
     Raises:
       DataError: there are no class folders, they lie deeper than they seem to, or they stand among
         folders of splits.
     """
-    tree, folder = _tree(listing), listing.folder
+    tree, folder = _build_tree(listing), listing.folder
     if not tree:
         raise DataError(
-            f"{folder}: its {len(listing.files)} files lie in no folder; put the images of each "
-            "class into a folder of its own, "
-            "named as the class, or name the classes in a CSV file (preprocess.source.type: csv)"
+            f"{folder}: its {len(listing.files)} files lie in no folder. Put the images of each "
+            "class into a folder with the name of the class, "
+            "or name the classes in a CSV file (preprocess.source.type: csv)."
         )
     if source.class_folder == "outer":
         return
-    if splits := split_folders(source, listing):
+    if splits := find_split_folders(source, listing):
         _validate_splits(folder, tree, splits)
     elif len(tree) == 1:
-        _validate_only_folder(folder, *tree.items())
+        [(outer, inner)] = tree.items()
+        if len(inner - {""}) > 1:
+            raise DataError(
+                f"{folder}: the only folder in it is {outer}, which has the folders "
+                f"{_join_names(inner - {''})}. Set preprocess.source.path to {folder}/{outer}."
+            )
     elif (
         source.class_folder is None
         and not has_groups
@@ -112,10 +108,10 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
     ):
         outer, inner = next(iter(tree.items()))
         raise DataError(
-            f"{folder}: no image lies directly in one of its folders {_names(tree)}; {outer} has "
-            f"the folders {_names(inner)}. "
+            f"{folder}: no image lies directly in one of its folders {_join_names(tree)}. "
+            f"{outer} has the folders {_join_names(inner)}. "
             f"If those are the classes, set preprocess.source.path to {folder}/{outer}, or "
-            f"preprocess.source.class_folder: inner; {_CURE}"
+            f"preprocess.source.class_folder: inner, {_REMEDY}"
         )
 
 
@@ -124,27 +120,17 @@ def _validate_splits(
 ) -> None:
     if others := sorted(set(tree) - set(splits)):
         raise DataError(
-            f"{folder}: has folders of splits ({_names(splits)}) beside {_names(others)}; move "
-            f"those away, {_CURE}"
+            f"{folder}: has folders of splits ({_join_names(splits)}) and other folders "
+            f"({_join_names(others)}). Move the other folders away, {_REMEDY}"
         )
     if flat := [name for name in splits if tree[name] == {""}]:
         raise DataError(
-            f"{folder}/{flat[0]}: has no class folders, as a folder of a split has; put its "
-            f"images into one folder per class, {_CURE}"
+            f"{folder}/{flat[0]}: a folder of a split needs class folders. Put its "
+            f"images into one folder per class, {_REMEDY}"
         )
 
 
-def _validate_only_folder(folder: object, only: tuple[str, set[str]]) -> None:
-    outer, inner = only
-    if len(inner - {""}) > 1:
-        raise DataError(
-            f"{folder}: the only folder in it is {outer}, which has the folders "
-            f"{_names(inner - {''})}; set preprocess.source.path to "
-            f"{folder}/{outer}"
-        )
-
-
-def _tree(listing: Listing) -> dict[str, set[str]]:
+def _build_tree(listing: Listing) -> dict[str, set[str]]:
     """The inner folders of each folder that holds files, by its name.
 
     The inner folder "" stands for files that lie directly in it.
@@ -157,7 +143,7 @@ def _tree(listing: Listing) -> dict[str, set[str]]:
     return tree
 
 
-def _names(names: object) -> str:
+def _join_names(names: Iterable[str]) -> str:
     """The first five names, and the number of the others."""
     ordered = sorted(names)
     return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")

@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from beam_jobs.sources.collect import Collector, Files, Found, make_box
-from beam_jobs.sources.manifest import CORNERS, ManifestEntry, add_entry, key_or_place
+from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
+from beam_jobs.sources.manifest import add_entry, find_key_or_location
+from beam_jobs.sources.parsing import CORNERS, parse_box
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import JsonlSource
 from pipeline_ops.raw_data.listing import Listing
@@ -22,25 +23,25 @@ from pipeline_ops.raw_data.listing import Listing
 _MAX_LINE_BYTES = 16 << 20
 
 
-def read_records(source: JsonlSource, listing: Listing) -> Found:
+def read_records(source: JsonlSource, listing: Listing) -> SourceRecords:
     """Raises DataError: there is no such file."""
-    collector, files = Collector(source.class_names), Files(listing)
+    collector, files = Collector(source.class_names), ListedFiles(listing)
     for number, line in enumerate(files.read(source.manifest, "manifest").split(b"\n"), start=1):
         if not line.strip():
             continue
-        place, key = f"{source.manifest}:{number}", f"{source.manifest}:{number}"
+        key = location = f"{source.manifest}:{number}"
         try:
             value = _parse(line)
-            key = key_or_place(value.get("path"), place, source, files)
-            add_entry(_entry_of(value, source), place, source, collector, files)
+            key = find_key_or_location(value.get("path"), location, source, files)
+            add_entry(value, _parse_boxes(value, source), location, source, collector, files)
         except Reject as reject:
             collector.reject(key, reject.reason, f"line {number}: {reject.detail}")
-    return collector.found()
+    return collector.to_source_records()
 
 
 def _parse(line: bytes) -> dict[str, Any]:
     if len(line) > _MAX_LINE_BYTES:
-        raise Reject("too_large", f"a line of {len(line)} bytes; allowed are {_MAX_LINE_BYTES}")
+        raise Reject("too_large", f"a line of {len(line)} bytes, allowed are {_MAX_LINE_BYTES}")
     try:
         value = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:
@@ -50,24 +51,17 @@ def _parse(line: bytes) -> dict[str, Any]:
     return value
 
 
-def _entry_of(value: dict[str, Any], source: JsonlSource) -> ManifestEntry:
-    image = {name: value.get(name) for name in ("path", "split", "group", "height", "width")}
+def _parse_boxes(value: dict[str, Any], source: JsonlSource) -> tuple[Box, ...] | None:
     if source.task == "classification":
-        return ManifestEntry(label=value.get("label"), **image)
+        return None
     boxes = value.get("boxes")
     if not isinstance(boxes, list):
         raise Reject("malformed", "must have a list of boxes, which may be empty")
-    return ManifestEntry(boxes=tuple(map(_box_of, boxes)), **image)
-
-
-def _box_of(value: Any) -> Box:
-    if not isinstance(value, dict):
-        raise Reject("malformed", "a box must be an object with xmin, ymin, xmax, ymax and label")
-    if missing := [name for name in (*CORNERS, "label") if name not in value]:
-        raise Reject("malformed", f"a box lacks {', '.join(missing)}")
-    return make_box(
-        [value[name] for name in CORNERS],
-        value["label"],
-        value.get("is_difficult", 0),
-        value.get("is_crowd", 0),
-    )
+    for box in boxes:
+        if not isinstance(box, dict):
+            raise Reject(
+                "malformed", "a box must be an object with xmin, ymin, xmax, ymax and label"
+            )
+        if missing := [name for name in (*CORNERS, "label") if name not in box]:
+            raise Reject("malformed", f"a box lacks {', '.join(missing)}")
+    return tuple(map(parse_box, boxes))

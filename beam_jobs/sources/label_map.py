@@ -13,11 +13,10 @@ ignored.
 
 from __future__ import annotations
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf import text_format
 
+from beam_jobs.io.protobuf import define_message
 from pipeline_ops.errors import DataError
-
-_Field = descriptor_pb2.FieldDescriptorProto
 
 
 def parse_label_map(content: bytes, name: str) -> dict[int, str]:
@@ -30,56 +29,45 @@ def parse_label_map(content: bytes, name: str) -> dict[int, str]:
     message = _LabelMap()
     try:
         text_format.Parse(content.decode("utf-8-sig"), message, allow_unknown_field=True)
-        items = [(item.id, item.name or item.display_name) for item in message.item]
+        items = [(item, item.name or item.display_name) for item in message.item]
     except (text_format.ParseError, ValueError, RecursionError) as error:
         raise DataError(f"{name}: not a label map in protobuf's text format: {error}") from None
     names: dict[int, str] = {}
-    for item, (number, label) in zip(message.item, items, strict=True):
+    for item, label in items:
         if not item.HasField("id") or not label:
             raise DataError(
-                f"{name}: an item needs an id and a name, got id {number} and name {label!r}"
+                f"{name}: an item needs an id and a name, got id {item.id} and name {label!r}"
             )
-        if number in names:
+        if item.id in names:
             raise DataError(
-                f"{name}: the id {number} stands for both {names[number]!r} and {label!r}; "
-                "give each class its own"
+                f"{name}: the classes {names[item.id]!r} and {label!r} have the same id {item.id}. "
+                "Give each class its own id."
             )
-        names[number] = label
+        names[item.id] = label
     if not names:
         raise DataError(
-            f"{name}: a label map without items: it must be like item {{ id: 1 name: 'cat' }}"
+            f"{name}: the label map has no items. Add items such as item {{ id: 1 name: 'cat' }}."
         )
     return names
 
 
-def _make_label_map() -> type:
-    """The class of the message StringIntLabelMap.
-
-    The field numbers are those of object_detection/protos/string_int_label_map.proto.
+_LabelMap = define_message(
+    "trainyard.LabelMap",
     """
-    file = descriptor_pb2.FileDescriptorProto(
-        name="trainyard/label_map.proto", package="trainyard", syntax="proto2"
-    )
-    item = file.message_type.add(name="Item")
-    for number, (name, kind) in enumerate(
-        (
-            ("name", _Field.TYPE_STRING),
-            ("id", _Field.TYPE_INT32),
-            ("display_name", _Field.TYPE_STRING),
-        ),
-        start=1,
-    ):
-        item.field.add(name=name, number=number, type=kind, label=_Field.LABEL_OPTIONAL)
-    file.message_type.add(name="LabelMap").field.add(
-        name="item",
-        number=1,
-        type=_Field.TYPE_MESSAGE,
-        type_name=".trainyard.Item",
-        label=_Field.LABEL_REPEATED,
-    )
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("trainyard.LabelMap"))
-
-
-_LabelMap = _make_label_map()
+    name: "trainyard/label_map.proto" package: "trainyard" syntax: "proto2"
+    message_type {
+      name: "Item"
+      field { name: "name" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+      field { name: "id" number: 2 type: TYPE_INT32 label: LABEL_OPTIONAL }
+      field { name: "display_name" number: 3 type: TYPE_STRING label: LABEL_OPTIONAL }
+    }
+    message_type {
+      name: "LabelMap"
+      field {
+        name: "item" number: 1 label: LABEL_REPEATED
+        type: TYPE_MESSAGE type_name: ".trainyard.Item"
+      }
+    }
+    """,
+)
+"""The message StringIntLabelMap of object_detection/protos/string_int_label_map.proto."""

@@ -6,27 +6,36 @@ of every image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from beam_jobs.io.example import parse
-from beam_jobs.io.raw import PackedImage, digest_image
-from beam_jobs.io.tfrecord_reader import Damaged, scan_records
+from beam_jobs.io.raw import PackedImage, digest_image, translate_read_errors
+from beam_jobs.io.tfrecord_reader import CorruptRecord, scan_records
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector
-from beam_jobs.stages.stage import Reject
-from pipeline_ops.errors import MachineError
+from beam_jobs.sources.parsing import make_box
+from beam_jobs.stages.stage import Box, Reject
+from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
+from pipeline_ops.raw_data.remote import RemoteFolder
 
 Features = Mapping[str, list[Any]]
+
+
+def find_local_folder(listing: Listing) -> Path:
+    """The folder of the listing. The config allows only local folders for TFRecord files."""
+    if isinstance(listing.folder, RemoteFolder):
+        raise TypeError(f"{listing.folder}: TFRecord files are read from local folders only")
+    return listing.folder
 
 
 def add_containers(
     containers: Iterable[RawFile],
     folder: Path,
     collector: Collector,
-    make: Callable[[RawFile, int, str, Features], Record],
+    make_record: Callable[[RawFile, int, str, Features], Record],
 ) -> None:
     """Adds every record of some TFRecord files. A damaged one is rejected as `<file>#<index>`.
 
@@ -34,27 +43,22 @@ def add_containers(
       containers: the files.
       folder: the folder of the listing.
       collector: receives the records.
-      make: takes a file, an offset, a key `<file>#<index>` and the features there. It returns a
-        record, or raises Reject.
+      make_record: takes a file, an offset, a key `<file>#<index>` and the features there. It
+        returns a record, or raises Reject.
 
     Raises:
-      MachineError: a file can't be read.
+      MachineError: a file cannot be read.
     """
     for container in containers:
-        try:
-            for index, (offset, content) in enumerate(scan_records(container.path(folder))):
+        with translate_read_errors(container.key):
+            for index, (offset, content) in enumerate(scan_records(container.to_path(folder))):
                 key = f"{container.key}#{index:06d}"
-                with collector.rejects(key):
-                    collector.add(make(container, offset, key, _parsed(content)), key)
-        except OSError as error:
-            raise MachineError(
-                f"{container.key} could not be read: {error.strerror}; "
-                "it was there when the run started, so retry"
-            ) from error
+                with collector.catch_reject(key):
+                    collector.add(make_record(container, offset, key, _parse(content)), key)
 
 
-def _parsed(content: bytes | Damaged) -> Features:
-    if isinstance(content, Damaged):
+def _parse(content: bytes | CorruptRecord) -> Features:
+    if isinstance(content, CorruptRecord):
         raise Reject(content.reason, content.detail)
     try:
         return parse(content)
@@ -62,41 +66,58 @@ def _parsed(content: bytes | Damaged) -> Features:
         raise Reject("malformed", str(error)) from None
 
 
-def packed_image(
+def make_packed_image(
     container: RawFile, offset: int, key: str, feature: str, features: Features
 ) -> PackedImage:
     """Raises Reject: no_image."""
     values = features.get(feature, [])
     if len(values) != 1 or not isinstance(values[0], bytes):
         raise Reject(
-            "no_image", f"the feature {feature} must hold one image, and holds {len(values)} values"
+            "no_image", f"the feature {feature} must hold one image, got {len(values)} values"
         )
     return PackedImage(key, len(values[0]), digest_image(values[0]), container, offset, feature)
 
 
-def floats(features: Features, name: str, count: int) -> list[float]:
-    """Raises Reject: malformed, unless the feature has `count` values."""
-    return _values(features, name, count, (float, int))
+def read_boxes(
+    features: Features,
+    corners: Iterable[Iterable[float]],
+    labels: Sequence[str],
+    difficult: str,
+    crowd: str,
+) -> tuple[Box, ...]:
+    """The boxes of a record.
 
+    Args:
+      features: the features of the record.
+      corners: ymin, xmin, ymax, xmax of each box.
+      labels: the class of each box.
+      difficult, crowd: the names of the features with flags, which may be missing.
 
-def integers(features: Features, name: str, count: int) -> list[int]:
-    """Raises Reject: malformed, unless the feature has `count` values."""
-    return _values(features, name, count, (int,))
-
-
-def flags(features: Features, name: str, count: int) -> list[int]:
-    """The flags of a feature, all 0 if the feature is missing.
-
-    Raises Reject: malformed, if the number of values is not `count`.
+    Raises:
+      Reject: malformed.
     """
-    return integers(features, name, count) if features.get(name) else [0] * count
+    flags = (
+        read_integers(features, name, len(labels)) if features.get(name) else [0] * len(labels)
+        for name in (difficult, crowd)
+    )
+    return tuple(make_box(*box) for box in zip(corners, labels, *flags, strict=True))
 
 
-def _values(features: Features, name: str, count: int, kinds: tuple[type, ...]) -> list[Any]:
+def read_floats(features: Features, name: str, count: int) -> list[float]:
+    """Raises Reject: malformed, unless the feature has `count` values."""
+    return _read_values(features, name, count, (float, int))
+
+
+def read_integers(features: Features, name: str, count: int) -> list[int]:
+    """Raises Reject: malformed, unless the feature has `count` values."""
+    return _read_values(features, name, count, (int,))
+
+
+def _read_values(features: Features, name: str, count: int, kinds: tuple[type, ...]) -> list[Any]:
     values = features.get(name, [])
     if len(values) != count or not all(isinstance(value, kinds) for value in values):
         raise Reject(
             "malformed",
-            f"the feature {name} must hold {count} numbers, and holds {len(values)} values",
+            f"the feature {name} must hold {count} numbers, got {len(values)} values",
         )
     return values

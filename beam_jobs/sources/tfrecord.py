@@ -16,11 +16,19 @@ from fnmatch import fnmatchcase
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector, Files, Found, make_box
+from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.label_map import parse_label_map
-from beam_jobs.sources.packed import Features, add_containers, flags, floats, integers, packed_image
+from beam_jobs.sources.packed import (
+    Features,
+    add_containers,
+    find_local_folder,
+    make_packed_image,
+    read_boxes,
+    read_floats,
+    read_integers,
+)
 from beam_jobs.stages.given_boxes import FRACTIONS, Size
-from beam_jobs.stages.stage import Box, Reject
+from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.artifacts import manifest
 from pipeline_ops.config.sources import TfrecordSource
@@ -30,42 +38,41 @@ from pipeline_ops.raw_data.raw_file import RawFile
 
 _KEYS = (shards.KEY, "image/filename", "image/source_id")
 _TEXT, _BOX_TEXT = "image/class/text", "image/object/class/text"
-_EDGES = (shards.BOX_YMIN, shards.BOX_XMIN, shards.BOX_YMAX, shards.BOX_XMAX)
 
 Names = Mapping[int, str]
 
 
-def read_records(source: TfrecordSource, listing: Listing) -> Found:
-    """Raises DataError: a pattern matches no file, or the label map can't be used."""
+def read_records(source: TfrecordSource, listing: Listing) -> SourceRecords:
+    """Raises DataError: a pattern matches no file, or the label map is not valid."""
     collector = Collector(source.class_names)
-    names = _class_names(source, listing)
-    for container, split in _containers(source, listing):
-        make = functools.partial(_make_record, task=source.task, split=split, names=names)
-        add_containers([container], listing.folder, collector, make)
-    return collector.found()
+    names = _read_class_names(source, listing)
+    for container, split in _find_containers(source, listing):
+        make_record = functools.partial(_make_record, task=source.task, split=split, names=names)
+        add_containers([container], find_local_folder(listing), collector, make_record)
+    return collector.to_source_records()
 
 
-def _containers(source: TfrecordSource, listing: Listing) -> list[tuple[RawFile, str | None]]:
+def _find_containers(source: TfrecordSource, listing: Listing) -> list[tuple[RawFile, str | None]]:
     """Each file once, with its split."""
     found: dict[str, tuple[RawFile, str | None]] = {}
     for index, part in enumerate(source.parts):
         files = [file for file in listing.files if fnmatchcase(file.key, part.files)]
         if not files:
             raise DataError(
-                f"{listing.folder}: no file matches {part.files}; "
-                f"it is named by preprocess.source.parts.{index}.files"
+                f"{listing.folder}: no file matches {part.files}. "
+                f"Correct preprocess.source.parts.{index}.files."
             )
         if twice := [file.key for file in files if file.key in found]:
             raise DataError(
-                f"{listing.folder}: {twice[0]} belongs to two parts; "
-                f"correct preprocess.source.parts.{index}.files, now {part.files}"
+                f"{listing.folder}: {twice[0]} belongs to two parts. "
+                f"Correct preprocess.source.parts.{index}.files, now {part.files}."
             )
         found |= {file.key: (file, part.split) for file in files}
     return [found[key] for key in sorted(found)]
 
 
-def _class_names(source: TfrecordSource, listing: Listing) -> Names:
-    files = Files(listing)
+def _read_class_names(source: TfrecordSource, listing: Listing) -> Names:
+    files = ListedFiles(listing)
     if source.label_map is not None:
         return parse_label_map(files.read(source.label_map, "label_map"), source.label_map)
     if (file := files.get(manifest.NAME)) is None:
@@ -75,69 +82,69 @@ def _class_names(source: TfrecordSource, listing: Listing) -> Names:
             json.loads(read_raw(file, listing.folder))["figures"]
         )
     except (ValueError, KeyError, TypeError, RecursionError):
-        return {}  # some other tool's manifest: only ours says what the numbers mean
+        return {}  # a manifest of another tool, which does not define the numbers
     return dict(enumerate(figures.class_names))
 
 
 def _make_record(
     container: RawFile,
     offset: int,
-    place: str,
+    location: str,
     features: Features,
     task: str,
     split: str | None,
     names: Names,
 ) -> Record:
-    image = packed_image(container, offset, _key_of(features) or place, shards.ENCODED, features)
+    image = make_packed_image(
+        container, offset, _read_key(features) or location, shards.ENCODED, features
+    )
     if task == "classification":
-        return Record(image, _labels(features, _TEXT, shards.LABEL, 1, names)[0], split=split)
-    boxes, frame = _boxes_of(features, names)
+        return Record(image, _read_labels(features, _TEXT, shards.LABEL, 1, names)[0], split=split)
+    count = len(features.get(shards.BOX_YMIN, []))
+    height, width = frame = _read_frame(features)
+    scales = (height, width, height, width)
+    edges = [
+        [value * scale for value in read_floats(features, name, count)]
+        for name, scale in zip(shards.BOX_EDGES, scales, strict=True)
+    ]
+    labels = _read_labels(features, _BOX_TEXT, shards.BOX_LABEL, count, names)
+    boxes = read_boxes(
+        features,
+        zip(*edges, strict=True),
+        labels,
+        shards.BOX_IS_DIFFICULT,
+        shards.BOX_IS_CROWD,
+    )
     return Record(image, boxes=boxes, split=split, frame=frame)
 
 
-def _key_of(features: Features) -> str | None:
+def _read_key(features: Features) -> str | None:
     for name in _KEYS:
         if (values := features.get(name)) and isinstance(values[0], bytes) and values[0]:
-            return _decoded(values[0], name)
+            return _decode_text(values[0], name)
     return None
 
 
-def _boxes_of(features: Features, names: Names) -> tuple[tuple[Box, ...], Size]:
-    """The boxes of a record, and their frame.
-
-    The boxes are in pixels if the record gives the size of the image, and in fractions otherwise.
-    """
-    count = len(features.get(shards.BOX_YMIN, []))
-    edges = zip(*(floats(features, edge, count) for edge in _EDGES), strict=True)
-    labels = _labels(features, _BOX_TEXT, shards.BOX_LABEL, count, names)
-    difficult, crowd = (
-        flags(features, shards.BOX_IS_DIFFICULT, count),
-        flags(features, shards.BOX_IS_CROWD, count),
-    )
-    height, width = frame = _frame_of(features)
-    return tuple(
-        make_box((ymin * height, xmin * width, ymax * height, xmax * width), *rest)
-        for (ymin, xmin, ymax, xmax), *rest in zip(edges, labels, difficult, crowd, strict=True)
-    ), frame
-
-
-def _frame_of(features: Features) -> Size:
+def _read_frame(features: Features) -> Size:
+    """The size of the image that the boxes are given for, or FRACTIONS if the record has none."""
     if not features.get(shards.HEIGHT) or not features.get(shards.WIDTH):
         return FRACTIONS
-    [height], [width] = integers(features, shards.HEIGHT, 1), integers(features, shards.WIDTH, 1)
+    [height], [width] = (read_integers(features, name, 1) for name in (shards.HEIGHT, shards.WIDTH))
     return (float(height), float(width)) if height > 0 and width > 0 else FRACTIONS
 
 
-def _labels(features: Features, text: str, number: str, count: int, names: Names) -> Sequence[str]:
+def _read_labels(
+    features: Features, text: str, number: str, count: int, names: Names
+) -> Sequence[str]:
     """Raises Reject: malformed, unknown_class."""
     if texts := features.get(text):
         if len(texts) != count or not all(isinstance(value, bytes) for value in texts):
             raise Reject(
                 "malformed",
-                f"the feature {text} must hold {count} texts, and holds {len(texts)} values",
+                f"the feature {text} must hold {count} texts, got {len(texts)} values",
             )
-        return [_decoded(value, text) for value in texts]
-    numbers = integers(features, number, count)
+        return [_decode_text(value, text) for value in texts]
+    numbers = read_integers(features, number, count)
     if unknown := [value for value in numbers if value not in names]:
         raise Reject(
             "unknown_class",
@@ -147,7 +154,7 @@ def _labels(features: Features, text: str, number: str, count: int, names: Names
     return [names[value] for value in numbers]
 
 
-def _decoded(value: bytes, feature: str) -> str:
+def _decode_text(value: bytes, feature: str) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -14,93 +14,80 @@ from __future__ import annotations
 import posixpath
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import NoReturn
 
 from beam_jobs.io.raw import RawReader, read_raw
 from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector, Files, Found, flag, make_box, size_of
+from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
+from beam_jobs.sources.parsing import CORNERS, make_box, parse_size
 from beam_jobs.stages.given_boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import ImageSets, VocSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.raw_data.raw_file import RawFile, key_of
+from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
 
 _IMAGES, _ANNOTATIONS, _LISTS = "JPEGImages/", "Annotations/", "ImageSets/Main/"
-_CORNERS = ("ymin", "xmin", "ymax", "xmax")
 _MAX_XML_BYTES = 16 << 20
 
 
-def read_records(source: VocSource, listing: Listing) -> Found:
+def read_records(source: VocSource, listing: Listing) -> SourceRecords:
     """Raises DataError: there is neither an image nor an annotation where they have to be."""
-    images, annotations = _by_name(listing, _IMAGES), _by_name(listing, _ANNOTATIONS, ".xml")
+    images = _index_by_name(listing, _IMAGES)
+    annotations = {
+        name: files[0] for name, files in _index_by_name(listing, _ANNOTATIONS, ".xml").items()
+    }
     if not images or not annotations:
         raise DataError(
-            f"{listing.folder}: a VOC source has the folders JPEGImages and Annotations "
-            "with files in them; "
-            "correct preprocess.source.path"
+            f"{listing.folder}: a VOC source needs the folders JPEGImages and Annotations "
+            "with files in them. Correct preprocess.source.path."
         )
     lists = _read_lists(source.image_sets, listing)
-    collector, names = (
-        Collector(source.class_names),
-        sorted({*images, *annotations, *(lists or ())}),
-    )
-    reader = RawReader(
-        (
-            annotations[name][0]
-            for name in names
-            if name in annotations and (lists is None or name in lists)
-        ),
-        listing.folder,
-    )
-    for name in names:
-        candidates, [annotation] = images.get(name, []), annotations.get(name, [None])
-        is_listed = lists is None or name in lists
-        if not is_listed and source.unlisted == "ignore":
-            continue
-        with collector.rejects(
-            candidates[0].key
-            if candidates
-            else annotation.key
-            if annotation
-            else f"{_IMAGES}{name}"
-        ):
-            if not is_listed:
-                raise Reject(
-                    "unlisted",
-                    f"{name} is in none of the lists in {_LISTS}; "
-                    "add it to one, or see preprocess.source.unlisted",
-                )
-            split = _only(lists[name]) if lists is not None else None
+    collector, names = Collector(source.class_names), {*images, *annotations, *(lists or ())}
+    if lists is not None and source.unlisted == "ignore":
+        names &= lists.keys()
+    read_names = sorted(names & annotations.keys() & (names if lists is None else lists.keys()))
+    reader = RawReader((annotations[name] for name in read_names), listing.folder)
+    for name in sorted(names):
+        candidates, annotation = images.get(name, []), annotations.get(name)
+        file = candidates[0] if candidates else annotation
+        with collector.catch_reject(file.key if file else f"{_IMAGES}{name}"):
+            split = None if lists is None else _select_split(name, lists)
             collector.add(_make_record(reader, candidates, annotation, split), name)
-    return collector.found()
+    return collector.to_source_records()
 
 
-def _by_name(listing: Listing, folder: str, suffix: str = "") -> dict[str, list[RawFile]]:
+def _index_by_name(listing: Listing, folder: str, suffix: str = "") -> dict[str, list[RawFile]]:
     """The files of a folder by their names without suffix."""
-    found = defaultdict(list)
+    found: dict[str, list[RawFile]] = defaultdict(list)
     for file in listing.files:
         if file.key.startswith(folder) and file.key.endswith(suffix):
             found[posixpath.splitext(file.key.removeprefix(folder))[0]].append(file)
-    return dict(found)
+    return found
 
 
 def _read_lists(names: ImageSets | None, listing: Listing) -> dict[str, list[str]] | None:
     """The splits that each image is listed for, or None if there are no lists."""
     if names is None:
         return None
-    files, found, splits = Files(listing), defaultdict(list), dict(names)
-    present = {
-        split: file for split, name in splits.items() if (file := files.get(f"{_LISTS}{name}.txt"))
-    }
+    files = ListedFiles(listing)
+    found: dict[str, list[str]] = defaultdict(list)
+    present = {split: file for split, name in names if (file := files.get(f"{_LISTS}{name}.txt"))}
     for split, file in present.items():
         for line in read_raw(file, listing.folder).splitlines():
             if line.strip():
-                found[key_of(line.strip())].append(split)
+                found[to_raw_key(line.strip())].append(split)
     return dict(found) if present else None
 
 
-def _only(splits: list[str]) -> str:
+def _select_split(name: str, lists: Mapping[str, list[str]]) -> str:
+    if not (splits := lists.get(name, [])):
+        raise Reject(
+            "unlisted",
+            f"{name} is in none of the lists in {_LISTS}. "
+            "Add it to a list, or set preprocess.source.unlisted: ignore.",
+        )
     if len(splits) > 1:
         raise Reject("contradictory_split", f"listed more than once: for {', '.join(splits)}")
     return splits[0]
@@ -130,45 +117,37 @@ def parse_annotation(content: bytes) -> tuple[tuple[Box, ...], Size | None]:
     """
     if len(content) > _MAX_XML_BYTES:
         raise Reject(
-            "too_large", f"an annotation of {len(content)} bytes; allowed are {_MAX_XML_BYTES}"
+            "too_large", f"an annotation of {len(content)} bytes, allowed are {_MAX_XML_BYTES}"
         )
     try:
-        parser = ElementTree.XMLParser(target=_WithoutDoctype())  # noqa: S314 (entities need a document type)
+        parser = ElementTree.XMLParser(target=_DoctypeRejectingBuilder())  # noqa: S314 (entities need a document type)
         root = ElementTree.fromstring(content, parser)  # noqa: S314
-    except (
-        ElementTree.ParseError,
-        ValueError,
-        LookupError,
-    ) as error:  # the latter two: an encoding that does not exist
-        raise Reject("malformed", f"no well-formed XML: {error}") from None
+    # ValueError, LookupError: an encoding that does not exist
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise Reject("malformed", f"not well-formed XML: {error}") from None
     if root.tag != "annotation":
         raise Reject("malformed", f"the XML is a <{root.tag}> and not an <annotation>")
-    return tuple(map(_box_of, root.findall("object"))), size_of(
-        root.findtext("size/height"), root.findtext("size/width")
-    )
+    size = parse_size(root.findtext("size/height"), root.findtext("size/width"))
+    return tuple(map(_parse_box, root.findall("object"))), size
 
 
-class _WithoutDoctype(ElementTree.TreeBuilder):
+class _DoctypeRejectingBuilder(ElementTree.TreeBuilder):
     """Refuses a document type in any encoding: it may declare entities, which are not needed."""
 
     def doctype(self, name: str, public: str | None, system: str | None) -> NoReturn:
         raise Reject("malformed", "declares a document type, which no annotation needs")
 
 
-def _box_of(element: ElementTree.Element) -> Box:
+def _parse_box(element: ElementTree.Element) -> Box:
     """The box of an object.
 
     The parts of a person, which have boxes of their own inside the object, are ignored.
     """
-    label, corners = (
-        element.findtext("name"),
-        [element.findtext(f"bndbox/{corner}") for corner in _CORNERS],
-    )
+    label = element.findtext("name")
+    corners = [element.findtext(f"bndbox/{corner}") for corner in CORNERS]
     if label is None or None in corners:
         raise Reject(
             "malformed",
             "an <object> without <name>, or without a <bndbox> of xmin, ymin, xmax and ymax",
         )
-    return make_box(
-        corners, label, is_difficult=flag((element.findtext("difficult") or "0").strip())
-    )
+    return make_box(corners, label, (element.findtext("difficult") or "").strip())

@@ -1,7 +1,7 @@
 """The catalogue of stages. A stage is a file in this folder and a line here.
 
-`../README.md` shows how to add one. This module imports neither Beam nor numpy nor OpenCV, because
-the DAG file uses it to check the stages of every config.
+`docs/add-a-stage.md` shows how to add one. This module imports neither Beam nor numpy nor OpenCV,
+because the DAG file uses it to check the stages of every config.
 """
 
 from __future__ import annotations
@@ -21,24 +21,22 @@ from beam_jobs.stages import (
     resize,
     tile,
 )
-from beam_jobs.stages.foreign import load_stage
-from beam_jobs.stages.stage import BoundStage, Stage, class_names_after
-from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.preprocess import StageConfig as StageConfig
-from pipeline_ops.config.yaml_source import nearest
+from beam_jobs.stages.execution import BoundStage, map_class_names
+from beam_jobs.stages.stage import Stage
+from beam_jobs.stages.user_stage import load_stage
+from pipeline_ops.config.preprocess import Preprocess, StageConfig
+from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.user_code.stages import published_names
+from pipeline_ops.user_code.stages import list_published_names
 
 CATALOGUE: dict[str, Stage] = {
     # The key is the name in the YAML and of the file. The value holds parameters and function.
     "decode": Stage(decode.Decode, decode.decode),
-    "filter": Stage(
-        filter.Filter, filter.filter, class_after=filter.class_after, check=filter.check
-    ),
+    "filter": Stage(filter.Filter, filter.filter, map_class=filter.map_class, check=filter.check),
     "map_classes": Stage(
         map_classes.MapClasses,
         map_classes.map_classes,
-        class_after=map_classes.class_after,
+        map_class=map_classes.map_class,
         check=map_classes.check,
     ),
     "clip_boxes": Stage(clip_boxes.ClipBoxes, clip_boxes.clip_boxes, check=clip_boxes.check),
@@ -54,12 +52,11 @@ def find_stage(name: str) -> Stage:
     """Returns the stage with this name: from the catalogue, an installed package or a module path.
 
     Raises:
-      ConfigError: there is none, or it can't be loaded.
+      ConfigError: there is none, or it cannot be loaded.
     """
-    stage = CATALOGUE.get(name) or load_stage(name)
-    if stage is None:
-        raise ConfigError(f"unknown stage; {nearest(name, [*CATALOGUE, *published_names()])}")
-    return stage
+    if stage := CATALOGUE.get(name) or load_stage(name):
+        return stage
+    raise ConfigError(f"unknown stage; {suggest_name(name, [*CATALOGUE, *list_published_names()])}")
 
 
 def check_stages(config: Preprocess, config_file: Path) -> None:
@@ -83,29 +80,19 @@ def check_data(
       config_file: the file that the messages name.
 
     Raises:
-      ConfigError: has a line for each stage that can't.
+      ConfigError: has a line for each stage that cannot.
     """
     stages, problems = bind_stages(config.stages), []
     for index, stage in enumerate(stages):
-        if stage.check and (
-            problem := stage.check(
-                stage.parameters, task, class_names_after(stages[:index], class_names)
-            )
-        ):
+        names = map_class_names(stages[:index], class_names)
+        if (check := stage.stage.check) and (problem := check(stage.parameters, task, names)):
             problems.append((("preprocess", "stages", index, stage.name), problem))
     checks.raise_problems(problems, config_file)
 
 
 def bind_stages(stages: Iterable[StageConfig]) -> list[BoundStage]:
     """The stages of a checked config, ready to run."""
-    return [_bind(stage, find_stage(stage.name)) for stage in stages]
-
-
-def _bind(config: StageConfig, stage: Stage) -> BoundStage:
-    return BoundStage(
-        config.name,
-        stage.function,
-        stage.parameters(**config.parameters),
-        stage.class_after,
-        stage.check,
-    )
+    return [
+        BoundStage(config.name, stage, stage.parameters(**config.parameters))
+        for config, stage in ((config, find_stage(config.name)) for config in stages)
+    ]

@@ -17,15 +17,25 @@ from pydantic import Field
 
 from beam_jobs.stages.boxes import (
     cut_out,
-    flipped_horizontally,
-    flipped_vertically,
-    scaled,
-    transposed,
+    flip_boxes_horizontally,
+    flip_boxes_vertically,
+    transform_boxes,
+    transpose_boxes,
 )
 from beam_jobs.stages.stage import Example, parameters
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+_CHANGES = (
+    "flip_horizontal",
+    "flip_vertical",
+    "rotate90",
+    "brightness",
+    "contrast",
+    "crop",
+)
 
 
 @parameters
@@ -52,19 +62,11 @@ class Augment:
     """Another seed gives other copies."""
 
     @pydantic.model_validator(mode="after")
-    def _fits(self) -> Augment:
-        if not (
-            self.flip_horizontal
-            or self.flip_vertical
-            or self.rotate90
-            or self.brightness
-            or self.contrast
-            or self.crop
-        ):
+    def _validate(self) -> Augment:
+        if not any(getattr(self, name) for name in _CHANGES):
             raise ValueError(
-                "needs at least one of "
-                "flip_horizontal, flip_vertical, rotate90, brightness, contrast, crop: "
-                "copies that are all the same teach nothing"
+                f"needs at least one of {', '.join(_CHANGES)}: "
+                "a model learns nothing from equal copies"
             )
         return self
 
@@ -74,11 +76,11 @@ def augment(example: Example, parameters: Augment) -> Example | list[Example]:
         return example
     return [
         example,
-        *(_copy(example, number, parameters) for number in range(1, parameters.copies + 1)),
+        *(_make_copy(example, number, parameters) for number in range(1, parameters.copies + 1)),
     ]
 
 
-def _copy(example: Example, number: int, parameters: Augment) -> Example:
+def _make_copy(example: Example, number: int, parameters: Augment) -> Example:
     """Draws every random number, used or not, so that no parameter changes another's effect."""
     import numpy as np
 
@@ -91,18 +93,24 @@ def _copy(example: Example, number: int, parameters: Augment) -> Example:
     )
     copy = dataclasses.replace(example, key=key)
     if parameters.crop:
-        copy = _cropped(
+        copy = _crop(
             copy, 1 - parameters.crop * crop_share, crop_top, crop_left, parameters.min_visible
         )
     if parameters.flip_horizontal and horizontal < 0.5:
-        copy = _moved(copy, copy.image[:, ::-1], flipped_horizontally(copy.boxes, copy.shape[1]))
+        copy = copy.with_image(
+            np.ascontiguousarray(copy.image[:, ::-1]),
+            flip_boxes_horizontally(copy.boxes, copy.shape[1]),
+        )
     if parameters.flip_vertical and vertical < 0.5:
-        copy = _moved(copy, copy.image[::-1], flipped_vertically(copy.boxes, copy.shape[0]))
+        copy = copy.with_image(
+            np.ascontiguousarray(copy.image[::-1]),
+            flip_boxes_vertically(copy.boxes, copy.shape[0]),
+        )
     if parameters.rotate90:
         for _ in range(int(turns * 4)):
-            copy = _turned(copy)
+            copy = _rotate(copy)
     if parameters.brightness or parameters.contrast:
-        image = _relit(
+        image = _adjust_light(
             copy.image,
             parameters.brightness * (2 * brightness - 1),
             1 + parameters.contrast * (2 * contrast - 1),
@@ -111,32 +119,24 @@ def _copy(example: Example, number: int, parameters: Augment) -> Example:
     return copy
 
 
-def _moved(example: Example, image: np.ndarray, boxes: tuple | None) -> Example:
+def _rotate(example: Example) -> Example:
+    """Turns by 90 degrees, clockwise: rows become columns, then left and right change places."""
     import numpy as np
 
-    return dataclasses.replace(example.with_image(np.ascontiguousarray(image)), boxes=boxes)
-
-
-def _turned(example: Example) -> Example:
-    """Turns by 90 degrees, clockwise: rows become columns, then left and right change places."""
-    width = example.shape[0]
-    return _moved(
-        example,
-        example.image.swapaxes(0, 1)[:, ::-1],
-        flipped_horizontally(transposed(example.boxes), width),
+    return example.with_image(
+        np.rot90(example.image, -1).copy(),
+        flip_boxes_horizontally(transpose_boxes(example.boxes), example.shape[0]),
     )
 
 
-def _cropped(
-    example: Example, share: float, top: float, left: float, min_visible: float
-) -> Example:
+def _crop(example: Example, share: float, top: float, left: float, min_visible: float) -> Example:
     """Cuts out a part of `share` of both sides and enlarges it to the size of the whole.
 
-    `top` and `left` are shares of the free room.
+    `top` and `left` are shares of the free space.
     """
     import cv2
 
-    height, width, channels = example.shape
+    height, width, _ = example.shape
     part_height, part_width = max(1, round(height * share)), max(1, round(width * share))
     part = cut_out(
         example,
@@ -146,13 +146,13 @@ def _cropped(
         part_width,
         min_visible,
     )
-    image = cv2.resize(part.image, (width, height), interpolation=cv2.INTER_LINEAR).reshape(
-        height, width, channels
-    )
-    return _moved(part, image, scaled(part.boxes, height / part_height, width / part_width))
+    image = cv2.resize(part.image, (width, height), interpolation=cv2.INTER_LINEAR)
+    image = image.reshape(example.shape)
+    boxes = transform_boxes(part.boxes, height / part_height, width / part_width)
+    return part.with_image(image, boxes)
 
 
-def _relit(image: np.ndarray, brightness: float, contrast: float) -> np.ndarray:
+def _adjust_light(image: np.ndarray, brightness: float, contrast: float) -> np.ndarray:
     """Changes brightness and contrast with one rounding for both, by a table of 256 values."""
     import cv2
     import numpy as np
@@ -161,4 +161,5 @@ def _relit(image: np.ndarray, brightness: float, contrast: float) -> np.ndarray:
     table = np.clip(
         np.rint((np.arange(256) - mean) * contrast + mean + 255 * brightness), 0, 255
     ).astype(np.uint8)
-    return cv2.LUT(image, table).reshape(image.shape)
+    adjusted: np.ndarray = cv2.LUT(image, table).reshape(image.shape)
+    return adjusted

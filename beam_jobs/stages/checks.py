@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import pydantic
 
 from beam_jobs.stages.stage import Stage
-from pipeline_ops.config.preprocess import StageConfig as StageConfig
-from pipeline_ops.config.type_messages import describe_type
-from pipeline_ops.config.yaml_source import nearest, place_in
+from pipeline_ops.config.preprocess import StageConfig
+from pipeline_ops.config.type_messages import describe_problem
+from pipeline_ops.config.yaml_source import locate_in_file, suggest_name
 from pipeline_ops.errors import ConfigError
 
 _FIRST, _LAST = "decode", "encode"
@@ -26,10 +27,8 @@ def check_stages(
 
     `find` returns a stage by its name, or raises ConfigError.
     """
-    problems = [*_problems_of_order(stages)]
-    for index, stage in enumerate(stages):
-        problems += _problems_of(find, index, stage)
-    raise_problems(problems, config_file)
+    checked = (_check_stage(find, index, stage) for index, stage in enumerate(stages))
+    raise_problems([*_check_order(stages), *itertools.chain(*checked)], config_file)
 
 
 def raise_problems(problems: Sequence[_Problem], config_file: Path) -> None:
@@ -37,13 +36,13 @@ def raise_problems(problems: Sequence[_Problem], config_file: Path) -> None:
     if problems:
         raise ConfigError(
             "\n".join(
-                f"{place_in(config_file, location)}: {'.'.join(map(str, location))}: {rule}"
+                f"{locate_in_file(config_file, location)}: {'.'.join(map(str, location))}: {rule}"
                 for location, rule in problems
             )
         )
 
 
-def _problems_of_order(stages: Sequence[StageConfig]) -> Iterator[_Problem]:
+def _check_order(stages: Sequence[StageConfig]) -> Iterator[_Problem]:
     names = [stage.name for stage in stages]
     if names[0] != _FIRST and _FIRST in names:
         yield ("preprocess", "stages", 0), f"the first stage must be {_FIRST}, got {names[0]}"
@@ -59,32 +58,30 @@ def _problems_of_order(stages: Sequence[StageConfig]) -> Iterator[_Problem]:
         )
 
 
-def _problems_of(
+def _check_stage(
     find: Callable[[str], Stage], index: int, stage: StageConfig
 ) -> Iterator[_Problem]:
-    at = ("preprocess", "stages", index, stage.name)
+    location = ("preprocess", "stages", index, stage.name)
     try:
         parameters = find(stage.name).parameters
     except ConfigError as error:
-        yield at, str(error)
+        yield location, str(error)
         return
     try:
         parameters(**stage.parameters)
     except pydantic.ValidationError as error:
         for problem in error.errors(include_url=False):
-            yield (*at, *problem["loc"]), _rule(problem, parameters)
+            yield (*location, *problem["loc"]), _describe_rule(problem, parameters)
 
 
-def _rule(problem: Mapping[str, Any], parameters: Any) -> str:
+def _describe_rule(problem: Mapping[str, Any], parameters: Any) -> str:
     match problem["type"]:
         case "unexpected_keyword_argument":
             known = [field.name for field in dataclasses.fields(parameters)]
-            return (
-                f"unknown parameter; {nearest(str(problem['loc'][-1]), known)}"
-                if known
-                else "unknown parameter; this stage has none"
-            )
+            if not known:
+                return "unknown parameter; this stage has none"
+            return f"unknown parameter; {suggest_name(str(problem['loc'][-1]), known)}"
         case "value_error":
             return str(problem["ctx"]["error"])
         case _:
-            return describe_type(problem)
+            return describe_problem(problem)

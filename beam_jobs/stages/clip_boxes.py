@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from beam_jobs.stages.boxes import clipped
+from beam_jobs.stages.boxes import clip_to_image
 from beam_jobs.stages.stage import Example, parameters
 
 
@@ -29,11 +29,11 @@ def clip_boxes(example: Example, parameters: ClipBoxes) -> Example:
     `filter: {min_boxes: 1}` removes such examples.
     """
     height, width, _ = example.shape
-    boxes = clipped(example.boxes, height, width, parameters.min_visible)
+    boxes = clip_to_image(example.boxes, height, width, parameters.min_visible)
     return example.with_boxes(
         [
             box
-            for box in boxes
+            for box in boxes or ()
             if box.area >= parameters.min_area
             and min(box.ymax - box.ymin, box.xmax - box.xmin) >= parameters.min_side
         ]
@@ -41,8 +41,6 @@ def clip_boxes(example: Example, parameters: ClipBoxes) -> Example:
 
 
 def check(parameters: ClipBoxes, task: str, class_names: Sequence[str]) -> str | None:
-    return (
-        None
-        if task == "detection"
-        else "is for detection, and the source gives labels without boxes; remove the stage"
-    )
+    if task == "detection":
+        return None
+    return "is for detection, and the source has labels without boxes. Remove the stage."

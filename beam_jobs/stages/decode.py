@@ -1,33 +1,36 @@
-"""Decodes the image file and keeps out files that are not a whole image.
+"""Decodes the image file and rejects files that are not a whole image.
 
 JPEG and PNG files of 8 bits keep their own bytes, even if grey becomes colour or colour becomes
-grey: the reader of the shard decodes to the wanted channels itself. Other formats, 16 bits, CMYK,
-images that EXIF marks as turned, and images with transparent parts are encoded again. Images with
-transparent parts are laid on a background. The first frame of an animation counts. A JPEG whose
-middle was overwritten decodes without complaint in every library, so this stage does not notice it.
+grey: the reader of the shard decodes to the requested channels itself. Other formats, 16 bits,
+CMYK, images that EXIF marks as turned, and images with transparent parts are encoded again. Images
+with transparent parts are laid on a background. The first frame of an animation counts. A JPEG
+whose middle was overwritten decodes without complaint in every library, so this stage does not
+notice it.
 
 With `check: header`, files that keep their bytes are not decoded until a later stage needs their
 pixels. The size is that of the header. A JPEG must have its end mark after the start of its pixels,
 and every chunk of a PNG must match its checksum, so no truncated file gets into a shard. Damage
 that only a decoder would notice does get into a shard. Examples are a JPEG whose compressed data is
-damaged but continues to its end mark, a JPEG with fewer rows than its header says, and a PNG whose
+damaged but continues to its end mark, a JPEG with fewer rows than in its header, and a PNG whose
 pixels were packed wrongly by the program that wrote it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import struct
-import zlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from beam_jobs.stages.given_boxes import settle_boxes
-from beam_jobs.stages.stage import Box, Color, Example, Reject, Undecoded, parameters
+from beam_jobs.stages.given_boxes import convert_boxes
+from beam_jobs.stages.image_header import (
+    Header,
+    check_end,
+    make_jpeg_reject,
+    open_with_pillow,
+    read_header,
+)
+from beam_jobs.stages.stage import Color, Example, LazyImage, Reject, parameters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,241 +58,46 @@ def decode(example: Example, parameters: Decode) -> Example:
     data = example.encoded
     if not data:
         raise Reject("empty", "the file has no bytes")
-    header = _read_header(data)
+    header = read_header(data)
     _check_size(header, parameters.max_megapixels)
     if not header.is_whole:
         raise Reject("truncated", f"a part of the file is missing; it has {len(data)} bytes")
+    pixels: np.ndarray | LazyImage
     if parameters.check == "header" and header.keeps_bytes:
-        _check_end(data, header)
-        pixels = Undecoded(
-            (header.height, header.width, parameters.channels),
-            lambda: _decode(data, header, parameters)[0],
-        )
-        boxes = None if example.boxes is None else _settled_boxes(example, header)
-        return Example(example.key, example.label, data, pixels, True, boxes, None, example.split)
-    image, is_kept = _decode(data, header, parameters)
-    return dataclasses.replace(
-        example,
-        pixels=image,
-        is_original=is_kept,
-        boxes=_settled_boxes(example, header),
-        frame=None,
-    )
+        check_end(data, header)
+        shape = header.height, header.width, parameters.channels
+        pixels, is_kept = LazyImage(shape, lambda: _decode(data, header, parameters)[0]), True
+    else:
+        pixels, is_kept = _decode(data, header, parameters)
+    boxes = example.boxes
+    if boxes is not None:
+        boxes = convert_boxes(boxes, example.frame, *header.read_orientation(data))
+    return dataclasses.replace(example, pixels=pixels, is_original=is_kept, boxes=boxes, frame=None)
 
 
-class _Header(NamedTuple):
-    """The properties of an image file that are known without decoding it.
-
-    `is_kept` means that the shard's reader gets the same pixels from the file as it is, if no pixel
-    is transparent. `pixels_at` is the offset at which the pixels of a JPEG begin, or 0 if that is
-    not clear.
-    """
-
-    height: int
-    width: int
-    is_kept: bool
-    is_plain_jpeg: bool = False
-    has_alpha: bool = False
-    is_whole: bool = True
-    pixels_at: int = 0
-
-    @property
-    def keeps_bytes(self) -> bool:
-        """True if the file is certain to keep its bytes, judged without its pixels."""
-        return (
-            self.is_kept and not self.has_alpha and (self.pixels_at > 0 or not self.is_plain_jpeg)
-        )
-
-
-def _decode(data: bytes, header: _Header, parameters: Decode) -> tuple[np.ndarray, bool]:
+def _decode(data: bytes, header: Header, parameters: Decode) -> tuple[np.ndarray, bool]:
     """The image, and whether the shard may hold the file as it is.
 
     Raises Reject: truncated, corrupt.
     """
+    is_kept = header.is_kept
     if header.is_plain_jpeg:
-        image, is_kept = _decode_jpeg(data, parameters.channels), header.is_kept
+        image = _decode_jpeg(data, parameters.channels)
     elif header.has_alpha:
-        image, is_opaque = _decode_on(parameters.background, data, parameters.channels)
-        is_kept = header.is_kept and is_opaque
+        image, is_opaque = _decode_onto_background(parameters.background, data, parameters.channels)
+        is_kept = is_kept and is_opaque
     else:
-        image, is_kept = _decode_other(data, parameters.channels), header.is_kept
+        image = _decode_other(data, parameters.channels)
     if image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
         raise Reject(
             "corrupt",
-            f"the header says {header.width}x{header.height} pixels, "
-            f"the data {image.shape[1]}x{image.shape[0]}",
+            f"{header.width}x{header.height} pixels in the header, "
+            f"in the data {image.shape[1]}x{image.shape[0]}",
         )
     return image, is_kept
 
 
-def _check_end(data: bytes, header: _Header) -> None:
-    """Raises Reject: truncated, corrupt."""
-    if header.is_plain_jpeg:
-        if data.rfind(b"\xff\xd9", header.pixels_at) < 0:
-            raise Reject("truncated", f"a JPEG without its end; it has {len(data)} bytes")
-    elif damaged := next(
-        (
-            name
-            for name, start, end in _png_chunks(data)
-            if zlib.crc32(data[start - 4 : end]) != _big_endian(data, end)
-        ),
-        None,
-    ):
-        raise Reject(
-            "corrupt",
-            f"the chunk {damaged.decode('latin-1')} of the PNG has another checksum than its data",
-        )
-
-
-def _read_header(data: bytes) -> _Header:
-    if data.startswith(b"\xff\xd8\xff"):
-        return _read_jpeg_header(data)
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return _read_png_header(data)
-    if data.startswith((b"GIF8", b"BM", b"II*\0", b"MM\0*")) or (
-        data.startswith(b"RIFF") and data[8:12] == b"WEBP"
-    ):
-        with _open_with_pillow(data) as image:
-            return _Header(
-                image.height, image.width, is_kept=False, has_alpha=image.has_transparency_data
-            )
-    raise Reject(
-        "not_image", f"begins with {data[:8]!r}, which is no JPEG, PNG, WebP, GIF, BMP or TIFF"
-    )
-
-
-def _read_jpeg_header(data: bytes) -> _Header:
-    import simplejpeg
-
-    try:
-        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError as error:
-        raise _broken_jpeg(data, error) from None
-    if (num_scans := data.count(b"\xff\xda")) > _MAX_SCANS:
-        raise Reject(
-            "too_costly",
-            f"a JPEG of {num_scans} scans, each of which is a pass over all pixels; "
-            f"allowed are {_MAX_SCANS}",
-        )
-    pixels_at, has_exif = _jpeg_layout(data)
-    is_upright = not has_exif or _orientation(data) == 1
-    return _Header(
-        height,
-        width,
-        is_kept=is_upright and colors in ("YCbCr", "Gray", "RGB"),
-        is_plain_jpeg=is_upright,
-        pixels_at=pixels_at,
-    )
-
-
-def _jpeg_layout(data: bytes) -> tuple[int, bool]:
-    """The offset at which the pixels of a JPEG begin, and whether EXIF comes before them.
-
-    The offset is 0 if the segments can't be followed. The segments are followed because a search
-    for the marker of the pixels could find that of a thumbnail in a segment before them.
-    """
-    place, has_exif, end = 2, False, len(data) - 4
-    while place < end and data[place] == 0xFF:
-        marker = data[place + 1]
-        if marker == 0xDA:
-            return place, has_exif
-        if marker == 0xFF:  # padding
-            place += 1
-            continue
-        if marker == 0xE1 and data.startswith(b"Exif\0\0", place + 4):
-            has_exif = True
-        place += 2 + (data[place + 2] << 8 | data[place + 3])
-    return 0, b"Exif\0\0" in data[:_EXIF_WITHIN]
-
-
-_MAX_SCANS = 64  # a progressive JPEG has about ten
-_EXIF_WITHIN = 1 << 17  # bytes: it has to be in one of the first segments, of 64 kB at most
-
-
-def _orientation(data: bytes) -> int:
-    """EXIF's orientation of a JPEG, from 1 to 8. 1 is upright."""
-    with _open_with_pillow(data) as image:
-        return image.getexif().get(0x0112, 1)
-
-
-def _settled_boxes(example: Example, header: _Header) -> tuple[Box, ...] | None:
-    """Runs after decoding, because Pillow may have to decode a PNG to find its EXIF."""
-    if example.boxes is None:
-        return None
-    stored, orientation = (header.height, header.width), 1
-    if not header.is_kept and not header.is_plain_jpeg:
-        with _open_with_pillow(example.encoded) as image:
-            orientation = image.getexif().get(0x0112, 1)
-            if image.format == "TIFF" and orientation in (
-                5,
-                6,
-                7,
-                8,
-            ):  # Pillow gives the upright size for this format alone
-                stored = stored[::-1]
-    return settle_boxes(example.boxes, example.frame, stored, orientation)
-
-
-def _read_png_header(data: bytes) -> _Header:
-    if len(data) < 33 or data[12:16] != b"IHDR":
-        raise Reject("truncated", f"a PNG of {len(data)} bytes ends inside its header")
-    width, height, bits, color_type = struct.unpack(">IIBB", data[16:26])
-    chunks = {name for name, _, _ in _png_chunks(data)}
-    # A turned PNG is rare, so every PNG with EXIF is encoded again. Readers may see different
-    # frames of an animation (acTL).
-    return _Header(
-        height,
-        width,
-        is_kept=bits <= 8 and not chunks & {b"eXIf", b"acTL"},
-        has_alpha=color_type in _PNG_WITH_ALPHA or b"tRNS" in chunks,
-        is_whole=b"IEND" in chunks,
-    )
-
-
-def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yields name, start and end of the data of every chunk that is complete in the file.
-
-    OpenCV trusts the length that a chunk states, and reserves up to 4 GB for it. So the lengths are
-    checked here.
-    """
-    place, name = 8, b""
-    while place + 12 <= len(data) and name != b"IEND":
-        length, name = struct.unpack_from(">I4s", data, place)
-        start, place = place + 8, place + 12 + length
-        if place <= len(data):
-            yield name, start, place - 4
-
-
-def _big_endian(data: bytes, place: int) -> int:
-    return int.from_bytes(data[place : place + 4], "big")
-
-
-_PNG_WITH_ALPHA = (4, 6)  # grey and alpha, RGB and alpha; a palette has a tRNS chunk instead
-
-
-@contextlib.contextmanager
-def _open_with_pillow(data: bytes) -> Iterator:
-    """Opens an image, which reads only the header and EXIF.
-
-    Raises Reject for any error in the block but MemoryError.
-    """
-    from PIL import Image
-
-    Image.MAX_IMAGE_PIXELS = (
-        None  # its limit only warns at first and is too high; ours is `max_megapixels`
-    )
-    try:
-        with Image.open(
-            io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-        ) as image:
-            yield image
-    except (Reject, MemoryError):
-        raise
-    except Exception as error:  # on broken files Pillow's parsers raise nearly anything
-        raise Reject("corrupt", str(error) or type(error).__name__) from None
-
-
-def _check_size(header: _Header, max_megapixels: float) -> None:
+def _check_size(header: Header, max_megapixels: float) -> None:
     if header.height * header.width > max_megapixels * 1e6:
         raise Reject(
             "too_large",
@@ -303,19 +111,15 @@ def _decode_jpeg(data: bytes, channels: int) -> np.ndarray:
     import simplejpeg
 
     try:
-        return simplejpeg.decode_jpeg(data, "GRAY" if channels == 1 else "RGB")
+        image: np.ndarray = simplejpeg.decode_jpeg(data, "GRAY" if channels == 1 else "RGB")
     except ValueError as error:
-        raise _broken_jpeg(data, error) from None
+        raise make_jpeg_reject(data, error) from None
+    return image
 
 
-def _broken_jpeg(data: bytes, error: ValueError) -> Reject:
-    has_end = b"\xff\xd9" in data and "Premature end" not in str(
-        error
-    )  # a thumbnail inside has an end of its own
-    return Reject("corrupt" if has_end else "truncated", str(error))
-
-
-def _decode_on(background: Color, data: bytes, channels: int) -> tuple[np.ndarray, bool]:
+def _decode_onto_background(
+    background: Color, data: bytes, channels: int
+) -> tuple[np.ndarray, bool]:
     """The image on a background, and whether no pixel is transparent.
 
     Uses Pillow, which knows every kind of transparency.
@@ -323,30 +127,27 @@ def _decode_on(background: Color, data: bytes, channels: int) -> tuple[np.ndarra
     import numpy as np
     from PIL import Image, ImageOps
 
-    with _open_with_pillow(data) as image:
+    with open_with_pillow(data) as image:
         layer = ImageOps.exif_transpose(image).convert("RGBA")
-        lowest_alpha = layer.getextrema()[3][0]
+        is_opaque = layer.getchannel("A").getextrema() == (255, 255)
         below = Image.new("RGBA", layer.size, (*background, 255))
         flat = Image.alpha_composite(below, layer).convert("L" if channels == 1 else "RGB")
-        return np.array(flat).reshape(flat.height, flat.width, channels), lowest_alpha == 255
+        return np.array(flat).reshape(flat.height, flat.width, channels), is_opaque
 
 
 def _decode_other(data: bytes, channels: int) -> np.ndarray:
-    """Decodes with OpenCV, which turns the image as EXIF says and reduces 16 bits to 8."""
+    """Decodes with OpenCV, which applies EXIF's orientation and reduces 16 bits to 8."""
     import cv2
     import numpy as np
 
+    mode = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
     try:
-        image = cv2.imdecode(
-            np.frombuffer(data, np.uint8),
-            cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB,
-        )
+        image: np.ndarray | None = cv2.imdecode(np.frombuffer(data, np.uint8), mode)
     except cv2.error as error:
-        if (
-            error.code == cv2.Error.StsNoMem
-        ):  # the machine's fault: the same file is fine on the next try
+        # The machine's fault: the same file can be decoded on the next try.
+        if error.code == cv2.Error.StsNoMem:
             raise MemoryError(error.err) from None
         raise Reject("corrupt", error.err) from None
     if image is None:
-        raise Reject("corrupt", f"{len(data)} bytes that can't be decoded to the end")
+        raise Reject("corrupt", f"{len(data)} bytes that cannot be decoded to the end")
     return image.reshape(*image.shape[:2], channels)

@@ -26,7 +26,7 @@ class Encode:
     cameras do (4:2:0)."""
 
     @pydantic.model_validator(mode="after")
-    def _fits(self) -> Encode:
+    def _validate(self) -> Encode:
         if self.format == "png" and (self.quality, self.sharp_colors) != (90, False):
             raise ValueError("quality and sharp_colors are for the format jpeg, got them with png")
         return self

@@ -1,4 +1,4 @@
-"""Keeps the examples that are wanted and skips the others.
+"""Keeps the examples that match its conditions and skips all other examples.
 
 Skipped examples are counted by reason and count towards no budget. In an example for detection,
 `classes` keeps the boxes of these classes and drops the others.
@@ -6,13 +6,13 @@ Skipped examples are counted by reason and count towards no budget. In an exampl
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Sequence
 
 import pydantic
 from pydantic import Field
 
-from beam_jobs.stages.stage import Example, Names, Skip, parameters, unknown_classes
+from beam_jobs.stages.stage import Example, Names, Skip, find_unknown_class, parameters
 
 
 @parameters
@@ -36,12 +36,9 @@ class Filter:
     only."""
 
     @pydantic.model_validator(mode="after")
-    def _fits(self) -> Filter:
-        if all(getattr(self, field.name) is None for field in dataclasses.fields(self)):
-            raise ValueError(
-                "needs at least one of "
-                f"{', '.join(field.name for field in dataclasses.fields(self))}"
-            )
+    def _validate(self) -> Filter:
+        if all(value is None for value in vars(self).values()):
+            raise ValueError(f"needs at least one of {', '.join(vars(self))}")
         for name in ("side", "area", "aspect"):
             low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if low is not None and high is not None and low > high:
@@ -52,47 +49,36 @@ class Filter:
 def filter(example: Example, parameters: Filter) -> Example:
     """Raises Skip: class, too_small, too_large, aspect, too_few_boxes."""
     if parameters.classes is not None:
-        example = _of_classes(example, parameters.classes)
+        example = _keep_classes(example, parameters.classes)
     height, width, _ = example.shape
-    if _is_below(min(height, width), parameters.min_side) or _is_below(
-        height * width, parameters.min_area
-    ):
+    area, aspect = height * width, width / height
+    if min(height, width) < (parameters.min_side or 0) or area < (parameters.min_area or 0):
         raise Skip("too_small")
-    if _is_above(max(height, width), parameters.max_side) or _is_above(
-        height * width, parameters.max_area
+    if max(height, width) > (parameters.max_side or math.inf) or area > (
+        parameters.max_area or math.inf
     ):
         raise Skip("too_large")
-    if _is_below(width / height, parameters.min_aspect) or _is_above(
-        width / height, parameters.max_aspect
-    ):
+    if not (parameters.min_aspect or 0) <= aspect <= (parameters.max_aspect or math.inf):
         raise Skip("aspect")
-    if example.boxes is not None and _is_below(len(example.boxes), parameters.min_boxes):
+    if example.boxes is not None and len(example.boxes) < (parameters.min_boxes or 0):
         raise Skip("too_few_boxes")
     return example
 
 
-def class_after(name: str, parameters: Filter) -> str | None:
+def map_class(name: str, parameters: Filter) -> str | None:
     return name if parameters.classes is None or name in parameters.classes else None
 
 
 def check(parameters: Filter, task: str, class_names: Sequence[str]) -> str | None:
     if parameters.min_boxes is not None and task != "detection":
-        return "min_boxes is for detection, and the source gives labels without boxes; remove it"
-    return unknown_classes(parameters.classes or (), class_names)
+        return "min_boxes is for detection, and the source has labels without boxes. Remove it."
+    return find_unknown_class(parameters.classes or (), class_names)
 
 
-def _of_classes(example: Example, classes: Sequence[str]) -> Example:
+def _keep_classes(example: Example, classes: Sequence[str]) -> Example:
     if example.boxes is None:
         if example.label not in classes:
             raise Skip("class")
         return example
     kept = [box for box in example.boxes if box.label in classes]
     return example if len(kept) == len(example.boxes) else example.with_boxes(kept)
-
-
-def _is_below(value: float, limit: float | None) -> bool:
-    return limit is not None and value < limit
-
-
-def _is_above(value: float, limit: float | None) -> bool:
-    return limit is not None and value > limit

@@ -25,21 +25,21 @@ counts pixels from 1."""
 Size = tuple[float, float]  # height, width
 
 
-def check_given(box: Box, frame: Size | None) -> None:
+def check_box(box: Box, frame: Size | None) -> None:
     """Checks a box as far as possible without the image.
 
     Raises:
       Reject: box_not_finite, box_inverted, box_outside.
     """
     if not all(map(math.isfinite, (box.ymin, box.xmin, box.ymax, box.xmax))):
-        raise Reject("box_not_finite", _text(box))
+        raise Reject("box_not_finite", str(box))
     if box.xmin > box.xmax or box.ymin > box.ymax:
-        raise Reject("box_inverted", _text(box))
+        raise Reject("box_inverted", str(box))
     if frame and frame != FRACTIONS:
         _check_inside(box, frame)
 
 
-def settle_boxes(
+def convert_boxes(
     boxes: Iterable[Box], frame: Size | None, stored: tuple[int, int], orientation: int
 ) -> tuple[Box, ...]:
     """The boxes in pixels of the upright image, clipped to it.
@@ -56,19 +56,20 @@ def settle_boxes(
     """
     upright = stored[::-1] if orientation in (5, 6, 7, 8) else stored
     if frame == FRACTIONS:
-        boxes = [_scaled(box, stored) for box in boxes]
+        boxes = [box.transform(*stored) for box in boxes]
     elif frame is not None and frame not in (stored, upright):
         raise Reject(
             "size_mismatch",
             f"annotated as {frame[1]:g}x{frame[0]:g}, "
             f"but the image has {stored[1]}x{stored[0]} pixels",
         )
-    if orientation in _TURNS and frame in (None, FRACTIONS, stored):
-        boxes = [_turned(box, stored, orientation) for box in boxes]
-    return tuple(_clipped(box, upright) for box in boxes)
+    if orientation in _ORIENTATION_TRANSFORMS and frame in (None, FRACTIONS, stored):
+        boxes = [_rotate(box, stored, orientation) for box in boxes]
+    return tuple(_clip(box, upright) for box in boxes)
 
 
-_TURNS = {  # from a point (x, y) of a stored image of height h and width w to the upright one
+# from a point (x, y) of a stored image of height h and width w to the upright one
+_ORIENTATION_TRANSFORMS = {
     2: lambda x, y, h, w: (w - x, y),
     3: lambda x, y, h, w: (w - x, h - y),
     4: lambda x, y, h, w: (x, h - y),
@@ -79,10 +80,10 @@ _TURNS = {  # from a point (x, y) of a stored image of height h and width w to t
 }
 
 
-def _turned(box: Box, stored: Size, orientation: int) -> Box:
+def _rotate(box: Box, stored: Size, orientation: int) -> Box:
     xs, ys = zip(
         *(
-            _TURNS[orientation](x, y, *stored)
+            _ORIENTATION_TRANSFORMS[orientation](x, y, *stored)
             for x, y in ((box.xmin, box.ymin), (box.xmax, box.ymax))
         ),
         strict=True,
@@ -90,34 +91,12 @@ def _turned(box: Box, stored: Size, orientation: int) -> Box:
     return dataclasses.replace(box, ymin=min(ys), xmin=min(xs), ymax=max(ys), xmax=max(xs))
 
 
-def _scaled(box: Box, size: Size) -> Box:
-    height, width = size
-    return dataclasses.replace(
-        box,
-        ymin=box.ymin * height,
-        xmin=box.xmin * width,
-        ymax=box.ymax * height,
-        xmax=box.xmax * width,
-    )
-
-
-def _clipped(box: Box, size: Size) -> Box:
+def _clip(box: Box, size: Size) -> Box:
     """Raises Reject: box_outside."""
-    height, width = size
-    if 0 <= box.ymin < box.ymax <= height and 0 <= box.xmin < box.xmax <= width:
-        return box
     _check_inside(box, size)
-    clipped = dataclasses.replace(
-        box,
-        ymin=max(box.ymin, 0.0),
-        xmin=max(box.xmin, 0.0),
-        ymax=min(box.ymax, height),
-        xmax=min(box.xmax, width),
-    )
-    if clipped.ymin >= clipped.ymax or clipped.xmin >= clipped.xmax:
-        raise Reject(
-            "box_outside", f"{_text(box)} leaves nothing inside {width:g}x{height:g} pixels"
-        )
+    if (clipped := box.clip(*size)) is None:
+        height, width = size
+        raise Reject("box_outside", f"{box} leaves nothing inside {width:g}x{height:g} pixels")
     return clipped
 
 
@@ -128,8 +107,4 @@ def _check_inside(box: Box, size: Size) -> None:
         or box.ymax > height + _TOLERANCE_PIXELS
         or box.xmax > width + _TOLERANCE_PIXELS
     ):
-        raise Reject("box_outside", f"{_text(box)} in an image of {width:g}x{height:g} pixels")
-
-
-def _text(box: Box) -> str:
-    return f"{box.label}: x {box.xmin:g} to {box.xmax:g}, y {box.ymin:g} to {box.ymax:g}"
+        raise Reject("box_outside", f"{box} in an image of {width:g}x{height:g} pixels")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import pydantic
 
-from beam_jobs.stages.stage import Example, Names, Skip, parameters, unknown_classes
+from beam_jobs.stages.stage import Example, Names, Skip, find_unknown_class, parameters
 
 
 @parameters
@@ -24,30 +24,30 @@ class MapClasses:
     """The classes to drop, by their old names."""
 
     @pydantic.model_validator(mode="after")
-    def _fits(self) -> MapClasses:
+    def _validate(self) -> MapClasses:
         if not self.rename and not self.drop:
             raise ValueError("needs rename, drop, or both")
         if both := sorted({*self.rename} & {*(self.drop or ())}):
-            raise ValueError(f"{', '.join(both)} can't be renamed and dropped")
+            raise ValueError(f"{', '.join(both)} cannot be both renamed and dropped")
         return self
 
 
 def map_classes(example: Example, parameters: MapClasses) -> Example:
     """Raises Skip: class."""
     if example.boxes is None:
-        label = class_after(example.label, parameters)
+        label = map_class(example.label, parameters)
         if label is None:
             raise Skip("class")
         return dataclasses.replace(example, label=label)
-    named = [(box, class_after(box.label, parameters)) for box in example.boxes]
+    named = [(box, map_class(box.label, parameters)) for box in example.boxes]
     return example.with_boxes(
         [dataclasses.replace(box, label=label) for box, label in named if label is not None]
     )
 
 
-def class_after(name: str, parameters: MapClasses) -> str | None:
+def map_class(name: str, parameters: MapClasses) -> str | None:
     return None if name in (parameters.drop or ()) else parameters.rename.get(name, name)
 
 
 def check(parameters: MapClasses, task: str, class_names: Sequence[str]) -> str | None:
-    return unknown_classes([*parameters.rename, *(parameters.drop or ())], class_names)
+    return find_unknown_class([*parameters.rename, *(parameters.drop or ())], class_names)

@@ -5,12 +5,11 @@ An image that has this size already stays as it is, to the byte.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from beam_jobs.stages.boxes import cut_out, scaled, shifted
+from beam_jobs.stages.boxes import cut_out, transform_boxes
 from beam_jobs.stages.stage import Color, Example, parameters
 
 if TYPE_CHECKING:
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 @parameters
 class Resize:
     height: int = Field(ge=1, le=16384)
-    """Of the image that comes out, in pixels."""
+    """Height of the resulting image, in pixels."""
     width: int = Field(ge=1, le=16384)
-    """Of the image that comes out, in pixels."""
+    """Width of the resulting image, in pixels."""
     mode: Literal["stretch", "letterbox", "crop"] = "stretch"
     """stretch: loses the proportions. letterbox: the whole image, with bars. crop: the middle of
     the image, without bars."""
@@ -40,34 +39,31 @@ def resize(example: Example, parameters: Resize) -> Example:
     if (height, width) == (parameters.height, parameters.width):
         return example
     if parameters.mode == "crop":
-        return _stretched(_cropped(example, parameters), parameters.height, parameters.width)
+        return _stretch(_crop(example, parameters), parameters.height, parameters.width)
     if parameters.mode == "letterbox":
-        return _letterboxed(example, parameters)
-    return _stretched(example, parameters.height, parameters.width)
+        return _letterbox(example, parameters)
+    return _stretch(example, parameters.height, parameters.width)
 
 
-def _stretched(example: Example, height: int, width: int) -> Example:
+def _stretch(example: Example, height: int, width: int) -> Example:
     before_height, before_width, _ = example.shape
-    boxes = scaled(example.boxes, height / before_height, width / before_width)
-    return dataclasses.replace(
-        example.with_image(_resized(example.image, height, width)), boxes=boxes
-    )
+    boxes = transform_boxes(example.boxes, height / before_height, width / before_width)
+    return example.with_image(_resize_pixels(example.image, height, width), boxes)
 
 
-def _resized(image_HWC: np.ndarray, height: int, width: int) -> np.ndarray:
+def _resize_pixels(image_HWC: np.ndarray, height: int, width: int) -> np.ndarray:
     import cv2
 
     if image_HWC.shape[:2] == (height, width):
         return image_HWC
     shrinks = height * width < image_HWC.shape[0] * image_HWC.shape[1]
-    resized = cv2.resize(
-        image_HWC, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    )
-    return resized.reshape(height, width, image_HWC.shape[2])
+    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    resized: np.ndarray = cv2.resize(image_HWC, (width, height), interpolation=method)
+    return resized.reshape(height, width, -1)
 
 
-def _cropped(example: Example, parameters: Resize) -> Example:
-    """The largest part in the middle that has the wanted proportions, to the pixel."""
+def _crop(example: Example, parameters: Resize) -> Example:
+    """The largest part in the middle that has the requested proportions, to the pixel."""
     height, width, _ = example.shape
     part_height = max(1, min(height, round(width * parameters.height / parameters.width)))
     part_width = max(1, min(width, round(height * parameters.width / parameters.height)))
@@ -81,27 +77,22 @@ def _cropped(example: Example, parameters: Resize) -> Example:
     )
 
 
-def _letterboxed(example: Example, parameters: Resize) -> Example:
+def _letterbox(example: Example, parameters: Resize) -> Example:
     import numpy as np
 
     height, width, channels = example.shape
     scale = min(parameters.height / height, parameters.width / width)
-    inner = _stretched(
-        example,
-        *(
-            max(1, min(limit, round(side * scale)))
-            for side, limit in ((height, parameters.height), (width, parameters.width))
-        ),
-    )
-    inner_height, inner_width, _ = inner.shape
+    inner_height = max(1, min(parameters.height, round(height * scale)))
+    inner_width = max(1, min(parameters.width, round(width * scale)))
+    inner = _stretch(example, inner_height, inner_width)
     top, left = (parameters.height - inner_height) // 2, (parameters.width - inner_width) // 2
     image = np.empty((parameters.height, parameters.width, channels), np.uint8)
-    image[:] = parameters.pad_color if channels == 3 else _grey(parameters.pad_color)
+    image[:] = parameters.pad_color if channels == 3 else _to_grey(parameters.pad_color)
     image[top : top + inner_height, left : left + inner_width] = inner.image
-    return dataclasses.replace(inner.with_image(image), boxes=shifted(inner.boxes, top, left))
+    return inner.with_image(image, transform_boxes(inner.boxes, down=top, right=left))
 
 
-def _grey(color: Color) -> int:
+def _to_grey(color: Color) -> int:
     """The luma of ITU-R BT.601, as OpenCV computes it."""
     red, green, blue = color
     return round(0.299 * red + 0.587 * green + 0.114 * blue)

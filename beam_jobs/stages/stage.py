@@ -1,4 +1,4 @@
-"""The interface of stages: examples, parameters, and the exceptions that keep an example out.
+"""The interface of stages: examples, parameters, and the exceptions that remove an example.
 
     @parameters
     class Invert:
@@ -15,16 +15,14 @@ imported inside the functions that need them.
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from types import EllipsisType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import pydantic
 import pydantic.dataclasses
 
-from pipeline_ops.config.yaml_source import nearest
-from pipeline_ops.errors import ConfigError, TrainyardError
+from pipeline_ops.config.yaml_source import suggest_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,8 +61,33 @@ class Box:
     def area(self) -> float:
         return (self.ymax - self.ymin) * (self.xmax - self.xmin)
 
+    @property
+    def is_empty(self) -> bool:
+        return self.xmin == self.xmax or self.ymin == self.ymax
 
-class Undecoded:
+    def __str__(self) -> str:
+        return f"{self.label}: x {self.xmin:g} to {self.xmax:g}, y {self.ymin:g} to {self.ymax:g}"
+
+    def transform(
+        self, y_factor: float = 1, x_factor: float = 1, down: float = 0, right: float = 0
+    ) -> Box:
+        """The box after its image was stretched, then moved. A factor of -1 is a reflection."""
+        ymin, ymax = sorted((self.ymin * y_factor + down, self.ymax * y_factor + down))
+        xmin, xmax = sorted((self.xmin * x_factor + right, self.xmax * x_factor + right))
+        return dataclasses.replace(self, ymin=ymin, xmin=xmin, ymax=ymax, xmax=xmax)
+
+    def clip(self, height: float, width: float) -> Box | None:
+        """The part of the box inside an image of this size, or None if there is none."""
+        ymin, xmin = max(self.ymin, 0.0), max(self.xmin, 0.0)
+        ymax, xmax = min(self.ymax, float(height)), min(self.xmax, float(width))
+        if ymin >= ymax or xmin >= xmax:
+            return None
+        if (ymin, xmin, ymax, xmax) == (self.ymin, self.xmin, self.ymax, self.xmax):
+            return self
+        return dataclasses.replace(self, ymin=ymin, xmin=xmin, ymax=ymax, xmax=xmax)
+
+
+class LazyImage:
     """Pixels that are decoded once, on the first access. Their shape is known before.
 
     Args:
@@ -91,6 +114,13 @@ class Undecoded:
         return self._image
 
 
+def _raise_not_decoded() -> NoReturn:
+    raise ValueError("the image has not been decoded: decode must be the first stage")
+
+
+_NOT_DECODED = LazyImage((0, 0, 0), _raise_not_decoded)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Example:
     """One record on its way through the stages.
@@ -112,29 +142,38 @@ class Example:
     key: str
     label: str
     encoded: bytes
-    pixels: np.ndarray | Undecoded | None = None
+    pixels: np.ndarray | LazyImage = _NOT_DECODED
     is_original: bool = True
     boxes: tuple[Box, ...] | None = None
     frame: tuple[float, float] | None = None
     split: str = "train"
 
     @property
-    def image(self) -> np.ndarray | None:
-        return self.pixels.image if isinstance(self.pixels, Undecoded) else self.pixels
+    def image(self) -> np.ndarray:
+        return self.pixels.image if isinstance(self.pixels, LazyImage) else self.pixels
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Height, width and channels of the image, without decoding it."""
-        return self.pixels.shape
+        height, width, channels = self.pixels.shape
+        return height, width, channels
 
     @property
     def is_decoded(self) -> bool:
         """True if access to `image` costs nothing."""
-        return not isinstance(self.pixels, Undecoded) or self.pixels.is_decoded
+        return not isinstance(self.pixels, LazyImage) or self.pixels.is_decoded
 
-    def with_image(self, image: np.ndarray) -> Example:
-        """This example with other pixels."""
-        return dataclasses.replace(self, pixels=image, is_original=False)
+    @property
+    def labels(self) -> list[str]:
+        """The label of the image, or the labels of its boxes."""
+        return [self.label] if self.boxes is None else [box.label for box in self.boxes]
+
+    def with_image(
+        self, image: np.ndarray, boxes: tuple[Box, ...] | None | EllipsisType = ...
+    ) -> Example:
+        """This example with other pixels, and with other boxes if a stage has moved them."""
+        boxes = self.boxes if isinstance(boxes, EllipsisType) else boxes
+        return dataclasses.replace(self, pixels=image, boxes=boxes, is_original=False)
 
     def with_boxes(self, boxes: Sequence[Box]) -> Example:
         """This example with other boxes."""
@@ -142,9 +181,9 @@ class Example:
 
 
 class Reject(Exception):
-    """An example that can't be used.
+    """An example that cannot be used.
 
-    It is kept out of the shards, named in the quarantine, and counted.
+    It is not in the shards. The quarantine names it, and it is counted.
 
     Args:
       reason: one word to count by, `too_large`.
@@ -157,10 +196,18 @@ class Reject(Exception):
         self.reason, self.detail = reason, detail
 
 
-class Skip(Exception):
-    """An example that is sound but not wanted.
+class Rejected(Exception):
+    """A Reject with the name of the stage that it counts for."""
 
-    It is kept out of the shards and counted, and counts towards no budget.
+    def __init__(self, stage: str, reason: str, detail: str):
+        super().__init__(stage, reason, detail)
+        self.stage, self.reason, self.detail = stage, reason, detail
+
+
+class Skip(Exception):
+    """A valid example that is not needed.
+
+    It is not in the shards. It is counted, but has no budget.
 
     Args:
       reason: one word to count by, `class`.
@@ -171,16 +218,14 @@ class Skip(Exception):
         self.reason = reason
 
 
-def unknown_classes(names: Iterable[str], class_names: Sequence[str]) -> str | None:
+def find_unknown_class(names: Iterable[str], class_names: Sequence[str]) -> str | None:
     """The problem with the classes that a parameter names, or None. For the `check` of a stage."""
     for name in names:
         if name not in class_names:
-            return f"there is no class {name!r} before this stage; {nearest(name, class_names)}"
+            return (
+                f"there is no class {name!r} before this stage; {suggest_name(name, class_names)}"
+            )
     return None
-
-
-class StageFailed(TrainyardError):
-    """A bug in a stage: it raised an unexpected exception, or returned no example."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,138 +236,14 @@ class Stage:
       parameters: the class of the parameters.
       function: takes an example and the parameters. Returns an example, or a list of examples with
         keys of their own.
-      class_after: for a stage that renames or drops classes. It takes the name of a class and the
+      map_class: for a stage that renames or drops classes. It takes the name of a class and the
         parameters, and returns the name that the class has afterwards, or None. The driver derives
         the class names from it.
-      check: for a stage that can't work on all data. It takes the parameters, "classification" or
+      check: for a stage that cannot work on all data. It takes the parameters, "classification" or
         "detection", and the names of the classes before the stage. It returns the problem, or None.
     """
 
     parameters: Callable[..., Any]
     function: Callable[[Example, Any], Example | list[Example]]
-    class_after: Callable[[str, Any], str | None] | None = None
+    map_class: Callable[[str, Any], str | None] | None = None
     check: Callable[[Any, str, Sequence[str]], str | None] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class BoundStage:
-    """A stage with its parameters, ready to run."""
-
-    name: str
-    function: Callable[[Example, Any], Example | list[Example]]
-    parameters: Any
-    class_after: Callable[[str, Any], str | None] | None = None
-    check: Callable[[Any, str, Sequence[str]], str | None] | None = None
-
-    def __call__(self, example: Example) -> list[Example]:
-        """Runs the stage on one example and returns its results, most often one example.
-
-        Raises:
-          Reject, Skip: raised by the stage.
-          StageFailed: the stage has a bug.
-          ConfigError, MemoryError: the cause is outside the stage.
-        """
-        try:
-            result = self.function(example, self.parameters)
-        except (Reject, Rejected, Skip, ConfigError, MemoryError):
-            raise
-        except Exception as error:
-            raise StageFailed(
-                f"stage {self.name} failed on {example.key}: {type(error).__name__}: {error}"
-            ) from error
-        examples = result if isinstance(result, list) else [result]
-        if (fault := _fault_of(examples)) is not None:
-            raise StageFailed(
-                f"stage {self.name} returned {fault} for {example.key}; "
-                "it must return an Example whose image is uint8 [height, width, 1 or 3]"
-            )
-        return examples
-
-
-def _fault_of(examples: list[Any]) -> str | None:
-    if not examples:
-        return "an empty list (to leave an example out, raise Skip)"
-    for example in examples:
-        if not isinstance(example, Example):
-            return f"a {type(example).__name__}"
-        if isinstance(example.pixels, Undecoded):
-            continue
-        image = example.pixels
-        if (
-            getattr(image, "ndim", 0) != 3
-            or image.dtype != "uint8"
-            or image.shape[2] not in (1, 3)
-            or not image.size
-        ):
-            return (
-                f"an image of {getattr(image, 'dtype', type(image).__name__)} "
-                f"{list(getattr(image, 'shape', ()))}"
-            )
-    if len(examples) > 1 and len({example.key for example in examples}) < len(examples):
-        return "two examples with one key"
-    return None
-
-
-def run_stages(
-    stages: Sequence[BoundStage],
-    example: Example,
-    nanoseconds: Counter[str],
-    skipped: Counter[str] | None = None,
-) -> list[Example]:
-    """Runs one record through all stages.
-
-    If a stage makes several examples of one, each passes all later stages before the next one
-    starts: only finished examples are held.
-
-    Args:
-      stages: the stages, in order.
-      example: the example as it was read.
-      nanoseconds: the counter to which the time of each stage is added.
-      skipped: the counter of examples that were not wanted, by `<stage>: <reason>`.
-
-    Returns:
-      The finished examples. The list is empty if all of them were skipped.
-
-    Raises:
-      Rejected: the stage that it names has rejected an example. This rejects the record, and so all
-        examples that were made of it.
-      StageFailed: a stage has a bug.
-    """
-    if not stages:
-        return [example]
-    stage, *rest = stages
-    start = time.perf_counter_ns()
-    try:
-        examples = stage(example)
-    except Reject as reject:
-        raise Rejected(stage.name, reject.reason, reject.detail) from reject
-    except Skip as skip:
-        if skipped is not None:
-            skipped[f"{stage.name}: {skip.reason}"] += 1
-        return []
-    finally:
-        nanoseconds[stage.name] += time.perf_counter_ns() - start
-    return [
-        finished for each in examples for finished in run_stages(rest, each, nanoseconds, skipped)
-    ]
-
-
-def class_names_after(stages: Iterable[BoundStage], class_names: Iterable[str]) -> list[str]:
-    """The class names after all stages, in the order in which they first come.
-
-    Dropped classes are left out, and renamed classes have their new names.
-    """
-    names = list(class_names)
-    for stage in stages:
-        if stage.class_after:
-            renamed = [stage.class_after(name, stage.parameters) for name in names]
-            names = list(dict.fromkeys(name for name in renamed if name is not None))
-    return names
-
-
-class Rejected(Exception):
-    """A Reject with the name of the stage that it counts for."""
-
-    def __init__(self, stage: str, reason: str, detail: str):
-        super().__init__(stage, reason, detail)
-        self.stage, self.reason, self.detail = stage, reason, detail

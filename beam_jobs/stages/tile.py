@@ -1,7 +1,7 @@
 """Cuts large images into overlapping tiles of one size, each an example with the boxes in it.
 
 The last tile of a row or column ends where the image ends, and overlaps its neighbour by more. The
-key of a tile is the key of the image with the place of the tile's upper left corner:
+key of a tile is the key of the image with the position of the tile's upper left corner:
 `plan.png#512,0` begins 512 pixels from the left and 0 from above. An image that is no larger than
 one tile stays as it is, to the byte. Along a side of the image that is shorter than a tile, the
 tile is as short as the image. For classification every tile has the label of its image.
@@ -33,26 +33,22 @@ class Tile:
     """Keeps tiles without any box. For detection."""
 
     @pydantic.model_validator(mode="after")
-    def _fits(self) -> Tile:
-        if self.overlap >= min(self.height, self.width):
+    def _validate(self) -> Tile:
+        if self.overlap >= (side := min(self.height, self.width)):
             raise ValueError(
-                "overlap must be less than the shorter side of a tile "
-                f"({min(self.height, self.width)}), got {self.overlap}"
+                f"overlap must be less than the shorter side of a tile ({side}), got {self.overlap}"
             )
         return self
 
 
 def tile(example: Example, parameters: Tile) -> Example | list[Example]:
-    """Raises Skip: no_boxes, if no tile has a box and empty ones are not wanted."""
+    """Raises Skip: no_boxes, if no tile has a box and `keep_empty` is false."""
     height, width, _ = example.shape
-    tops = _starts(height, parameters.height, parameters.overlap)
-    lefts = _starts(width, parameters.width, parameters.overlap)
-    is_cut = len(tops) * len(lefts) > 1
-    tiles = (
-        [_tile(example, top, left, parameters) for top in tops for left in lefts]
-        if is_cut
-        else [example]
-    )
+    tops = _compute_starts(height, parameters.height, parameters.overlap)
+    lefts = _compute_starts(width, parameters.width, parameters.overlap)
+    tiles = [example]
+    if len(tops) * len(lefts) > 1:
+        tiles = [_cut_tile(example, top, left, parameters) for top in tops for left in lefts]
     if not parameters.keep_empty:
         tiles = [each for each in tiles if each.boxes is None or each.boxes]
     if not tiles:
@@ -60,20 +56,14 @@ def tile(example: Example, parameters: Tile) -> Example | list[Example]:
     return tiles
 
 
-def _starts(length: int, tile_length: int, overlap: int) -> list[int]:
+def _compute_starts(length: int, tile_length: int, overlap: int) -> list[int]:
     """The offsets at which the tiles along one side begin."""
     last = max(0, length - tile_length)
     return [*range(0, last, tile_length - overlap), last]
 
 
-def _tile(example: Example, top: int, left: int, parameters: Tile) -> Example:
+def _cut_tile(example: Example, top: int, left: int, parameters: Tile) -> Example:
     height, width, _ = example.shape
-    part = cut_out(
-        example,
-        top,
-        left,
-        min(parameters.height, height),
-        min(parameters.width, width),
-        parameters.min_visible,
-    )
+    tile_height, tile_width = min(parameters.height, height), min(parameters.width, width)
+    part = cut_out(example, top, left, tile_height, tile_width, parameters.min_visible)
     return dataclasses.replace(part, key=f"{example.key}#{left},{top}")

@@ -5,7 +5,7 @@ They include the distances from the reference.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -14,16 +14,16 @@ from pydantic import BaseModel
 from beam_jobs.planning.plan import Record
 from beam_jobs.statistics.drift import Distance
 from beam_jobs.statistics.histogram import FEATURES
-from beam_jobs.statistics.measure import Measured, merge_measured
+from beam_jobs.statistics.measure import Measurements, merge_measurements
 from beam_jobs.statistics.schema import Violation
 from beam_jobs.statistics.summary import ShardSummary
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.config.preprocess import Drift
 
-_NAMED_GROUPS = 50
+_MAX_NAMED_GROUPS = 50
 
 
-class SplitStatistics(Measured, frozen=True):
+class SplitStatistics(Measurements, frozen=True):
     num_examples: int
     labels: dict[str, int]
     """The number of examples by class, or of boxes for detection."""
@@ -75,13 +75,19 @@ class DatasetStatistics(BaseModel, frozen=True):
     duplicates: Duplicates
     comparison: DatasetComparison | None = None
 
+    def merge_splits(self) -> Measurements:
+        """The measurements of all splits, added up."""
+        return merge_measurements(self.splits.values())
+
 
 def collect_statistics(
     summaries: Sequence[ShardSummary], figures: DatasetFigures, duplicates: Duplicates
 ) -> DatasetStatistics:
     """Adds up the measurements of the shards."""
     by_split = {
-        split: merge_measured(summary.measured for summary in summaries if summary.split == split)
+        split: merge_measurements(
+            summary.measurements for summary in summaries if summary.split == split
+        )
         for split in SPLITS
     }
     return DatasetStatistics(
@@ -91,58 +97,42 @@ def collect_statistics(
             split: SplitStatistics(
                 num_examples=figures.num_examples[split],
                 labels=figures.labels[split],
-                **dict(measured),
+                **dict(measurements),
             )
-            for split, measured in by_split.items()
+            for split, measurements in by_split.items()
         },
     )
 
 
 def find_duplicates(
-    by_split: Mapping[str, Sequence[Record]], without: Iterable[str] = ()
+    by_split: Mapping[str, Sequence[Record]], excluded_keys: Iterable[str] = ()
 ) -> Duplicates:
     """Groups records by the digest of their content.
 
-    `without` are keys that do not count.
+    Records whose keys are in `excluded_keys` do not count.
     """
-    kept_out = set(without)
-    repeated = _repeated(
+    excluded = set(excluded_keys)
+    digests = Counter(
         record.file.digest
         for records in by_split.values()
         for record in records
-        if record.key not in kept_out
+        if record.key not in excluded
     )
-    found = defaultdict(list)
-    for split, records in by_split.items() if repeated else ():
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for split, records in by_split.items():
         for record in records:
-            if record.file.digest in repeated and record.key not in kept_out:
+            if digests[record.file.digest] > 1 and record.key not in excluded:
                 found[record.file.digest].append((record.key, split))
-    groups = [_group(members) for members in found.values()]
+    groups = [_to_group(members) for members in found.values()]
     groups.sort(key=lambda group: (len(set(group.splits)) == 1, group.keys))
     return Duplicates(
         num_groups=len(groups),
         num_groups_across_splits=sum(len(set(group.splits)) > 1 for group in groups),
-        groups=groups[:_NAMED_GROUPS],
+        groups=groups[:_MAX_NAMED_GROUPS],
         num_superfluous=sum(len(group.keys) - 1 for group in groups),
     )
 
 
-def _repeated(digests: Iterable[str]) -> set[str]:
-    """The digests that occur more than once.
-
-    Most occur once, so no list of members is kept for them: there may be millions.
-    """
-    seen, repeated = set(), set()
-    for digest in digests:
-        (repeated if digest in seen else seen).add(digest)
-    return repeated
-
-
-def _group(members: Iterable[tuple[str, str]]) -> DuplicateGroup:
+def _to_group(members: Iterable[tuple[str, str]]) -> DuplicateGroup:
     keys, splits = zip(*sorted(members), strict=True)
     return DuplicateGroup(keys=list(keys), splits=list(splits))
-
-
-def merge_splits(splits: Mapping[str, Measured]) -> Measured:
-    """The measurements of all splits, added up."""
-    return merge_measured(splits.values())

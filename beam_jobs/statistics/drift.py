@@ -35,7 +35,7 @@ class Distance(BaseModel, frozen=True):
     """True if one of the two distances is above its threshold."""
 
 
-def distances(
+def compute_distances(
     ours: Mapping[str, Histogram],
     our_labels: Mapping[str, int],
     theirs: Mapping[str, Histogram],
@@ -47,7 +47,7 @@ def distances(
     The largest distance comes first.
     """
     labels = sorted(our_labels.keys() | their_labels.keys())
-    pairs = {
+    pairs: dict[str, tuple[list[int], list[int]]] = {
         LABELS: (
             [our_labels.get(name, 0) for name in labels],
             [their_labels.get(name, 0) for name in labels],
@@ -59,20 +59,22 @@ def distances(
         if name in ours and name in theirs
     }
     found = [
-        _distance(name, p, q, thresholds)
+        _compute_distance(name, p, q, thresholds)
         for name, (p, q) in pairs.items()
-        if len(p) == len(q) and sum(p) and sum(q)
+        if len(p) == len(q) and any(p) and any(q)
     ]
     return sorted(found, key=lambda distance: (-distance.jensen_shannon, distance.feature))
 
 
-def _distance(feature: str, p: Sequence[int], q: Sequence[int], thresholds: Drift) -> Distance:
+def _compute_distance(
+    feature: str, p: Sequence[int], q: Sequence[int], thresholds: Drift
+) -> Distance:
     js, linf = round(jensen_shannon(p, q), 6), round(l_infinity(p, q), 6)
     return Distance(
         feature=feature,
         jensen_shannon=js,
         l_infinity=linf,
-        is_above=js > thresholds.js_above or linf > thresholds.linf_above,
+        is_above=js > thresholds.max_js_distance or linf > thresholds.max_linf_distance,
     )
 
 
@@ -81,9 +83,11 @@ def jensen_shannon(p: Sequence[float], q: Sequence[float]) -> float:
 
     Neither histogram may be empty.
     """
-    p, q = _shares(p), _shares(q)
+    p, q = _normalize(p), _normalize(q)
     middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
-    return math.sqrt(max(0.0, (_divergence(p, middle) + _divergence(q, middle)) / 2))
+    return math.sqrt(
+        max(0.0, (_compute_divergence(p, middle) + _compute_divergence(q, middle)) / 2)
+    )
 
 
 def l_infinity(p: Sequence[float], q: Sequence[float]) -> float:
@@ -91,14 +95,14 @@ def l_infinity(p: Sequence[float], q: Sequence[float]) -> float:
 
     Neither histogram may be empty.
     """
-    return max(abs(a - b) for a, b in zip(_shares(p), _shares(q), strict=True))
+    return max(abs(a - b) for a, b in zip(_normalize(p), _normalize(q), strict=True))
 
 
-def _divergence(p: Sequence[float], q: Sequence[float]) -> float:
+def _compute_divergence(p: Sequence[float], q: Sequence[float]) -> float:
     """The Kullback-Leibler divergence in bits. `q` is positive wherever `p` is."""
     return math.fsum(a * math.log2(a / b) for a, b in zip(p, q, strict=True) if a)
 
 
-def _shares(counts: Sequence[float]) -> list[float]:
+def _normalize(counts: Sequence[float]) -> list[float]:
     total = sum(counts)
     return [count / total for count in counts]

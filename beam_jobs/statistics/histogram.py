@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel
@@ -29,42 +29,46 @@ class Feature:
     unit: str
     edges: tuple[float, ...]
     resolution: float = 1e-6
-    of: Literal["raw", "example", "box"] = "raw"
+    level: Literal["raw", "example", "box"] = "raw"
 
 
-def _geometric(first: float, ratio: float, count: int) -> tuple[float, ...]:
+def _compute_geometric_edges(first: float, ratio: float, count: int) -> tuple[float, ...]:
     """A geometric sequence, rounded so that it does not depend on the machine's `pow`."""
     return tuple(float(f"{first * ratio**index:.4g}") for index in range(count))
 
 
-_SIDES = _geometric(16, 2**0.5, 21)  # 16 to 16384 pixels
+_SIDES = _compute_geometric_edges(16, 2**0.5, 21)  # 16 to 16384 pixels
 _FRACTIONS = tuple(index / 20 for index in range(1, 20))
 
 FEATURES: dict[str, Feature] = {
     "image_width": Feature("Image width", "px", _SIDES, 1),
     "image_height": Feature("Image height", "px", _SIDES, 1),
     "image_aspect": Feature(
-        "Image width / height", "", _geometric(2**-3.25, 2**0.5, 14)
+        "Image width / height", "", _compute_geometric_edges(2**-3.25, 2**0.5, 14)
     ),  # 1 is in the middle of a bin
-    "image_megapixels": Feature("Image size", "MP", _geometric(0.001, 2, 17)),
-    "image_bytes": Feature("File size", "bytes", _geometric(256, 2**0.5, 37), 1),
+    "image_megapixels": Feature("Image size", "MP", _compute_geometric_edges(0.001, 2, 17)),
+    "image_bytes": Feature("File size", "bytes", _compute_geometric_edges(256, 2**0.5, 37), 1),
     "brightness": Feature(
-        "Brightness", "of 255", tuple(float(edge) for edge in range(8, 256, 8)), of="example"
+        "Brightness", "of 255", tuple(float(edge) for edge in range(8, 256, 8)), level="example"
     ),
     "contrast": Feature(
-        "Contrast", "of 128", tuple(float(edge) for edge in range(4, 128, 4)), of="example"
+        "Contrast", "of 128", tuple(float(edge) for edge in range(4, 128, 4)), level="example"
     ),
     "boxes_per_image": Feature(
         "Boxes per image",
         "",
         (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100, 200, 500),
         1,
-        of="example",
+        level="example",
     ),
-    "box_width": Feature("Box width", "of the image", _FRACTIONS, of="box"),
-    "box_height": Feature("Box height", "of the image", _FRACTIONS, of="box"),
-    "box_area": Feature("Box area", "of the image", _geometric(1e-5, 10**0.25, 20), 1e-9, of="box"),
-    "box_aspect": Feature("Box width / height", "", _geometric(2**-3.25, 2**0.5, 14), of="box"),
+    "box_width": Feature("Box width", "of the image", _FRACTIONS, level="box"),
+    "box_height": Feature("Box height", "of the image", _FRACTIONS, level="box"),
+    "box_area": Feature(
+        "Box area", "of the image", _compute_geometric_edges(1e-5, 10**0.25, 20), 1e-9, level="box"
+    ),
+    "box_aspect": Feature(
+        "Box width / height", "", _compute_geometric_edges(2**-3.25, 2**0.5, 14), level="box"
+    ),
 }
 """The features of raw files as decoded, of examples as stored, and of their boxes."""
 
@@ -93,13 +97,12 @@ class Histogram(BaseModel):
         """The standard deviation of the measured values, not an estimate for a population."""
         if not self.count:
             return None
-        variance = (
-            self.count * self.total_of_squares - self.total**2
-        ) / self.count**2  # integers: no cancellation
+        # Integers: no cancellation.
+        variance = (self.count * self.total_of_squares - self.total**2) / self.count**2
         return math.sqrt(max(0.0, variance)) * FEATURES[feature].resolution
 
 
-class Meter:
+class HistogramAccumulator:
     """Fills one histogram. It does little, because it is called for every example."""
 
     def __init__(self, feature: str):
@@ -119,18 +122,18 @@ class Meter:
         if value > self._maximum:
             self._maximum = value
 
-    def histogram(self) -> Histogram:
-        extremes = {"minimum": self._minimum, "maximum": self._maximum} if self._count else {}
+    def to_histogram(self) -> Histogram:
         return Histogram(
             counts=self._counts,
             count=self._count,
             total=self._total,
             total_of_squares=self._squares,
-            **extremes,
+            minimum=self._minimum if self._count else None,
+            maximum=self._maximum if self._count else None,
         )
 
 
-def merge(histograms: Iterable[Histogram]) -> Histogram:
+def merge_histograms(histograms: Iterable[Histogram]) -> Histogram:
     """The sum of histograms of one feature.
 
     Raises:
@@ -146,11 +149,6 @@ def merge(histograms: Iterable[Histogram]) -> Histogram:
         count=sum(part.count for part in parts),
         total=sum(part.total for part in parts),
         total_of_squares=sum(part.total_of_squares for part in parts),
-        minimum=_extreme(min, [part.minimum for part in parts]),
-        maximum=_extreme(max, [part.maximum for part in parts]),
+        minimum=min((part.minimum for part in parts if part.minimum is not None), default=None),
+        maximum=max((part.maximum for part in parts if part.maximum is not None), default=None),
     )
-
-
-def _extreme(choose: type[min] | type[max], values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return choose(known) if known else None

@@ -1,8 +1,8 @@
 """Measures the examples of a shard while it is built: a few numbers of each, without a second pass.
 
 The builder of a shard calls it. The result is as large for ten examples as for ten million. The
-numbers are also in the index of the data set, so that the next generation can count the records
-that it takes over without opening a shard.
+measurements are also in the index of the data set, so that the next generation can count the
+records that it takes over without opening a shard.
 """
 
 from __future__ import annotations
@@ -15,25 +15,30 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import BaseModel
 
 from beam_jobs.stages.stage import Example
-from beam_jobs.statistics.histogram import FEATURES, Histogram, Meter, merge
+from beam_jobs.statistics.histogram import (
+    FEATURES,
+    Histogram,
+    HistogramAccumulator,
+    merge_histograms,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
-_ROWS = 64
+_MIN_MEASURED_ROWS = 64
 """The minimum number of rows of a larger image that are measured.
 
 This many rows, or up to twice as many, give the brightness as well as all of them, in a fraction of
 the time.
 """
 NO_LABEL, NO_BOXES = "no_label", "no_boxes"
-_as_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-_BOX = [name for name, feature in FEATURES.items() if feature.of == "box"]
-_OTHERS = [name for name, feature in FEATURES.items() if feature.of != "box"]
+_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_BOX_FEATURES = [name for name, feature in FEATURES.items() if feature.level == "box"]
+_IMAGE_FEATURES = [name for name, feature in FEATURES.items() if feature.level != "box"]
 
 
-class Numbers(NamedTuple):
-    """All numbers of one example that statistics need. They are exact to the digit after JSON.
+class ExampleMeasurements(NamedTuple):
+    """All measurements of one example that statistics need. They are exact to the digit after JSON.
 
     `raw_height`, `raw_width` and `num_bytes` are those of the raw image, as it was decoded, and of
     its file. `height` and `width` are those of the example as it is stored. `brightness` and
@@ -53,7 +58,9 @@ class Numbers(NamedTuple):
     boxes: Sequence[tuple[str, float, float]] | None = None
 
 
-def numbers_of(raw_shape: tuple[int, int, int], num_bytes: int, example: Example) -> Numbers:
+def measure_example(
+    raw_shape: tuple[int, int, int], num_bytes: int, example: Example
+) -> ExampleMeasurements:
     """Measures one example.
 
     Args:
@@ -63,43 +70,32 @@ def numbers_of(raw_shape: tuple[int, int, int], num_bytes: int, example: Example
     """
     height, width, _ = example.shape
     brightness, contrast = (
-        brightness_and_contrast(example.image) if example.is_decoded else (None, None)
+        measure_brightness_and_contrast(example.image) if example.is_decoded else (None, None)
     )
-    boxes = (
-        None
-        if example.boxes is None
-        else [(box.label, box.ymax - box.ymin, box.xmax - box.xmin) for box in example.boxes]
-    )
-    return Numbers(
-        raw_shape[0],
-        raw_shape[1],
-        num_bytes,
-        height,
-        width,
-        brightness,
-        contrast,
-        int(bool(example.label)),
-        boxes,
+    boxes = None
+    if example.boxes is not None:
+        boxes = [(box.label, box.ymax - box.ymin, box.xmax - box.xmin) for box in example.boxes]
+    is_labelled = int(bool(example.label))
+    return ExampleMeasurements(
+        *raw_shape[:2], num_bytes, height, width, brightness, contrast, is_labelled, boxes
     )
 
 
-def numbers_as_text(examples: Sequence[Numbers]) -> str:
-    """Encodes the numbers of one record's examples as a short text, "" for no examples.
+def encode_measurements(examples: Sequence[ExampleMeasurements]) -> str:
+    """Encodes the measurements of one record's examples as a short text, "" for no examples.
 
     An index holds one text for each of millions of records.
     """
-    return (
-        _as_json([numbers[:-1] if numbers.boxes is None else numbers for numbers in examples])
-        if examples
-        else ""
-    )
+    if not examples:
+        return ""
+    return _to_json([found[:-1] if found.boxes is None else found for found in examples])
 
 
-def numbers_from_text(text: str) -> list[Numbers]:
-    return [Numbers(*numbers) for numbers in json.loads(text)] if text else []
+def decode_measurements(text: str) -> list[ExampleMeasurements]:
+    return [ExampleMeasurements(*measurements) for measurements in json.loads(text)] if text else []
 
 
-class Measured(BaseModel, frozen=True):
+class Measurements(BaseModel, frozen=True):
     """The measurements of a shard or of a split. Features without a value are left out.
 
     `missing` counts examples without a label, and examples for detection without a box. `by_class`
@@ -113,82 +109,62 @@ class Measured(BaseModel, frozen=True):
     """The least and largest height, and the least and largest width, of the stored examples."""
 
 
-class Ruler:
-    """Measures a shard: call `add` for every example, then `measured`.
+class MeasurementAccumulator:
+    """Adds up the measurements of a shard: `add` for every example, then `to_measurements`."""
 
-    Examples that have been measured before are added by `add_numbers`.
-    """
-
-    def __init__(self):
-        self._meters = {name: Meter(name) for name in _OTHERS}
-        self._boxes: dict[str, dict[str, Meter]] = {}
-        self._missing = collections.Counter()
+    def __init__(self) -> None:
+        self._accumulators = {name: HistogramAccumulator(name) for name in _IMAGE_FEATURES}
+        self._boxes: dict[str, dict[str, HistogramAccumulator]] = {}
+        self._missing: collections.Counter[str] = collections.Counter()
         # Counted here, and measured at the end: most images of a set share a few sizes.
-        self._raw_sizes: dict[tuple[int, int], int] = {}
+        self._raw_sizes: collections.Counter[tuple[int, int]] = collections.Counter()
         self._sizes: set[tuple[int, int]] = set()
 
-    def add(self, raw_shape: tuple[int, int, int], num_bytes: int, example: Example) -> None:
-        """Measures one example. See `numbers_of`."""
-        self.add_numbers(numbers_of(raw_shape, num_bytes, example))
-
-    def add_numbers(self, numbers: Numbers) -> None:
-        (
-            raw_height,
-            raw_width,
-            num_bytes,
-            height,
-            width,
-            brightness,
-            contrast,
-            is_labelled,
-            boxes,
-        ) = numbers
-        raw_size, meters = (raw_height, raw_width), self._meters
-        self._raw_sizes[raw_size] = self._raw_sizes.get(raw_size, 0) + 1
-        meters["image_bytes"].add(num_bytes)
-        if brightness is not None:
-            meters["brightness"].add(brightness)
-            meters["contrast"].add(contrast)
-        self._sizes.add((height, width))
-        if boxes is not None:
-            self._add_boxes(boxes, height, width)
-        elif not is_labelled:
+    def add(self, found: ExampleMeasurements) -> None:
+        self._raw_sizes[found.raw_height, found.raw_width] += 1
+        self._accumulators["image_bytes"].add(found.num_bytes)
+        if found.brightness is not None and found.contrast is not None:
+            self._accumulators["brightness"].add(found.brightness)
+            self._accumulators["contrast"].add(found.contrast)
+        self._sizes.add((found.height, found.width))
+        if found.boxes is not None:
+            self._add_boxes(found.boxes, found.height, found.width)
+        elif not found.is_labelled:
             self._missing[NO_LABEL] += 1
 
     def _add_boxes(
         self, boxes: Sequence[tuple[str, float, float]], height: int, width: int
     ) -> None:
-        self._meters["boxes_per_image"].add(len(boxes))
+        self._accumulators["boxes_per_image"].add(len(boxes))
         self._missing[NO_BOXES] += not boxes
         for label, box_height, box_width in boxes:
-            meters = self._boxes.get(label) or self._boxes.setdefault(
-                label, {name: Meter(name) for name in _BOX}
+            accumulators = self._boxes.get(label) or self._boxes.setdefault(
+                label, {name: HistogramAccumulator(name) for name in _BOX_FEATURES}
             )
-            meters["box_width"].add(box_width / width)
-            meters["box_height"].add(box_height / height)
-            meters["box_area"].add(box_height * box_width / (height * width))
-            meters["box_aspect"].add(box_width / box_height)
+            accumulators["box_width"].add(box_width / width)
+            accumulators["box_height"].add(box_height / height)
+            accumulators["box_area"].add(box_height * box_width / (height * width))
+            accumulators["box_aspect"].add(box_width / box_height)
 
-    def measured(self) -> Measured:
+    def to_measurements(self) -> Measurements:
         self._measure_sizes()
         by_class = {
-            label: {name: meter.histogram() for name, meter in meters.items()}
-            for label, meters in sorted(self._boxes.items())
+            label: {name: accumulator.to_histogram() for name, accumulator in accumulators.items()}
+            for label, accumulators in sorted(self._boxes.items())
         }
         features = {
             name: histogram
-            for name, meter in self._meters.items()
-            if (histogram := meter.histogram()).count
+            for name, accumulator in self._accumulators.items()
+            if (histogram := accumulator.to_histogram()).count
         }
         features |= {
-            name: merge(histograms[name] for histograms in by_class.values())
-            for name in _BOX
+            name: merge_histograms(histograms[name] for histograms in by_class.values())
+            for name in _BOX_FEATURES
             if by_class
         }
-        heights, widths = zip(*self._sizes, strict=True) if self._sizes else ((), ())
-        sizes = (min(heights), max(heights), min(widths), max(widths)) if self._sizes else None
+        sizes = _compute_sizes((height, height, width, width) for height, width in self._sizes)
         missing = {name: count for name, count in sorted(self._missing.items()) if count}
-        return Measured(features=features, by_class=by_class, missing=missing, sizes=sizes)
+        return Measurements(features=features, by_class=by_class, missing=missing, sizes=sizes)
 
     def _measure_sizes(self) -> None:
         for (height, width), times in self._raw_sizes.items():
@@ -198,51 +174,53 @@ class Ruler:
                 ("image_aspect", width / height),
                 ("image_megapixels", height * width / 1e6),
             ):
-                self._meters[name].add(value, times)
-        self._raw_sizes = {}
+                self._accumulators[name].add(value, times)
+        self._raw_sizes.clear()
 
 
-def brightness_and_contrast(image_HWC: np.ndarray) -> tuple[float, float]:
+def measure_brightness_and_contrast(image_HWC: np.ndarray) -> tuple[float, float]:
     """Mean (0 to 255) and standard deviation (0 to 127.5) over pixels and channels.
 
     Of a large image, every n-th row is used.
     """
     import cv2
 
-    rows = image_HWC[:: max(1, image_HWC.shape[0] // _ROWS)]
+    rows = image_HWC[:: max(1, image_HWC.shape[0] // _MIN_MEASURED_ROWS)]
     mean, deviation = cv2.meanStdDev(rows.reshape(rows.shape[0], -1))
     return round(float(mean[0, 0]), 6), round(float(deviation[0, 0]), 6)
 
 
-def merge_measured(parts: Iterable[Measured]) -> Measured:
+def merge_measurements(parts: Iterable[Measurements]) -> Measurements:
     """The sum of all measurements, in any order."""
     parts = list(parts)
     sizes = [part.sizes for part in parts if part.sizes]
-    missing = collections.Counter()
+    missing: collections.Counter[str] = collections.Counter()
     for part in parts:
         missing.update(part.missing)
     labels = sorted({label for part in parts for label in part.by_class})
-    return Measured(
+    return Measurements(
         features=_merge_features([part.features for part in parts]),
         missing=dict(sorted(missing.items())),
         by_class={
             label: _merge_features([part.by_class.get(label, {}) for part in parts])
             for label in labels
         },
-        sizes=(
-            min(s[0] for s in sizes),
-            max(s[1] for s in sizes),
-            min(s[2] for s in sizes),
-            max(s[3] for s in sizes),
-        )
-        if sizes
-        else None,
+        sizes=_compute_sizes(sizes),
     )
+
+
+def _compute_sizes(sizes: Iterable[Sequence[int]]) -> tuple[int, int, int, int] | None:
+    """The sum of some `sizes`."""
+    columns = list(zip(*sizes, strict=True))
+    if not columns:
+        return None
+    lowest_heights, highest_heights, lowest_widths, highest_widths = columns
+    return min(lowest_heights), max(highest_heights), min(lowest_widths), max(highest_widths)
 
 
 def _merge_features(parts: list[Mapping[str, Histogram]]) -> dict[str, Histogram]:
     return {
-        name: merge(found)
+        name: merge_histograms(found)
         for name in FEATURES
         if (found := [part[name] for part in parts if name in part])
     }

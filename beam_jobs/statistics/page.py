@@ -10,15 +10,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from beam_jobs.statistics.dataset import DatasetStatistics, merge_splits
+from markupsafe import Markup
+
+from beam_jobs.statistics.dataset import DatasetStatistics
 from beam_jobs.statistics.drift import LABELS
 from beam_jobs.statistics.histogram import FEATURES, Histogram
-from beam_jobs.statistics.measure import NO_BOXES, NO_LABEL, Measured
-from beam_jobs.statistics.plots import distance_chart, histogram_chart
+from beam_jobs.statistics.measure import NO_BOXES, NO_LABEL
+from beam_jobs.statistics.plots import draw_feature
 from beam_jobs.statistics.schema import DataSchema
-from beam_jobs.statistics.thumbnail import thumbnail
+from beam_jobs.statistics.thumbnail import make_thumbnail
 from pipeline_ops.artifacts.dataset import (
     QUARANTINE_CONTENT,
     QUARANTINE_DETAIL,
@@ -29,9 +31,11 @@ from pipeline_ops.artifacts.dataset import (
     SPLITS,
     DatasetFigures,
 )
+from pipeline_ops.pages.charts import draw_distance
 from pipeline_ops.pages.page import render_page
 
 _MAX_CLASSES = 100
+_BOX_COLUMNS = ("box_width", "box_height", "box_area", "box_aspect")
 _GROUPS = {
     "raw": "Raw files, as they were decoded",
     "example": "Examples, as they are stored",
@@ -57,237 +61,163 @@ class PageData:
 
 def render(data: PageData) -> str:
     """Renders the page as text, to be written in UTF-8."""
-    here, findings = Path(__file__).parent, list(_findings(data))
-    whole = merge_splits(data.statistics.splits)
+    here, statistics = Path(__file__).parent, data.statistics
+    whole, findings = statistics.merge_splits(), list(_list_findings(data))
+    by_count = sorted(
+        whole.by_class.items(), key=lambda item: (-item[1]["box_area"].count, item[0])
+    )
     return render_page(
         here / "data.html",
         [here / "data.css"],
         data=data,
         figures=data.figures,
         schema=data.schema,
-        duplicates=data.statistics.duplicates,
+        duplicates=statistics.duplicates,
         splits=SPLITS,
+        features=FEATURES,
+        number=_format_number,
+        title=_get_title,
+        draw_distance=draw_distance,
         total=sum(data.figures.num_examples.values()),
         findings=findings,
         is_fine=all(is_good for is_good, _ in findings),
-        classes=_class_rows(data.figures)[:_MAX_CLASSES],
+        classes=_build_class_rows(data.figures)[:_MAX_CLASSES],
         num_hidden_classes=max(0, len(data.figures.class_names) - _MAX_CLASSES),
-        groups=list(_groups(data)),
-        by_split=list(_rows_by_split(data.statistics)),
-        drift=list(_drift_rows(data.statistics)),
-        boxes_by_class=_boxes_by_class(whole),
-        comparison=data.statistics.comparison,
+        groups=_build_chart_groups(data),
+        by_split={
+            name: histograms
+            for name in FEATURES
+            if any(histograms := [statistics.splits[split].features.get(name) for split in SPLITS])
+        },
+        box_columns=_BOX_COLUMNS,
+        boxes_by_class=by_count[:_MAX_CLASSES],
+        comparison=statistics.comparison,
         has_reference=data.reference is not None,
-        rejects=[_reject(record) for record in data.quarantine],
+        rejects=[_build_reject_row(record) for record in data.quarantine],
     )
 
 
-def _findings(data: PageData) -> Iterator[tuple[bool, str]]:
+def _list_findings(data: PageData) -> Iterator[tuple[bool, str]]:
     """Yields the most important findings: whether each one is good, and a sentence."""
-    statistics, figures = data.statistics, data.figures
-    yield from _findings_of_comparison(data)
-    if figures.num_rejected:
-        total = sum(figures.num_examples.values()) + figures.num_rejected
-        yield (
-            False,
-            (
-                f"{figures.num_rejected:,} of {_many(total, 'record is', 'records are')} "
-                "in quarantine."
-            ),
-        )
+    total, num_rejected = sum(data.figures.num_examples.values()), data.figures.num_rejected
+    yield from _list_comparison_findings(data)
+    records = _pluralize(total + num_rejected, "record is", "records are")
+    if num_rejected:
+        yield False, f"{num_rejected:,} of {records} in quarantine."
     else:
-        yield True, "No record was kept out."
-    duplicates = statistics.duplicates
+        yield True, "No record was rejected."
+    duplicates = data.statistics.duplicates
     if across := duplicates.num_groups_across_splits:
-        yield (
-            False,
-            (
-                f"{_many(across, 'image is', 'images are')} in more than one split, "
-                "so a test may ask what was trained."
-            ),
-        )
+        images = _pluralize(across, "image is", "images are")
+        yield False, f"{images} in more than one split, so a test may contain training images."
     elif duplicates.num_groups:
-        yield (
-            False,
-            (
-                f"{_many(duplicates.num_superfluous, 'file is a copy', 'files are copies')} "
-                "of others in their split."
-            ),
-        )
+        files = _pluralize(duplicates.num_superfluous, "file is a copy", "files are copies")
+        yield False, f"{files} of others in their split."
     else:
         yield True, "No two files are the same."
-    whole = merge_splits(statistics.splits)
-    missing, total = whole.missing, sum(figures.num_examples.values())
-    if (
-        seen := whole.features["brightness"].count if "brightness" in whole.features else 0
-    ) < total:
+    whole = data.statistics.merge_splits()
+    measured = whole.features["brightness"].count if "brightness" in whole.features else 0
+    if measured < total:
+        examples = _pluralize(total, "example", "examples")
         yield (
             True,
-            (
-                f"Brightness is known of {seen:,} of {_many(total, 'example', 'examples')}: "
-                "no stage needed the pixels of the others."
-            ),
+            f"Brightness was measured for {measured:,} of {examples}: "
+            "no stage needed the pixels of the others.",
         )
-    if missing.get(NO_LABEL):
-        yield False, f"{_many(missing[NO_LABEL], 'example has', 'examples have')} no label."
-    if missing.get(NO_BOXES):
-        yield (
-            True,
-            (
-                f"{_many(missing[NO_BOXES], 'example has', 'examples have')} no box: "
-                "nothing but background."
-            ),
-        )
+    for name, is_good, text in (
+        (NO_LABEL, False, "no label."),
+        (NO_BOXES, True, "no box: nothing but background."),
+    ):
+        if count := whole.missing.get(name):
+            yield is_good, f"{_pluralize(count, 'example has', 'examples have')} {text}"
 
 
-def _many(count: int, one: str, more: str) -> str:
+def _pluralize(count: int, one: str, more: str) -> str:
     return f"{count:,} {one if count == 1 else more}"
 
 
-def _findings_of_comparison(data: PageData) -> Iterator[tuple[bool, str]]:
+def _list_comparison_findings(data: PageData) -> Iterator[tuple[bool, str]]:
     comparison = data.statistics.comparison
     if comparison is None:
         yield True, "This is the first data set: there is nothing to compare it with yet."
         return
-    whose = reference_name(comparison.reference)
+    reference = describe_reference(comparison.reference)
     for violation in comparison.schema_violations:
-        yield (
-            False,
-            (
-                f"Not as in {whose}: {violation.text}"
-                f"{'' if violation.fails else ' (allowed by the config)'}."
-            ),
-        )
+        allowed = "" if violation.fails else " (allowed by the config)"
+        yield False, f"Not as in {reference}: {violation.text}{allowed}."
     if not comparison.schema_violations:
-        yield True, f"The schema is that of {whose}."
-    drifted = [_title(distance.feature) for distance in comparison.drift if distance.is_above]
-    yield (
-        not drifted,
-        f"Drifted from {whose}: {', '.join(drifted)}."
-        if drifted
-        else f"No feature has drifted from {whose}.",
-    )
+        yield True, f"The schema is that of {reference}."
+    drifted = [_get_title(distance.feature) for distance in comparison.drift if distance.is_above]
+    if drifted:
+        yield False, f"Drifted from {reference}: {', '.join(drifted)}."
+    else:
+        yield True, f"No feature has drifted from {reference}."
 
 
-def reference_name(reference: str) -> str:
-    return "the champion's data" if reference == "champion_data" else "the data set before this"
+def describe_reference(reference: str) -> str:
+    return "the champion's data" if reference == "champion_data" else "the previous data set"
 
 
-def _title(feature: str) -> str:
+def _get_title(feature: str) -> str:
     return "Classes" if feature == LABELS else FEATURES[feature].title
 
 
-def _class_rows(figures: DatasetFigures) -> list[dict[str, Any]]:
-    """The rows of the classes, the largest first. `shares` are relative to the largest class."""
-    rows = [
-        {"name": name, "counts": [figures.labels[split].get(name, 0) for split in SPLITS]}
+class _ClassRow(NamedTuple):
+    """The row of a class, with the number of its examples in each split."""
+
+    name: str
+    counts: list[int]
+    total: int
+    shares: list[float]
+    """The counts relative to the largest class."""
+
+
+def _build_class_rows(figures: DatasetFigures) -> list[_ClassRow]:
+    """The rows of the classes, the largest first."""
+    counts = {
+        name: [figures.labels[split].get(name, 0) for split in SPLITS]
         for name in figures.class_names
+    }
+    largest = max(1, *map(sum, counts.values()))
+    rows = [
+        _ClassRow(name, found, sum(found), [count / largest for count in found])
+        for name, found in counts.items()
     ]
-    rows.sort(key=lambda row: (-sum(row["counts"]), row["name"]))
-    largest = max(1, sum(rows[0]["counts"]))
-    return [
-        row | {"total": sum(row["counts"]), "shares": [count / largest for count in row["counts"]]}
-        for row in rows
-    ]
+    return sorted(rows, key=lambda row: (-row.total, row.name))
 
 
-def _groups(data: PageData) -> Iterator[dict[str, Any]]:
-    """Yields each heading with the charts of its features in the training split.
+def _build_chart_groups(data: PageData) -> dict[str, list[tuple[str, Histogram, Markup | None]]]:
+    """The charts of the features in the training split, by heading.
 
-    A feature with a constant value is shown as a number.
+    A feature with a constant value has no chart. It is shown as a number.
     """
     ours = data.statistics.splits["train"].features
     theirs = data.reference.splits["train"].features if data.reference else {}
-    for of, title in _GROUPS.items():
-        names = [name for name in FEATURES if FEATURES[name].of == of and name in ours]
-        if names:
-            yield {
-                "title": title,
-                "charts": [_chart(name, ours[name], theirs.get(name)) for name in names],
-            }
+    groups: dict[str, list[tuple[str, Histogram, Markup | None]]] = {}
+    for level, title in _GROUPS.items():
+        for name, feature in FEATURES.items():
+            if feature.level == level and name in ours:
+                histograms = [ours[name], *([theirs[name]] if name in theirs else [])]
+                values = {value for each in histograms for value in (each.minimum, each.maximum)}
+                svg = draw_feature(name, ours[name], theirs.get(name)) if len(values) > 1 else None
+                groups.setdefault(title, []).append((name, ours[name], svg))
+    return groups
 
 
-def _chart(name: str, ours: Histogram, theirs: Histogram | None) -> dict[str, Any]:
-    is_constant = ours.minimum == ours.maximum and (
-        theirs is None or (theirs.minimum, theirs.maximum) == (ours.minimum, ours.maximum)
-    )
+def _build_reject_row(record: Mapping[str, bytes | int]) -> dict[str, Any]:
+    names = (QUARANTINE_KEY, QUARANTINE_STAGE, QUARANTINE_REASON, QUARANTINE_DETAIL)
+    key, stage, reason, detail = (bytes(record[name]).decode() for name in names)
     return {
-        "title": FEATURES[name].title,
-        "unit": FEATURES[name].unit,
-        "mean": _number(ours.mean(name)),
-        "deviation": _number(ours.deviation(name)),
-        "constant": _number(ours.minimum) if is_constant else None,
-        "svg": None if is_constant else histogram_chart(name, ours, theirs),
-    }
-
-
-def _rows_by_split(statistics: DatasetStatistics) -> Iterator[dict[str, Any]]:
-    for name, feature in FEATURES.items():
-        found = [statistics.splits[split].features.get(name) for split in SPLITS]
-        if any(found):
-            yield {
-                "title": feature.title,
-                "unit": feature.unit,
-                "cells": [_cell(name, histogram) for histogram in found],
-            }
-
-
-def _cell(name: str, histogram: Histogram | None) -> dict[str, str] | None:
-    if histogram is None:
-        return None
-    return {
-        "mean": _number(histogram.mean(name)),
-        "low": _number(histogram.minimum),
-        "high": _number(histogram.maximum),
-    }
-
-
-def _boxes_by_class(whole: Measured) -> list[dict[str, Any]]:
-    """The means of box features by class. The classes with most boxes come first."""
-    rows = [
-        {
-            "name": label,
-            "count": histograms["box_area"].count,
-            "cells": [_number(histograms[name].mean(name)) for name in _BOX_COLUMNS],
-        }
-        for label, histograms in whole.by_class.items()
-    ]
-    return sorted(rows, key=lambda row: (-row["count"], row["name"]))[:_MAX_CLASSES]
-
-
-_BOX_COLUMNS = ("box_width", "box_height", "box_area", "box_aspect")
-
-
-def _drift_rows(statistics: DatasetStatistics) -> Iterator[dict[str, Any]]:
-    comparison = statistics.comparison
-    for distance in comparison.drift if comparison else []:
-        js, threshold = distance.jensen_shannon, comparison.thresholds.js_above
-        yield {
-            "title": _title(distance.feature),
-            "js": js,
-            "linf": distance.l_infinity,
-            "is_above": distance.is_above,
-            "svg": distance_chart(js, threshold, js > threshold),
-        }
-
-
-def _reject(record: Mapping[str, bytes | int]) -> dict[str, Any]:
-    text = {
-        name: record[feature].decode()
-        for name, feature in (
-            ("key", QUARANTINE_KEY),
-            ("stage", QUARANTINE_STAGE),
-            ("reason", QUARANTINE_REASON),
-            ("detail", QUARANTINE_DETAIL),
-        )
-    }
-    return text | {
+        "key": key,
+        "stage": stage,
+        "reason": reason,
+        "detail": detail,
         "num_bytes": record[QUARANTINE_NUM_BYTES],
-        "image": thumbnail(record[QUARANTINE_CONTENT]),
+        "image": make_thumbnail(bytes(record[QUARANTINE_CONTENT])),
     }
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     """Formats a number with few digits: `1,204`, `0.0317`, `28`."""
     if value is None:
         return ""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel
 
-from beam_jobs.statistics.measure import Measured
+from beam_jobs.statistics.measure import Measurements
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.config.preprocess import SchemaRules
 
@@ -38,16 +37,17 @@ class Violation(BaseModel, frozen=True):
     fails: bool
 
 
-def infer_schema(figures: DatasetFigures, measured: Measured) -> DataSchema:
-    """Infers the schema of a data set that has examples. `measured` covers all its splits."""
-    least_height, largest_height, least_width, largest_width = measured.sizes
+def infer_schema(figures: DatasetFigures, measurements: Measurements) -> DataSchema:
+    """Infers the schema of a data set that has examples. `measurements` covers all its splits."""
+    # The data set has examples, so it has sizes.
+    least_height, largest_height, least_width, largest_width = measurements.sizes or (0,) * 4
     return DataSchema(
         task=figures.task,
         class_names=figures.class_names,
         channels=figures.image_shape[2],
         height=(least_height, largest_height),
         width=(least_width, largest_width),
-        has_boxes=bool(measured.by_class),
+        has_boxes=bool(measurements.by_class),
     )
 
 
@@ -57,9 +57,10 @@ def compare_schemas(ours: DataSchema, reference: DataSchema, rules: SchemaRules)
     Image sizes have no rule. A change of size is reported as drift.
     """
     found = []
-    if new := _in_first_only(ours.class_names, reference.class_names):
+    our_names, known_names = set(ours.class_names), set(reference.class_names)
+    if new := [name for name in ours.class_names if name not in known_names]:
         found.append(("new_classes", f"new classes: {', '.join(new)}"))
-    if missing := _in_first_only(reference.class_names, ours.class_names):
+    if missing := [name for name in reference.class_names if name not in our_names]:
         found.append(("missing_classes", f"missing classes: {', '.join(missing)}"))
     if ours.task != reference.task:
         found.append(("task", f"the task is {ours.task}, was {reference.task}"))
@@ -71,8 +72,3 @@ def compare_schemas(ours: DataSchema, reference: DataSchema, rules: SchemaRules)
         Violation(rule=rule, text=text, fails=getattr(rules, rule) == "fail")
         for rule, text in found
     ]
-
-
-def _in_first_only(first: Sequence[str], second: Sequence[str]) -> list[str]:
-    known = set(second)
-    return [name for name in first if name not in known]

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from beam_jobs.statistics.measure import Measured
+from beam_jobs.statistics.measure import Measurements
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.errors import DataError
 
 
 class RejectedRecord(BaseModel, frozen=True):
-    """A record that was kept out: the stage, the reason for counting, and the detail for a
-    person."""
+    """A rejected record: the stage, the reason for counting, and the detail for a person."""
 
     key: str
     stage: str
@@ -26,20 +26,30 @@ class RejectedRecord(BaseModel, frozen=True):
     detail: str = ""
 
 
+class PlanSummary(BaseModel, frozen=True):
+    """The result of a worker for one plan, which goes to the driver as JSON."""
+
+    num_examples: int
+    rejected: list[RejectedRecord] = []
+
+
+Summary = TypeVar("Summary", bound=PlanSummary)
+
+
 class Outcome(NamedTuple):
     """The outcome of one record.
 
     It has the number of examples, the additions to `labels` and `skipped` of its shard, and the
-    `Numbers` as text.
+    encoded `ExampleMeasurements`.
     """
 
     num_examples: int
     labels: dict[str, int]
     skipped: dict[str, int]
-    numbers: str
+    measurements: str
 
 
-class ShardSummary(BaseModel, frozen=True):
+class ShardSummary(PlanSummary, frozen=True):
     """The summary of one shard. `labels` counts examples by class name, or boxes for detection.
 
     `nanoseconds` adds up the time by stage, and has `read`, `measure` and `write` besides the
@@ -48,17 +58,17 @@ class ShardSummary(BaseModel, frozen=True):
 
     split: str
     name: str
-    num_examples: int
     labels: dict[str, int]
     shapes: list[tuple[tuple[int, int, int], str]]
     """Every (height, width, channels) that occurred, with the key of its first image."""
-    rejected: list[RejectedRecord]
     skipped: dict[str, int] = {}
     """The number of examples that a stage skipped, by `<stage>: <reason>`."""
     nanoseconds: dict[str, int]
     outcomes: list[Outcome] = []
     """The outcome of each record of the plan, in order."""
-    measured: Measured = Measured()
+    lengths: list[int] = []
+    """The number of bytes of each example of the shard, in order."""
+    measurements: Measurements = Measurements()
 
 
 def count_labels(summaries: Iterable[ShardSummary]) -> dict[str, Counter[str]]:
@@ -69,7 +79,20 @@ def count_labels(summaries: Iterable[ShardSummary]) -> dict[str, Counter[str]]:
     return counts
 
 
-def figures_of(
+def check_shapes(summaries: Iterable[ShardSummary], config_file: str) -> None:
+    """Raises DataError if two images have different shapes: a batch could not hold both."""
+    examples = {shape: key for summary in summaries for shape, key in summary.shapes}
+    if len(examples) > 1:
+        (one, one_key), (other, other_key), *_ = sorted(examples.items())
+        raise DataError(
+            "images have different shapes (height, width, channels): "
+            f"{one_key} has {one}, {other_key} has {other}. "
+            f"Add the stage `- resize: {{height: {one[0]}, width: {one[1]}}}` "
+            f"to preprocess.stages in {config_file}."
+        )
+
+
+def compute_figures(
     summaries: Sequence[ShardSummary],
     class_names: Sequence[str],
     rejected: Sequence[RejectedRecord],

@@ -18,7 +18,7 @@ _MAX_PIXELS = 40e6
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 
 
-def thumbnail(content: bytes) -> str | None:
+def make_thumbnail(content: bytes) -> str | None:
     """Returns a picture of 112 pixels at most as `data:image/png;base64,...`.
 
     Of a truncated file, it shows the part that exists. Returns None if the file cannot be decoded.
@@ -31,7 +31,7 @@ def thumbnail(content: bytes) -> str | None:
             if picture.width * picture.height > _MAX_PIXELS:
                 return None
             picture.draft("RGB", (_SIDE_PIXELS, _SIDE_PIXELS))  # decodes a JPEG at a reduced size
-            with _forgiving(ImageFile):
+            with _allow_truncated_images(ImageFile):
                 small = picture.convert("RGB")
             small.thumbnail((_SIDE_PIXELS, _SIDE_PIXELS))
             output = io.BytesIO()
@@ -49,7 +49,7 @@ def thumbnail(content: bytes) -> str | None:
 
 
 @contextlib.contextmanager
-def _forgiving(pillow: Any) -> Iterator[None]:
+def _allow_truncated_images(pillow: Any) -> Iterator[None]:
     """Lets Pillow decode truncated images as far as they go.
 
     Pillow has this setting for the whole process only, so it is reset at once.

@@ -4,8 +4,8 @@ A data set's artifact holds `train-00000-of-00008.tfrecord` and so on for each s
 `quarantine.jsonl` with the rejected records, a quarantine shard with their bytes, an index of its
 records, its statistics, its schema, a page that shows all of this, and the figures below. Records
 that came after the first generation are in shards that name theirs, such as
-`train-g0002-00000-of-00003.tfrecord`. A record that was removed later remains in its shard, and
-every reader skips it.
+`train-g0002-00000-of-00003.tfrecord`. Shards of earlier generations lie in the artifacts that they
+were made for. A record that was removed later remains in its shard, and every reader skips it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
 from pipeline_ops.config.model_catalogue import Task
-from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.storage.digest import compute_digest
 
 SPLITS = ("train", "validation", "test")
 QUARANTINE = "quarantine.jsonl"
@@ -51,23 +51,24 @@ BOX_YMIN = "image/object/bbox/ymin"  # float, fraction of the height
 BOX_XMIN = "image/object/bbox/xmin"  # float, fraction of the width
 BOX_YMAX = "image/object/bbox/ymax"
 BOX_XMAX = "image/object/bbox/xmax"
+BOX_EDGES = (BOX_YMIN, BOX_XMIN, BOX_YMAX, BOX_XMAX)
 BOX_LABEL = "image/object/class/label"  # int64: index into class_names, from 0
 BOX_IS_CROWD = "image/object/is_crowd"  # int64, 0 or 1
 BOX_IS_DIFFICULT = "image/object/difficult"  # int64, 0 or 1
 
 
-def shard_name(split: str, index: int, num_shards: int, generation: int = 1) -> str:
+def build_shard_name(split: str, index: int, num_shards: int, generation: int = 1) -> str:
     later = f"-g{generation:04d}" if generation > 1 else ""
     return f"{split}{later}-{index:05d}-of-{num_shards:05d}.tfrecord"
 
 
-def generation_of(shard: str) -> int:
+def parse_generation(shard: str) -> int:
     """The generation that a shard was written for: 1 if its name has none."""
     found = _GENERATION.search(shard)
     return int(found.group(1)) if found else 1
 
 
-QUARANTINE_SHARD = shard_name("quarantine", 0, 1)
+QUARANTINE_SHARD = build_shard_name("quarantine", 0, 1)
 """The records of QUARANTINE in the same order, with their bytes.
 
 They are tf.train.Examples with the features below. Lines without bytes of their own are omitted:
@@ -113,7 +114,7 @@ class DatasetFigures(BaseModel):
     removed: dict[str, list[int]] = {}
 
 
-def shards_of(manifest: Manifest, split: str) -> list[ManifestFile]:
+def list_shards(manifest: Manifest, split: str) -> list[ManifestFile]:
     """The shards of a split, in order."""
     return [
         file
@@ -122,25 +123,25 @@ def shards_of(manifest: Manifest, split: str) -> list[ManifestFile]:
     ]
 
 
-def split_digest(manifest: Manifest, split: str) -> str:
+def compute_split_digest(manifest: Manifest, split: str) -> str:
     """32 hex digits over the examples that a reader of this split gets.
 
     They cover the contents of its shards and the positions that are removed from them.
     """
-    return digest_of(
+    return compute_digest(
         [
-            [file.model_dump() for file in shards_of(manifest, split)],
-            removed_positions(manifest, split),
+            [file.identity for file in list_shards(manifest, split)],
+            list_removed_positions(manifest, split),
         ]
     )
 
 
-def shard_paths(manifest_uri: str, manifest: Manifest, split: str) -> list[str]:
+def list_shard_paths(manifest_uri: str, manifest: Manifest, split: str) -> list[str]:
     folder = Path(manifest_uri).parent
-    return [str(folder / file.path) for file in shards_of(manifest, split)]
+    return [str(file.locate(folder)) for file in list_shards(manifest, split)]
 
 
-def removed_positions(manifest: Manifest, split: str) -> tuple[tuple[int, ...], ...]:
+def list_removed_positions(manifest: Manifest, split: str) -> tuple[tuple[int, ...], ...]:
     """The positions of the records that a reader has to skip, for each shard of a split."""
     removed = manifest.figures.get("removed", {})
-    return tuple(tuple(removed.get(file.path, ())) for file in shards_of(manifest, split))
+    return tuple(tuple(removed.get(file.path, ())) for file in list_shards(manifest, split))

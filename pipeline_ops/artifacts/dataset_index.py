@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline_ops.storage.read_errors import unreadable
+from pipeline_ops.storage.read_errors import make_read_error
 
 _KEY, _CONTENT, _SPLIT, _NUM_EXAMPLES = 0, 1, 3, 6
 
@@ -26,7 +26,7 @@ class IndexedRecord(NamedTuple):
     split: str
 
 
-def read_places(index: Path) -> Iterator[IndexedRecord]:
+def read_indexed_records(index: Path) -> Iterator[IndexedRecord]:
     """Yields every record that has at least one example. Raises DataError for an invalid index."""
     try:
         with gzip.open(index, "rt", encoding="utf-8") as lines:
@@ -34,8 +34,8 @@ def read_places(index: Path) -> Iterator[IndexedRecord]:
                 if entry[_NUM_EXAMPLES]:
                     yield IndexedRecord(entry[_KEY], entry[_CONTENT], entry[_SPLIT])
     except (OSError, EOFError, ValueError, TypeError, IndexError, zlib.error) as error:
-        raise unreadable(
-            f"{index}: the index can't be read",
+        raise make_read_error(
+            f"{index}: the index cannot be read",
             error,
-            "; remove the data set that it is in, and start a new run",
+            ". Remove the data set that it is in, and start a new run.",
         ) from error

@@ -8,24 +8,16 @@ location.
 
 from __future__ import annotations
 
-import ast
-import functools
-import hashlib
 import importlib.metadata
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline_ops.errors import TrainyardError
-from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.storage.digest import compute_digest
 
-CODE_ROOT = Path(__file__).resolve().parents[2]
-"""The folder that holds `pipeline_ops/` and `beam_jobs/`."""
-
-_SOURCE_SUFFIXES = (".py", ".html", ".css")
+_MAX_CODE_LINES = 3
 
 
 class Fingerprint(BaseModel):
@@ -43,41 +35,36 @@ class Fingerprint(BaseModel):
     @property
     def digest(self) -> str:
         """32 hex digits."""
-        return digest_of(self.model_dump())
+        return compute_digest(self.model_dump())
 
-    def changes_since(self, older: Fingerprint) -> list[str]:
-        """The differences, one line each: `config train.epochs: 10 -> 15`."""
+    def with_inputs(self, digests: Mapping[str, str]) -> Fingerprint:
+        """Returns this fingerprint with further inputs."""
+        return self.model_copy(update={"inputs": {**self.inputs, **digests}})
+
+    def without_inputs(self, *names: str) -> Fingerprint:
+        """Returns this fingerprint without the inputs of these names."""
+        kept = {name: digest for name, digest in self.inputs.items() if name not in names}
+        return self.model_copy(update={"inputs": kept})
+
+    def describe_changes_since(self, older: Fingerprint) -> list[str]:
+        """The differences, one line each: `config train.epochs: 10 -> 15`.
+
+        Of many source files, as after an upgrade, only the first ones are named.
+        """
         before, after = _flatten(older.model_dump()), _flatten(self.model_dump())
-        return [
-            _change(key, before.get(key), after.get(key))
+        lines = [
+            _describe_change(key, before.get(key), after.get(key))
             for key in sorted(before.keys() | after.keys())
             if before.get(key) != after.get(key)
         ]
+        code = [line for line in lines if line.startswith("code ")]
+        if hidden := code[_MAX_CODE_LINES:]:
+            lines = [line for line in lines if line not in hidden]
+            lines.insert(lines.index(code[0]) + _MAX_CODE_LINES, f"code: {len(hidden)} more files")
+        return lines
 
 
-def digest_code(paths: Iterable[str], root: Path = CODE_ROOT) -> dict[str, str]:
-    """Digests of source files, or of all source files in folders, by path relative to the root.
-
-    The digest of a Python file is over its syntax tree, so a comment or a line break changes
-    nothing. The digest of a template is over its bytes.
-
-    Raises:
-      TrainyardError: a path does not exist, so the list of sources or the installation is wrong.
-    """
-    paths = list(paths)
-    if missing := [path for path in paths if not (root / path).exists()]:
-        raise TrainyardError(
-            f"{root / missing[0]} is a source of this job and does not exist. "
-            "Install Trainyard again."
-        )
-    files = [file for path in paths for file in _source_files(root / path)]
-    return {
-        str(file.relative_to(root)): _digest_source(file, file.stat().st_mtime_ns)
-        for file in sorted(files)
-    }
-
-
-def versions_of(packages: Iterable[str]) -> dict[str, str]:
+def find_versions(packages: Iterable[str]) -> dict[str, str]:
     """Installed versions by package name. A package that is not installed is left out."""
     found = {}
     for package in packages:
@@ -88,23 +75,8 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _source_files(path: Path) -> list[Path]:
-    return (
-        [file for file in path.rglob("*") if file.suffix in _SOURCE_SUFFIXES]
-        if path.is_dir()
-        else [path]
-    )
-
-
-@functools.lru_cache(maxsize=1024)
-def _digest_source(file: Path, _modified_ns: int) -> str:
-    source = file.read_bytes()
-    meaning = ast.dump(ast.parse(source)).encode() if file.suffix == ".py" else source
-    return hashlib.blake2b(meaning, digest_size=8).hexdigest()
-
-
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, inner in value.items():
         if isinstance(inner, Mapping) and inner:
             flat |= _flatten(inner, f"{prefix}{key}{'.' if prefix else ' '}")
@@ -113,7 +85,7 @@ def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _change(key: str, before: Any, after: Any) -> str:
+def _describe_change(key: str, before: Any, after: Any) -> str:
     if key.startswith(("code ", "inputs ")):
         return f"{key} changed" if before and after else f"{key} {'is new' if after else 'is gone'}"
     return f"{key}: {json.dumps(before)} -> {json.dumps(after)}"

@@ -1,42 +1,49 @@
 """The paths below a pipeline's storage root. No other module joins them.
 
 <root>/artifacts/<pipeline>/<job>/
-    <fingerprint>/manifest.json     immutable results, one folder each
+    <fingerprint>/manifest.json     immutable results, one folder each. A manifest may reference
+                                    files of its neighbours (`ManifestFile.stored_at`)
     .<fingerprint>.work/            kept by a job between two tries (checkpoints)
     .<fingerprint>.lock             held by the one job that makes the artifact
+    .<fingerprint>.used             written whenever a run decides to use the artifact
 <root>/runs/<pipeline>/<run id>/
     <task>.json                     how a task of the run ended
     trials.json                     how the trials of a search ended
-    notices/<event>.json            a notice about the run, and its recipients so far
+    notifications/<event>.json      a notification about the run, and its recipients so far
     <task>/attempt-<id>/            request, status, progress and logs of one job process
 <root>/models/<model>/<version>/    published models (`registry/registry.py`), unless
                                     export.registry is elsewhere
-<root>/fetched/                     copies of published models that are kept elsewhere
 <root>/watched/<pipeline>.json      the state of the raw files at a watcher's last report
 <root>/checked/                     models that were built on one batch and can be trained
                                     (`jobs/model_check.py`)
 <root>/listings/                    digests of raw files, so that only changed ones are read
+<root>/gc/                          what `trainyard gc` will remove, and its lock (`retention/`)
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Generic, TypeVar
 from urllib.parse import quote
 
-from pipeline_ops.artifacts.manifest import NAME
+from pipeline_ops.artifacts.manifest import NAME, Manifest, read_manifest
 from pipeline_ops.errors import DataError
-from pipeline_ops.storage.parsing import Model, read_json_as
-from pipeline_ops.storage.safe_paths import UnsafePath, folder_below
+from pipeline_ops.storage.store_path import StorePath
 
+REQUEST = "request.json"
 _ATTEMPT = re.compile(r"attempt-[0-9a-f]{8}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
+_ARTIFACT_URI = re.compile(
+    rf"(?:(?:.*[^/])?/)?artifacts/([a-z0-9][a-z0-9_-]{{0,62}})/([a-z]+)/([0-9a-f]{{32}})/{re.escape(NAME)}"
+)
 _WORKER_PROGRESS = re.compile(r"(chief|worker|ps)-[0-9]{1,6}\.jsonl")
 
 
-def _as_folder_name(run_id: str) -> str:
+def _to_folder_name(run_id: str) -> str:
     """Turns a run id, which holds `:` and `+` and may be chosen by a user, into a folder name.
 
     Safe characters stay. The rest is percent-encoded.
@@ -49,16 +56,16 @@ def _as_folder_name(run_id: str) -> str:
 class Layout:
     """The paths of one pipeline."""
 
-    root: Path
+    root: StorePath
     pipeline: str
 
-    def artifacts(self, job: str) -> Path:
+    def artifacts(self, job: str) -> StorePath:
         return self.root / "artifacts" / self.pipeline / job
 
-    def artifact(self, job: str, fingerprint: str) -> Path:
+    def artifact(self, job: str, fingerprint: str) -> StorePath:
         return self.artifacts(job) / fingerprint
 
-    def manifest(self, job: str, fingerprint: str) -> Path:
+    def manifest(self, job: str, fingerprint: str) -> StorePath:
         return self.artifact(job, fingerprint) / NAME
 
     def check_manifest(self, job: str, uri: str) -> str:
@@ -71,142 +78,158 @@ class Layout:
         if not _FINGERPRINT.fullmatch(fingerprint) or uri != str(self.manifest(job, fingerprint)):
             raise DataError(
                 f"{uri[:300]!r} is not a manifest of the job {job} of the pipeline {self.pipeline} "
-                f"below {self.root}; clear the task that has left it, and it runs again"
+                f"below {self.root}. Clear the task that has left it, and it runs again."
             )
         return uri
 
-    def run(self, run_id: str) -> Path:
-        return self.root / "runs" / self.pipeline / _as_folder_name(run_id)
+    def locate(self, file: StorePath) -> StorePath:
+        """The same file as one below the storage root, so that no folder on the way is a link."""
+        return self.root / str(file).removeprefix(f"{self.root}/")
 
-    def task_record(self, run_id: str, task: str) -> Path:
-        return self.run(run_id) / f"{task}.json"
+    def run_folder(self, run_id: str) -> StorePath:
+        return self.root / "runs" / self.pipeline / _to_folder_name(run_id)
 
-    def attempts(self, run_id: str, task: str) -> Path:
-        return self.run(run_id) / task
+    def task_record(self, run_id: str, task: str) -> StorePath:
+        return self.run_folder(run_id) / f"{task}.json"
 
-    def search_result(self, run_id: str) -> Path:
-        return self.run(run_id) / "trials.json"
+    def attempts(self, run_id: str, task: str) -> StorePath:
+        return self.run_folder(run_id) / task
 
-    def notices(self, run_id: str) -> Path:
-        return self.run(run_id) / "notices"
+    def search_result(self, run_id: str) -> StorePath:
+        return self.run_folder(run_id) / "trials.json"
 
-    def attempt(self, run_id: str, task: str, name: str) -> Attempt:
+    def notifications(self, run_id: str) -> StorePath:
+        return self.run_folder(run_id) / "notifications"
+
+    def attempt(self, run_id: str, task: str, name: str) -> Attempt[StorePath]:
         """The attempt of that name. It need not exist. Raises DataError for an invalid name."""
         if not _ATTEMPT.fullmatch(name):
             raise DataError(f"{name[:100]!r} is not the name of an attempt of {task} in {run_id}")
-        return Attempt(self.attempts(run_id, task) / name, self.root)
+        return Attempt(self.attempts(run_id, task) / name)
 
-    def newest_attempt(self, run_id: str, task: str) -> Attempt | None:
+    def newest_attempt(self, run_id: str, task: str) -> Attempt[StorePath] | None:
         """The latest job process that a task has started."""
         folder = self.attempts(run_id, task)
-        try:
-            with (
-                folder_below(self.root, str(folder.relative_to(self.root))) as descriptor,
-                os.scandir(descriptor) as entries,
-            ):
-                found = [
-                    (entry.stat(follow_symlinks=False).st_mtime_ns, entry.name)
-                    for entry in entries
-                    if _ATTEMPT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-                ]
-        except (FileNotFoundError, UnsafePath):
-            return None
-        return Attempt(folder / max(found)[1], self.root) if found else None
+        found = [
+            (entry.modified, entry.name)
+            for entry in folder.find_in_folders(REQUEST)
+            if _ATTEMPT.fullmatch(entry.name.partition("/")[0])
+        ]
+        return Attempt(folder / max(found)[1].partition("/")[0]) if found else None
 
     @property
-    def watched(self) -> Path:
+    def watched(self) -> StorePath:
         return self.root / "watched" / f"{self.pipeline}.json"
 
     @property
-    def checked_models(self) -> Path:
+    def checked_models(self) -> StorePath:
         return self.root / "checked"
 
     @property
-    def listings(self) -> Path:
+    def listings(self) -> StorePath:
         return self.root / "listings"
 
 
-def trial_name(number: int) -> str:
+def format_trial_name(number: int) -> str:
     """The name of a trial's task record, and of the folder of its attempts."""
     return f"trial-{number:03d}"
 
 
-def work_folder(artifact: Path) -> Path:
+def iterate_manifests(folder: StorePath) -> Iterator[tuple[StorePath, Manifest]]:
+    """Yields path and manifest of each artifact in a folder, newest first.
+
+    Manifests that are not valid, such as those of another version of Trainyard, are left out.
+    """
+    found = sorted((entry.modified, entry.name) for entry in folder.find_in_folders(NAME))
+    for _, name in reversed(found):
+        with contextlib.suppress(DataError):
+            yield folder / name, read_manifest(folder / name)
+
+
+def parse_artifact_uri(uri: str) -> tuple[str, str, str] | None:
+    """Pipeline, job and fingerprint of an artifact, by the URI of its manifest below any root.
+
+    None for other URIs, such as that of a published version.
+    """
+    found = _ARTIFACT_URI.fullmatch(uri)
+    return (found[1], found[2], found[3]) if found else None
+
+
+def work_folder(artifact: StorePath) -> StorePath:
     """The folder next to an unfinished artifact that a job keeps from one try to the next."""
     return artifact.with_name(f".{artifact.name}.work")
 
 
-def lock_file(artifact: Path) -> Path:
+def lock_file(artifact: StorePath) -> StorePath:
     return artifact.with_name(f".{artifact.name}.lock")
 
 
+def usage_file(artifact: StorePath) -> StorePath:
+    return artifact.with_name(f".{artifact.name}.used")
+
+
+Place = TypeVar("Place", Path, StorePath)
+
+
 @dataclasses.dataclass(frozen=True)
-class Attempt:
+class Attempt(Generic[Place]):
     """The folder of one job process, and the files in it.
 
-    Args:
-      folder: its place.
-      root: the trusted folder above it. No path between the two may contain a link. By default the
-        folder itself, as its own job sees it.
+    Its readers outside the job see it in the store. The job's own processes see it on their disk.
     """
 
-    folder: Path
-    root: Path | None = None
-
-    def below_root(self, file: Path) -> tuple[Path, str]:
-        """The trusted folder, and the path from there to a file of this attempt."""
-        root = self.root or self.folder
-        return root, str(file.relative_to(root))
-
-    def read(self, model: type[Model], file: Path) -> Model | None:
-        """The value in a file of this attempt; None if it is missing. Raises as `read_json_as`."""
-        return read_json_as(model, *self.below_root(file))
+    folder: Place
 
     @property
-    def request(self) -> Path:
-        return self.folder / "request.json"
+    def request(self) -> Place:
+        return self.folder / REQUEST
 
     @property
-    def process(self) -> Path:
+    def process(self) -> Place:
         """The file that identifies the process."""
         return self.folder / "process.json"
 
     @property
-    def unwanted(self) -> Path:
+    def cancellation(self) -> Place:
         """The file that orders the job to end, with the reason (`jobs/cancellation.py`)."""
-        return self.folder / "unwanted.json"
+        return self.folder / "cancellation.json"
 
     @property
-    def status(self) -> Path:
+    def status(self) -> Place:
         return self.folder / "status.json"
 
     @property
-    def progress(self) -> Path:
+    def progress(self) -> Place:
         return self.folder / "progress.jsonl"
 
     @property
-    def log(self) -> Path:
+    def log(self) -> Place:
         return self.folder / "job.log"
 
     @property
-    def scratch(self) -> Path:
+    def scratch(self) -> Place:
         """The folder for messages between the job's processes on all hosts. Removed with it."""
         return self.folder / "scratch"
 
-    def of_worker(self, name: str, suffix: str) -> Path:
+    def worker_file(self, name: str, suffix: str) -> Place:
         """A file of one gang process, by its name in messages: `worker-1.log` for `worker 1`."""
         return self.folder / f"{name.replace(' ', '-')}.{suffix}"
 
-    def worker_log(self, name: str) -> Path:
-        return self.of_worker(name, "log")
+    def worker_log(self, name: str) -> Place:
+        return self.worker_file(name, "log")
 
-    def worker_progress(self, name: str) -> Path:
-        return self.of_worker(name, "jsonl")
+    def worker_progress(self, name: str) -> Place:
+        return self.worker_file(name, "jsonl")
 
-    def workers_progress(self) -> dict[str, Path]:
-        """The existing progress files of a gang's processes, by name.
 
-        Other files of the same suffix, such as `rejected.jsonl`, have a different content.
-        """
-        names = sorted(name for name in os.listdir(self.folder) if _WORKER_PROGRESS.fullmatch(name))
-        return {name.removesuffix(".jsonl").replace("-", " "): self.folder / name for name in names}
+def list_worker_progress(attempt: Attempt[StorePath]) -> dict[str, StorePath]:
+    """The existing progress files of a gang's processes, by name.
+
+    Other files of the same suffix, such as `rejected.jsonl`, have a different content.
+    """
+    names = [entry.name for entry in attempt.folder.list_folder()]
+    return {
+        name.removesuffix(".jsonl").replace("-", " "): attempt.folder / name
+        for name in names
+        if _WORKER_PROGRESS.fullmatch(name)
+    }

@@ -1,58 +1,76 @@
 """The manifest: the last file of an artifact, and the proof that the artifact is whole.
 
 An artifact is a folder with a `manifest.json`. It is immutable once the manifest exists. Its URI is
-the only value that passes from one task to the next. A manifest may come from anyone who can write
-to the storage. Therefore its size is limited, its paths stay below its folder, and its files are
-opened without following links.
+the only value that passes from one task to the next. A file that an artifact of the same job holds
+already is referenced and not copied. A manifest may come from anyone who can write to the storage.
+Therefore its size is limited, its paths stay below the folder of the job's artifacts, and its files
+are opened without following links.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.errors import ConfigError, DataError, MachineError
+from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.storage.atomic import write_json
-from pipeline_ops.storage.checksums import Checksums, checksums_of, map_in_threads
-from pipeline_ops.storage.digest import digest_of
-from pipeline_ops.storage.safe_paths import RelativePath, UnsafePath, open_below, read_below
+from pipeline_ops.storage.checksums import Checksums, compute_checksums, map_in_threads
+from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.storage.parsing import describe_validation_error
+from pipeline_ops.storage.safe_paths import RelativePath, UnsafePath, open_below
+from pipeline_ops.storage.store_path import StorePath
 
 NAME = "manifest.json"
 SIGNATURE = f"{NAME}.minisig"
 """The signature of a published version. The manifest lists every other file next to it."""
 MAX_BYTES = 64 << 20
 MAX_FILES = 200_000
-STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs")
-"""Schemes of the object stores that may hold an artifact.
-
-Because of this list, a manifest or a record can't make this process send requests to any web
-server.
-"""
 
 
-def _not_the_manifest(path: str) -> str:
+def _validate_listed_path(path: str) -> str:
     if path in (NAME, SIGNATURE):
-        raise UnsafePath(f"{path} can't be among the files that a manifest lists")
+        raise UnsafePath(f"{path} cannot be among the files that a manifest lists")
     return path
 
 
 class ManifestFile(BaseModel):
-    """One file of an artifact. `num_examples` is for shards. Old manifests have no SHA-256."""
+    """One file of an artifact. `num_examples` is for shards. Old manifests have no SHA-256.
+
+    `stored_at` is where the file lies, relative to the folder that holds the artifacts of the job:
+    `<fingerprint>/<path>`. None means below the artifact's own folder, at `path`.
+    """
 
     model_config = ConfigDict(frozen=True)
 
-    path: Annotated[RelativePath, AfterValidator(_not_the_manifest)]
+    path: Annotated[RelativePath, AfterValidator(_validate_listed_path)]
     num_bytes: int = Field(ge=0, lt=1 << 63)
     crc32c: str = Field(pattern=r"^[0-9a-f]{8}$")
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     num_examples: int | None = Field(default=None, ge=0, lt=1 << 63)
+    stored_at: Annotated[RelativePath, Field(pattern=r"^[0-9a-f]{32}/")] | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The fields that digests cover: all but the location."""
+        return self.model_dump(exclude={"stored_at"})
+
+    def locate(self, folder: Path) -> Path:
+        """The path of the file of an artifact in a folder."""
+        return folder.parent / self.stored_at if self.stored_at else folder / self.path
+
+    def reference(self, folder: Path) -> ManifestFile:
+        """The entry for another artifact of the job.
+
+        `folder` is that of the artifact of this entry. A reference names the artifact that really
+        holds the file, and never another reference.
+        """
+        stored_at = self.stored_at or f"{folder.name}/{self.path}"
+        return ManifestFile.model_validate(self.identity | {"stored_at": stored_at})
 
     def has_content(self, found: Checksums) -> bool:
         """Compares the size and the best checksum that the manifest has."""
@@ -88,7 +106,7 @@ class Manifest(BaseModel):
     figures: dict[str, Any] = {}
 
     @model_validator(mode="after")
-    def _check_paths(self) -> Manifest:
+    def _validate_paths(self) -> Manifest:
         """Checks that each path is listed once, and that no file is the folder of another file."""
         paths = {file.path for file in self.files}
         if len(paths) < len(self.files):
@@ -105,37 +123,36 @@ class Manifest(BaseModel):
 
         Equal contents have equal digests.
         """
-        return digest_of(
-            [file.model_dump(exclude=None if file.sha256 else {"sha256"}) for file in self.files]
+        old = {"stored_at", "sha256"}
+        return compute_digest(
+            [file.identity if file.sha256 else file.model_dump(exclude=old) for file in self.files]
         )
 
-    def file(self, path: str) -> ManifestFile:
+    def get_file(self, path: str) -> ManifestFile:
         """Raises KeyError."""
         return {file.path: file for file in self.files}[path]
 
 
-def list_files(
-    folder: Path,
-    num_examples: dict[str, int] | None = None,
-    known: Mapping[str, ManifestFile] | None = None,
-) -> list[ManifestFile]:
+def iterate_references(manifest: Manifest) -> Iterator[str]:
+    """Yields the fingerprints of the other artifacts of the job that hold files of this one."""
+    holders = {file.stored_at.split("/")[0] for file in manifest.files if file.stored_at}
+    yield from sorted(holders - {manifest.fingerprint_digest})
+
+
+def list_files(folder: Path, num_examples: dict[str, int] | None = None) -> list[ManifestFile]:
     """Lists every file below a folder except the manifest, sorted by path, with size and checksums.
 
     Args:
       folder: the folder.
       num_examples: the number of examples of each shard, by path.
-      known: entries of another artifact's manifest, by path. These files are not read again.
 
     Raises:
       DataError: there is a link among them.
     """
-    known = known or {}
 
     def describe(path: str) -> ManifestFile:
-        if path in known:
-            return known[path]
         with open_below(folder, path) as file:
-            found = checksums_of(file)
+            found = compute_checksums(file)
         return ManifestFile(
             path=path,
             num_bytes=found.num_bytes,
@@ -157,80 +174,57 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_json(folder / NAME, manifest.model_dump(mode="json"))
 
 
-def read_manifest(uri: str | Path) -> Manifest:
+def read_manifest(uri: str | Path | StorePath) -> Manifest:
     """Reads an artifact's manifest from the manifest's own URI.
 
     Raises:
       DataError: there is no manifest, or it is invalid.
       ConfigError: the URI is not one of a store.
-      MachineError: the manifest can't be read.
+      MachineError: the manifest cannot be read.
     """
-    return parse_manifest(read_manifest_bytes(uri), uri)
+    return parse_manifest(read_manifest_bytes(uri), str(uri))
 
 
-def read_manifest_bytes(uri: str | Path) -> bytes:
+def read_manifest_bytes(uri: str | Path | StorePath) -> bytes:
     """Reads a manifest without parsing it, because a signature covers its bytes."""
     try:
-        if is_remote(uri):
-            return _read_remote(str(uri))
-        path = Path(str(uri).removeprefix("file://"))
-        return read_below(path.parent, path.name, MAX_BYTES)
+        return (uri if isinstance(uri, StorePath) else open_path(uri)).read(MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
-            f"{uri}: there is no such manifest; run the task that makes it again"
+            f"{uri}: there is no such manifest. Run the task that makes it again."
         ) from None
     except OSError as error:
         raise MachineError(
-            f"{uri} can't be read: {error.strerror}; mend the disk, then retry"
-        ) from error
-
-
-def is_remote(uri: str | Path) -> bool:
-    """Returns whether a URI is in an object store, and not in a folder."""
-    return "://" in str(uri) and not str(uri).startswith("file://")
-
-
-def _read_remote(uri: str) -> bytes:
-    import fsspec  # here, because the DAG file reads manifests too, and nearly all lie in folders
-
-    if uri.partition("://")[0] not in STORES or "::" in uri:
-        raise ConfigError(
-            f"{uri[:200]!r} is no place of an artifact; artifacts lie in a folder or in a store: "
-            f"{', '.join(STORES)}"
-        )
-    try:
-        with fsspec.open(uri, "rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # every store has its own kinds of errors
-        raise MachineError(
-            f"{uri} can't be read: {type(error).__name__}: {error}; "
-            "check the store and this host's credentials"
+            f"{uri} cannot be read: {error.strerror}. Repair the disk, then retry."
         ) from error
 
 
 def parse_manifest(content: bytes, uri: str | Path) -> Manifest:
     """Parses a manifest. Raises DataError with its origin `uri` if it is invalid."""
-    try:
-        if len(content) > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES} bytes")
-        return Manifest.model_validate(json.loads(content))
-    except ValidationError as error:
-        raise DataError(
-            f"{uri}: not a manifest of this version of Trainyard: {_first_errors(error)}"
-        ) from None
-    except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
-        raise DataError(f"{uri}: not a manifest of this version of Trainyard: {error}") from None
+    if len(content) > MAX_BYTES:
+        problem = f"it has more than {MAX_BYTES} bytes"
+    else:
+        try:
+            return Manifest.model_validate_json(content)
+        except ValidationError as error:
+            problem = describe_validation_error(error)
+    raise DataError(f"{uri}: not a manifest of this version of Trainyard: {problem}")
 
 
-def _first_errors(error: ValidationError) -> str:
-    """The first errors without the content, which may be that of another file."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    first = "; ".join(
-        f"{'.'.join(map(str, each['loc'])) or 'it'}: {each['msg']}" for each in found[:3]
-    )
-    return first + (f" (and {len(found) - 3} more)" if len(found) > 3 else "")
+def locate_file(uri: str | Path | StorePath, file: ManifestFile) -> StorePath:
+    """The place of a file of an artifact, by the URI of the artifact's manifest."""
+    folder = open_path(str(uri)).root
+    artifacts = open_root(str(folder).rpartition("/")[0])
+    return artifacts / (file.stored_at or f"{str(folder).rpartition('/')[2]}/{file.path}")
+
+
+def find_file(uri: str | Path | StorePath, path: str) -> StorePath | None:
+    """The place of a file of an artifact by its path. None if the artifact has no such file.
+
+    Raises the errors of `read_manifest`.
+    """
+    files = (file for file in read_manifest(uri).files if file.path == path)
+    return next((locate_file(uri, file) for file in files), None)
 
 
 def read_input(entry: Input) -> Manifest:
@@ -243,58 +237,6 @@ def read_input(entry: Input) -> Manifest:
     if manifest.digest != entry.digest:
         raise DataError(
             f"{entry.uri}: its digest is {manifest.digest}, but was {entry.digest} when this job "
-            "was planned; start a new run"
+            "was planned. Start a new run."
         )
     return manifest
-
-
-def refuse_damage(uri: str | Path, manifest: Manifest, files: Iterable[ManifestFile]) -> None:
-    """Reads some of an artifact's files. Raises DataError that names the damaged ones."""
-    damage = find_damage(uri, manifest.model_copy(update={"files": list(files)}), checksums=True)
-    if damage:
-        raise DataError(
-            "; ".join(damage) + "; remove the artifact, and run the task that makes it again"
-        )
-
-
-def find_damage(uri: str | Path, manifest: Manifest, checksums: bool = False) -> list[str]:
-    """The problems of an artifact's files: missing, a link, wrong size or wrong checksum.
-
-    The checksums are computed only if `checksums` is true.
-    """
-    folder = Path(uri).parent
-
-    def describe(file: ManifestFile) -> str | None:
-        try:
-            with open_listed(folder, file) as opened:
-                if checksums and not file.has_content(checksums_of(opened)):
-                    return f"{folder / file.path} has another checksum than the manifest says"
-        except DataError as error:
-            return str(error)
-        return None
-
-    found = map_in_threads(describe, manifest.files) if checksums else map(describe, manifest.files)
-    return [problem for problem in found if problem]
-
-
-@contextlib.contextmanager
-def open_listed(folder: Path, file: ManifestFile) -> Iterator[IO[bytes]]:
-    """Opens one file of an artifact in a folder without following links.
-
-    Raises:
-      DataError: it is missing, a link, or its size differs from the manifest.
-      MachineError: it can't be read.
-    """
-    path = folder / file.path
-    try:
-        with open_below(folder, file.path) as opened:
-            num_bytes = os.fstat(opened.fileno()).st_size
-            if num_bytes != file.num_bytes:
-                raise DataError(f"{path} has {num_bytes} bytes, the manifest says {file.num_bytes}")
-            yield opened
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{path} is missing") from None
-    except OSError as error:
-        raise MachineError(
-            f"{path} can't be read: {error.strerror}; mend the disk, then retry"
-        ) from error

@@ -25,7 +25,7 @@ the class names) and `num_detections` (int32 [N]). Values after the first `num_d
 detector whose head uses only operations of TFLite and ONNX has a fifth signature for these formats,
 `portable`, with the interface of `images`.
 """
-LEAST_SCORE = 0.01
+MIN_SCORE = 0.01
 """The minimum score of a detection.
 
 It is low, because average precision also covers uncertain detections.
@@ -58,15 +58,20 @@ METRICS = "metrics.json"
 Export writes both again and adds the published models.
 """
 PUBLICATION = "<!-- publication -->"
-"""Evaluation: the place in its report where export inserts the publication.
+"""Evaluation: the marker in its report where export inserts the publication.
 
 No text of the page can look like it, because all text is escaped.
 """
 
 
-def files_of_saved_model(training: Manifest) -> list[ManifestFile]:
+def list_saved_model_files(training: Manifest) -> list[ManifestFile]:
     """The candidate's files in the manifest of a training."""
-    return [file for file in training.files if file.path.startswith(f"{SAVED_MODEL}/")]
+    return [file for file in training.files if is_saved_model_file(file.path)]
+
+
+def is_saved_model_file(path: str) -> bool:
+    """Returns whether a file of a training belongs to the candidate."""
+    return path.startswith(f"{SAVED_MODEL}/")
 
 
 class Figures(BaseModel):

@@ -1,23 +1,78 @@
-"""The arguments that several commands share: the config and its overrides."""
+"""The arguments that several commands share, such as the config and its overrides."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from pipeline_ops.config.model_data_rules import validate_model_for_data
 from pipeline_ops.config.notify import check_notifiers
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.yaml_source import parse_value, place_in
+from pipeline_ops.config.pipeline_files import find_config_files
+from pipeline_ops.config.yaml_source import locate_in_file, parse_value
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.raw_data.folder import validate_folder
-from pipeline_ops.user_code.models import code_of, validate_names
+from pipeline_ops.user_code.models import digest_user_code, validate_names
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", type=Path, help="the pipeline's YAML file")
+def add_command(
+    commands: Commands,
+    name: str,
+    command: Callable[[argparse.Namespace], int],
+    summary: str,
+    details: str = "",
+) -> argparse.ArgumentParser:
+    """Adds a command.
+
+    Args:
+      commands: the subparsers of the program, or of a command with actions.
+      name: the name on the command line.
+      command: takes the parsed arguments and returns the exit status.
+      summary: one sentence for the list of the commands. The help of the command starts with it.
+      details: more text for the help of the command, in lines of at most 80 characters.
+    """
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary}\n\n{details}".strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(command=command)
+    return parser
+
+
+def add_config(parser: argparse.ArgumentParser, nargs: Literal["?"] | None = None) -> None:
+    parser.add_argument(
+        "config", metavar="CONFIG", type=Path, nargs=nargs, help="YAML file of the pipeline."
+    )
+
+
+def add_configs(parser: argparse.ArgumentParser, default: Path | None = None) -> None:
+    """Adds one or more configs. If there is a default, they may be left out."""
+    parser.add_argument(
+        "configs",
+        metavar="CONFIG",
+        type=Path,
+        nargs="*" if default else "+",
+        default=[default],
+        help="YAML files of pipelines, or folders with such files."
+        + (f" Default: the folder {default.name}." if default else ""),
+    )
+
+
+def list_config_files(paths: Sequence[Path]) -> list[Path]:
+    """Returns the YAML files at the paths. Raises ConfigError if there are none."""
+    if files := list(find_config_files(paths)):
+        return files
+    raise ConfigError(
+        f"{', '.join(map(str, paths))}: no YAML files found. "
+        "Pass a config, or a folder with configs."
+    )
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +82,33 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         dest="overrides",
-        help="replace one value of the config, for example train.epochs=3; may be given again",
+        help="Override one value of the config, for example train.epochs=3. Can be repeated.",
     )
+
+
+def add_verify(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument(
+        "--verify",
+        metavar="PUBLIC_KEY",
+        type=Path,
+        help=f"{verb} only versions that are signed with this key, a minisign public key file.",
+    )
+
+
+def make_int_parser(low: int, high: int | None = None) -> Callable[[str], int]:
+    """Returns a `type` of an argument that takes whole numbers in this range."""
+
+    def parse(text: str) -> int:
+        if text.isdecimal() and low <= int(text) <= (high or math.inf):
+            return int(text)
+        bounds = f"from {low} to {high}" if high else f"of at least {low}"
+        raise argparse.ArgumentTypeError(f"must be a number {bounds}, got {text}")
+
+    return parse
+
+
+def add_output(parser: argparse.ArgumentParser, name: str, help_text: str) -> None:
+    parser.add_argument("--output", metavar=name, type=Path, help=help_text)
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
@@ -37,8 +117,11 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
-            raise ConfigError(f"--set {text}: must be KEY=VALUE, for example train.epochs=3")
-        overrides[key.strip()] = _parse(text, value)
+            raise ConfigError(f"--set {text}: expected KEY=VALUE, for example train.epochs=3.")
+        try:
+            overrides[key.strip()] = parse_value(value)
+        except ConfigError as error:
+            raise ConfigError(f"--set {text}: {error}") from None
     return overrides
 
 
@@ -54,11 +137,10 @@ def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> Pipelin
     check_stages(config.preprocess, file)
     try:
         validate_names(config.train, config.file.parent)
-        code_of(config.train, config.file.parent)
+        digest_user_code(config.train, config.file.parent)
     except ConfigError as error:  # its message begins with the key
-        raise ConfigError(
-            f"{place_in(file, str(error).partition(':')[0].split('.'))}: {error}"
-        ) from None
+        key = str(error).partition(":")[0].split(".")
+        raise ConfigError(f"{locate_in_file(file, key)}: {error}") from None
     check_notifiers(config.notify, file)
     return config
 
@@ -75,10 +157,3 @@ def load_runnable(file: Path, overrides: dict[str, Any] | None = None) -> Pipeli
     validate_model_for_data(config)
     validate_folder(config)
     return config
-
-
-def _parse(text: str, value: str) -> Any:
-    try:
-        return parse_value(value)
-    except ConfigError as error:
-        raise ConfigError(f"--set {text}: {error}") from None

@@ -10,9 +10,11 @@ import os
 import sys
 from collections.abc import Sequence
 
+from pipeline_ops.airflow_connections import use_airflow_connections
 from pipeline_ops.cli.commands import (
     compare,
     explain,
+    gc,
     import_od_api,
     models,
     new_stage,
@@ -27,20 +29,38 @@ from pipeline_ops.cli.commands import (
 )
 from pipeline_ops.cli.local_airflow.stopping import Stopped
 from pipeline_ops.errors import TrainyardError
-from pipeline_ops.system.temp_dirs import own_temporary_folder
+from pipeline_ops.system.temp_dirs import use_temporary_folder
 
-_INTERRUPTED, _BROKEN_PIPE = 130, 141
+_COMMANDS = (
+    run,
+    ui,
+    validate,
+    explain,
+    plan,
+    models,
+    gc,
+    serve,
+    stages,
+    new_stage,
+    preview,
+    compare,
+    reference,
+    import_od_api,
+)
+_INTERRUPTED_EXIT_STATUS, _BROKEN_PIPE_EXIT_STATUS = 130, 141
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(command_line: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status.
 
-    `words` are the command line without the program's name.
+    Args:
+      command_line: the arguments without the program's name. Default: those of the process.
     """
-    words = models.with_default_action(list(sys.argv[1:] if words is None else words))
-    arguments = make_parser().parse_args(words)
+    use_airflow_connections()
+    words = list(sys.argv[1:] if command_line is None else command_line)
+    arguments = make_parser().parse_args(models.insert_default_action(words))
     try:
-        with own_temporary_folder("command"):
+        with use_temporary_folder("command"):
             return int(arguments.command(arguments))
     except TrainyardError as error:
         print(error, file=sys.stderr)
@@ -48,32 +68,20 @@ def main(words: Sequence[str] | None = None) -> int:
     except Stopped as stopped:
         return stopped.exit_status
     except KeyboardInterrupt:
-        return _INTERRUPTED
-    except BrokenPipeError:  # `trainyard ... | head`: the reader has gone
+        return _INTERRUPTED_EXIT_STATUS
+    except BrokenPipeError:  # `trainyard ... | head`: the reader has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
+        return _BROKEN_PIPE_EXIT_STATUS
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="trainyard", description="Retrains a TensorFlow model, as one YAML file says."
+        prog="trainyard",
+        description="Retrain TensorFlow models with Airflow. One YAML file describes a pipeline.",
+        epilog="`trainyard COMMAND --help` describes a command.",
     )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (
-        run,
-        ui,
-        validate,
-        explain,
-        plan,
-        models,
-        serve,
-        stages,
-        new_stage,
-        preview,
-        compare,
-        reference,
-        import_od_api,
-    ):
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
         command.add_parser(commands)
     return parser
 

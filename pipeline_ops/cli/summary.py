@@ -6,134 +6,121 @@ null, or empty.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures, shards_of
+from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures, list_shards
 from pipeline_ops.artifacts.input_names import WARM_START
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import Manifest, read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures, ModelFigures, TrainingFigures
-from pipeline_ops.cli.watch import RunView, TaskStatus
+from pipeline_ops.cli.watch import RunStatus, TaskStatus
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.jobs.task_record import find_report
+from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.trials import read_search
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.storage.store import StoreUsage
 
 
-def summarise(config: PipelineConfig, run: RunView) -> dict[str, Any]:
+def summarize_run(config: PipelineConfig, run: RunStatus) -> dict[str, Any]:
     """Summarizes a run. Raises DataError if a manifest that a task left is gone."""
+    uris = {task.name: _get_manifest_uri(task) for task in run.tasks}
+    manifests = {job: read_manifest(uri) for job in JOBS if (uri := uris[job])}
+    report = find_report(uris["evaluate"], uris["export"])
     return {
         "pipeline": config.pipeline,
         "run_id": run.run_id,
         "state": run.state,
         "seconds": round(run.seconds, 3),
-        "tasks": {task.name: _task(task) for task in run.tasks},
-        "dataset": _dataset(_manifest(run, "preprocess")),
-        "training": _training(_manifest(run, "train")),
-        "search": _search(config, run),
-        **_evaluation(_manifest(run, "evaluate")),
-        "model": _model(config, _manifest(run, "export")),
-        "report": _report(run),
+        "tasks": {task.name: _summarize_task(task) for task in run.tasks},
+        "dataset": _summarize_dataset(manifests.get("preprocess")),
+        "training": _summarize_training(manifests.get("train")),
+        "search": _summarize_search(config, run.run_id),
+        **_summarize_evaluation(manifests.get("evaluate")),
+        "model": _summarize_model(config, manifests.get("export")),
+        "report": report and str(report),
+        "store": _summarize_store(run),
     }
 
 
-def _manifest(run: RunView, task: str) -> Manifest | None:
-    uri = _uri(run.task(task))
-    return read_manifest(uri) if uri else None
+def _summarize_store(run: RunStatus) -> dict[str, int]:
+    """The requests to a bucket, and the bytes that went each way. All are 0 for a folder."""
+    records = (task.record for task in run.tasks if task.record)
+    return dataclasses.asdict(sum((record.store for record in records), StoreUsage()))
 
 
-def _uri(task: TaskStatus) -> str | None:
+def _get_manifest_uri(task: TaskStatus) -> str | None:
     return task.record.manifest if task.record and task.state == "success" else None
 
 
-def _task(task: TaskStatus) -> dict[str, Any]:
-    seconds = None if task.seconds is None else round(task.seconds, 3)
+def _summarize_task(task: TaskStatus) -> dict[str, Any]:
     return {
         "state": task.state or None,
-        "seconds": seconds,
+        "seconds": None if task.seconds is None else round(task.seconds, 3),
         "cached": task.is_cached,
-        "manifest": _uri(task),
+        "manifest": _get_manifest_uri(task),
     }
 
 
-def _dataset(manifest: Manifest | None) -> dict[str, Any]:
-    if manifest is None:
-        return {"examples": dict.fromkeys(SPLITS), "shards": dict.fromkeys(SPLITS), "digest": None}
-    figures = DatasetFigures.model_validate(manifest.figures)
-    shards = {split: len(shards_of(manifest, split)) for split in SPLITS}
+def _summarize_dataset(manifest: Manifest | None) -> dict[str, Any]:
+    figures = manifest and DatasetFigures.model_validate(manifest.figures)
     return {
-        "examples": {split: figures.num_examples[split] for split in SPLITS},
-        "shards": shards,
-        "digest": manifest.digest,
+        "examples": {split: figures and figures.num_examples[split] for split in SPLITS},
+        "shards": {split: manifest and len(list_shards(manifest, split)) for split in SPLITS},
+        "digest": manifest and manifest.digest,
     }
 
 
-def _training(manifest: Manifest | None) -> dict[str, Any]:
-    """Summarizes the training. `warm_start` is the place of its initial weights."""
+def _summarize_training(manifest: Manifest | None) -> dict[str, Any]:
+    """Summarizes the training. `warm_start` is the location of its initial weights."""
     names = ("strategy", "workers", "steps", "restarts", "weights_digest")
-    if manifest is None:
-        return dict.fromkeys((*names, "warm_start"))
-    figures, began_with = (
-        TrainingFigures.model_validate(manifest.figures),
-        manifest.inputs.get(WARM_START),
-    )
-    return {name: getattr(figures, name) for name in names} | {
-        "warm_start": began_with and began_with.uri
-    }
+    figures = manifest and TrainingFigures.model_validate(manifest.figures)
+    weights = manifest and manifest.inputs.get(WARM_START)
+    values = {name: figures and getattr(figures, name) for name in names}
+    return values | {"warm_start": weights and weights.uri}
 
 
-def _search(config: PipelineConfig, run: RunView) -> dict[str, Any] | None:
+def _summarize_search(config: PipelineConfig, run_id: str) -> dict[str, Any] | None:
     """All trials, and the number of the best one; None without a search, or without a result."""
-    result = (
-        read_search(Layout(config.root, config.pipeline), run.run_id) if config.search else None
-    )
+    layout = Layout(config.root, config.pipeline)
+    result = read_search(layout, run_id) if config.search else None
     if result is None:
         return None
-    trials = [
-        {
-            "trial": r.trial.name,
-            "parameters": r.trial.parameters,
-            "figure": r.figure,
-            "manifest": r.manifest,
-            "message": r.message,
-        }
-        for r in result.results
-    ]
     return {
         "monitor": result.monitor,
         "best": result.winner.trial.name,
-        "trials": trials,
-        "table": result.table(),
+        "trials": [
+            {
+                "trial": r.trial.name,
+                "parameters": r.trial.parameters,
+                "figure": r.figure,
+                "manifest": r.manifest,
+                "message": r.message,
+            }
+            for r in result.results
+        ],
+        "table": result.format_table(),
     }
 
 
-def _evaluation(manifest: Manifest | None) -> dict[str, Any]:
-    if manifest is None:
-        return {"metrics": {}, "gate": {"passed": None, "champion_version": None, "reasons": []}}
-    figures = EvaluationFigures.model_validate(manifest.figures)
-    reasons = [rule.text for rule in figures.rules]
+def _summarize_evaluation(manifest: Manifest | None) -> dict[str, Any]:
+    figures = manifest and EvaluationFigures.model_validate(manifest.figures)
     return {
-        "metrics": figures.challenger.metrics,
+        "metrics": figures.challenger.metrics if figures else {},
         "gate": {
-            "passed": figures.gate_passed,
-            "champion_version": figures.champion_version,
-            "reasons": reasons,
+            "passed": figures and figures.gate_passed,
+            "champion_version": figures and figures.champion_version,
+            "reasons": [rule.text for rule in figures.rules] if figures else [],
         },
     }
 
 
-def _model(config: PipelineConfig, manifest: Manifest | None) -> dict[str, Any]:
+def _summarize_model(config: PipelineConfig, manifest: Manifest | None) -> dict[str, Any]:
     """Describes the model. `uri` is the folder for TensorFlow Serving or `tf.saved_model.load`."""
-    if manifest is None:
-        return {"name": config.export.model, "version": None, "uri": None}
-    figures = ModelFigures.model_validate(manifest.figures)
+    figures = manifest and ModelFigures.model_validate(manifest.figures)
     return {
-        "name": figures.name,
-        "version": figures.version,
-        "uri": Registry(config.registry).store.uri(figures.version),
+        "name": figures.name if figures else config.export.model,
+        "version": figures and figures.version,
+        "uri": figures and Registry(config.registry).store.get_uri(figures.version),
     }
-
-
-def _report(run: RunView) -> str | None:
-    file = find_report(_uri(run.task("evaluate")), _uri(run.task("export")))
-    return str(file) if file else None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from pipeline_ops.cli.watch import RunView, TaskStatus
+from pipeline_ops.cli.watch import RunStatus, TaskStatus
+from pipeline_ops.jobs.progress import ProgressEvent
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 _STYLES = {
     "success": "green",
@@ -22,107 +25,82 @@ _STYLES = {
     "up_for_retry": "magenta",
     "skipped": "blue",
 }
-_PLAIN_WIDTH = 160
+_DEFAULT_WIDTH = 160
 _BAR_WIDTH = 24
-_EVERY_SECONDS = 2.0
-
-
-class Screen(Protocol):
-    """Shows a run while it runs."""
-
-    def __enter__(self) -> Screen: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def show(self, run: RunView) -> None: ...
+_PROGRESS_INTERVAL_SECONDS = 2.0
 
 
 def make_console(stderr: bool) -> Console:
-    """The console for all output that a person reads."""
+    """Makes the console for all output that a person reads."""
     from rich.console import Console
 
-    console = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=False)
-    return (
-        console
-        if console.is_terminal
-        else Console(stderr=stderr, highlight=False, markup=False, width=_PLAIN_WIDTH)
-    )
+    console = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _DEFAULT_WIDTH
+    return console
 
 
-def make_screen(console: Console) -> Screen:
-    return LiveScreen(console) if console.is_terminal else PlainScreen(console)
+@contextlib.contextmanager
+def terminal_view(console: Console) -> Iterator[Callable[[RunStatus], None]]:
+    """Yields a function that shows a run: in place in a terminal, else as plain lines."""
+    from rich.live import Live
+
+    if not console.is_terminal:
+        yield PlainView(console).show
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def show(run: RunStatus) -> None:
+            for task in run.tasks:
+                for message in task.messages:
+                    console.print(_format_line(run, task, message))
+            live.update(_build_live_table(run), refresh=True)
+
+        yield show
 
 
-class PlainScreen:
+class PlainView:
     """Prints a line per change of a task's state, and for progress at most every two seconds."""
 
     def __init__(self, console: Console):
         self._console = console
         self._states: dict[str, tuple[str, int]] = {}
-        self._progress: dict[str, str] = {}
-        self._progress_time: dict[str, float] = {}
+        self._progress: dict[str, tuple[float, str]] = {}
 
-    def __enter__(self) -> PlainScreen:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def show(self, run: RunView) -> None:
+    def show(self, run: RunStatus) -> None:
         for task in run.tasks:
             for message in task.messages:
                 self._print(run, task, message)
-            state = (state_word(task), task.tries)
+            state = (format_state(task), task.tries)
             if task.state and self._states.get(task.name) != state:
                 self._states[task.name] = state
-                self._print(run, task, f"{state[0]}{_because(task)}")
+                reason = _format_reason(task)
+                self._print(run, task, f"{state[0]}: {reason}" if reason else state[0])
             self._show_progress(run, task)
 
-    def _show_progress(self, run: RunView, task: TaskStatus) -> None:
-        now, text = time.monotonic(), str(task.progress or "")
-        is_news = (
-            is_running(task)
-            and text not in ("", self._progress.get(task.name))
-            and not task.progress.message
-        )
-        if not is_news or now - self._progress_time.get(task.name, 0.0) < _EVERY_SECONDS:
+    def _show_progress(self, run: RunStatus, task: TaskStatus) -> None:
+        if not task.progress or task.progress.message or not is_running(task):
             return
-        self._progress[task.name], self._progress_time[task.name] = text, now
-        self._print(run, task, text)
+        now, text = time.monotonic(), str(task.progress)
+        shown, previous = self._progress.get(task.name, (0.0, ""))
+        if text != previous and now - shown >= _PROGRESS_INTERVAL_SECONDS:
+            self._progress[task.name] = now, text
+            self._print(run, task, text)
 
-    def _print(self, run: RunView, task: TaskStatus, text: str) -> None:
-        self._console.print(f"{run.seconds:7.1f} s  {task.name:<10}  {text}", soft_wrap=True)
+    def _print(self, run: RunStatus, task: TaskStatus, text: str) -> None:
+        self._console.print(_format_line(run, task, text))
 
 
-class LiveScreen:
-    """A table of the tasks that is redrawn in its place."""
-
-    def __init__(self, console: Console):
-        from rich.live import Live
-
-        self._console = console
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-
-    def __enter__(self) -> LiveScreen:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def show(self, run: RunView) -> None:
-        for task in run.tasks:
-            for message in task.messages:
-                self._console.print(f"{run.seconds:7.1f} s  {task.name:<10}  {message}")
-        self._live.update(_live_table(run), refresh=True)
+def _format_line(run: RunStatus, task: TaskStatus, text: str) -> str:
+    return f"{run.seconds:7.1f} s  {task.name:<10}  {text}"
 
 
 def is_running(task: TaskStatus) -> bool:
     return task.state in ("running", "deferred")
 
 
-def state_word(task: TaskStatus) -> str:
-    """The word for a task's state. It is Airflow's, except for states that a reader may not know.
+def format_state(task: TaskStatus) -> str:
+    """Returns the displayed state of a task. It is Airflow's, except for deferred and cached tasks.
 
     A deferred task is running, and a cached one did not have to run.
     """
@@ -131,95 +109,91 @@ def state_word(task: TaskStatus) -> str:
     return "running" if task.state == "deferred" else task.state.replace("_", " ")
 
 
-def print_result(console: Console, summary: Mapping[str, Any], run: RunView) -> None:
-    """Prints the tasks, the metrics, the gate, and the places of model and report."""
-    console.print(_result_table(run))
-    for line in summary["search"]["table"] if summary["search"] else ():
-        console.print(f"Trial   {line}", soft_wrap=True)
-    if summary["training"]["warm_start"]:
-        console.print(
-            f"Began     with the weights of {summary['training']['warm_start']}", soft_wrap=True
-        )
+def print_result(console: Console, summary: Mapping[str, Any], run: RunStatus) -> None:
+    """Prints the tasks, the metrics, the gate, and the locations of model and report."""
+    console.print(_build_result_table(run), soft_wrap=False)
+    search, model, warm_start = (
+        summary["search"],
+        summary["model"],
+        summary["training"]["warm_start"],
+    )
+    for line in search["table"] if search else ():
+        console.print(f"Trial   {line}")
+    if warm_start:
+        console.print(f"Start     from the weights of {warm_start}")
     if summary["metrics"]:
-        console.print(
-            "Metrics   "
-            + "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items())
-        )
-    _print_gate(console, summary)
-    if summary["model"]["version"] is not None:
-        console.print(
-            f"Model     {summary['model']['name']} version {summary['model']['version']}: "
-            f"{summary['model']['uri']}",
-            soft_wrap=True,
-        )
+        metrics = [f"{name} {value:.4f}" for name, value in summary["metrics"].items()]
+        console.print(f"Metrics   {'  '.join(metrics)}")
+    if summary["gate"]["passed"] is not None:
+        _print_gate(console, summary["gate"])
+    if model["version"] is not None:
+        console.print(f"Model     {model['name']} version {model['version']}: {model['uri']}")
     if summary["report"]:
-        console.print(f"Report    {summary['report']}", soft_wrap=True)
+        console.print(f"Report    {summary['report']}")
+    if (store := summary["store"])["requests"]:
+        console.print(
+            f"Store     {store['requests']} requests, {store['bytes_read'] / 1e6:.1f} MB read, "
+            f"{store['bytes_written'] / 1e6:.1f} MB written"
+        )
     console.print(f"Run       {run.state}, {run.seconds:.1f} s from the trigger to the end")
 
 
-def _print_gate(console: Console, summary: Mapping[str, Any]) -> None:
-    gate = summary["gate"]
-    if gate["passed"] is None:
-        return
-    against = (
-        f"against version {gate['champion_version']}"
-        if gate["champion_version"] is not None
-        else "there was no champion to beat"
-    )
-    verdict = "passed" if gate["passed"] else "not passed: trained, not published"
-    console.print(f"Gate      {verdict} ({against})", style="green" if gate["passed"] else "blue")
+def _print_gate(console: Console, gate: Mapping[str, Any]) -> None:
+    champion, passed = gate["champion_version"], gate["passed"]
+    against = "no champion to compare with" if champion is None else f"against version {champion}"
+    verdict = "passed" if passed else "not passed: trained, not published"
+    console.print(f"Gate      {verdict} ({against})", style="green" if passed else "blue")
     for reason in gate["reasons"]:
-        console.print(f"          {reason}", soft_wrap=True)
+        console.print(f"          {reason}")
 
 
-def _live_table(run: RunView) -> Table:
+def _build_live_table(run: RunStatus) -> Table:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for task in run.tasks:
-        detail = _progress_line(task) if is_running(task) else _because(task).removeprefix(": ")
-        table.add_row(task.name, _state_text(task), _seconds(task), detail)
+        detail = _draw_progress(task.progress) if is_running(task) else _format_reason(task)
+        table.add_row(task.name, _style_state(task), _format_seconds(task), detail)
     return table
 
 
-def _result_table(run: RunView) -> Table:
+def _build_result_table(run: RunStatus) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("task", "state", "seconds", "why"):
-        table.add_column(column, justify="right" if column == "seconds" else "left")
+    table = Table("task", "state", box=box.SIMPLE_HEAD)
+    table.add_column("seconds", justify="right")
+    table.add_column("reason")
     for task in run.tasks:
-        table.add_row(
-            task.name, _state_text(task), _seconds(task), _because(task).removeprefix(": ")
-        )
+        table.add_row(task.name, _style_state(task), _format_seconds(task), _format_reason(task))
     return table
 
 
-def _state_text(task: TaskStatus):
+def _style_state(task: TaskStatus) -> Text:
     from rich.text import Text
 
-    word = state_word(task)
+    word = format_state(task)
     return Text(word or "waiting", style=_STYLES.get(word, _STYLES.get(task.state, "dim")))
 
 
-def _seconds(task: TaskStatus) -> str:
+def _format_seconds(task: TaskStatus) -> str:
     return "" if task.seconds is None else f"{task.seconds:.1f}"
 
 
-def _because(task: TaskStatus) -> str:
-    """The reason for a task's state, such as `: unchanged`, or its error; may be empty."""
+def _format_reason(task: TaskStatus) -> str:
+    """Returns the reason for a task's state, such as `unchanged`, or its error; may be empty."""
     if task.record is None:
         return ""
-    text = task.record.message if task.record.state == "failed" else task.record.reason
-    return f": {text}" if text else ""
+    return task.record.message if task.record.state == "failed" else task.record.reason
 
 
-def _progress_line(task: TaskStatus) -> str:
-    progress = task.progress
-    if progress is None:
-        return "starting"
-    if not progress.total or progress.done is None:
-        return str(progress)
-    filled = round(_BAR_WIDTH * min(1.0, progress.done / progress.total))
-    return f"{'━' * filled}{'╌' * (_BAR_WIDTH - filled)}  {progress}"
+def _draw_progress(progress: ProgressEvent | None) -> RenderableType:
+    """Draws the progress as text, with a bar in front of it if the total is known."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    if progress is None or not progress.total or progress.done is None:
+        return str(progress or "starting")
+    row = Table.grid(padding=(0, 2))
+    row.add_row(ProgressBar(progress.total, progress.done, width=_BAR_WIDTH), str(progress))
+    return row

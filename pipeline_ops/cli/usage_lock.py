@@ -8,42 +8,41 @@ command waits until everything has ended.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import time
 from pathlib import Path
 
 from pipeline_ops.errors import MachineError
+from pipeline_ops.system.locks import try_lock
 
 _POLL_SECONDS = 0.05
 
 
-def hold(file: Path, patience_seconds: float) -> int:
-    """Becomes a user. Returns the descriptor for `let_go`.
+def acquire_usage_lock(file: Path, timeout_seconds: float) -> int:
+    """Takes the shared lock. Returns the descriptor for `release_usage_lock`.
 
     Raises:
-      MachineError: a supervisor was still ending when the time was up.
+      MachineError: a supervisor was still stopping after the timeout.
     """
-    descriptor, deadline = open_holders(file), time.monotonic() + patience_seconds
-    while not _lock(descriptor, fcntl.LOCK_SH):
+    descriptor, deadline = open_lock_file(file), time.monotonic() + timeout_seconds
+    while not try_lock(descriptor, is_shared=True):
         if time.monotonic() > deadline:
             raise MachineError(
-                f"an embedded Airflow has been ending for {patience_seconds:.0f} s "
-                f"({file.parent}); look for its processes, and retry"
+                f"the embedded Airflow in {file.parent} has not finished stopping after "
+                f"{timeout_seconds:.0f} s. End its processes, then retry."
             )
         time.sleep(_POLL_SECONDS)
     return descriptor
 
 
-def let_go(descriptor: int) -> bool:
-    """Stops being a user. Returns whether it was certainly the last one."""
-    was_last = is_unused(descriptor)
+def release_usage_lock(descriptor: int) -> bool:
+    """Releases the lock. Returns whether the caller was certainly the last user."""
+    was_last_user = is_unused(descriptor)
     os.close(descriptor)
-    return was_last
+    return was_last_user
 
 
-def open_holders(file: Path) -> int:
+def open_lock_file(file: Path) -> int:
     """Opens the lock file for `is_unused`."""
     return os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
 
@@ -53,11 +52,4 @@ def is_unused(descriptor: int) -> bool:
 
     Then the caller has the file exclusively until it closes it.
     """
-    return _lock(descriptor, fcntl.LOCK_EX)
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        return True
-    return False
+    return try_lock(descriptor)

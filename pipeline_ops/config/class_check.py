@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
+from importlib.machinery import PathFinder
 from pathlib import Path
 
-from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.config.yaml_source import suggest_name
 
 
 def check_class(path: str, arguments: Collection[str]) -> None:
@@ -27,11 +27,11 @@ def check_class(path: str, arguments: Collection[str]) -> None:
       arguments: the names of the arguments that it will be called with.
     """
     module, _, name = path.rpartition(".")
-    source = _find(module)
+    source = _find_module_file(module)
     if source is None:
         raise ValueError(
-            f"there is no module {module}; install what it belongs to where Airflow runs, "
-            "or put its folder into PYTHONPATH"
+            f"there is no module {module}. Install its package where Airflow runs, "
+            "or put its folder into PYTHONPATH."
         )
     if source.suffix == ".py":
         _check_source(source, name, frozenset(arguments))
@@ -39,20 +39,21 @@ def check_class(path: str, arguments: Collection[str]) -> None:
 
 @functools.lru_cache(maxsize=64)  # many pipelines name the same few classes
 def _check_source(source: Path, name: str, arguments: frozenset[str]) -> None:
-    tree = ast.parse(source.read_bytes())
-    bound = dict(_bound(tree.body))
-    if name not in bound and not {"*", "__getattr__"} & bound.keys():
-        classes = [found for found, node in bound.items() if isinstance(node, ast.ClassDef)]
+    bound = collect_bindings(ast.parse(source.read_bytes()))
+    if bound is None:
+        return
+    if name not in bound:
+        classes = [each for each, node in bound.items() if isinstance(node, ast.ClassDef)]
         raise ValueError(
             f"{source} has no {name}; "
-            f"{nearest(name, classes) if classes else 'it defines no class'}"
+            f"{suggest_name(name, classes) if classes else 'it defines no class'}"
         )
-    if isinstance(bound.get(name), ast.ClassDef):
-        _check_call(name, bound[name], arguments)
+    if isinstance(found := bound[name], ast.ClassDef):
+        _check_call(name, found, arguments)
 
 
 def _check_call(name: str, found: ast.ClassDef, given: frozenset[str]) -> None:
-    own = next(
+    constructor = next(
         (
             node.args
             for node in found.body
@@ -60,77 +61,63 @@ def _check_call(name: str, found: ast.ClassDef, given: frozenset[str]) -> None:
         ),
         None,
     )
-    if own is None:
+    if constructor is None:
         return
-    positional = [*own.posonlyargs, *own.args][1:]  # without self
-    known = {argument.arg for argument in (*positional, *own.kwonlyargs)}
-    if own.kwarg is None and (unknown := sorted(given - known)):
+    positional = [*constructor.posonlyargs, *constructor.args][1:]  # without self
+    known = {argument.arg for argument in (*positional, *constructor.kwonlyargs)}
+    if constructor.kwarg is None and (unknown := sorted(given - known)):
         raise ValueError(
             f"{name} has no argument {unknown[0]!r}; "
-            f"{nearest(unknown[0], known) if known else 'it takes none'}"
+            f"{suggest_name(unknown[0], known) if known else 'it takes none'}"
         )
-    required = {argument.arg for argument in positional[: len(positional) - len(own.defaults)]}
+    required = {
+        argument.arg for argument in positional[: len(positional) - len(constructor.defaults)]
+    }
     required |= {
         argument.arg
-        for argument, default in zip(own.kwonlyargs, own.kw_defaults, strict=True)
+        for argument, default in zip(constructor.kwonlyargs, constructor.kw_defaults, strict=True)
         if default is None
     }
     if missing := sorted(required - given):
-        raise ValueError(f"{name} needs the argument {missing[0]!r}, which is not given")
+        raise ValueError(f"{name} needs the argument {missing[0]!r}. Add it to arguments.")
 
 
-def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """The names that a module's statements bind, each with its statement.
+def collect_bindings(tree: ast.Module) -> dict[str, ast.AST] | None:
+    """The names that a module binds, each with its outermost statement.
 
-    Statements below `if` and `try` are included.
+    Names of inner scopes are included, because an additional name is better than a wrong refusal.
+    None if the names are not known without running the module.
     """
-    for node in body:
+    found: dict[str, ast.AST] = {}
+    for node in ast.walk(tree):
         match node:
-            case ast.ClassDef() | ast.FunctionDef():
-                yield node.name, node
-            case ast.Import() | ast.ImportFrom():
-                yield from (
-                    ((alias.asname or alias.name).partition(".")[0], node) for alias in node.names
-                )
-            case ast.Assign():
-                yield from (
-                    (target.id, node) for target in node.targets if isinstance(target, ast.Name)
-                )
-            case ast.If() | ast.Try():
-                for part in (
-                    node.body,
-                    node.orelse,
-                    *(handler.body for handler in getattr(node, "handlers", ())),
-                ):
-                    yield from _bound(part)
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.Name(id=name, ctx=ast.Store())
+            ):
+                found.setdefault(name, node)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                for alias in aliases:
+                    found.setdefault((alias.asname or alias.name).partition(".")[0], node)
+    return None if {"*", "__getattr__"} & found.keys() else found
 
 
-def _find(module: str) -> Path | None:
+def _find_module_file(module: str) -> Path | None:
     """The file of a module, or None.
 
     Imports no package. `importlib.util.find_spec` would import the packages around the module.
     """
-    top, *rest = module.split(".")
+    name, *rest = module.split(".")
     try:
-        spec = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(name)
     except ValueError:  # a module without one, such as __main__
-        spec = None
-    if spec is None or (rest and not spec.submodule_search_locations):
         return None
-    if not rest:
-        return Path(spec.origin) if spec.has_location else None
-    folders = list(
-        getattr(sys.modules.get(top), "__path__", spec.submodule_search_locations)
-    )  # an imported package knows its folders best
-    for part in rest[:-1]:
-        folders = [str(inner) for folder in folders if (inner := Path(folder, part)).is_dir()]
-    return next(
-        (file for folder in folders for file in _files(Path(folder), rest[-1]) if file.is_file()),
-        None,
-    )
-
-
-def _files(folder: Path, part: str) -> Iterator[Path]:
-    """The possible files of the module, in the order in which Python looks for them."""
-    yield folder / part / "__init__.py"
-    yield from (folder / f"{part}{suffix}" for suffix in importlib.machinery.all_suffixes())
+    for part in rest:
+        # An imported package knows its folders best.
+        known = spec.submodule_search_locations if spec else None
+        folders = list(getattr(sys.modules.get(name), "__path__", known or []))
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(part, folders)
+    return Path(spec.origin) if spec and spec.origin and spec.has_location else None

@@ -11,7 +11,7 @@ import datetime as dt
 import re
 import zoneinfo
 
-from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.config.yaml_source import suggest_name
 
 PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 
@@ -23,7 +23,7 @@ _FIELDS = (
     ("day of the week", "0 to 7, or sun to sat; 0 and 7 are Sunday"),
 )
 _MAX_LENGTH = 200
-_RANDOM = re.compile(r"(?i)(?<![a-z])[hr](?![a-z])")
+_RANDOM_EXPRESSION = re.compile(r"(?i)(?<![a-z])[hr](?![a-z])")
 _START = dt.datetime(2024, 1, 1)
 
 
@@ -36,12 +36,12 @@ def check_cron(value: str) -> str:
     """
     if value.startswith("@"):
         if value not in PRESETS:
-            raise ValueError(f"unknown preset {value!r}; {nearest(value, PRESETS)}")
+            raise ValueError(f"unknown preset {value!r}; {suggest_name(value, PRESETS)}")
         return value
     if len(value.split()) != len(_FIELDS) or len(value) > _MAX_LENGTH:
         raise ValueError(
-            "must be five fields (minute hour day month weekday), such as '0 3 * * *', "
-            f"or one of {', '.join(PRESETS)}; got {value[:_MAX_LENGTH]!r}"
+            f"got {value[:_MAX_LENGTH]!r}. Give five fields (minute hour day month weekday), such "
+            f"as '0 3 * * *', or one of {', '.join(PRESETS)}."
         )
     with contextlib.suppress(ImportError):
         _check_fields(value.split())
@@ -50,27 +50,27 @@ def check_cron(value: str) -> str:
 
 def _check_fields(fields: list[str]) -> None:
     for number, (name, allowed) in enumerate(_FIELDS):
-        alone = ["*"] * len(_FIELDS)
-        alone[number] = fields[number]
-        if _RANDOM.search(fields[number]) or not _is_valid(alone):
+        probe = ["*"] * len(_FIELDS)
+        probe[number] = fields[number]
+        if _RANDOM_EXPRESSION.search(fields[number]) or not _is_valid(probe):
             raise ValueError(
-                f"the {name} {fields[number]!r} of {' '.join(fields)!r} is not valid; "
-                f"it is {allowed}, or * for each"
+                f"the {name} {fields[number]!r} of {' '.join(fields)!r} is not valid. "
+                f"Give {allowed}, or * for each."
             )
-    if not _is_valid(fields, comes=True):
+    if not _is_valid(fields, must_occur=True):
         raise ValueError(
-            f"{' '.join(fields)!r} names a day that never comes; change the day or the month"
+            f"{' '.join(fields)!r} names a day that does not exist. Change the day or the month."
         )
 
 
-def _is_valid(fields: list[str], comes: bool = False) -> bool:
+def _is_valid(fields: list[str], must_occur: bool = False) -> bool:
     from croniter import (
         croniter,  # takes 40 ms; needed for cron expressions only, and already imported in Airflow
     )
 
     try:
         found = croniter(" ".join(fields), _START)
-        if comes:
+        if must_occur:
             found.get_next(dt.datetime)
     except (ValueError, ArithmeticError, LookupError):  # croniter's own errors are ValueErrors
         return False
@@ -83,7 +83,7 @@ def check_time_zone(value: str) -> str:
         zoneinfo.ZoneInfo(value)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         known = zoneinfo.available_timezones()
-        found = nearest(value, known)
-        near = found if found.startswith("the nearest") else "name one as in Europe/Berlin"
-        raise ValueError(f"there is no time zone {value[:_MAX_LENGTH]!r}; {near}") from None
+        found = suggest_name(value, known)
+        suggestion = found if found.startswith("the nearest") else "name one as in Europe/Berlin"
+        raise ValueError(f"there is no time zone {value[:_MAX_LENGTH]!r}; {suggestion}") from None
     return value

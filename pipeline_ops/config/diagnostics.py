@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from pipeline_ops.config.base import Section, operational, per_run
+from pipeline_ops.config.base import Section, operational_field, per_run_field
 
 DebugSwitch = Literal["numerics", "determinism", "eager", "dump"]
 """numerics: the first operation that produces an infinite value or NaN reports its name and its
@@ -25,19 +25,19 @@ class Divergence(Section):
     action: Literal["stop", "skip_batch", "lower_learning_rate"] = "stop"
     """`skip_batch` leaves out the batch of that step. `lower_learning_rate` multiplies the rate by
     `factor`, from the checkpoint on."""
-    factor: float | None = per_run(None, gt=0, lt=1)
-    max_times: int = per_run(3, ge=1, le=1000)
+    factor: float | None = per_run_field(None, gt=0, lt=1)
+    max_times: int = per_run_field(3, ge=1, le=1000)
     """Number of divergences that the action may handle. The next one stops the training."""
-    max_loss: float | None = per_run(None, gt=0)
+    max_loss: float | None = per_run_field(None, gt=0)
     """A step with a mean loss above this has diverged. With null, only an infinite or NaN
     value counts."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Divergence:
+    def _validate_combination(self) -> Divergence:
         if (self.action == "lower_learning_rate") != (self.factor is not None):
             raise ValueError(
-                "on_divergence.factor is what lower_learning_rate multiplies the rate with, "
-                f"say 0.5; got {self.factor} with the action {self.action}"
+                f"got on_divergence.factor {self.factor} with the action {self.action}. The action "
+                "lower_learning_rate needs a factor, such as 0.5, and the other actions have none."
             )
         return self
 
@@ -48,8 +48,8 @@ class Tensorboard(Section):
     Turning one on does not repeat the training.
     """
 
-    graph: bool = operational(True)
-    histograms: bool = operational(False)
+    graph: bool = operational_field(True)
+    histograms: bool = operational_field(False)
     """Histograms of all weights."""
-    images: int = operational(0, ge=0, le=100)
+    images: int = operational_field(0, ge=0, le=100)
     """Number of validation examples that are shown with the model's predictions."""

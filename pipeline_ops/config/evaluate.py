@@ -6,7 +6,14 @@ from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
-from pipeline_ops.config.base import READ_WITH_THE_DAG, Section, TaskSection, fixed, per_run
+from pipeline_ops.config.base import (
+    READ_WITH_THE_DAG,
+    Section,
+    TaskSection,
+    advanced_field,
+    fixed_field,
+    per_run_field,
+)
 
 CountedMetric = Literal[
     "accuracy",
@@ -28,91 +35,84 @@ one image. `drift` is the largest Jensen-Shannon distance of the training data t
 data, which `preprocess.drift` describes."""
 
 LOWER_IS_BETTER = frozenset({"calibration_error", *get_args(Measure)})
-_RESAMPLED = frozenset({*get_args(CountedMetric), "precision", "recall", "f1"})
-_WITHOUT_LIMIT = frozenset({"latency_milliseconds", "model_bytes"})
+_RESAMPLED_METRICS = frozenset({*get_args(CountedMetric), "precision", "recall", "f1"})
+_UNBOUNDED_METRICS = frozenset({"latency_milliseconds", "model_bytes"})
 
 
 class Rule(Section):
     """One rule of the gate, on the test split, with at least one bound."""
 
     metric: Literal[CountedMetric, ScoreMetric, ClassMetric, DetectionMetric, Measure]
-    of_class: str | None = None
+    of_class: str | None = advanced_field(None)
     """The class for which the metric has to hold, or `*` for each class. Only for the metrics of a
     class, such as recall."""
-    of_slice: str | None = None
+    of_slice: str | None = advanced_field(None)
     """The name of one of `evaluate.slices`, for each of its values (`folder`), or one value of it
     (`folder=night`)."""
-    min_examples: int = Field(1, ge=1)
+    min_examples: int = advanced_field(1, ge=1)
     """A class, or a value of a slice, with fewer test examples is not checked. The verdict says
     so."""
     at_least: float | None = Field(None, ge=0)
-    at_most: float | None = Field(None, ge=0)
-    not_worse_than_champion_by_more_than: float | None = Field(None, ge=0)
+    at_most: float | None = advanced_field(None, ge=0)
+    max_regression: float | None = Field(None, ge=0)
     """Holds without a comparison while there is no champion."""
-    better_than_champion_by_more_than: float | None = Field(None, ge=0)
+    min_improvement: float | None = advanced_field(None, ge=0)
     """Holds without a comparison while there is no champion."""
-    confidence: float | None = Field(None, gt=0.5, lt=1)
+    confidence: float | None = advanced_field(None, gt=0.5, lt=1)
     """The confidence at which the rule must hold in a comparison with the champion, by a paired
     bootstrap over the test examples."""
-    within_noise: Literal["fails", "passes"] = "fails"
+    within_noise: Literal["fails", "passes"] = advanced_field("fails")
     """The outcome of a comparison that the test split is too small to decide at the
     `confidence`."""
 
     @model_validator(mode="after")
-    def _bounded(self) -> Rule:
+    def _validate_bounds(self) -> Rule:
         if all(bound is None for bound in (self.at_least, self.at_most, *self._comparisons)):
-            raise ValueError(
-                "a rule needs at_least, not_worse_than_champion_by_more_than, "
-                "better_than_champion_by_more_than, or at_most"
-            )
+            raise ValueError("a rule needs at_least, max_regression, min_improvement, or at_most")
         for name in (
             "at_least",
             "at_most",
-            "not_worse_than_champion_by_more_than",
-            "better_than_champion_by_more_than",
+            "max_regression",
+            "min_improvement",
         ):
-            if self.metric not in _WITHOUT_LIMIT and (getattr(self, name) or 0) > 1:
+            if self.metric not in _UNBOUNDED_METRICS and (getattr(self, name) or 0) > 1:
                 raise ValueError(
                     f"{name} of {self.metric} lies between 0 and 1, got {getattr(self, name):g}"
                 )
         wrong = "at_least" if self.metric in LOWER_IS_BETTER else "at_most"
         if getattr(self, wrong) is not None:
             raise ValueError(
-                f"of {self.metric}, {'less' if wrong == 'at_least' else 'more'} is better: "
-                f"bound it with {'at_most' if wrong == 'at_least' else 'at_least'}, got {wrong}"
+                f"{self.metric} is {'lower' if wrong == 'at_least' else 'higher'}-is-better. "
+                f"Use {'at_most' if wrong == 'at_least' else 'at_least'}, not {wrong}."
             )
         return self
 
     @model_validator(mode="after")
-    def _comparable(self) -> Rule:
+    def _validate_comparison(self) -> Rule:
         is_compared = any(bound is not None for bound in self._comparisons)
         if self.metric == "drift" and is_compared:
-            raise ValueError(
-                "drift is a distance to the champion's data already: bound it with at_most"
-            )
+            raise ValueError("drift is already a distance to the champion's data. Use at_most.")
         if self.confidence is not None and not is_compared:
-            raise ValueError(
-                "confidence is for a comparison with the champion, and this rule has none"
-            )
-        if self.confidence is not None and self.metric not in _RESAMPLED:
+            raise ValueError("confidence needs max_regression or min_improvement in the same rule")
+        if self.confidence is not None and self.metric not in _RESAMPLED_METRICS:
             raise ValueError(
                 "confidence needs a metric that is made of counts "
-                f"({', '.join(sorted(_RESAMPLED))}), got {self.metric}"
+                f"({', '.join(sorted(_RESAMPLED_METRICS))}), got {self.metric}"
             )
         if self.within_noise == "passes" and self.confidence is None:
             raise ValueError(
-                "within_noise says what happens below the confidence, "
-                "and this rule has no confidence"
+                "within_noise is the outcome below the confidence, and this rule has none. "
+                "Add one, or remove within_noise."
             )
         return self
 
     @model_validator(mode="after")
-    def _of_something(self) -> Rule:
+    def _validate_subject(self) -> Rule:
         if (self.metric in get_args(ClassMetric)) != (self.of_class is not None):
             raise ValueError(
-                f"of_class is for the metrics of a class ({', '.join(get_args(ClassMetric))}), and "
-                "they need it; got "
-                f"{self.metric} {'with' if self.of_class is not None else 'without'} it"
+                f"got {self.metric} {'with' if self.of_class is not None else 'without'} of_class. "
+                f"The metrics of a class ({', '.join(get_args(ClassMetric))}) need it, "
+                "and the others do not take it."
             )
         if self.of_slice is not None and self.metric not in get_args(CountedMetric):
             raise ValueError(
@@ -122,7 +122,7 @@ class Rule(Section):
 
     @property
     def _comparisons(self) -> tuple[float | None, float | None]:
-        return self.not_worse_than_champion_by_more_than, self.better_than_champion_by_more_than
+        return self.max_regression, self.min_improvement
 
 
 class Slice(Section):
@@ -139,17 +139,17 @@ class Slice(Section):
     """Bounds that cut numbers into ranges. [32, 96] makes below 32, 32 to 96, and 96 and more."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Slice:
+    def _validate_combination(self) -> Slice:
         if self.folder_depth is not None and self.by != "folder":
             raise ValueError(f"folder_depth is for `by: folder`, got it with by: {self.by}")
         if self.by == "folder" and self.edges:
-            raise ValueError("edges cut numbers into ranges, and a folder is none")
+            raise ValueError("edges are for numbers, and a folder is not a number. Remove them.")
         if self.by == "image_bytes" and not self.edges:
             raise ValueError(
-                "`by: image_bytes` needs edges: nearly every image has a size of its own"
+                "`by: image_bytes` needs edges, because nearly every image has a different size"
             )
         if self.edges != sorted(set(self.edges)):
-            raise ValueError(f"edges must rise, got {self.edges}")
+            raise ValueError(f"edges must be ascending, got {self.edges}")
         return self
 
     @property
@@ -172,7 +172,7 @@ class Approval(Section):
 
     timeout_seconds: int = Field(7 * 24 * 3600, ge=1)
     """The time that the run waits. Other runs of the pipeline go on."""
-    without_answer: Literal["reject", "approve"] = "reject"
+    on_timeout: Literal["reject", "approve"] = "reject"
     """The decision if there is no answer by then."""
 
 
@@ -180,34 +180,36 @@ class Evaluate(TaskSection):
     """The challenger against the champion, on the same test examples."""
 
     gate: list[Rule] = Field(min_length=1)
-    batch: int = per_run(256, ge=1)
+    batch_size: int = per_run_field(256, ge=1, is_advanced=True)
     """Number of test examples in one call of the model."""
-    top_k: int = Field(5, ge=1)
+    top_k: int = advanced_field(5, ge=1)
     """The k of `top_k_accuracy`, which counts an answer as right if the label is among the k most
     probable classes."""
-    calibration_bins: int = Field(15, ge=2, le=100)
-    slices: list[Slice] = []
-    bootstrap: Bootstrap = Bootstrap()
-    allowed_leaks: int = Field(0, ge=0)
+    calibration_bins: int = advanced_field(15, ge=2, le=100)
+    slices: list[Slice] = advanced_field([])
+    bootstrap: Bootstrap = advanced_field(Bootstrap())
+    allowed_leaks: int = advanced_field(0, ge=0)
     """Number of test examples that may have an equal image in the training split. With more, the
     test split is refused."""
-    worst_mistakes: int = Field(24, ge=0, le=500)
+    worst_mistakes: int = advanced_field(24, ge=0, le=500)
     """Number of mistakes, and of surprises, that the report shows as pictures."""
-    approval: Approval | None = fixed(None, READ_WITH_THE_DAG, is_operational=True)
+    approval: Approval | None = fixed_field(
+        None, READ_WITH_THE_DAG, is_operational=True, is_advanced=True
+    )
 
     @model_validator(mode="after")
-    def _fits(self) -> Evaluate:
+    def _validate_combination(self) -> Evaluate:
         titles = [part.title for part in self.slices]
-        if twice := {title for title in titles if titles.count(title) > 1}:
-            raise ValueError(f"slices must have different names, got {min(twice)!r} twice")
+        if duplicates := {title for title in titles if titles.count(title) > 1}:
+            raise ValueError(f"slices must have different names, got {min(duplicates)!r} twice")
         for rule in self.gate:
             if rule.of_slice is not None and rule.of_slice.partition("=")[0] not in titles:
                 raise ValueError(
-                    f"gate: of_slice {rule.of_slice!r} names no slice; "
-                    f"evaluate.slices has {', '.join(titles) or 'none'}"
+                    f"gate: of_slice {rule.of_slice!r} names no slice. "
+                    f"The slices are {', '.join(titles) or 'none'}."
                 )
         return self
 
     @property
-    def measures_latency(self) -> bool:
+    def needs_latency(self) -> bool:
         return any(rule.metric == "latency_milliseconds" for rule in self.gate)

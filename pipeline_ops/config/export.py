@@ -6,8 +6,16 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from pipeline_ops.config.base import SAME_FOR_ALL_RUNS, Section, TaskSection, fixed, operational
-from pipeline_ops.storage.object_store import STORES, is_remote, refuse_credentials
+from pipeline_ops.config.base import (
+    SAME_FOR_ALL_RUNS,
+    Section,
+    TaskSection,
+    advanced_field,
+    fixed_field,
+    operational_field,
+)
+from pipeline_ops.storage.open_store import is_remote, validate_no_credentials
+from pipeline_ops.storage.store_options import SCHEMES
 
 FormatName = Literal["saved_model", "tflite", "tflite_int8", "onnx"]
 
@@ -34,48 +42,50 @@ class Card(Section):
 class Export(TaskSection):
     """The checked SavedModel, published as a new version."""
 
-    model: str = fixed(..., SAME_FOR_ALL_RUNS, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
+    model: str = fixed_field(..., SAME_FOR_ALL_RUNS, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
     """The model's name in the registry."""
-    tolerance: float = Field(1e-4, gt=0, le=1)
+    tolerance: float = advanced_field(1e-4, gt=0, le=1)
     """The largest difference of a probability at which two models count as the same."""
-    box_agreement: float = Field(0.95, ge=0, le=1)
+    box_agreement: float = advanced_field(0.95, ge=0, le=1)
     """The smallest allowed share of test images that get the same boxes, for a detector in another
     format than `saved_model`."""
-    formats: list[FormatName] = ["saved_model"]
-    """The published formats. `saved_model` is always one of them, `onnx` needs trainyard[onnx].
-    Each is checked against the trained model."""
-    int8: Int8 = Int8()
+    formats: list[FormatName] = advanced_field(["saved_model"])
+    """The published formats. `saved_model` is always one of them. `onnx` needs
+    airflow-provider-trainyard[onnx]. Each is checked against the trained model."""
+    int8: Int8 = advanced_field(Int8())
     """Settings of `tflite_int8`, and how far it may be from the trained model."""
-    card: Card = Card()
+    card: Card = advanced_field(Card())
     """Text of the model card besides the measured figures."""
-    registry: str | None = fixed(None, SAME_FOR_ALL_RUNS, is_operational=True)
-    """The place where versions are published: a folder, or a place in an object store such as
+    registry: str | None = fixed_field(
+        None, SAME_FOR_ALL_RUNS, is_operational=True, is_advanced=True
+    )
+    """The location where versions are published: a folder, or a URI in an object store such as
     s3://bucket/models. Null is models/ below storage.root."""
-    signing_key: str | None = fixed(
-        None, "it names a secret key", is_operational=True, min_length=1
+    signing_key: str | None = fixed_field(
+        None, "it names a secret key", is_operational=True, min_length=1, is_advanced=True
     )
     """The file of a secret key that `minisign -G -W` has made. Each new version is signed by it.
     `trainyard models fetch --verify` and `trainyard serve --verify` check the signature with the
     public key. With null, versions are not signed."""
-    keep_versions: int | None = operational(None, ge=1)
+    keep_versions: int | None = operational_field(None, ge=1, is_advanced=True)
     """Number of newest versions that stay after a publication. Null keeps all. A version that an
     alias names always stays."""
 
     @field_validator("formats")
     @classmethod
-    def _with_saved_model(cls, value: list[FormatName]) -> list[FormatName]:
+    def _validate_formats(cls, value: list[FormatName]) -> list[FormatName]:
         if "saved_model" not in value or len(set(value)) < len(value):
             raise ValueError(f"must name saved_model, and nothing twice, got {value}")
         return value
 
     @field_validator("registry")
     @classmethod
-    def _known_store(cls, value: str | None) -> str | None:
-        refuse_credentials(value or "")
-        if value is not None and is_remote(value) and value.partition("://")[0] not in STORES:
+    def _validate_registry(cls, value: str | None) -> str | None:
+        validate_no_credentials(value or "")
+        if value is not None and is_remote(value) and value.partition("://")[0] not in SCHEMES:
             raise ValueError(
                 "must be a folder, "
-                f"or begin with {' or '.join(f'{store}://' for store in STORES)}, got {value}; "
-                "other stores were not shown to refuse the second of two conditional puts"
+                f"or begin with {' or '.join(f'{scheme}://' for scheme in SCHEMES)}, got {value}. "
+                "Other stores are not known to support conditional puts."
             )
         return value

@@ -1,8 +1,8 @@
 """The hosts of a gang: `hosts/<name>.yaml` next to the pipelines, named by `train.hosts`.
 
 A hosts file describes where and how a training runs. Fields that select the code that runs there
-are in the training's fingerprint (`Hosts.program`). The others cannot change the result. The
-storage root must be the same path on all hosts, on a file system that they share.
+are in the training's fingerprint (`Hosts.code_digests`). The others cannot change the result. The
+storage root must be the same path on all hosts, on a file system that they share, or a bucket.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline_ops.config.base import Section, declared
+from pipeline_ops.config.base import Section, config_field, get_declarations
 from pipeline_ops.config.train import Train
-from pipeline_ops.config.train_options import HOSTS_NAME
-from pipeline_ops.config.validation import checked
-from pipeline_ops.config.yaml_source import ConfigText, nearest
+from pipeline_ops.config.train_options import HOSTS_NAME_PATTERN
+from pipeline_ops.config.validation import validate_section
+from pipeline_ops.config.yaml_source import ConfigText, suggest_name
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.storage.digest import compute_digest
 
 
 class Hosts(Section):
     """The fields that all launchers have in common."""
 
     launcher: str
-    python: str | None = declared(None, selects_program=True)
+    python: str | None = config_field(None, selects_program=True)
     """The interpreter on the hosts. Null is the same path as on this machine."""
-    code: str | None = declared(None, selects_program=True)
+    code: str | None = config_field(None, selects_program=True)
     """The folder on the hosts that holds `pipeline_ops/`, with the same code as on this machine.
     Null is the same path as on this machine."""
-    environment: dict[str, str] = declared({}, selects_program=True)
+    environment: dict[str, str] = config_field({}, selects_program=True)
     """Environment variables of every process of the gang."""
     network: Literal["trusted"] | None = None
     """`trusted`: Everyone who reaches the ports of these hosts may read and change the training.
@@ -46,7 +46,7 @@ class Hosts(Section):
     last_port: int | None = Field(None, ge=1024, le=65535)
 
     @model_validator(mode="after")
-    def _whole_range(self) -> Hosts:
+    def _validate_ports(self) -> Hosts:
         if (self.first_port is None) != (self.last_port is None):
             raise ValueError("first_port and last_port must be given together")
         if self.ports and self.ports[0] > self.ports[1]:
@@ -61,14 +61,14 @@ class Hosts(Section):
         return (self.first_port, self.last_port) if self.first_port and self.last_port else None
 
     @property
-    def program(self) -> dict[str, str]:
+    def code_digests(self) -> dict[str, str]:
         """Digests of the fields that select the hosts' code, without those at the default."""
-        chosen = {
+        selected = {
             name: getattr(self, name)
             for name, field in type(self).model_fields.items()
-            if (field.json_schema_extra or {}).get("selects_program")
+            if get_declarations(field).get("selects_program")
         }
-        return {name: digest_of(value) for name, value in chosen.items() if value}
+        return {name: compute_digest(value) for name, value in selected.items() if value}
 
     @property
     def capacity(self) -> int:
@@ -79,23 +79,22 @@ class Hosts(Section):
     def num_hosts(self) -> int:
         raise NotImplementedError
 
-    def refuse_misfit(self, train: Train, place: str) -> None:
+    def validate_gang(self, train: Train, location: str) -> None:
         """Raises ConfigError if the gang can never run on these hosts."""
-        is_alone = train.most_workers == 1 and train.strategy != "parameter_server"
+        is_alone = train.effective_max_workers == 1 and train.strategy != "parameter_server"
         if self.num_hosts > 1 and not is_alone and self.network != "trusted":
             raise ConfigError(
-                f"{place}: train.hosts: {train.hosts} has {self.num_hosts} hosts, "
-                "and their workers would talk over a network that is not said to be trusted: "
-                "unencrypted, and in part without credentials. "
+                f"{location}: train.hosts: {train.hosts} has {self.num_hosts} hosts, "
+                "and their workers talk unencrypted, and in part without credentials. "
                 f"Write `network: trusted` into hosts/{train.hosts}.yaml "
                 "if only trusted people reach the hosts' ports, or train on one host"
             )
-        if self.capacity < train.fewest_workers:
+        if self.capacity < train.effective_min_workers:
             raise ConfigError(
-                f"{place}: train.hosts: {train.hosts} has room for {self.capacity} workers, "
-                f"and the gang has at least {train.fewest_workers} "
-                f"(train.{'min_workers' if train.min_workers else 'workers'}); "
-                "add hosts or lower it"
+                f"{location}: train.hosts: {train.hosts} can take {self.capacity} workers, "
+                f"and the gang has at least {train.effective_min_workers} "
+                f"(train.{'min_workers' if train.min_workers else 'workers'}). "
+                "Add hosts, or lower it."
             )
 
 
@@ -141,16 +140,16 @@ class SshHosts(Hosts):
     """The known_hosts file. Null is the user's own. A host whose key is not in it is refused."""
     jump: list[str] = []
     """Hosts to go through, in order, such as `user@gateway:22`."""
-    config_file: str | None = declared(None, selects_program=True)
+    config_file: str | None = config_field(None, selects_program=True)
     """A separate ssh_config file."""
     connect_timeout_seconds: int = Field(5, ge=1, le=300)
 
     @model_validator(mode="after")
-    def _different(self) -> SshHosts:
+    def _validate_names(self) -> SshHosts:
         names = [host.name for host in self.hosts]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"hosts must have different names, got {', '.join(twice)} twice")
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"hosts must have different names, got {', '.join(duplicates)} twice")
         return self
 
     @property
@@ -176,7 +175,7 @@ class SlurmHosts(Hosts):
     time_limit: str | None = None
     """The time limit in the format of sbatch, such as `2-00:00:00`. Null is that of the
     partition."""
-    arguments: list[str] = declared([], selects_program=True)
+    arguments: list[str] = config_field([], selects_program=True)
     """Further options of sbatch, such as `--gres=gpu:4` or `--exclusive`."""
     queue_timeout_seconds: int = Field(24 * 3600, ge=1)
     """Time to wait in the queue before the task is tried again."""
@@ -201,7 +200,7 @@ class KubernetesHosts(Hosts):
     """Pods of an Indexed Job, which the launcher creates for the training and deletes after it."""
 
     launcher: Literal["kubernetes"]
-    image: str = declared(..., selects_program=True)
+    image: str = config_field(..., selects_program=True)
     """The container image. It must have this project's code and packages."""
     pods: int = Field(ge=1, le=1024)
     workers_per_pod: int = Field(1, ge=1, le=64)
@@ -225,7 +224,7 @@ class KubernetesHosts(Hosts):
         return self.pods
 
 
-_KINDS: Mapping[str, type[Hosts]] = {
+_LAUNCHERS: Mapping[str, type[Hosts]] = {
     "local": LocalHosts,
     "ssh": SshHosts,
     "slurm": SlurmHosts,
@@ -240,7 +239,7 @@ def load_hosts(folder: Path, name: str) -> Hosts:
       ConfigError: the file is wrong or does not exist. The message has a line for each problem, or
         the nearest name.
     """
-    if not re.fullmatch(HOSTS_NAME, name):
+    if not re.fullmatch(HOSTS_NAME_PATTERN, name):
         raise ConfigError(
             f"train.hosts: {name!r} must be the name of a file in {folder}, "
             "without a folder and without .yaml"
@@ -250,18 +249,19 @@ def load_hosts(folder: Path, name: str) -> Hosts:
         known = sorted(path.stem for path in folder.glob("*.yaml"))
         raise ConfigError(
             f"train.hosts: there is no {file}; "
-            + (nearest(name, known) if known else f"{folder} has no hosts files")
+            + (suggest_name(name, known) if known else f"{folder} has no hosts files")
         )
     text = ConfigText.read(file)
     launcher = text.values.get("launcher")
-    if launcher not in _KINDS:
+    model = _LAUNCHERS.get(launcher) if isinstance(launcher, str) else None
+    if model is None:
         raise ConfigError(
-            f"{text.place(['launcher'])}: launcher must be one of {', '.join(_KINDS)}, "
-            f"got {launcher!r}; {nearest(str(launcher), _KINDS)}"
+            f"{text.locate(['launcher'])}: launcher must be one of {', '.join(_LAUNCHERS)}, "
+            f"got {launcher!r}; {suggest_name(str(launcher), _LAUNCHERS)}"
         )
-    return checked(_KINDS[launcher], text)
+    return validate_section(model, text)
 
 
 def parse_hosts(values: Mapping[str, Any]) -> Hosts:
-    """Returns the hosts that a request carries."""
-    return _KINDS[values["launcher"]].model_validate(values)
+    """Returns the hosts in a request."""
+    return _LAUNCHERS[values["launcher"]].model_validate(values)

@@ -14,11 +14,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.config.yaml_source import suggest_name
 
 Task = Literal["classification", "detection"]
 
-_OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_USER_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class CatalogueModel:
     `module` is the file in `pipeline_ops/models/` with the function `build`. It is called with the
     shape of the images, the number of classes, `arguments`, and those of `parameters` that the
     config gives. `metrics` are the figures of an epoch besides the loss. A detector's module also
-    has `make_head`. `files` are the other files that the model is made of.
+    has `make_head`.
     """
 
     module: str
@@ -37,19 +37,13 @@ class CatalogueModel:
     has_batch_normalization: bool = False
     task: Task = "classification"
     metrics: tuple[str, ...] = ("accuracy",)
-    files: tuple[str, ...] = ()
     min_size: int = 1
     """Height and width of the smallest images that it can be built for."""
     size_multiple: int = 1
     """Factor that divides the height and the width of the images."""
 
-    @property
-    def code(self) -> list[str]:
-        """The files that a fingerprint covers."""
-        return [f"pipeline_ops/models/{name}.py" for name in (self.module, *self.files)]
 
-
-def _backbone(
+def _make_backbone(
     name: str, *parameters: str, has_batch_normalization: bool = True, min_size: int = 32
 ) -> CatalogueModel:
     """One of `keras.applications`, by the name of its function there."""
@@ -62,11 +56,10 @@ def _backbone(
     )
 
 
-def _detector(
+def _make_detector(
     module: str,
     *parameters: str,
     metrics: tuple[str, ...],
-    files: tuple[str, ...],
     size_multiple: int,
     has_batch_normalization: bool = False,
 ) -> CatalogueModel:
@@ -77,35 +70,33 @@ def _detector(
         has_batch_normalization,
         "detection",
         metrics,
-        ("detection", "boxes", *files),
         min_size=size_multiple,
         size_multiple=size_multiple,
     )
 
 
 CATALOGUE: Mapping[str, CatalogueModel] = {
-    "center_detector": _detector(
+    "center_detector": _make_detector(
         "center_detector",
         "width",
         metrics=("heat_loss", "box_iou"),
-        files=("centers",),
         size_multiple=16,
     ),
     "digits_cnn": CatalogueModel("digits_cnn", min_size=10),
     "dense": CatalogueModel("dense", ("units", "hidden_layers")),
-    "convnext_tiny": _backbone("ConvNeXtTiny", has_batch_normalization=False),
-    "densenet121": _backbone("DenseNet121"),
-    "efficientnet_b0": _backbone("EfficientNetB0"),
-    "efficientnet_v2_b0": _backbone("EfficientNetV2B0"),
-    "efficientnet_v2_s": _backbone("EfficientNetV2S"),
-    "inception_v3": _backbone("InceptionV3", min_size=75),
-    "mobilenet_v2": _backbone("MobileNetV2", "alpha"),
-    "mobilenet_v3_large": _backbone("MobileNetV3Large", "alpha"),
-    "mobilenet_v3_small": _backbone("MobileNetV3Small", "alpha"),
-    "resnet50": _backbone("ResNet50"),
-    "resnet50_v2": _backbone("ResNet50V2"),
-    "resnet101_v2": _backbone("ResNet101V2"),
-    "retinanet": _detector(
+    "convnext_tiny": _make_backbone("ConvNeXtTiny", has_batch_normalization=False),
+    "densenet121": _make_backbone("DenseNet121"),
+    "efficientnet_b0": _make_backbone("EfficientNetB0"),
+    "efficientnet_v2_b0": _make_backbone("EfficientNetV2B0"),
+    "efficientnet_v2_s": _make_backbone("EfficientNetV2S"),
+    "inception_v3": _make_backbone("InceptionV3", min_size=75),
+    "mobilenet_v2": _make_backbone("MobileNetV2", "alpha"),
+    "mobilenet_v3_large": _make_backbone("MobileNetV3Large", "alpha"),
+    "mobilenet_v3_small": _make_backbone("MobileNetV3Small", "alpha"),
+    "resnet50": _make_backbone("ResNet50"),
+    "resnet50_v2": _make_backbone("ResNet50V2"),
+    "resnet101_v2": _make_backbone("ResNet101V2"),
+    "retinanet": _make_detector(
         "retinanet",
         "backbone",
         "backbone_parameters",
@@ -117,39 +108,38 @@ CATALOGUE: Mapping[str, CatalogueModel] = {
         "box_loss",
         "max_boxes",
         metrics=("class_loss", "box_iou"),
-        files=("anchor_head", "anchors", "backbones"),
         size_multiple=32,
         has_batch_normalization=True,
     ),
-    "xception": _backbone("Xception", min_size=71),
+    "xception": _make_backbone("Xception", min_size=71),
 }
 
 
-def is_own(model: str) -> bool:
-    """Returns whether this names a function of the user's own, `module:function`."""
-    return ":" in model
+def is_user_function(name: str) -> bool:
+    """Returns whether a name is the path of a user's function, `module:function`."""
+    return ":" in name
 
 
-def task_of(model: str) -> Task:
+def get_model_task(model: str) -> Task:
     """The task of a model. A model of the user's own is a classifier."""
-    return "classification" if is_own(model) else CATALOGUE[model].task
+    return "classification" if is_user_function(model) else CATALOGUE[model].task
 
 
 def check_model(name: str) -> str:
     """Returns the name. Raises ValueError with the nearest one in the catalogue."""
-    if is_own(name):
+    if is_user_function(name):
         return check_function(name)
     if name not in CATALOGUE:
         raise ValueError(
-            f"there is no model {name!r}; {nearest(name, CATALOGUE)}, and a model of your own is "
-            "named as my_package.my_module:build"
+            f"there is no model {name!r}; {suggest_name(name, CATALOGUE)}, and a model of your own "
+            "is named as my_package.my_module:build"
         )
     return name
 
 
 def check_function(path: str) -> str:
     """Returns the path of a function of the user's own. Raises ValueError if it is not one."""
-    if not _OWN.fullmatch(path):
+    if not _USER_FUNCTION.fullmatch(path):
         raise ValueError(
             f"a function of your own is named as my_package.my_module:function, got {path!r}"
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline_ops.config.model_catalogue import CATALOGUE, Task, is_own, task_of
+from pipeline_ops.config.model_catalogue import CATALOGUE, Task, get_model_task, is_user_function
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import StageConfig
-from pipeline_ops.config.yaml_source import ConfigText, Location
+from pipeline_ops.config.yaml_reading import Location
 from pipeline_ops.errors import ConfigError
 
 _TASKS: dict[str, Task] = {
@@ -30,32 +30,32 @@ def validate_model_for_data(config: PipelineConfig) -> None:
     _validate_size(config)
 
 
-def task_of_source(config: PipelineConfig) -> Task | None:
+def find_source_task(config: PipelineConfig) -> Task | None:
     """The task that a source has examples for. None if only its files say so."""
     source = config.preprocess.source
     return getattr(source, "task", None) or _TASKS.get(source.type)
 
 
-def validate_task(task: Task, model: str, found: str) -> None:
+def validate_task(task: Task, model: str, origin: str) -> None:
     """Raises ConfigError if a model is for another task.
 
-    `found` is the origin of the task, for the message.
+    `origin` is that of the task, for the message.
     """
-    if task == task_of(model):
+    if task == get_model_task(model):
         return
-    others = [name for name, entry in CATALOGUE.items() if entry.task == task]
-    cure = (
-        f"set train.model to {', '.join(others)}"
+    candidates = [name for name, entry in CATALOGUE.items() if entry.task == task]
+    advice = (
+        f"Set train.model to {', '.join(candidates)}"
         if task == "detection"
-        else "set train.model to a classifier, such as digits_cnn or resnet50"
+        else "Set train.model to a classifier, such as digits_cnn or resnet50"
     )
     raise ConfigError(
-        f"{found} is for {task}, and train.model {model} is for {task_of(model)}; {cure}, or "
-        "choose another source"
+        f"{origin} is for {task}, and train.model {model} is for {get_model_task(model)}. "
+        f"{advice}, or choose another source."
     )
 
 
-def image_size(stages: Sequence[StageConfig]) -> tuple[int, int, int] | None:
+def find_image_size(stages: Sequence[StageConfig]) -> tuple[int, int, int] | None:
     """Height and width of all images, and the index of the stage that makes them so.
 
     None if the size depends on the images.
@@ -73,9 +73,9 @@ def image_size(stages: Sequence[StageConfig]) -> tuple[int, int, int] | None:
     return None
 
 
-def fault_of_size(model: str, height: int, width: int) -> str | None:
+def find_size_problem(model: str, height: int, width: int) -> str | None:
     """The reason why a model of the catalogue cannot take images of this size, or None."""
-    entry = None if is_own(model) else CATALOGUE[model]
+    entry = None if is_user_function(model) else CATALOGUE[model]
     if entry and min(height, width) < entry.min_size:
         return f"takes images of at least {entry.min_size}x{entry.min_size} pixels"
     if entry and (height % entry.size_multiple or width % entry.size_multiple):
@@ -84,27 +84,28 @@ def fault_of_size(model: str, height: int, width: int) -> str | None:
 
 
 def _validate_task(config: PipelineConfig) -> None:
-    task = task_of_source(config)
+    task = find_source_task(config)
     if task is not None:
         key = "type" if config.preprocess.source.type in _TASKS else "task"
         location = ("preprocess", "source", key)
         validate_task(
             task,
             config.train.model,
-            f"{_place(config, location)} {getattr(config.preprocess.source, key)}",
+            f"{_describe_location(config, location)} {getattr(config.preprocess.source, key)}",
         )
 
 
 def _validate_size(config: PipelineConfig) -> None:
-    size = image_size(config.preprocess.stages)
-    if size and (fault := fault_of_size(config.train.model, size[0], size[1])):
+    size = find_image_size(config.preprocess.stages)
+    if size and (problem := find_size_problem(config.train.model, size[0], size[1])):
         location = ("preprocess", "stages", size[2], "resize")
         raise ConfigError(
-            f"{_place(config, location)} makes images of {size[0]}x{size[1]}, and train.model "
-            f"{config.train.model} {fault}; enlarge them there, or choose another model"
+            f"{_describe_location(config, location)} makes images of {size[0]}x{size[1]}, "
+            f"and train.model {config.train.model} {problem}. "
+            "Enlarge them there, or choose another model."
         )
 
 
-def _place(config: PipelineConfig, location: Location) -> str:
+def _describe_location(config: PipelineConfig, location: Location) -> str:
     """File, line and key of a location, for a message."""
-    return f"{ConfigText.read(config.file).place(location)}: {'.'.join(map(str, location))}"
+    return f"{config.locate(location)}: {'.'.join(map(str, location))}"

@@ -4,8 +4,8 @@ notify:
   - notifier: airflow.providers.smtp.notifications.smtp.SmtpNotifier
     arguments:
       to: team@example.org
-      subject: "{{ notice.title }}"
-      html_content: "{{ notice.html }}"
+      subject: "{{ notification.title }}"
+      html_content: "{{ notification.html }}"
     events: [failed, gate_not_passed, drift]
 """
 
@@ -19,22 +19,23 @@ from pydantic import Field
 
 from pipeline_ops.config.base import Section
 from pipeline_ops.config.class_check import check_class
-from pipeline_ops.config.yaml_source import place_in
+from pipeline_ops.config.yaml_source import locate_in_file
 from pipeline_ops.errors import ConfigError
 
 Event = Literal["failed", "gate_not_passed", "drift", "late"]
 
 
-class Notify(Section):
+class NotifierConfig(Section):
     """One notifier of Airflow, and the events that it gets, each once per run."""
 
     notifier: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")
     """The class, by its module: one of a provider of Airflow, or your own that derives from
     `airflow.sdk.BaseNotifier`."""
     arguments: dict[str, Any] = {}
-    """Arguments of the class. In its templates, `{{ notice.title }}`, `{{ notice.text }}` and
-    `{{ notice.html }}` stand for the message, and `{{ notice.link }}` for the report in Airflow's
-    UI. Its `notify` finds the whole notice in the context."""
+    """Arguments of the class. In its templates, `{{ notification.title }}`,
+    `{{ notification.text }}` and `{{ notification.html }}` stand for the message, and
+    `{{ notification.link }}` for the report in Airflow's UI. Its `notify` finds the whole
+    notification in the context."""
     events: list[Event] = Field(min_length=1)
     """`failed`: the run has failed for good. `gate_not_passed`: the run publishes no model. `late`:
     the run has not ended by the pipeline's `deadline_seconds`. `drift`: the data is further from
@@ -42,7 +43,7 @@ class Notify(Section):
     `failed`."""
 
 
-def check_notifiers(notifiers: Sequence[Notify], file: Path) -> None:
+def check_notifiers(notifiers: Sequence[NotifierConfig], file: Path) -> None:
     """Checks the classes of all notifiers, when a DAG is made or checked.
 
     Raises:
@@ -54,7 +55,7 @@ def check_notifiers(notifiers: Sequence[Notify], file: Path) -> None:
             check_class(notify.notifier, notify.arguments)
         except ValueError as problem:
             problems.append(
-                f"{place_in(file, ('notify', index, 'notifier'))}: "
+                f"{locate_in_file(file, ('notify', index, 'notifier'))}: "
                 f"notify.{index}.notifier: {problem}"
             )
     if problems:

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline_ops.config.base import Section, per_run
+from pipeline_ops.config.base import Section, per_run_field
 
 
 class LearningRateSchedule(Section):
     """The common part of all schedules: a linear warm-up from zero to the whole learning rate."""
 
-    warmup_steps: int = per_run(0, ge=0)
+    warmup_steps: int = per_run_field(0, ge=0)
 
 
 class Constant(LearningRateSchedule):
@@ -26,18 +26,18 @@ class Cosine(LearningRateSchedule):
     """Half a cosine wave from the whole learning rate down to `end_factor` of it."""
 
     type: Literal["cosine"]
-    decay_steps: int | None = per_run(None, ge=1)
+    decay_steps: int | None = per_run_field(None, ge=1)
     """Optimizer steps from the end of the warm-up to the end of the wave. Null is until the last
     step of the last epoch."""
-    end_factor: float = per_run(0.0, ge=0, le=1)
+    end_factor: float = per_run_field(0.0, ge=0, le=1)
 
 
 class Exponential(LearningRateSchedule):
     """Multiplies the learning rate by `factor` in every `decay_steps` steps, smoothly."""
 
     type: Literal["exponential"]
-    decay_steps: int = per_run(..., ge=1)
-    factor: float = per_run(..., gt=0, lt=1)
+    decay_steps: int = per_run_field(..., ge=1)
+    factor: float = per_run_field(..., gt=0, lt=1)
 
 
 class Piecewise(LearningRateSchedule):
@@ -51,7 +51,7 @@ class Piecewise(LearningRateSchedule):
     factors: list[float] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _fits(self) -> Piecewise:
+    def _validate_combination(self) -> Piecewise:
         if len(self.boundaries_steps) != len(self.factors):
             raise ValueError(
                 "there must be as many factors as boundaries_steps "
@@ -80,15 +80,15 @@ class Clip(Section):
     Exactly one of the three bounds is given.
     """
 
-    global_norm: float | None = per_run(None, gt=0)
+    global_norm: float | None = per_run_field(None, gt=0)
     """The largest norm of all gradients together. Their direction stays."""
-    norm: float | None = per_run(None, gt=0)
+    norm: float | None = per_run_field(None, gt=0, is_advanced=True)
     """The largest norm of each variable's gradient."""
-    value: float | None = per_run(None, gt=0)
+    value: float | None = per_run_field(None, gt=0, is_advanced=True)
     """The largest absolute value of each element."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Clip:
+    def _validate_combination(self) -> Clip:
         given = [
             name for name in ("global_norm", "norm", "value") if getattr(self, name) is not None
         ]
@@ -103,12 +103,12 @@ class Clip(Section):
 class Optimizer(Section):
     """A Keras optimizer on the gradient of the global batch."""
 
-    name: Literal["adam", "adamw", "sgd"] = per_run("adam")
-    learning_rate: float = per_run(1e-3, rank=2, gt=0, le=10)
+    name: Literal["adam", "adamw", "sgd"] = per_run_field("adam")
+    learning_rate: float = per_run_field(1e-3, rank=2, gt=0, le=10)
     """Size of the optimizer's steps. The schedule multiplies it with its factors."""
-    momentum: float = per_run(0.0, ge=0, lt=1)
+    momentum: float = per_run_field(0.0, ge=0, lt=1)
     """The momentum. Only for sgd."""
-    weight_decay: float = per_run(0.0, ge=0, lt=1)
+    weight_decay: float = per_run_field(0.0, ge=0, lt=1)
     """The part of each weight that it loses in each step, times the learning rate. Only for adamw
     and sgd. With sgd and a momentum of 0.9, a penalty of w * |weights|**2 / 2 in the loss, the form
     in papers, is about a weight_decay of 10 * w."""
@@ -116,14 +116,14 @@ class Optimizer(Section):
     """The change of the learning rate with the steps. `reduce_learning_rate` multiplies the
     result."""
     clip: Clip | None = None
-    average_weights: float | None = per_run(None, gt=0, lt=1)
+    average_weights: float | None = per_run_field(None, gt=0, lt=1)
     """Decay of an exponential moving average of the weights (0.999, say). The average is evaluated
     and becomes the challenger. Training goes on from the weights themselves. The decay is warmed
     up: in step t it is at most (1 + t) / (10 + t), so that the average of a short training does not
     consist of initial weights."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Optimizer:
+    def _validate_combination(self) -> Optimizer:
         if self.momentum and self.name != "sgd":
             raise ValueError(f"momentum is for the optimizer sgd, got it with {self.name}")
         if self.weight_decay and self.name == "adam":

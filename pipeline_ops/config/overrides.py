@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline_ops.config.fields import ConfigField, leaves_of, value_at
-from pipeline_ops.config.per_run import Scalar, allowed_value
+from pipeline_ops.config.fields import ConfigField, collect_fields, get_value
+from pipeline_ops.config.per_run import Scalar, resolve_allowed_value
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError
 
 _MAX_KEY, _MAX_TEXT, _MAX_INTEGER = 200, 4096, 2**63
@@ -40,71 +40,75 @@ def parse_conf(author: PipelineConfig, conf: Any) -> dict[str, Scalar]:
     overrides, problems = {}, []
     for key, value in conf.items():
         try:
-            overrides[key] = _parse(author, key, value)
+            overrides[key] = _parse_value(author, key, value)
         except ValueError as problem:
-            problems.append(f"conf {_shown(key)}: {problem}")
+            problems.append(f"conf {_shorten(key)}: {problem}")
     if problems:
         more = (
             [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
         )
         raise ConfigError("\n".join([*problems[:_MAX_PROBLEMS], *more]))
-    return _types_of(author, overrides) | overrides
+    return _find_types(author, overrides) | overrides
 
 
-def settable_keys(author: PipelineConfig) -> list[str]:
+def list_settable_keys(author: PipelineConfig) -> list[str]:
     """The keys that a run of this pipeline may set."""
-    leaves = leaves_of(type(author))
+    leaves = collect_fields(type(author))
     return [key for key, leaf in leaves.items() if author.per_run.get(key, leaf.is_per_run)]
 
 
-def _parse(author: PipelineConfig, key: Any, value: Any) -> Scalar:
-    leaf = _find(author, key)
-    _check_scalar(leaf, value)
-    own = value_at(author, key)
-    if type(own) is type(value) and own == value:
+def _parse_value(author: PipelineConfig, key: Any, conf_value: Any) -> Scalar:
+    leaf = _find_field(author, key)
+    value = _check_scalar(leaf, conf_value)
+    author_value = get_value(author, key)
+    if type(author_value) is type(value) and author_value == value:
         return value
     if key in author.per_run:
-        return allowed_value(leaf, value, author.per_run[key], author.file.parent)
+        return resolve_allowed_value(leaf, value, author.per_run[key], author.file.parent)
     if leaf.run_pattern and value is not None and not re.fullmatch(leaf.run_pattern, str(value)):
         raise ValueError(
-            f"a run may set it to {leaf.run_words}, got {_shown(value)!r}; {_change_in(author)}, "
-            "or open more values there with per_run"
+            f"a run may set it to {leaf.run_pattern_description}, got {_shorten(value)!r}. "
+            f"{_suggest_change(author)}, or open more values there with per_run."
         )
     return value
 
 
-def _types_of(author: PipelineConfig, keys: Iterable[str]) -> dict[str, str]:
+def _find_types(author: PipelineConfig, keys: Iterable[str]) -> dict[str, str]:
     """The author's `type` of each section that a run changes.
 
     A section that the YAML leaves out has a default type.
     """
     types = {f"{key.rpartition('.')[0]}.type" for key in keys}
-    return {key: own for key in types if (own := value_at(author, key)) is not None}
+    return {
+        key: author_value for key in types if (author_value := get_value(author, key)) is not None
+    }
 
 
-def _find(author: PipelineConfig, key: Any) -> ConfigField:
+def _find_field(author: PipelineConfig, key: Any) -> ConfigField:
     """The leaf that a run may set. Raises ValueError if there is none."""
     if not isinstance(key, str) or len(key) > _MAX_KEY or _UNPRINTABLE.search(key):
         raise ValueError(f"a key must be a text of at most {_MAX_KEY} printable characters")
-    leaves = leaves_of(type(author))
+    leaves = collect_fields(type(author))
     leaf = leaves.get(key)
     if leaf is not None and (key in author.per_run or leaf.is_per_run):
         return leaf
     if leaf is not None:
-        opening = "" if leaf.fixed or leaf.kind != "scalar" else ", or open it there with per_run"
-        raise ValueError(
-            f"only the author of the pipeline sets it{f': {leaf.fixed}' if leaf.fixed else ''}; "
-            f"{_change_in(author)}{opening}"
+        per_run_hint = (
+            "" if leaf.fixed or leaf.kind != "scalar" else ", or open it there with per_run"
         )
-    if _holds_several(leaves, re.sub(r"\.-?\d+(?=\.|$)", "[]", key)):
         raise ValueError(
-            "only the author of the pipeline sets it, because it is no single value; "
-            f"{_change_in(author)}"
+            f"cannot be overridden for a single run{f': {leaf.fixed}' if leaf.fixed else ''}. "
+            f"{_suggest_change(author)}{per_run_hint}."
         )
-    raise ValueError(f"unknown key; {nearest(key, settable_keys(author))}")
+    if _is_composite(leaves, re.sub(r"\.-?\d+(?=\.|$)", "[]", key)):
+        raise ValueError(
+            "cannot be overridden for a single run, because it is not a single value. "
+            f"{_suggest_change(author)}."
+        )
+    raise ValueError(f"unknown key; {suggest_name(key, list_settable_keys(author))}")
 
 
-def _holds_several(leaves: Mapping[str, ConfigField], key: str) -> bool:
+def _is_composite(leaves: Mapping[str, ConfigField], key: str) -> bool:
     """Returns whether a key names a section, a list, a mapping or a part of one, and no leaf."""
     return any(
         name == key
@@ -114,9 +118,9 @@ def _holds_several(leaves: Mapping[str, ConfigField], key: str) -> bool:
     )
 
 
-def _check_scalar(leaf: ConfigField, value: Any) -> None:
-    if value is None and not leaf.takes(None):
-        raise ValueError("must not be null; leave it out for the value of the YAML")
+def _check_scalar(leaf: ConfigField, value: Any) -> Scalar:
+    if value is None and not leaf.accepts(None):
+        raise ValueError("must not be null. Leave it out to use the value of the YAML.")
     if not isinstance(value, Scalar):
         raise ValueError(
             "must be a single value, "
@@ -128,12 +132,13 @@ def _check_scalar(leaf: ConfigField, value: Any) -> None:
         raise ValueError("must be a number below 2**63")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"must be a finite number, got {value}")
+    return value
 
 
-def _change_in(author: PipelineConfig) -> str:
-    return f"change it in {author.file}"
+def _suggest_change(author: PipelineConfig) -> str:
+    return f"Change it in {author.file}"
 
 
-def _shown(key: Any) -> str:
+def _shorten(key: Any) -> str:
     text = ascii(key)[1:-1] if isinstance(key, str) else ascii(key)
     return text if len(text) <= 80 else f"{text[:80]}..."

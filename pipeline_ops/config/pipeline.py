@@ -2,8 +2,8 @@
 
 `load_config` reads the author's config. The config of a run comes from `run_config.py`. An unknown
 key, a wrong type or an impossible combination is a ConfigError that names file, line, key, rule and
-the nearest valid name. Fields that are marked `operational` change where or how patiently a task
-runs, and not its result, so fingerprints leave them out. The sections of the four tasks are in
+the nearest valid name. An `operational_field` sets the resources or timeouts of a task and cannot
+change its result, so fingerprints leave it out. The sections of the four tasks are in
 `preprocess.py`, `train.py`, `evaluate.py` and `export.py`.
 
 Relative paths in a config are relative to the folder of the config file.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -24,80 +24,68 @@ from pipeline_ops.config.base import (
     SAME_FOR_ALL_RUNS,
     FieldError,
     Section,
-    fixed,
+    fixed_field,
 )
 from pipeline_ops.config.evaluate import DetectionMetric, Evaluate, Measure
 from pipeline_ops.config.export import Export
-from pipeline_ops.config.fields import leaves_of
+from pipeline_ops.config.fields import collect_fields
 from pipeline_ops.config.hosts import Hosts, load_hosts
-from pipeline_ops.config.model_catalogue import task_of
-from pipeline_ops.config.notify import Notify
-from pipeline_ops.config.per_run import Scalar, check_opened
+from pipeline_ops.config.model_catalogue import get_model_task
+from pipeline_ops.config.notify import NotifierConfig
+from pipeline_ops.config.per_run import Scalar, validate_per_run
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.search import Search
+from pipeline_ops.config.storage import Storage
 from pipeline_ops.config.train import Train
-from pipeline_ops.config.validation import checked
+from pipeline_ops.config.validation import validate_section
 from pipeline_ops.config.yaml_source import ConfigText
-from pipeline_ops.storage.object_store import is_remote, refuse_credentials
-
-
-class Storage(Section):
-    """The place of artifacts, runs and models."""
-
-    root: str = fixed("../.trainyard", SAME_FOR_ALL_RUNS)
-
-    @field_validator("root")
-    @classmethod
-    def _local(cls, value: str) -> str:
-        if "://" in refuse_credentials(value):
-            raise ValueError(
-                f"storage.root must be a local folder, got {value}; "
-                "object stores are not supported yet"
-            )
-        return value
+from pipeline_ops.storage.open_store import is_remote, open_root, register_store
+from pipeline_ops.storage.store_options import StoreOptions
+from pipeline_ops.storage.store_path import StorePath
 
 
 class PipelineConfig(Section):
     """The whole config of a pipeline."""
 
-    pipeline: str = fixed(..., SAME_FOR_ALL_RUNS, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
+    pipeline: str = fixed_field(..., SAME_FOR_ALL_RUNS, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
     """The DAG's name."""
-    description: str = fixed("", READ_WITH_THE_DAG)
-    owner: str = fixed("trainyard", READ_WITH_THE_DAG, max_length=250)
-    tags: list[Annotated[str, Field(min_length=1, max_length=100)]] = fixed([], READ_WITH_THE_DAG)
-    schedule: Schedule = fixed(Schedule(), READ_WITH_THE_DAG)
+    description: str = fixed_field("", READ_WITH_THE_DAG)
+    owner: str = fixed_field("trainyard", READ_WITH_THE_DAG, max_length=250, is_advanced=True)
+    tags: list[Annotated[str, Field(min_length=1, max_length=100)]] = fixed_field(
+        [], READ_WITH_THE_DAG
+    )
+    schedule: Schedule = fixed_field(Schedule(), READ_WITH_THE_DAG)
     """A cron expression in UTC, assets of Airflow, or both. Null is for runs by hand only."""
     storage: Storage = Storage()
     preprocess: Preprocess
     train: Train
-    search: Search | None = fixed(None, READ_WITH_THE_DAG)
+    search: Search | None = fixed_field(None, READ_WITH_THE_DAG, is_advanced=True)
     """Several trainings with different parameters, of which the best goes on. Null is one
     training."""
     evaluate: Evaluate
     export: Export
-    notify: list[Notify] = fixed([], READ_WITH_THE_DAG)
+    notify: list[NotifierConfig] = fixed_field([], READ_WITH_THE_DAG, is_advanced=True)
     """Recipients of a message when a run has failed, was not published, drifted or is late."""
-    deadline_seconds: int | None = fixed(None, READ_WITH_THE_DAG, ge=1)
+    deadline_seconds: int | None = fixed_field(None, READ_WITH_THE_DAG, ge=1, is_advanced=True)
     """Seconds after it was queued by which a run should have ended. If it has not, the entries of
     `notify` with the event `late` get a message, and the run goes on."""
 
-    per_run: dict[str, list[Scalar]] = fixed({}, "it says itself what runs may set")
+    per_run: dict[str, list[Scalar]] = fixed_field({}, "it decides what runs may set")
     """Further fields that a single run may set, by dotted key, with the values that they may have:
     `train.hosts: [lab, cloud]`. For paths, globs: `preprocess.source.path: [/data/daily/**]`. An
     empty list closes a key that is open otherwise."""
 
-    _file: Path = Path()
-    _overrides: dict[str, Any] = {}
+    _text: ConfigText = ConfigText(Path(), {}, {})
 
     @field_validator("per_run")
     @classmethod
-    def _can_be_opened(cls, value: dict[str, list[Scalar]]) -> dict[str, list[Scalar]]:
-        check_opened(leaves_of(cls), value)
+    def _validate_per_run(cls, value: dict[str, list[Scalar]]) -> dict[str, list[Scalar]]:
+        validate_per_run(collect_fields(cls), value)
         return value
 
     @model_validator(mode="after")
-    def _fits(self) -> PipelineConfig:
+    def _validate_combination(self) -> PipelineConfig:
         if self.preprocess.shards < self.train.workers:
             raise FieldError(
                 "preprocess.shards",
@@ -107,20 +95,20 @@ class PipelineConfig(Section):
         if self.train.class_weights and self.preprocess.balance == "none":
             raise FieldError(
                 "train.class_weights",
-                "needs a data set that has them; set preprocess.balance: by_class",
+                "needs a data set that has them. Set preprocess.balance: by_class.",
             )
-        self._refuse_for_detection()
-        self._refuse_intervals_without_clock()
-        is_told = any("late" in notify.events for notify in self.notify)
-        if is_told != (self.deadline_seconds is not None):
+        self._validate_task()
+        self._validate_intervals()
+        has_late_notifier = any("late" in notify.events for notify in self.notify)
+        if has_late_notifier != (self.deadline_seconds is not None):
             raise FieldError(
-                "notify" if is_told else "deadline_seconds",
-                "deadline_seconds and an entry of notify with the event late belong together, "
-                "got one without the other",
+                "notify" if has_late_notifier else "deadline_seconds",
+                "deadline_seconds and an entry of notify with the event late need each other, "
+                "got only one of them",
             )
         return self
 
-    def _refuse_intervals_without_clock(self) -> None:
+    def _validate_intervals(self) -> None:
         schedule = self.schedule
         if self.preprocess.source.has_interval and (
             schedule.cron is None or schedule.assets or schedule.watch_seconds
@@ -128,7 +116,7 @@ class PipelineConfig(Section):
             raise FieldError(
                 "preprocess.source.path",
                 f"is {self.preprocess.source.path}, and only runs that the clock starts have a "
-                "data interval: give schedule a cron expression, and nothing else",
+                "data interval. Give schedule a cron expression, and nothing else.",
             )
         if self.preprocess.source.has_interval and schedule.timezone != "UTC":
             raise FieldError(
@@ -137,9 +125,9 @@ class PipelineConfig(Section):
                 f"got {schedule.timezone}",
             )
 
-    def _refuse_for_detection(self) -> None:
-        """Refuses metrics and formats of the other task."""
-        is_detector = task_of(self.train.model) == "detection"
+    def _validate_task(self) -> None:
+        """Rejects metrics and formats of the other task."""
+        is_detector = get_model_task(self.train.model) == "detection"
         for number, rule in enumerate(self.evaluate.gate):
             key = f"evaluate.gate.{number}"
             if (
@@ -148,7 +136,7 @@ class PipelineConfig(Section):
             ):
                 raise FieldError(
                     key,
-                    f"{rule.metric} is not for {task_of(self.train.model)}, "
+                    f"{rule.metric} is not for {get_model_task(self.train.model)}, "
                     f"which the model {self.train.model} is for",
                 )
             if is_detector and rule.confidence is not None:
@@ -165,36 +153,53 @@ class PipelineConfig(Section):
         if is_detector and "tflite_int8" in self.export.formats:
             raise FieldError(
                 "export.formats",
-                "tflite_int8 is for classifiers: in eight bits, the edges of a box have no place "
-                f"to be exact; got it with the detector {self.train.model}, which can be tflite",
+                "tflite_int8 is for classifiers, because eight bits are too coarse for a box's "
+                f"edges, got it with the detector {self.train.model}. Use tflite.",
             )
 
-    @property
+    @functools.cached_property
     def file(self) -> Path:
         """The YAML file that the config was read from."""
-        return self._file
+        return self._text.file.resolve()
+
+    @functools.cached_property
+    def root(self) -> StorePath:
+        """The storage root."""
+        if not is_remote(self.storage.root):
+            return open_root(self.resolve_path(self.storage.root))
+        register_store(self.storage.root, self.store_options)
+        return open_root(self.storage.root)
 
     @property
-    def root(self) -> Path:
-        """The storage root, absolute."""
-        return self.path(self.storage.root)
+    def store_options(self) -> StoreOptions:
+        """The options of the storage root, if it is a bucket."""
+        storage = self.storage
+        ca_file = self.resolve_path(storage.ca_file) if storage.ca_file else None
+        return StoreOptions(
+            endpoint=storage.endpoint,
+            ca_file=ca_file and str(ca_file),
+            connection=storage.connection,
+        )
 
     @functools.cached_property
     def hosts(self) -> Hosts | None:
         """The hosts to train on, or None for this machine. Raises ConfigError for a wrong file."""
         return (
-            load_hosts(self._file.parent / "hosts", self.train.hosts) if self.train.hosts else None
+            load_hosts(self.file.parent / "hosts", self.train.hosts) if self.train.hosts else None
         )
 
     @property
     def registry(self) -> str:
-        """The place of the model's versions: an absolute path, or a URI."""
-        place = self.export.registry
-        if place is not None and is_remote(place):
-            return f"{place.rstrip('/')}/{self.export.model}"
-        return str((self.path(place) if place else self.root / "models") / self.export.model)
+        """The location of the model's versions: an absolute path, or a URI."""
+        root = self.root  # registers how to reach its bucket, which may hold this location, too
+        location = self.export.registry
+        if location is not None and is_remote(location):
+            return f"{location.rstrip('/')}/{self.export.model}"
+        if location:
+            return str(self.resolve_path(location) / self.export.model)
+        return str(root / "models" / self.export.model)
 
-    def interpreter(self, job: str) -> Path | None:
+    def resolve_interpreter(self, job: str) -> Path | None:
         """The Python of a task's job, absolute, or None for the interpreter of the caller.
 
         A link is not followed, because it is what makes an environment.
@@ -203,16 +208,23 @@ class PipelineConfig(Section):
         return (
             None
             if python is None
-            else Path(os.path.abspath(self._file.parent / Path(python).expanduser()))
+            else Path(os.path.abspath(self.file.parent / Path(python).expanduser()))
         )
 
-    def changed(self, overrides: Mapping[str, Any]) -> PipelineConfig:
-        """Returns this config with other values by dotted key. Raises ConfigError."""
-        return load_config(self._file, self._overrides | dict(overrides))
+    def with_overrides(self, overrides: Mapping[str, Any]) -> PipelineConfig:
+        """Returns this config with other values by dotted key. Raises ConfigError.
 
-    def path(self, relative: str) -> Path:
+        The file is not read again.
+        """
+        return _validate(self._text.with_overrides(overrides))
+
+    def locate(self, location: Sequence[str | int]) -> str:
+        """Returns file and line of a key, for a message, or the override that set it."""
+        return self._text.locate(location)
+
+    def resolve_path(self, relative: str) -> Path:
         """A path of the config, taken from the folder that the config file is in."""
-        return (self._file.parent / Path(relative).expanduser()).resolve()
+        return (self.file.parent / Path(relative).expanduser()).resolve()
 
 
 def load_config(file: Path | str, overrides: Mapping[str, Any] | None = None) -> PipelineConfig:
@@ -222,18 +234,20 @@ def load_config(file: Path | str, overrides: Mapping[str, Any] | None = None) ->
       file: the YAML file.
       overrides: the author's own, from a command line, as values by dotted key:
         `{"train.optimizer.learning_rate": 0.01}`. List items go by index. The conf of a run goes
-        through `run_config` instead.
+        through `load_run_config` instead.
 
     Raises:
       ConfigError: with a line for each problem.
     """
     text = ConfigText.read(Path(file))
-    for key, value in (overrides or {}).items():
-        text.override(key, value)
-    config = checked(PipelineConfig, text)
-    config._file, config._overrides = text.file.resolve(), dict(overrides or {})
+    return _validate(text.with_overrides(overrides) if overrides else text)
+
+
+def _validate(text: ConfigText) -> PipelineConfig:
+    config = validate_section(PipelineConfig, text)
+    config._text = text
     if config.hosts:  # wrong hosts are reported now, before any job starts
-        config.hosts.refuse_misfit(config.train, text.place(("train", "hosts")))
+        config.hosts.validate_gang(config.train, config.locate(("train", "hosts")))
     for name in filter(None, config.per_run.get("train.hosts", [])):
-        load_hosts(config.file.parent / "hosts", name)
+        load_hosts(config.file.parent / "hosts", str(name))
     return config

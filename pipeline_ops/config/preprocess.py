@@ -8,7 +8,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline_ops.config.base import Section, TaskSection, operational, per_run
+from pipeline_ops.config.base import (
+    Section,
+    TaskSection,
+    advanced_field,
+    operational_field,
+    per_run_field,
+)
 from pipeline_ops.config.sources import AnySource
 
 
@@ -23,7 +29,7 @@ class StageConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _short_form(cls, value: Any) -> Any:
+    def _expand_short_form(cls, value: Any) -> Any:
         """Reads the short forms of YAML, `- decode` and `- resize: {height: 28, width: 28}`."""
         if isinstance(value, str):
             return {"name": value}
@@ -45,37 +51,37 @@ class Split(Section):
     test: float = Field(ge=0, lt=1)
     """Share of the test split. 0 if the source itself says which examples are for the test."""
     seed: int = 0
-    group_by: Literal["parent_folder", "regex"] | None = None
+    group_by: Literal["parent_folder", "regex"] | None = advanced_field(None)
     """The examples that stay together: the images of one folder, or those in whose keys
     `group_regex` finds the same text."""
-    group_regex: str | None = None
+    group_regex: str | None = advanced_field(None)
     """The pattern for `group_by: regex`, searched for in the path below the source's folder. Its
     one pair of brackets is the group."""
-    stratify: bool = False
+    stratify: bool = advanced_field(False)
     """Makes the shares hold for each class to within one image or group, and not only about."""
 
     @model_validator(mode="after")
-    def _groups(self) -> Split:
+    def _validate_groups(self) -> Split:
         if (self.group_by == "regex") != (self.group_regex is not None):
             raise ValueError(
-                "group_by: regex and group_regex belong together, got one without the other"
+                "group_by: regex and group_regex need each other, got only one of them"
             )
-        if self.group_regex is not None and (fault := _fault_of_regex(self.group_regex)):
+        if self.group_regex is not None and (problem := _find_regex_problem(self.group_regex)):
             raise ValueError(
                 "group_regex must be a regular expression with one pair of brackets, "
-                f"such as '^(patient[0-9]+)_', {fault}"
+                f"such as '^(patient[0-9]+)_', {problem}"
             )
         return self
 
     @model_validator(mode="after")
-    def _sum(self) -> Split:
+    def _validate_sum(self) -> Split:
         total = self.train + self.validation + self.test
         if abs(total - 1) > 1e-6:
             raise ValueError(f"train + validation + test must be 1, got {total:g}")
         return self
 
 
-def _fault_of_regex(pattern: str) -> str | None:
+def _find_regex_problem(pattern: str) -> str | None:
     try:
         num_groups = re.compile(pattern).groups
     except re.error as error:
@@ -90,15 +96,15 @@ class Rejects(Section):
     """
 
     max_count: int = Field(0, ge=0)
-    max_fraction: float = Field(0.001, ge=0, le=1)
+    max_fraction: float = advanced_field(0.001, ge=0, le=1)
     """The larger of the two budgets counts. A class of which every record is unusable fails the
     task in any case."""
 
-    def budget(self, num_records: int) -> int:
+    def compute_budget(self, num_records: int) -> int:
         return max(self.max_count, int(self.max_fraction * num_records))
 
 
-class Deltas(Section):
+class Incremental(Section):
     """The limits beyond which a data set is made from scratch, and not only its changes.
 
     The first run always makes it from scratch.
@@ -133,9 +139,9 @@ class Drift(Section):
     The distances lie between 0 (the same) and 1.
     """
 
-    js_above: float = Field(0.1, ge=0, le=1)
+    max_js_distance: float = Field(0.1, ge=0, le=1)
     """The limit of the Jensen-Shannon distance, base 2."""
-    linf_above: float = Field(0.1, ge=0, le=1)
+    max_linf_distance: float = Field(0.1, ge=0, le=1)
     """The limit of the largest change of the share of one bin of a histogram."""
     action: Literal["report", "fail"] = "report"
     """The reaction to a feature above one of the two limits."""
@@ -157,23 +163,23 @@ class BeamRunner(Section):
     """Number of workers of `embedded`. 0 is one for each core."""
 
     @model_validator(mode="after")
-    def _fits(self) -> BeamRunner:
+    def _validate_combination(self) -> BeamRunner:
         if self.mode == "in_memory" and self.workers > 1:
             raise ValueError(
-                f"mode in_memory has exactly 1 worker, got workers: {self.workers}; "
-                "use multi_threading or multi_processing"
+                f"mode in_memory has exactly 1 worker, got workers: {self.workers}. "
+                "Use multi_threading or multi_processing."
             )
         if self.name == "embedded" and self.options:
             raise ValueError(
-                f"options ({', '.join(self.options)}) are for the other runners; "
-                "embedded has mode and workers"
+                f"options ({', '.join(self.options)}) are for the other runners. "
+                "The runner embedded has mode and workers."
             )
         if self.name != "embedded" and (self.mode, self.workers) != ("multi_processing", 0):
             raise ValueError(
-                f"mode and workers are for the runner embedded; {self.name} has options"
+                f"mode and workers are for the runner embedded, and {self.name} has options"
             )
         if "runner" in self.options:
-            raise ValueError("the option runner is what name is for")
+            raise ValueError("the option runner is not allowed. Use the key name.")
         return self
 
 
@@ -191,27 +197,29 @@ class Preprocess(TaskSection):
     stages: list[StageConfig] = Field(min_length=1)
     split: Split
     shards: int = Field(8, ge=1, le=10_000)
-    """Number of shards of each split, or the least number with `shard_megabytes`. A split with
+    """Number of shards of each split, or the minimum with `shard_megabytes`. A split with
     fewer records has one shard for each record."""
-    shard_megabytes: float | None = Field(None, gt=0, le=100_000)
+    shard_megabytes: float | None = advanced_field(None, gt=0, le=100_000)
     """The largest size of a shard in raw bytes, in units of 10**6. With null, the number is
     `shards`."""
-    duplicates: Literal["keep", "remove_exact", "remove_near"] = "remove_exact"
+    duplicates: Literal["keep", "remove_exact", "remove_near"] = advanced_field("remove_exact")
     """The treatment of equal or nearly equal images. One of each kind stays, an image in test
     before one in train. With `keep` all stay, and evaluation refuses a model that has seen more of
     the test split than `evaluate.allowed_leaks`."""
-    near_bits: int = Field(4, ge=0, le=8)
+    max_hash_distance: int = advanced_field(4, ge=0, le=8)
     """The largest number of the 64 bits in which the perceptual hashes of near images differ, for
     `duplicates: remove_near`."""
-    balance: Literal["none", "by_class"] = "none"
+    balance: Literal["none", "by_class"] = advanced_field("none")
     """`by_class` stores a weight for each class next to the shards, by which every class counts
     alike. No example is doubled."""
-    deltas: Deltas = Deltas()
+    incremental: Incremental = advanced_field(Incremental())
     rejects: Rejects = Rejects()
-    schema: SchemaRules = SchemaRules()
-    drift: Drift = Drift()
-    dataset: str | None = per_run(None, rank=4, is_operational=True, pattern="^[0-9a-f]{6,32}$")
+    schema: SchemaRules = advanced_field(SchemaRules())  # type: ignore[assignment]  # see above
+    drift: Drift = advanced_field(Drift())
+    dataset: str | None = per_run_field(
+        None, rank=4, is_operational=True, pattern="^[0-9a-f]{6,32}$"
+    )
     """The beginning of the version of an existing data set, as the asset's events show it. The run
     uses that data set and preprocesses no data. Null uses the present raw files. If there is no
     such data set, the first task fails and lists the existing ones."""
-    runner: BeamRunner = operational(BeamRunner())
+    runner: BeamRunner = operational_field(BeamRunner(), is_advanced=True)

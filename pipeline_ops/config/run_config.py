@@ -1,8 +1,8 @@
 """The config of one run: the author's YAML, the command line's values, and the run's conf.
 
-    load_config(file)                 the author's config: pages, orphan reaper, registry, DAGs
-    author_config(file, run_id)       the same, with the values of `trainyard run --set`
-    run_config(file, conf, run_id)    the same, with the values that the run's conf may set
+    load_config(file)                      the author's config: pages, orphan reaper, registry, DAGs
+    load_author_config(file, run_id)       the same, with the values of `trainyard run --set`
+    load_run_config(file, conf, run_id)    the same, with the values that the run's conf may set
 
 A conf comes from any user who may trigger a run. It never reaches `load_config` unchecked.
 """
@@ -27,15 +27,16 @@ AUTHOR_OVERRIDES = "TRAINYARD_AUTHOR_OVERRIDES"
 Only the embedded Airflow has it.
 """
 
+_SOURCE_PATH = "preprocess.source.path"
 Interval = tuple[dt.datetime, dt.datetime]
 
 
-def author_config(file: Path | str, run_id: str | None) -> PipelineConfig:
+def load_author_config(file: Path | str, run_id: str | None) -> PipelineConfig:
     """Returns the config that the author gave this run. Raises ConfigError."""
-    return load_config(file, _author_overrides(file, run_id))
+    return load_config(file, _read_author_overrides(file, run_id))
 
 
-def run_config(
+def load_run_config(
     file: Path | str,
     conf: Mapping[str, Any] | None,
     run_id: str | None,
@@ -52,26 +53,26 @@ def run_config(
     Raises:
       ConfigError: with a line for each problem.
     """
-    config = author_config(file, run_id)
-    if conf:
-        config = config.changed(parse_conf(config, conf))
+    config = load_author_config(file, run_id)
+    overrides = parse_conf(config, conf) if conf else {}
     source = config.preprocess.source
-    if interval is None or not source.has_interval:
-        return config
-    return config.changed({"preprocess.source.path": source.path_of(*interval)})
+    source = source.model_copy(update={"path": overrides.get(_SOURCE_PATH, source.path)})
+    if interval is not None and source.has_interval:
+        overrides[_SOURCE_PATH] = source.format_path(*interval)
+    return config.with_overrides(overrides) if overrides else config
 
 
-def run_config_or_author(
+def load_run_config_or_author(
     file: Path | str, conf: Mapping[str, Any] | None, run_id: str
 ) -> PipelineConfig:
     """Returns the config of a run, or the author's if the conf is refused.
 
-    Pages and notices use it, because they must work for such a run, too.
+    Pages and notifications use it, because they must work for such a run, too.
     """
     try:
-        return run_config(file, conf, run_id)
+        return load_run_config(file, conf, run_id)
     except ConfigError:
-        return author_config(file, run_id)
+        return load_author_config(file, run_id)
 
 
 def write_author_overrides(
@@ -79,18 +80,18 @@ def write_author_overrides(
 ) -> None:
     """Keeps the command line's overrides of a run. They must be there before the run starts."""
     value = {"config": str(file.resolve()), "run_id": run_id, "overrides": dict(overrides)}
-    write_json(_place(folder, file, run_id), value)
+    write_json(_build_overrides_path(folder, file, run_id), value)
 
 
-def _author_overrides(file: Path | str, run_id: str | None) -> dict[str, Any]:
+def _read_author_overrides(file: Path | str, run_id: str | None) -> dict[str, Any]:
     folder = os.environ.get(AUTHOR_OVERRIDES)
     if not folder or run_id is None:
         return {}
-    value = read_json(_place(Path(folder), Path(file), run_id))
+    value = read_json(_build_overrides_path(Path(folder), Path(file), run_id))
     return value["overrides"] if value else {}
 
 
-def _place(folder: Path, file: Path, run_id: str) -> Path:
+def _build_overrides_path(folder: Path, file: Path, run_id: str) -> Path:
     """The file of a run's overrides, named by a digest, because a run id may hold any character."""
     digest = hashlib.sha256(
         f"{file.resolve()}\n{run_id}".encode(errors="surrogatepass")

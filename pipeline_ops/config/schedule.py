@@ -1,7 +1,7 @@
 """`schedule` of a pipeline config: the triggers of a run.
 
 schedule: "0 3 * * *"                                  the clock, in UTC
-schedule: {cron: "0 3 * * *", timezone: Europe/Berlin} the clock of a place
+schedule: {cron: "0 3 * * *", timezone: Europe/Berlin} the clock of a time zone
 schedule: {assets: [raw_digits]}                       another DAG has an event of this asset
 schedule: {assets: [raw_digits], cron: "0 3 * * *"}    the event or the clock, the first of them
 schedule: {watch_seconds: 60}                          raw files were added, removed or changed
@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline_ops.config.base import FieldError, Section
+from pipeline_ops.config.base import FieldError, Section, advanced_field
 from pipeline_ops.config.cron import check_cron, check_time_zone
 
-_NOT_ALLOWED = ("self", "context")
+_RESERVED_NAMES = ("self", "context")
 """Names of assets that Airflow reserves."""
 
 
@@ -33,18 +33,18 @@ class AssetName(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _short_form(cls, value: Any) -> Any:
+    def _expand_short_form(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
     @field_validator("name", "uri")
     @classmethod
-    def _allowed(cls, value: str | None) -> str | None:
+    def _validate_name(cls, value: str | None) -> str | None:
         if value is not None and (
-            value.isspace() or value in _NOT_ALLOWED or value.startswith("airflow:")
+            value.isspace() or value in _RESERVED_NAMES or value.startswith("airflow:")
         ):
             raise ValueError(
-                f"{value!r} cannot name an asset: it is blank, or reserved by Airflow; "
-                "choose another name"
+                f"{value!r} cannot name an asset: it is blank, or reserved by Airflow. "
+                "Choose another name."
             )
         if value is not None:
             urlsplit(value)
@@ -58,35 +58,35 @@ class Schedule(Section):
     """
 
     cron: str | None = None
-    timezone: str = "UTC"
+    timezone: str = advanced_field("UTC")
     """The time zone of the cron expression, such as `Europe/Berlin`. Data intervals in
     `preprocess.source.path` need UTC."""
-    assets: list[AssetName] = []
-    watch_seconds: int | None = Field(None, ge=1, le=86_400)
+    assets: list[AssetName] = advanced_field([])
+    watch_seconds: int | None = advanced_field(None, ge=1, le=86_400)
     """The interval at which Airflow's triggerer looks at the names, sizes and times of the raw
     files. A run starts once for each change, after a look that finds no further change. It holds no
     worker."""
 
     @model_validator(mode="before")
     @classmethod
-    def _short_form(cls, value: Any) -> Any:
+    def _expand_short_form(cls, value: Any) -> Any:
         return {"cron": value} if isinstance(value, str) else {} if value is None else value
 
     @field_validator("cron")
     @classmethod
-    def _valid_cron(cls, value: str | None) -> str | None:
+    def _validate_cron(cls, value: str | None) -> str | None:
         return value if value is None else check_cron(value)
 
     @field_validator("timezone")
     @classmethod
-    def _known_zone(cls, value: str) -> str:
+    def _validate_timezone(cls, value: str) -> str:
         return check_time_zone(value)
 
     @model_validator(mode="after")
-    def _zone_of_a_clock(self) -> Schedule:
+    def _validate_timezone_has_cron(self) -> Schedule:
         if self.cron is None and "timezone" in self.model_fields_set:
             raise FieldError(
                 "timezone",
-                "is for a cron expression, and there is none; give cron, or remove the time zone",
+                "is for a cron expression, and there is none. Give cron, or remove the time zone.",
             )
         return self

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline_ops.config.base import Section, operational
+from pipeline_ops.config.base import Section, operational_field
+from pipeline_ops.config.train_options import Monitor
 
 MAX_TRIALS = 256
 
@@ -20,7 +21,7 @@ class Range(Section):
     """`log`: a value is as likely between 0.001 and 0.01 as between 0.01 and 0.1."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Range:
+    def _validate_combination(self) -> Range:
         if not self.low < self.high:
             raise ValueError(f"low must be less than high, got {self.low} and {self.high}")
         if self.scale == "log" and self.low <= 0:
@@ -28,7 +29,7 @@ class Range(Section):
         return self
 
     @property
-    def is_whole(self) -> bool:
+    def is_integer(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
@@ -47,36 +48,36 @@ class Search(Section):
     """Number of combinations. Only for `random`."""
     seed: int = Field(1, ge=0)
     """Seed of the draws. Only for `random`."""
-    max_parallel: int = operational(1, ge=1, le=MAX_TRIALS)
+    max_parallel: int = operational_field(1, ge=1, le=MAX_TRIALS)
     """Number of trials that train at the same time."""
-    monitor: str | None = Field(None, pattern=r"^validation_[a-z][a-z0-9_]*$")
+    monitor: Monitor | None = None
     """The figure by which the best is chosen. Null is that of `train.best_checkpoint`, or else
     validation_loss."""
 
     @field_validator("parameters")
     @classmethod
-    def _of_training(cls, value: dict[str, list[Any] | Range]) -> dict[str, list[Any] | Range]:
+    def _validate_keys(cls, value: dict[str, list[Any] | Range]) -> dict[str, list[Any] | Range]:
         for key, values in value.items():
             if not key.startswith("train."):
                 raise ValueError(
-                    "parameters are dotted keys of train, "
-                    f"as train.optimizer.learning_rate; got {key}"
+                    f"{key} is not a key of train. Give dotted keys, such as "
+                    "train.optimizer.learning_rate."
                 )
             if isinstance(values, list) and not values:
                 raise ValueError(f"parameters.{key} has no values")
         return value
 
     @model_validator(mode="after")
-    def _fits(self) -> Search:
+    def _validate_combination(self) -> Search:
         if (self.method == "random") != (self.trials is not None):
             raise ValueError(
-                "trials is how many combinations random draws, and needed there; "
-                f"got {self.trials} with {self.method}"
+                f"got trials: {self.trials} with method: {self.method}. The method random needs a "
+                "number of trials, and grid has none."
             )
         ranges = [key for key, values in self.parameters.items() if isinstance(values, Range)]
         if self.method == "grid" and ranges:
             raise ValueError(
-                f"a grid has lists of values, got a range for {', '.join(ranges)}; "
-                "list the values, or use method: random"
+                f"a grid has lists of values, got a range for {', '.join(ranges)}. "
+                "List the values, or use method: random."
             )
         return self

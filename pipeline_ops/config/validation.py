@@ -11,17 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from pipeline_ops.config.base import Section
-from pipeline_ops.config.type_messages import describe_type, shown
-from pipeline_ops.config.yaml_source import ConfigText, nearest
+from pipeline_ops.config.type_messages import describe_problem, format_value
+from pipeline_ops.config.yaml_source import ConfigText, suggest_name
 from pipeline_ops.errors import ConfigError
 
-_Checked = TypeVar("_Checked", bound=Section)
+_SectionT = TypeVar("_SectionT", bound=Section)
 
 
-def checked(model: type[_Checked], text: ConfigText) -> _Checked:
+def validate_section(model: type[_SectionT], text: ConfigText) -> _SectionT:
     """Returns the section. Raises ConfigError with a line for each problem."""
     try:
         return model.model_validate(text.values)
@@ -34,18 +33,18 @@ def checked(model: type[_Checked], text: ConfigText) -> _Checked:
 
 
 def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]) -> str:
-    location, section = _without_tags(model, problem["loc"])
+    location, section = _strip_tags(model, problem["loc"])
     match problem["type"]:
         case "extra_forbidden":
-            rule = f"unknown key; {_nearest_key(model, location, section)}"
+            rule = f"unknown key; {_suggest_key(model, location, section)}"
         case "union_tag_invalid":
             location, known = (
                 [*location, "type"],
                 [tag.strip(" '") for tag in problem["ctx"]["expected_tags"].split(",")],
             )
             rule = (
-                f"unknown type {shown(problem['ctx']['tag'])}; "
-                f"{nearest(problem['ctx']['tag'], known)}"
+                f"unknown type {format_value(problem['ctx']['tag'])}; "
+                f"{suggest_name(problem['ctx']['tag'], known)}"
             )
         case "union_tag_not_found":
             location, rule = [*location, "type"], "required, but not given"
@@ -53,29 +52,31 @@ def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]
             error = problem["ctx"]["error"]
             location, rule = [*location, *getattr(error, "location", ())], str(error)
         case _:
-            rule = describe_type(problem)
+            rule = describe_problem(problem)
     key = ".".join(map(str, location))
-    return f"{text.place(location)}: {key + ': ' if key else ''}{rule}"
+    return f"{text.locate(location)}: {key + ': ' if key else ''}{rule}"
 
 
-def _nearest_key(
+def _suggest_key(
     model: type[Section], location: Sequence[str | int], section: type[Section]
 ) -> str:
-    """Suggests the place of an unknown key.
+    """Suggests the location of an unknown key.
 
-    The place is below this section, here in another spelling, or anywhere.
+    The location is below this section, here in another spelling, or anywhere.
     """
     *here, name = map(str, location)
-    paths = [path for path in _paths(model) if path[-1] == name]
+    paths = [path for path in _collect_paths(model) if path[-1] == name]
     below = [path for path in paths if list(path[: len(here)]) == here]
     if not below and difflib.get_close_matches(name, section.model_fields, n=1):
-        return nearest(name, section.model_fields)
+        return suggest_name(name, section.model_fields)
     found = [".".join(path) for path in below or paths][:3]
-    return f"did you mean {' or '.join(found)}?" if found else nearest(name, section.model_fields)
+    return (
+        f"did you mean {' or '.join(found)}?" if found else suggest_name(name, section.model_fields)
+    )
 
 
 @functools.cache
-def _paths(model: type[Section]) -> tuple[tuple[str, ...], ...]:
+def _collect_paths(model: type[Section]) -> tuple[tuple[str, ...], ...]:
     """The keys of a section and of all sections in it. For list items, those of the first item."""
     found: list[tuple[str, ...]] = []
     for name, field in model.model_fields.items():
@@ -83,26 +84,24 @@ def _paths(model: type[Section]) -> tuple[tuple[str, ...], ...]:
         prefix = (name, "0") if get_origin(field.annotation) is list else (name,)
         found += [
             (*prefix, *path)
-            for section in _sections_of(field.annotation)
-            for path in _paths(section)
+            for section in _iterate_sections(field.annotation)
+            for path in _collect_paths(section)
         ]
     return tuple(dict.fromkeys(found))
 
 
-def _sections_of(annotation: Any) -> Iterator[type[Section]]:
+def _iterate_sections(annotation: Any) -> Iterator[type[Section]]:
     """All Section classes inside a type."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         yield annotation
     for argument in get_args(annotation):
-        yield from _sections_of(argument)
+        yield from _iterate_sections(argument)
 
 
-def _without_tags(
-    model: type[Section], location: Sequence[str | int]
-) -> tuple[list[str | int], Any]:
-    """Returns a place as in the YAML, and the class of the innermost section on the way there.
+def _strip_tags(model: type[Section], location: Sequence[str | int]) -> tuple[list[str | int], Any]:
+    """Returns a location as in the YAML, and the class of the innermost section on the way there.
 
-    Where several sections are possible, pydantic puts the value of their `type` into the place.
+    Where several sections are possible, pydantic puts the value of their `type` into the location.
     """
     section: Any = model
     plain, parts = [], list(location)
@@ -110,22 +109,17 @@ def _without_tags(
         part = parts.pop(0)
         plain.append(part)
         field = None if isinstance(part, int) else section.model_fields.get(part)
-        if field is not None and field.discriminator and parts:
-            section = _member(field, parts.pop(0))
+        if field is not None and isinstance(field.discriminator, str) and parts:
+            section = _find_member(field.annotation, field.discriminator, str(parts.pop(0)))
         elif field is not None:
-            section = _section_of(field.annotation) or section
+            section = next(_iterate_sections(field.annotation), section)
     return plain, section
 
 
-def _member(field: FieldInfo, tag: str) -> type[Section]:
+def _find_member(annotation: Any, discriminator: str, tag: str) -> type[Section]:
     """The section, among several, that a tag stands for."""
     return next(
         member
-        for member in get_args(field.annotation)
-        if tag in get_args(member.model_fields[field.discriminator].annotation)
+        for member in _iterate_sections(annotation)
+        if tag in get_args(member.model_fields[discriminator].annotation)
     )
-
-
-def _section_of(annotation: Any) -> type[Section] | None:
-    """The first Section class inside a type, or None."""
-    return next(_sections_of(annotation), None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +20,33 @@ def parse_value(text: str) -> Any:
     return read_yaml(text)[0]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """Returns `the nearest valid name is 'x'`, or all the valid names if none is near."""
     known = sorted(known)
-    close = difflib.get_close_matches(name[:200], known, n=1)
+    matches = difflib.get_close_matches(name[:200], known, n=1)
     return (
-        f"the nearest valid name is {close[0]!r}"
-        if close
+        f"the nearest valid name is {matches[0]!r}"
+        if matches
         else f"valid names are {', '.join(known)}"
     )
 
 
-def place_in(file: Path, location: Sequence[str | int]) -> str:
+def locate_in_file(file: Path, location: Sequence[str | int]) -> str:
     """Returns file and line of a key, or only the file if it can no longer be read."""
     try:
-        return ConfigText.read(file).place(location)
+        return ConfigText.read(file).locate(location)
     except ConfigError:
         return str(file)
 
 
+@dataclasses.dataclass(frozen=True)
 class ConfigText:
     """The raw values of a YAML file, with overrides applied, and the line of each value."""
 
-    def __init__(self, file: Path, values: dict[str, Any], lines: dict[Location, int]):
-        self.file, self.values, self._lines = file, values, lines
-        self._overridden: dict[Location, str] = {}
+    file: Path
+    values: dict[str, Any]
+    _lines: Mapping[Location, int]
+    _override_locations: tuple[Location, ...] = ()
 
     @classmethod
     def read(cls, file: Path) -> ConfigText:
@@ -58,7 +62,7 @@ class ConfigText:
         except YamlProblem as problem:
             raise ConfigError(f"{file}:{problem.line}: {problem.rule}") from None
         if values is None:
-            raise ConfigError(f"{file}:1: is empty; a config is a mapping of keys to values")
+            raise ConfigError(f"{file}:1: is empty. Give a mapping of keys to values.")
         if not isinstance(values, dict):
             kind = {"list": "a list", "str": "a text"}.get(
                 type(values).__name__, type(values).__name__
@@ -68,38 +72,51 @@ class ConfigText:
             )
         return cls(file, values, lines)
 
-    def override(self, dotted: str, value: Any) -> None:
-        """Sets one value. Raises ConfigError if the path leads through a plain value."""
-        location = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
-        where = self.values
-        for depth, part in enumerate(location[:-1]):
+    def with_overrides(self, overrides: Mapping[str, Any]) -> ConfigText:
+        """Returns this text with other values by dotted key.
+
+        Raises:
+          ConfigError: a key leads through a plain value, or to an item that the list lacks.
+        """
+        values, locations = copy.deepcopy(self.values), self._override_locations
+        for dotted, value in overrides.items():
+            location = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
+            self._set(values, location, value)
+            locations = (*locations, location)
+        return dataclasses.replace(self, values=values, _override_locations=locations)
+
+    def _set(self, values: dict[str, Any], location: Location, value: Any) -> None:
+        parent: Any = values
+        dotted = _join(location)
+        for depth, part in enumerate(location[:-1], 1):
             try:
-                inner = where.setdefault(part, {}) if isinstance(where, dict) else where[part]
+                inner = parent.setdefault(part, {}) if isinstance(parent, dict) else parent[part]
                 if inner is None:
-                    inner = where[part] = {}
+                    inner = parent[part] = {}
             except (IndexError, TypeError):
                 raise ConfigError(
-                    f"override {dotted}: "
-                    f"there is no {'.'.join(map(str, location[: depth + 1]))} in {self.file}"
+                    f"override {dotted}: there is no {_join(location[:depth])} in {self.file}"
                 ) from None
             if not isinstance(inner, (dict, list)):
                 raise ConfigError(
-                    f"override {dotted}: {'.'.join(map(str, location[: depth + 1]))} "
-                    "is a value, not a section"
+                    f"override {dotted}: {_join(location[:depth])} is a value, not a section"
                 )
-            where = inner
+            parent = inner
         try:
-            where[location[-1]] = value
+            parent[location[-1]] = value
         except (IndexError, TypeError):
-            raise ConfigError(f"override {dotted}: there is no such place in {self.file}") from None
-        self._overridden[location] = dotted
+            raise ConfigError(f"override {dotted}: there is no such key in {self.file}") from None
 
-    def place(self, location: Sequence[str | int]) -> str:
+    def locate(self, location: Sequence[str | int]) -> str:
         """Returns `configs/digits.yaml:14`, or the override that set the value."""
-        wanted = tuple(location)
-        for overridden, dotted in self._overridden.items():
-            if wanted[: len(overridden)] == overridden:
-                return f"override {dotted}"
-        while wanted and wanted not in self._lines:
-            wanted = wanted[:-1]
-        return f"{self.file}:{self._lines[wanted]}" if wanted else f"{self.file}:1"
+        prefix = tuple(location)
+        for overridden in self._override_locations:
+            if prefix[: len(overridden)] == overridden:
+                return f"override {_join(overridden)}"
+        while prefix and prefix not in self._lines:
+            prefix = prefix[:-1]
+        return f"{self.file}:{self._lines[prefix]}" if prefix else f"{self.file}:1"
+
+
+def _join(location: Location) -> str:
+    return ".".join(map(str, location))

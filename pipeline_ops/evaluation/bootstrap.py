@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-_MAX_NUMBERS = 1 << 22
+_MAX_BLOCK_VALUES = 1 << 22
 """The maximum of values in one block of draws: 32 MB."""
 
 
@@ -32,7 +32,7 @@ class BootstrapSamples:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelAnswers:
+class TopKPredictions:
     """The answers of one model to N examples.
 
     `classes`: int64. `is_in_top_k`: bool, true where the label is among the first k.
@@ -42,66 +42,57 @@ class ModelAnswers:
     is_in_top_k: np.ndarray
 
 
-def draw(
-    labels: np.ndarray, models: Sequence[ModelAnswers], num_classes: int, samples: int, seed: int
+def draw_samples(
+    labels: np.ndarray, models: Sequence[TopKPredictions], num_classes: int, samples: int, seed: int
 ) -> list[BootstrapSamples]:
     """Returns the draws of each model, paired. The same arguments give the same numbers."""
-    columns = [
-        labels,
-        *(column for model in models for column in (model.classes, model.is_in_top_k)),
-    ]
-    cells, counts = np.unique(np.stack(columns), axis=1, return_counts=True)
-    counted = [
-        _Counter(cells[0], cells[1 + 2 * i], cells[2 + 2 * i].astype(bool), num_classes)
+    answers = [column for model in models for column in (model.classes, model.is_in_top_k)]
+    cells, counts = np.unique(np.stack([labels, *answers]), axis=1, return_counts=True)
+    evaluators = [
+        _SampleEvaluator(cells[0], cells[1 + 2 * i], cells[2 + 2 * i].astype(bool), num_classes)
         for i in range(len(models))
     ]
     blocks = [
-        [counter.figures(weights) for counter in counted]
-        for weights in _weights(counts, samples, seed)
+        [evaluator.evaluate(weights) for evaluator in evaluators]
+        for weights in _draw_weights(counts, samples, seed)
     ]
-    return [_join([block[i] for block in blocks]) for i in range(len(models))]
+    return [_concatenate([block[i] for block in blocks]) for i in range(len(models))]
 
 
-def interval(draws: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
+def compute_interval(draws: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
     """Returns the percentile interval that holds the true value with this confidence."""
     tail = (1 - confidence) / 2
     low, high = np.quantile(draws, [tail, 1 - tail])
     return float(low), float(high)
 
 
-def _weights(counts: np.ndarray, samples: int, seed: int) -> Iterator[np.ndarray]:
+def _draw_weights(counts: np.ndarray, samples: int, seed: int) -> Iterator[np.ndarray]:
     """Yields blocks of draws: int64 [b, K]. The block size does not change the numbers."""
     generator, total = np.random.default_rng(seed), int(counts.sum())
-    rows = max(1, _MAX_NUMBERS // len(counts))
+    rows = max(1, _MAX_BLOCK_VALUES // len(counts))
     for start in range(0, samples, rows):
         yield generator.multinomial(total, counts / total, size=min(rows, samples - start))
 
 
-class _Counter:
+class _SampleEvaluator:
     """Turns weights of cells into the figures of one model."""
 
     def __init__(
-        self, labels: np.ndarray, answers: np.ndarray, is_in_top_k: np.ndarray, num_classes: int
+        self, labels: np.ndarray, predictions: np.ndarray, is_in_top_k: np.ndarray, num_classes: int
     ):
-        self._num_classes, self._is_right, self._is_in_top_k = (
-            num_classes,
-            labels == answers,
-            is_in_top_k,
-        )
-        self._labels, self._answers = _Groups(labels, num_classes), _Groups(answers, num_classes)
+        self._is_right, self._is_in_top_k = labels == predictions, is_in_top_k
+        self._labels = _ClassAccumulator(labels, num_classes)
+        self._predictions = _ClassAccumulator(predictions, num_classes)
 
-    def figures(self, weights: np.ndarray) -> BootstrapSamples:
+    def evaluate(self, weights: np.ndarray) -> BootstrapSamples:
         """Returns the figures of each draw. `weights` is [b, K]."""
         right, total = weights * self._is_right, weights.sum(axis=1)
-        support, found, predicted = (
-            self._labels.sums(weights),
-            self._labels.sums(right),
-            self._answers.sums(weights),
-        )
+        support, found = self._labels.sum_by_class(weights), self._labels.sum_by_class(right)
+        predicted = self._predictions.sum_by_class(weights)
         classes = {
-            "precision": _shares(found, predicted),
-            "recall": _shares(found, support),
-            "f1": _shares(2 * found, support + predicted),
+            "precision": _divide(found, predicted),
+            "recall": _divide(found, support),
+            "f1": _divide(2 * found, support + predicted),
         }
         present = support > 0
         means = {
@@ -119,7 +110,7 @@ class _Counter:
         )
 
 
-class _Groups:
+class _ClassAccumulator:
     """Adds up columns that belong to the same class."""
 
     def __init__(self, classes: np.ndarray, num_classes: int):
@@ -127,21 +118,23 @@ class _Groups:
         self._classes, self._starts = np.unique(classes[self._order], return_index=True)
         self._num_classes = num_classes
 
-    def sums(self, weights: np.ndarray) -> np.ndarray:
+    def sum_by_class(self, weights: np.ndarray) -> np.ndarray:
         sums = np.zeros((len(weights), self._num_classes))
         sums[:, self._classes] = np.add.reduceat(weights[:, self._order], self._starts, axis=1)
         return sums
 
 
-def _shares(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
-    return np.divide(parts, wholes, out=np.zeros_like(parts), where=wholes > 0)
+def _divide(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
+    quotients = np.zeros_like(parts)
+    np.divide(parts, wholes, out=quotients, where=wholes > 0)
+    return quotients
 
 
-def _join(blocks: Sequence[BootstrapSamples]) -> BootstrapSamples:
-    def joined(name: str) -> dict[str, np.ndarray]:
+def _concatenate(blocks: Sequence[BootstrapSamples]) -> BootstrapSamples:
+    def concatenate(name: str) -> dict[str, np.ndarray]:
         return {
             key: np.concatenate([getattr(block, name)[key] for block in blocks])
             for key in getattr(blocks[0], name)
         }
 
-    return BootstrapSamples(joined("metrics"), joined("classes"))
+    return BootstrapSamples(concatenate("metrics"), concatenate("classes"))

@@ -1,36 +1,45 @@
 """Comparison of two runs of a pipeline: rows for a terminal, and a self-contained HTML page.
 
 Everything comes from the outputs of the runs: their records, manifests and `metrics.json`. No model
-runs again, so the figures of two runs are only comparable if both had the same test split. If they
-had different ones, both table and page say so. Used by `trainyard compare`. Imports no TensorFlow.
+runs again, so the figures of two runs are only comparable if both had the same test split. Table
+and page warn about different ones. Used by `trainyard compare`. Imports no TensorFlow.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
-from pipeline_ops.artifacts.manifest import Manifest, read_manifest
+from pipeline_ops.artifacts.manifest import Manifest, find_file, read_manifest
 from pipeline_ops.artifacts.results import METRICS, TEST_SPLIT, EvaluationFigures, TrainingFigures
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.lineage import told
-from pipeline_ops.evaluation.report_rows import metric_title, sense_of
-from pipeline_ops.evaluation.scores import RECALLS
-from pipeline_ops.evaluation.svg import Line, line_chart, share_chart
+from pipeline_ops.evaluation.lineage import describe_changes
+from pipeline_ops.evaluation.report_charts import to_recall_points
+from pipeline_ops.evaluation.report_rows import (
+    describe_metric,
+    get_metric_direction,
+    limit_class_rows,
+)
 from pipeline_ops.jobs.task_record import read_record
+from pipeline_ops.pages.charts import Line, draw_line_chart, draw_share_chart
 from pipeline_ops.pages.page import render_page
-from pipeline_ops.storage.atomic import read_json
+from pipeline_ops.storage.store_path import StorePath
 
 _JOBS = ("preprocess", "train", "evaluate")
-_MAX_CLASSES = 100
 _HEADLINES = {"classification": ("accuracy", "accuracy"), "detection": ("map_50", "mAP@0.5")}
 """The headline metric of each task, and its name."""
 _STYLES = ("champion", "validation")
 """The styles of the first and of the second run, in all drawings."""
+
+
+_MAX_METRICS_BYTES = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,24 +59,28 @@ class ComparedRun:
         return "gate passed" if self.evaluation.gate_passed else "gate not passed"
 
 
-def read_run(folder: Path) -> ComparedRun:
+def read_run(folder: StorePath) -> ComparedRun:
     """Reads the outputs of a run.
 
     Raises:
       DataError: the run did not finish its evaluation, or its outputs are gone.
     """
-    records = {job: read_record(folder / f"{job}.json") for job in _JOBS}
-    for job, record in records.items():
+    manifests, metrics = {}, None
+    for job in _JOBS:
+        record = read_record(folder / f"{job}.json")
         if record is None or record.manifest is None:
             raise DataError(
-                f"{folder}: this run has no {job} that ended well, so there is nothing to compare"
+                f"{folder}: {job} of this run did not succeed, so there is nothing to compare. "
+                "Wait for the run, or name another one."
             )
-    manifests = {job: read_manifest(record.manifest) for job, record in records.items()}
-    metrics = read_json(Path(records["evaluate"].manifest).parent / METRICS)
+        manifests[job] = read_manifest(record.manifest)
+        if job == "evaluate":
+            file = find_file(record.manifest, METRICS)
+            metrics = json.loads(file.read(_MAX_METRICS_BYTES)) if file else None
     if not metrics or not metrics.get("precision_at_recall"):
         raise DataError(
-            f"{records['evaluate'].manifest}: there is no {METRICS} beside it, "
-            "or one of another version; run the evaluation again"
+            f"{folder}: {METRICS} of its evaluation is missing or of another version. "
+            "Run the evaluation again."
         )
     return ComparedRun(
         name=folder.name,
@@ -80,46 +93,45 @@ def read_run(folder: Path) -> ComparedRun:
     )
 
 
-def have_one_test_split(first: ComparedRun, second: ComparedRun) -> bool:
+def have_same_test_split(first: ComparedRun, second: ComparedRun) -> bool:
     digests = [
         run.manifests["evaluate"].fingerprint.inputs.get(TEST_SPLIT) for run in (first, second)
     ]
     return digests[0] is not None and digests[0] == digests[1]
 
 
-def metric_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]:
+def build_metric_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]:
     """Returns a row for each metric that both runs have, in the order of the second run.
 
     `top_k_accuracy` with a different k is a different metric.
     """
-    ours, theirs = second.evaluation.challenger, first.evaluation.challenger
+    second_model, first_model = second.evaluation.challenger, first.evaluation.challenger
     incomparable = {"top_k_accuracy"} if first.top_k != second.top_k else set()
     return [
         {
             "metric": name,
-            "name": metric_title(name, second.top_k)[0],
-            "first": theirs.metrics[name],
+            "name": describe_metric(name, second.top_k)[0],
+            "first": first_model.metrics[name],
             "second": value,
-            "difference": value - theirs.metrics[name],
-            "sense": sense_of(name),
-            "first_interval": theirs.intervals.get(name),
-            "second_interval": ours.intervals.get(name),
+            "difference": value - first_model.metrics[name],
+            "direction": get_metric_direction(name),
+            "first_interval": first_model.intervals.get(name),
+            "second_interval": second_model.intervals.get(name),
         }
-        for name, value in ours.metrics.items()
-        if name in theirs.metrics and name not in incomparable
+        for name, value in second_model.metrics.items()
+        if name in first_model.metrics and name not in incomparable
     ]
 
 
-def fact_rows(first: ComparedRun, second: ComparedRun) -> list[tuple[str, str, str]]:
+def build_fact_rows(first: ComparedRun, second: ComparedRun) -> list[tuple[str, str, str]]:
     """Returns facts about the runs: a name, and the value for the first and the second run."""
 
-    def facts(run: ComparedRun) -> dict[str, str]:
-        training = run.training
+    def collect_facts(run: ComparedRun) -> dict[str, str]:
+        training, version = run.training, run.evaluation.champion_version
+        num_bytes = run.evaluation.challenger.measures.get("model_bytes", 0)
         return {
             "Gate": run.verdict,
-            "Champion": "none"
-            if run.evaluation.champion_version is None
-            else f"version {run.evaluation.champion_version}",
+            "Champion": f"version {version}" if version is not None else "none",
             **{
                 f"{split.capitalize()} images": f"{run.dataset.num_examples.get(split, 0):,}"
                 for split in SPLITS
@@ -133,19 +145,17 @@ def fact_rows(first: ComparedRun, second: ComparedRun) -> list[tuple[str, str, s
             "Epochs": str(len(training.history)),
             "Restarts": str(training.restarts),
             "Training": f"{training.seconds:.1f} s",
-            "Size of the model": (
-                f"{run.evaluation.challenger.measures.get('model_bytes', 0):,.0f} bytes"
-            ),
+            "Size of the model": f"{num_bytes:,.0f} bytes",
         }
 
-    ours, theirs = facts(second), facts(first)
-    return [(name, theirs[name], ours[name]) for name in ours]
+    second_facts, first_facts = collect_facts(second), collect_facts(first)
+    return [(name, first_facts[name], second_facts[name]) for name in second_facts]
 
 
-def changes(first: ComparedRun, second: ComparedRun) -> dict[str, list[str]]:
+def find_changes(first: ComparedRun, second: ComparedRun) -> dict[str, list[str]]:
     """Returns the changes in the second run, in lines for each job."""
     return {
-        job: told(second.manifests[job].fingerprint, first.manifests[job].fingerprint)
+        job: describe_changes(second.manifests[job].fingerprint, first.manifests[job].fingerprint)
         for job in _JOBS
     }
 
@@ -161,20 +171,22 @@ def render_comparison(pipeline: str, first: ComparedRun, second: ComparedRun) ->
         pipeline=pipeline,
         runs=(first, second),
         line_styles=_STYLES,
-        has_one_test_split=have_one_test_split(first, second),
-        metrics=metric_rows(first, second),
-        facts=fact_rows(first, second),
-        changes=changes(first, second),
-        charts=_charts(first, second),
-        classes=_class_rows(first, second),
+        has_same_test_split=have_same_test_split(first, second),
+        metrics=build_metric_rows(first, second),
+        facts=build_fact_rows(first, second),
+        changes=find_changes(first, second),
+        charts=_draw_charts(first, second),
+        classes=_build_class_rows(first, second),
     )
 
 
-def _charts(first: ComparedRun, second: ComparedRun) -> list[tuple[str, Any]]:
+def _draw_charts(first: ComparedRun, second: ComparedRun) -> list[tuple[str, Markup]]:
     runs = list(zip((first, second), _STYLES, strict=True))
-    names = [name for name in _curve_names(second) if name in _curve_names(first)]
+    known, names = (
+        run.training.history[0].metrics if run.training.history else {} for run, _ in runs
+    )
     drawn = []
-    for name in names:
+    for name in (name for name in names if name.startswith("validation_") and name in known):
         lines = [
             Line(
                 run.name,
@@ -184,55 +196,28 @@ def _charts(first: ComparedRun, second: ComparedRun) -> list[tuple[str, Any]]:
             for run, style in runs
         ]
         title = name.replace("_", " ").capitalize()
-        drawn.append(
-            (
-                title,
-                line_chart(
-                    f"{title} by epoch",
-                    lines,
-                    **({"at_least": 0.0} if name.endswith("loss") else {}),
-                ),
-            )
-        )
-    curves = [
-        Line(run.name, style, list(zip(RECALLS.tolist(), run.precision.tolist(), strict=True)))
-        for run, style in runs
-    ]
-    return [
-        *drawn,
-        (
-            "Precision and recall",
-            share_chart("Precision against recall, mean of all classes", "recall", curves),
-        ),
-    ]
+        y_min = 0.0 if name.endswith("loss") else math.inf
+        drawn.append((title, draw_line_chart(f"{title} by epoch", lines, y_min=y_min)))
+    curves = [Line(run.name, style, to_recall_points(run.precision)) for run, style in runs]
+    text = "Precision against recall as the mean of all classes"
+    chart = draw_share_chart(text, "recall", curves)
+    return [*drawn, ("Precision and recall", chart)]
 
 
-def _curve_names(run: ComparedRun) -> list[str]:
-    return [
-        name
-        for name in (run.training.history[0].metrics if run.training.history else {})
-        if name.startswith("validation_")
-    ]
-
-
-def _class_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]:
+def _build_class_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]:
     """Returns the classes that both runs have.
 
-    Of more than `_MAX_CLASSES`, only those whose recall differs most are returned.
+    If there are too many, only those whose recall differs most are returned.
     """
-    theirs = {figures.name: figures for figures in first.evaluation.challenger.classes}
+    first_classes = {figures.name: figures for figures in first.evaluation.challenger.classes}
     rows = [
         {
-            "name": ours.name,
-            "first": theirs[ours.name],
-            "second": ours,
-            "difference": ours.recall - theirs[ours.name].recall,
+            "name": figures.name,
+            "first": first_classes[figures.name],
+            "second": figures,
+            "difference": figures.recall - first_classes[figures.name].recall,
         }
-        for ours in second.evaluation.challenger.classes
-        if ours.name in theirs
+        for figures in second.evaluation.challenger.classes
+        if figures.name in first_classes
     ]
-    return (
-        rows
-        if len(rows) <= _MAX_CLASSES
-        else sorted(rows, key=lambda row: -abs(row["difference"]))[:_MAX_CLASSES]
-    )
+    return limit_class_rows(rows, lambda row: -abs(row["difference"]))

@@ -1,7 +1,7 @@
 """The gate: judges the challenger by the rules, in sentences with the numbers.
 
-A pure function of the config's rules and of the figures of both models. Acting on the verdict is
-the caller's part.
+A pure function of the config's rules and of the figures of both models. The caller acts on the
+verdict.
 
 A comparison at a confidence has three outcomes. If the draws of the difference lie above the bound
 (at the confidence), the rule holds. If they lie below, it does not. If they lie on both sides, the
@@ -16,47 +16,59 @@ from typing import get_args
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import ClassFigures, ModelEvaluation, RuleVerdict
-from pipeline_ops.config.evaluate import LOWER_IS_BETTER, ClassMetric, Measure, Rule
-from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.artifacts.results import ModelEvaluation, RuleVerdict
+from pipeline_ops.config.evaluate import LOWER_IS_BETTER, Measure, Rule
+from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.groups import Group
 
-_NOISE = 1e-9
+_TOLERANCE = 1e-9
 """Tolerance of floating-point comparisons.
 
-0.98 is not worse than 0.985 by more than 0.005, even if binary fractions say so.
+0.98 is not worse than 0.985 by more than 0.005, even if the binary fractions are.
 """
-
-NO_CHAMPION = "there is no champion to compare it with"
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """The subject of one verdict: a metric of the whole split, of a class or of a slice.
+    """The subject of a verdict: a metric of the whole split, of a class or of a slice.
 
     Values are None where they are undefined. `differences` are draws of challenger minus champion,
     if the metric has any.
     """
 
+    metric: str
     name: str
     num_examples: int
     value: float | None
     champion: float | None
     differences: np.ndarray | None = None
 
+    def build_verdict(self, passed: bool, text: str, **numbers: float | bool) -> RuleVerdict:
+        """Returns the verdict. `text` follows the metric and the subject in its sentence."""
+        about = f" of {self.name}" if self.name else ""
+        return RuleVerdict(
+            metric=self.metric,
+            passed=passed,
+            text=f"{self.metric}{about} {text}",
+            subject=self.name,
+            value=self.value,
+            champion=self.champion,
+            **numbers,
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
     """The evidence for all rules.
 
-    `why_no_champion` is the end of a sentence. `drift` is None without a reference.
+    `no_champion_reason` is the end of a sentence. `drift` is None without a reference.
     """
 
     whole: Group
     slices: Sequence[Group] = ()
     drift: float | None = None
-    why_no_champion: str = NO_CHAMPION
+    no_champion_reason: str = ""
 
 
 def judge(rules: Sequence[Rule], evidence: Evidence) -> list[RuleVerdict]:
@@ -70,260 +82,162 @@ def judge(rules: Sequence[Rule], evidence: Evidence) -> list[RuleVerdict]:
     return [
         verdict
         for rule in rules
-        for subject in _subjects(rule, evidence)
-        for verdict in _judge_subject(rule, subject, evidence)
+        for subject in _select_subjects(rule, evidence)
+        for verdict in _judge_subject(rule, subject, evidence.no_champion_reason)
     ]
 
 
-def _subjects(rule: Rule, evidence: Evidence) -> Iterator[Subject]:
+def _select_subjects(rule: Rule, evidence: Evidence) -> Iterator[Subject]:
     whole = evidence.whole
     if rule.metric == "drift":
-        yield Subject("", whole.num_examples, evidence.drift, None)
-    elif rule.metric in get_args(Measure):
-        yield Subject(
-            "",
-            whole.num_examples,
-            *(
-                model and model.measures.get(rule.metric)
-                for model in (whole.challenger, whole.champion)
-            ),
-        )
+        yield Subject(rule.metric, "", whole.num_examples, evidence.drift, None)
     elif rule.of_class is not None:
-        yield from _class_subjects(rule, whole)
-    elif rule.of_slice is not None:
-        yield from (
-            _group_subject(rule, group) for group in _groups_of(rule.of_slice, evidence.slices)
-        )
+        yield from _select_class_subjects(rule, rule.of_class, whole)
     else:
-        yield _group_subject(rule, whole)
-
-
-def _class_subjects(rule: Rule, whole: Group) -> Iterator[Subject]:
-    names = [figures.name for figures in whole.challenger.classes]
-    if rule.of_class != "*" and rule.of_class not in names:
-        raise ConfigError(
-            f"evaluate.gate: of_class: there is no class {rule.of_class!r}; "
-            f"{nearest(rule.of_class, names)}"
-        )
-    for index, figures in enumerate(whole.challenger.classes):
-        if rule.of_class in ("*", figures.name):
-            champion = whole.champion.classes[index] if whole.champion else None
-            draws = [
-                d.classes[rule.metric][:, index]
-                for d in (whole.draws, whole.champion_draws)
-                if d and rule.metric in d.classes
-            ]
+        groups = _find_groups(rule.of_slice, evidence.slices) if rule.of_slice else [whole]
+        for group in groups:
             yield Subject(
-                f"class {figures.name}",
-                figures.support,
-                _of_class(figures, rule.metric),
-                _of_class(champion, rule.metric),
-                _paired(draws),
+                rule.metric,
+                group.name,
+                group.num_examples,
+                _read_metric(group.challenger, rule.metric),
+                _read_metric(group.champion, rule.metric),
+                group.compute_differences(rule.metric),
             )
 
 
-def _of_class(figures: ClassFigures | None, metric: ClassMetric) -> float | None:
-    return None if figures is None else getattr(figures, metric)
+def _select_class_subjects(rule: Rule, requested: str, whole: Group) -> Iterator[Subject]:
+    names = [figures.name for figures in whole.challenger.classes]
+    if requested not in ("*", *names):
+        raise ConfigError(
+            f"evaluate.gate: of_class: there is no class {requested!r} "
+            f"({suggest_name(requested, names)})."
+        )
+    differences = whole.compute_differences(rule.metric)
+    for index, figures in enumerate(whole.challenger.classes):
+        if requested in ("*", figures.name):
+            champion = whole.champion.classes[index] if whole.champion else None
+            yield Subject(
+                rule.metric,
+                f"class {figures.name}",
+                figures.support,
+                getattr(figures, rule.metric),
+                getattr(champion, rule.metric, None),
+                None if differences is None else differences[:, index],
+            )
 
 
-def _groups_of(wanted: str, groups: Sequence[Group]) -> list[Group]:
+def _find_groups(requested: str, groups: Sequence[Group]) -> list[Group]:
     """Returns all values of `folder`, or the one of `folder=night`."""
-    name, _, value = wanted.partition("=")
-    found = [
-        group for group in groups if group.slice == name and (not value or group.value == value)
-    ]
+    found = [group for group in groups if requested in (group.slice, group.name)]
     if not found:
         raise ConfigError(
-            f"evaluate.gate: of_slice: no test example has {wanted}; "
-            f"{nearest(wanted, [group.name for group in groups])}"
+            f"evaluate.gate: of_slice: no test example has {requested} "
+            f"({suggest_name(requested, [group.name for group in groups])})."
         )
     return found
 
 
-def _group_subject(rule: Rule, group: Group) -> Subject:
-    draws = [
-        d.metrics[rule.metric]
-        for d in (group.draws, group.champion_draws)
-        if d and rule.metric in d.metrics
-    ]
-    return Subject(
-        group.name,
-        group.num_examples,
-        _metric(group.challenger, rule.metric),
-        _metric(group.champion, rule.metric),
-        _paired(draws),
-    )
+def _read_metric(model: ModelEvaluation | None, name: str) -> float | None:
+    return None if model is None else (model.metrics | model.measures).get(name)
 
 
-def _metric(model: ModelEvaluation | None, name: str) -> float | None:
-    return None if model is None else model.metrics.get(name)
-
-
-def _paired(draws: Sequence[np.ndarray]) -> np.ndarray | None:
-    return draws[0] - draws[1] if len(draws) == 2 else None
-
-
-def _judge_subject(rule: Rule, subject: Subject, evidence: Evidence) -> Iterator[RuleVerdict]:
-    say = _Speaker(rule.metric, subject)
+def _judge_subject(rule: Rule, subject: Subject, no_champion_reason: str) -> Iterator[RuleVerdict]:
     if rule.metric == "drift" and subject.value is None:
-        yield say.verdict(True, "can't be told: the data set has nothing to be compared with")
+        yield subject.build_verdict(True, "is unknown: the data set has no reference")
     elif rule.metric not in get_args(Measure) and subject.num_examples < rule.min_examples:
-        yield say.verdict(
+        yield subject.build_verdict(
             True,
             f"is not judged: {subject.num_examples} "
             f"test example{'s' if subject.num_examples != 1 else ''}, "
-            f"and the rule is for {rule.min_examples} or more",
+            f"the rule needs {rule.min_examples} or more",
         )
     elif subject.value is None:
-        yield say.verdict(False, "can't be told from these test examples")
+        yield subject.build_verdict(False, "is undefined on these test examples")
     else:
-        yield from _judge_bounds(rule, subject, evidence, say)
+        yield from _judge_bounds(rule, subject, subject.value)
+        yield from _judge_margins(rule, subject, subject.value, no_champion_reason)
 
 
-def _judge_bounds(
-    rule: Rule, subject: Subject, evidence: Evidence, say: _Speaker
-) -> Iterator[RuleVerdict]:
-    if rule.at_least is not None:
-        passed = subject.value >= rule.at_least - _NOISE
-        value, bound = _apart(subject.value, rule.at_least, rule.metric)
-        yield say.verdict(
-            passed, f"{value} is {'at least' if passed else 'below'} {bound}", bound=rule.at_least
-        )
-    if rule.at_most is not None:
-        passed = subject.value <= rule.at_most + _NOISE
-        value, bound = _apart(subject.value, rule.at_most, rule.metric)
-        yield say.verdict(
-            passed, f"{value} is {'at most' if passed else 'above'} {bound}", bound=rule.at_most
-        )
-    margins = {
-        "loss": rule.not_worse_than_champion_by_more_than,
-        "gain": rule.better_than_champion_by_more_than,
-    }
-    for kind, margin in margins.items():
-        if margin is not None and subject.champion is None:
-            yield say.verdict(
-                True,
-                f"{_number(subject.value, rule.metric)} stands alone: {evidence.why_no_champion}",
-                bound=margin,
+def _judge_bounds(rule: Rule, subject: Subject, value: float) -> Iterator[RuleVerdict]:
+    for limit, sign, held, broken in (
+        (rule.at_least, 1, "at least", "below"),
+        (rule.at_most, -1, "at most", "above"),
+    ):
+        if limit is not None:
+            passed = sign * (value - limit) >= -_TOLERANCE
+            text, bound = _format_distinct(rule.metric, value, limit)
+            yield subject.build_verdict(
+                passed, f"{text} is {held if passed else broken} {bound}", bound=limit
             )
-        elif margin is not None:
-            judged = _judge_surely if rule.confidence is not None else _judge_plainly
-            yield judged(rule, subject, kind, margin, say)
 
 
-def _judge_plainly(
-    rule: Rule, subject: Subject, kind: str, margin: float, say: _Speaker
-) -> RuleVerdict:
-    """Judges by the figures alone.
+def _judge_margins(
+    rule: Rule, subject: Subject, value: float, no_champion_reason: str
+) -> Iterator[RuleVerdict]:
+    """Judges by the comparison with the champion.
 
-    The gain is positive if the challenger is better, whether the metric is higher-is-better or not.
+    A gain is positive if the challenger is better, also for a lower-is-better metric.
     """
-    gain = _gain(rule, subject)
-    value, champion = _apart(subject.value, subject.champion, rule.metric)
-    size, allowed = _apart(abs(gain), margin, rule.metric)
-    is_above = subject.value > subject.champion
-    where = (
-        f"is {size} {'above' if is_above else 'below'} the champion's {champion}"
-        if abs(gain) > _NOISE
-        else "equals the champion's"
-    )
-    if kind == "gain":
-        return say.verdict(
-            gain > margin + _NOISE,
-            f"{value} {where}; {'more' if rule.metric not in LOWER_IS_BETTER else 'less'} "
-            f"by over {allowed} is asked",
-            bound=margin,
-        )
-    limit = (
-        f"at most {allowed} is allowed"
-        if gain < -_NOISE
-        else f"a loss of at most {allowed} is allowed"
-    )
-    return say.verdict(gain >= -margin - _NOISE, f"{value} {where}; {limit}", bound=margin)
+    for margin, sign, terms in (
+        (rule.max_regression, -1, "allowed loss: {}"),
+        (rule.min_improvement, 1, "required gain: more than {}"),
+    ):
+        if margin is None:
+            continue
+        threshold = sign * (margin + _TOLERANCE)
+        if subject.champion is None:
+            text, _ = _format_distinct(rule.metric, value, value)
+            yield subject.build_verdict(
+                True, f"{text} is not compared: {no_champion_reason}", bound=margin
+            )
+            continue
+        texts = _format_distinct(rule.metric, value, subject.champion)
+        difference = value - subject.champion
+        if rule.confidence is not None and subject.differences is not None:
+            # Each end of the interval holds at the rule's confidence by itself.
+            quantiles = [1 - rule.confidence, rule.confidence]
+            low, high = np.quantile(subject.differences, quantiles).tolist()
+            passed, outcome = _judge_interval(rule, low, high, threshold)
+            yield subject.build_verdict(
+                passed,
+                f"{texts[0]} to the champion's {texts[1]}: the difference is "
+                f"at least {_format_signed(low)} and at most {_format_signed(high)}, "
+                f"each with {100 * rule.confidence:g} % confidence "
+                f"({terms.format(f'{margin:.4f}')}): {outcome}",
+                bound=margin,
+                low=low,
+                high=high,
+                is_within_noise=low <= threshold < high,
+            )
+        else:
+            size, allowed = _format_distinct(rule.metric, abs(difference), margin)
+            comparison = (
+                f"is {size} {'above' if difference > 0 else 'below'} the champion's {texts[1]}"
+                if abs(difference) > _TOLERANCE
+                else "equals the champion's"
+            )
+            gain = -difference if rule.metric in LOWER_IS_BETTER else difference
+            yield subject.build_verdict(
+                gain > threshold, f"{texts[0]} {comparison} ({terms.format(allowed)})", bound=margin
+            )
 
 
-def _judge_surely(
-    rule: Rule, subject: Subject, kind: str, margin: float, say: _Speaker
-) -> RuleVerdict:
-    """Judges by the draws of the difference.
-
-    Each end of their interval holds at the rule's confidence by itself.
-    """
-    low, high = (
-        float(end)
-        for end in np.quantile(subject.differences, [1 - rule.confidence, rule.confidence])
-    )
-    threshold = margin if kind == "gain" else -margin
-    is_sure = low > threshold + _NOISE if kind == "gain" else low >= threshold - _NOISE
-    is_refuted = high <= threshold + _NOISE if kind == "gain" else high < threshold - _NOISE
-    is_noise = not is_sure and not is_refuted
-    asked = (
-        f"a gain of over {margin:.4f} is asked"
-        if kind == "gain"
-        else f"a loss of at most {margin:.4f} is allowed"
-    )
-    verdict = (
-        "shown"
-        if is_sure
-        else "refuted"
-        if is_refuted
-        else f"within noise, which {rule.within_noise}"
-    )
-    value, champion = _apart(subject.value, subject.champion, rule.metric)
-    text = (
-        f"{value} to the champion's {champion}: "
-        f"the difference is at least {_signed(low)} and at most {_signed(high)}, "
-        f"each with {100 * rule.confidence:g} % confidence; {asked}: {verdict}"
-    )
-    return say.verdict(
-        is_sure or (is_noise and rule.within_noise == "passes"),
-        text,
-        bound=margin,
-        low=low,
-        high=high,
-        is_within_noise=is_noise,
-    )
+def _judge_interval(rule: Rule, low: float, high: float, threshold: float) -> tuple[bool, str]:
+    if low <= threshold < high:
+        return rule.within_noise == "passes", f"within noise, which {rule.within_noise}"
+    return low > threshold, "shown" if low > threshold else "refuted"
 
 
-def _gain(rule: Rule, subject: Subject) -> float:
-    gain = subject.value - subject.champion
-    return -gain if rule.metric in LOWER_IS_BETTER else gain
-
-
-@dataclasses.dataclass(frozen=True)
-class _Speaker:
-    """Begins the sentence of each verdict and keeps its numbers."""
-
-    metric: str
-    subject: Subject
-
-    def verdict(self, passed: bool, text: str, **numbers: float | bool) -> RuleVerdict:
-        about = f" of {self.subject.name}" if self.subject.name else ""
-        return RuleVerdict(
-            metric=self.metric,
-            passed=passed,
-            text=f"{self.metric}{about} {text}",
-            subject=self.subject.name,
-            value=self.subject.value,
-            champion=self.subject.champion,
-            **numbers,
-        )
-
-
-def _signed(value: float) -> str:
+def _format_signed(value: float) -> str:
     return f"{value:+.4f}".replace("-", "−")
 
 
-def _number(value: float, metric: str) -> str:
-    return f"{value:,.0f}" if metric == "model_bytes" else f"{value:.4f}"
-
-
-def _apart(first: float, second: float, metric: str) -> tuple[str, str]:
-    """Formats both with four decimals, or with as many as are needed to tell them apart."""
-    if metric == "model_bytes":
-        return _number(first, metric), _number(second, metric)
-    for decimals in range(4, 10):
-        texts = f"{first:.{decimals}f}", f"{second:.{decimals}f}"
-        if texts[0] != texts[1] or abs(first - second) <= _NOISE:
+def _format_distinct(metric: str, first: float, second: float) -> tuple[str, str]:
+    """Formats both with four decimals, or with as many as distinguish them."""
+    texts = f"{first:,.0f}", f"{second:,.0f}"
+    for decimals in () if metric == "model_bytes" else range(4, 10):
+        texts = f"{first:,.{decimals}f}", f"{second:,.{decimals}f}"
+        if texts[0] != texts[1] or abs(first - second) <= _TOLERANCE:
             break
     return texts

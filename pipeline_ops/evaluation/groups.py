@@ -10,13 +10,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from pipeline_ops.artifacts.results import ModelEvaluation, SliceFigures
 from pipeline_ops.config.evaluate import Bootstrap
-from pipeline_ops.evaluation.bootstrap import BootstrapSamples, ModelAnswers, draw, interval
-from pipeline_ops.evaluation.metrics import ModelAnswer, evaluate_answers, wilson_interval_95
+from pipeline_ops.evaluation.bootstrap import (
+    BootstrapSamples,
+    TopKPredictions,
+    compute_interval,
+    draw_samples,
+)
+from pipeline_ops.evaluation.metrics import (
+    ModelPredictions,
+    compute_wilson_interval_95,
+    evaluate_predictions,
+)
 
 _PROPORTIONS = ("accuracy", "top_k_accuracy")
 
@@ -34,73 +44,81 @@ class Group:
     num_examples: int
     challenger: ModelEvaluation
     champion: ModelEvaluation | None
-    draws: BootstrapSamples | None
+    draws: BootstrapSamples | None = None
     """None for a detector."""
-    champion_draws: BootstrapSamples | None
+    champion_draws: BootstrapSamples | None = None
 
     @property
     def name(self) -> str:
         return f"{self.slice}={self.value}" if self.slice else ""
 
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        """Returns 95 % intervals of the challenger's metrics.
+    def compute_differences(self, metric: str) -> np.ndarray | None:
+        """Returns draws of challenger minus champion: [B], or [B, C] for the metric of a class.
+
+        Returns None if there is no champion, or if the metric is not made of counts.
+        """
+        if self.draws is None or self.champion_draws is None:
+            return None
+        found, other = (
+            draws.metrics | draws.classes for draws in (self.draws, self.champion_draws)
+        )
+        return found[metric] - other[metric] if metric in found else None
+
+    def compute_intervals(self) -> dict[str, tuple[float, float]]:
+        """Returns 95 % intervals of the challenger's metrics that have draws.
 
         Those of the accuracies are Wilson's, because a bootstrap is less accurate near 1.
         """
-        found = {name: interval(values) for name, values in self.draws.metrics.items()}
-        counts = {
-            name: round(self.challenger.metrics[name] * self.num_examples) for name in _PROPORTIONS
-        }
-        return found | {
-            name: wilson_interval_95(count, self.num_examples) for name, count in counts.items()
-        }
-
-    def differences(self) -> dict[str, tuple[float, float]]:
-        """Returns 95 % intervals of challenger minus champion."""
-        if self.champion_draws is None:
-            return {}
         return {
-            name: interval(values - self.champion_draws.metrics[name])
-            for name, values in self.draws.metrics.items()
+            name: compute_wilson_interval_95(
+                round(self.challenger.metrics[name] * self.num_examples), self.num_examples
+            )
+            if name in _PROPORTIONS
+            else compute_interval(values)
+            for name, values in (self.draws.metrics if self.draws else {}).items()
         }
 
-    def as_slice(self) -> SliceFigures:
+    def compute_difference_intervals(self) -> dict[str, tuple[float, float]]:
+        """Returns 95 % intervals of challenger minus champion."""
+        return {
+            name: compute_interval(differences)
+            for name in (self.draws.metrics if self.draws else ())
+            if (differences := self.compute_differences(name)) is not None
+        }
+
+    def to_slice_figures(self) -> SliceFigures:
         return SliceFigures(
             name=self.slice,
             value=self.value,
             num_examples=self.num_examples,
             challenger=self.challenger.metrics,
             champion=self.champion.metrics if self.champion else None,
-            intervals=self.intervals(),
-            differences=self.differences(),
+            intervals=self.compute_intervals(),
+            differences=self.compute_difference_intervals(),
         )
 
 
-def whole_group(
+def build_whole_group(
     labels: np.ndarray,
-    answers: Sequence[ModelAnswer],
+    predictions: Sequence[ModelPredictions],
     evaluations: Sequence[ModelEvaluation],
     top_k: int,
     bootstrap: Bootstrap,
 ) -> Group:
     """Returns the group of all examples.
 
-    `answers` and `evaluations` are those of the challenger and, if there is one, of the champion.
+    `predictions` and `evaluations` are those of the challenger and, if there is one, of the
+    champion.
     """
+    models = [TopKPredictions(each.classes, each.ranks < top_k) for each in predictions]
     num_classes = len(evaluations[0].classes)
-    draws = draw(
-        labels,
-        [ModelAnswers(answer.classes, answer.ranks < top_k) for answer in answers],
-        num_classes,
-        bootstrap.samples,
-        bootstrap.seed,
-    )
-    return Group("", "", len(labels), *_pair(evaluations), *_pair(draws))
+    draws = draw_samples(labels, models, num_classes, bootstrap.samples, bootstrap.seed)
+    return Group("", "", len(labels), *to_pair(evaluations), *to_pair(draws))
 
 
-def slice_groups(
+def build_slice_groups(
     labels: np.ndarray,
-    answers: Sequence[ModelAnswer],
+    predictions: Sequence[ModelPredictions],
     slices: Mapping[str, np.ndarray],
     class_names: Sequence[str],
     top_k: int,
@@ -113,43 +131,38 @@ def slice_groups(
     """
     found = []
     for name, values in slices.items():
-        for value in _in_order(set(values.tolist())):
+        for value in _sort_values(set(values.tolist())):
             index = np.flatnonzero(values == value)
             models = [
-                ModelAnswers(answer.classes[index], answer.ranks[index] < top_k)
-                for answer in answers
+                TopKPredictions(each.classes[index], each.ranks[index] < top_k)
+                for each in predictions
             ]
-            evaluations = [_evaluate(labels[index], model, class_names) for model in models]
-            draws = draw(labels[index], models, len(class_names), bootstrap.samples, bootstrap.seed)
-            draws = [
-                dataclasses.replace(each, classes={}) for each in draws
-            ]  # no rule has both a class and a slice, and they are large
-            found.append(Group(name, value, len(index), *_pair(evaluations), *_pair(draws)))
+            evaluations = [
+                evaluate_predictions(labels[index], model, class_names) for model in models
+            ]
+            draws = draw_samples(
+                labels[index], models, len(class_names), bootstrap.samples, bootstrap.seed
+            )
+            # No rule has both a class and a slice, and the draws of the classes are large.
+            draws = [dataclasses.replace(each, classes={}) for each in draws]
+            found.append(Group(name, value, len(index), *to_pair(evaluations), *to_pair(draws)))
     return found
 
 
-def _evaluate(
-    labels: np.ndarray, model: ModelAnswers, class_names: Sequence[str]
-) -> ModelEvaluation:
-    figures = evaluate_answers(labels, model.classes, class_names)
-    return figures.model_copy(
-        update={"metrics": {**figures.metrics, "top_k_accuracy": float(model.is_in_top_k.mean())}}
-    )
+ModelT = TypeVar("ModelT")
 
 
-def _pair(models: Sequence) -> tuple:
+def to_pair(models: Sequence[ModelT]) -> tuple[ModelT, ModelT | None]:
+    """Returns the part of the challenger and, if there is one, that of the champion."""
     return models[0], models[1] if len(models) > 1 else None
 
 
-def _in_order(values: set[str]) -> list[str]:
-    """Sorts ranges by their lower end and everything else by name.
-
-    The text of a range begins with its lower end (`slices.py`).
-    """
-    return sorted(values, key=lambda value: (_leading_number(value), value))
+def _sort_values(values: set[str]) -> list[str]:
+    """Sorts ranges by their lower end, which begins their text (`slices.py`), others by name."""
+    return sorted(values, key=lambda value: (_parse_leading_number(value), value))
 
 
-def _leading_number(value: str) -> float:
+def _parse_leading_number(value: str) -> float:
     words = value.split(" ")
     try:
         return float("-inf") if words[0] == "below" else float(words[0])

@@ -1,4 +1,4 @@
-"""Leaks of the test split: test images that are in a training split, too.
+"""Leaks of the test split: test images that are also in a training split.
 
 Equal images are raw files with the same bytes, according to the data set's index. Preprocessing
 finds nearly equal images if `preprocess.duplicates: remove_near` is set.
@@ -10,12 +10,15 @@ import dataclasses
 from pathlib import Path
 
 from pipeline_ops.artifacts.dataset import INDEX
-from pipeline_ops.artifacts.dataset_index import IndexedRecord, read_places
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.dataset_index import IndexedRecord, read_indexed_records
+from pipeline_ops.artifacts.manifest import Input, read_manifest
+from pipeline_ops.artifacts.moved_root import find_input
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import Champion, Dataset
+from pipeline_ops.jobs.local_inputs import fetch_input
+from pipeline_ops.storage.store_path import StorePath
 
-_NAMED = 3
+_MAX_NAMED_LEAKS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,51 +34,58 @@ class Leaks:
     champion: int | None
 
 
-def find_leaks(dataset: Dataset, champion: Champion | None, allowed: int) -> Leaks:
-    """Counts the test images that are in a training split, too.
+def find_leaks(dataset: Dataset, champion: Champion | None, allowed: int, root: StorePath) -> Leaks:
+    """Counts the test images that are also in a training split.
+
+    The champion's training data is looked for below the present storage root first.
 
     Raises:
       DataError: the challenger was trained on more test images than are allowed. The message names
         the first of them.
     """
-    index = _index_of(dataset.uri)
+    index = _find_index(dataset.uri)
     if index is None:
         return Leaks(None, None)
-    tests = {place.content: place for place in read_places(index) if place.split == "test"}
-    leaked = _in_training(tests, index)
+    tests = {
+        record.content: record for record in read_indexed_records(index) if record.split == "test"
+    }
+    leaked = _find_in_training(tests, index)
     if len(leaked) > allowed:
         pairs = ", ".join(
-            f"{tests[place.content].key} equals {place.key}"
-            for place in list(leaked.values())[:_NAMED]
+            f"{tests[record.content].key} equals {record.key}"
+            for record in list(leaked.values())[:_MAX_NAMED_LEAKS]
         )
         raise DataError(
             f"{dataset.uri}: {len(leaked)} test image{'s are' if len(leaked) != 1 else ' is'} "
-            "in the training split, too "
-            f"(evaluate.allowed_leaks: {allowed}): "
-            f"{pairs}{', ...' if len(leaked) > _NAMED else ''}; "
-            "set preprocess.duplicates to remove_exact"
+            f"also in the training split, evaluate.allowed_leaks is {allowed}: "
+            f"{pairs}{', ...' if len(leaked) > _MAX_NAMED_LEAKS else ''}. "
+            "Set preprocess.duplicates to remove_exact."
         )
-    theirs = _index_of_champion(champion) if champion else None
-    return Leaks(len(leaked), None if theirs is None else len(_in_training(tests, theirs)))
+    champion_index = _find_champion_index(champion, root) if champion else None
+    return Leaks(
+        len(leaked),
+        None if champion_index is None else len(_find_in_training(tests, champion_index)),
+    )
 
 
-def _in_training(tests: dict[str, IndexedRecord], index: Path) -> dict[str, IndexedRecord]:
+def _find_in_training(tests: dict[str, IndexedRecord], index: Path) -> dict[str, IndexedRecord]:
     """Returns the first training record that equals a test record, by content."""
     found: dict[str, IndexedRecord] = {}
-    for place in read_places(index):
-        if place.split == "train" and place.content in tests:
-            found.setdefault(place.content, place)
+    for record in read_indexed_records(index):
+        if record.split == "train" and record.content in tests:
+            found.setdefault(record.content, record)
     return found
 
 
-def _index_of(dataset_uri: str) -> Path | None:
-    path = Path(dataset_uri).parent / INDEX
+def _find_index(dataset_uri: str) -> Path | None:
+    dataset = fetch_input(Input(uri=dataset_uri, digest=""), lambda path: path == INDEX)
+    path = Path(dataset.uri).parent / INDEX
     return path if path.is_file() else None
 
 
-def _index_of_champion(champion: Champion) -> Path | None:
+def _find_champion_index(champion: Champion, root: StorePath) -> Path | None:
     try:
-        training = read_manifest(champion.manifest.inputs["train"].uri)
-        return _index_of(training.inputs["preprocess"].uri)
+        training = read_manifest(find_input(champion.manifest.inputs["train"], root).uri)
+        return _find_index(find_input(training.inputs["preprocess"], root).uri)
     except (DataError, KeyError):
         return None

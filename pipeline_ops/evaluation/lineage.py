@@ -1,21 +1,22 @@
 """The origin of a challenger, and the changes since the champion and since the previous run.
 
-The results are rows for the report. Places are shown relative to the storage root, so that a report
-does not depend on the location of the storage. The champion's own training is followed through the
-lineage in its manifest. If those artifacts are gone, the report says so.
+The results are rows for the report. Locations are relative to the storage root, so that a report
+does not depend on the location of the storage. The training of the champion is found through the
+lineage in its manifest. The report mentions it if those artifacts are gone.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
+from pipeline_ops.artifacts.moved_root import find_input
 from pipeline_ops.artifacts.results import LAST_EVALUATION, EvaluationFigures
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import Inputs
 from pipeline_ops.jobs.request import Request
+from pipeline_ops.storage.open_store import open_root
 
 _MAX_LINE = 200
 
@@ -25,16 +26,15 @@ class Origin:
     """One artifact: its role in this evaluation, and its provenance."""
 
     name: str
-    place: str
+    location: str
     digest: str
-    fingerprint: str
     versions: dict[str, str]
     num_sources: int
     seeds: dict[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Since:
+class ChangesSince:
     """The changes since an older run: lines for each job.
 
     `metrics` are those of the older challenger, if the older run is an evaluation.
@@ -44,11 +44,7 @@ class Since:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
-    def is_nothing(self) -> bool:
-        return not any(self.changes.values())
-
-    @property
-    def is_preprocessed_otherwise(self) -> bool:
+    def is_preprocessed_differently(self) -> bool:
         """Returns whether the pixels themselves may differ, and not only the choice of images."""
         return any(
             line.startswith(("config stages", "config source", "code "))
@@ -64,91 +60,89 @@ class Lineage:
     """
 
     origins: list[Origin]
-    evaluation: str
+    evaluation_fingerprint: str
     """The fingerprint of the evaluation itself."""
-    since_champion: Since | None = None
-    since_last_run: Since | None = None
+    since_champion: ChangesSince | None = None
+    since_last_run: ChangesSince | None = None
 
 
-def trace(request: Request, inputs: Inputs) -> Lineage:
-    named = {
-        "data set": inputs.dataset,
-        "challenger": inputs.challenger,
-        "champion": inputs.champion,
-    }
+def trace_lineage(request: Request, inputs: Inputs) -> Lineage:
     origins = [
-        _origin(name, entry.uri, entry.manifest, Path(request.root))
-        for name, entry in named.items()
-        if entry
+        _build_origin(name, request.inputs[key].uri, artifact.manifest, request.root)
+        for name, key, artifact in (
+            ("data set", "preprocess", inputs.dataset),
+            ("challenger", "train", inputs.challenger),
+            ("champion", "champion", inputs.champion),
+        )
+        if artifact
     ]
     return Lineage(
         origins,
         request.fingerprint.digest,
-        _since_champion(inputs),
-        _since_last_run(request, inputs),
+        _find_changes_since_champion(request, inputs),
+        _find_changes_since_last_run(request, inputs),
     )
 
 
-def _origin(name: str, uri: str, manifest: Manifest, root: Path) -> Origin:
-    folder = Path(uri).parent
-    place = folder.relative_to(root) if folder.is_relative_to(root) else Path(folder.name)
+def _build_origin(name: str, uri: str, manifest: Manifest, root: str) -> Origin:
+    folder = uri.rpartition("/")[0]
+    is_below = folder.startswith(f"{root}/")
     return Origin(
         name,
-        str(place),
+        folder.removeprefix(f"{root}/") if is_below else folder.rpartition("/")[2],
         manifest.digest,
-        manifest.fingerprint_digest,
         manifest.fingerprint.versions,
         len(manifest.fingerprint.code),
         manifest.seeds,
     )
 
 
-def _since_champion(inputs: Inputs) -> Since | None:
+def _find_changes_since_champion(request: Request, inputs: Inputs) -> ChangesSince | None:
     if inputs.champion is None:
         return None
     try:
-        training = read_manifest(inputs.champion.manifest.inputs["train"].uri)
-        return Since(_changes(inputs, training))
+        return ChangesSince(_find_changes(request, inputs, inputs.champion.manifest))
     except (DataError, KeyError):
         return None
 
 
-def _since_last_run(request: Request, inputs: Inputs) -> Since | None:
+def _find_changes_since_last_run(request: Request, inputs: Inputs) -> ChangesSince | None:
     last: Input | None = request.inputs.get(LAST_EVALUATION)
     if last is None:
         return None
     try:
         evaluation = read_manifest(last.uri)
-        training = read_manifest(evaluation.inputs["train"].uri)
         changes = {
-            **_changes(inputs, training),
-            "evaluate": told(request.fingerprint, evaluation.fingerprint),
+            **_find_changes(request, inputs, evaluation),
+            "evaluate": describe_changes(request.fingerprint, evaluation.fingerprint),
         }
         metrics = EvaluationFigures.model_validate(evaluation.figures).challenger.metrics
     except (DataError, KeyError, ValueError):
         return None
-    return Since(changes, metrics)
+    return ChangesSince(changes, metrics)
 
 
-def _changes(inputs: Inputs, training: Manifest) -> dict[str, list[str]]:
-    """Returns the changes of the data set and of the training since an older training.
+def _find_changes(request: Request, inputs: Inputs, older: Manifest) -> dict[str, list[str]]:
+    """Returns the changes of the data set and of the training since an older artifact was made.
 
     Raises:
-      DataError, KeyError: the older training cannot be followed back to its data.
+      DataError, KeyError: the older artifact cannot be followed back to its data.
     """
-    dataset = read_manifest(training.inputs["preprocess"].uri)
+    root = open_root(request.root)
+    training = read_manifest(find_input(older.inputs["train"], root).uri)
+    dataset = read_manifest(find_input(training.inputs["preprocess"], root).uri)
     return {
-        "preprocess": told(inputs.dataset.manifest.fingerprint, dataset.fingerprint),
-        "train": told(inputs.challenger.manifest.fingerprint, training.fingerprint),
+        "preprocess": describe_changes(inputs.dataset.manifest.fingerprint, dataset.fingerprint),
+        "train": describe_changes(inputs.challenger.manifest.fingerprint, training.fingerprint),
     }
 
 
-def told(newer: Fingerprint, older: Fingerprint) -> list[str]:
+def describe_changes(newer: Fingerprint, older: Fingerprint) -> list[str]:
     """Returns the differences as lines that fit on a page.
 
-    A longer line, such as a whole list of rules or stages, only says that it has changed.
+    A longer one, such as a whole list of rules or stages, is only named.
     """
     return [
         line if len(line) <= _MAX_LINE else f"{line.partition(':')[0]} changed"
-        for line in newer.changes_since(older)
+        for line in newer.describe_changes_since(older)
     ]

@@ -1,9 +1,9 @@
 """Box-by-box matching of a detector's answers: found, confused, missed, false alarm.
 
 COCO's figures (`coco.py`) cover all thresholds and treat each class by itself. This module uses one
-threshold, for a person who wants to see mistakes. Pure.
+threshold, to show mistakes to a person. Pure.
 
-Legend: T true boxes, D detections of one image; boxes [., 4] are ymin xmin ymax xmax.
+Legend: T true boxes, D detections of one image. Boxes [., 4] are ymin xmin ymax xmax.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+
+from pipeline_ops.input.detections import TrueBoxes
 
 MIN_SCORE = 0.5
 MIN_IOU = 0.5
@@ -26,7 +28,7 @@ class ImageDetections:
     classes: np.ndarray
     scores: np.ndarray
 
-    def sure(self) -> ImageDetections:
+    def filter_by_score(self) -> ImageDetections:
         """Returns the detections with a score that is high enough to be shown to a person."""
         kept = self.scores >= MIN_SCORE
         return ImageDetections(self.boxes[kept], self.classes[kept], self.scores[kept])
@@ -36,67 +38,60 @@ class ImageDetections:
 class Match:
     """The matches of one image.
 
-    `truth_of`: int [D], the true box that a detection found, -1 for none. `is_ignored`: bool [D],
-    true for a detection in a crowd.
+    `truth_indexes`: int [D], the true box that a detection found, -1 for none.
+    `is_ignored`: bool [D], true for a detection in a crowd.
     """
 
-    truth_of: np.ndarray
+    truth_indexes: np.ndarray
     is_ignored: np.ndarray
 
-    def found_truths(self) -> set[int]:
-        return {int(truth) for truth in self.truth_of if truth >= 0}
 
-
-def match(
-    truths_T4: np.ndarray,
-    truth_classes: np.ndarray,
-    is_crowd: np.ndarray,
-    boxes_D4: np.ndarray,
-    classes: np.ndarray,
-    scores: np.ndarray,
-) -> Match:
+def match(truth: TrueBoxes, detected: ImageDetections) -> Match:
     """Matches detections with true boxes. Detections with the best scores choose first.
 
-    They choose among the true boxes that are still free: a box of their own class before any other,
+    They choose among the true boxes that are still free: a box of the same class before any other,
     then the one with the largest overlap.
     """
-    ious = pairwise_ious(boxes_D4, truths_T4)
-    truth_of, is_ignored = np.full(len(boxes_D4), -1), np.zeros(len(boxes_D4), bool)
-    free = ~is_crowd.copy()
-    for detection in np.argsort(-scores, kind="stable"):
-        candidates = np.flatnonzero(free & (ious[detection] >= MIN_IOU))
+    ious = compute_pairwise_ious(detected.boxes, truth.boxes)
+    num_detections = len(detected.boxes)
+    truth_indexes, is_ignored = np.full(num_detections, -1), np.zeros(num_detections, bool)
+    free = ~truth.is_crowd
+    for i in np.argsort(-detected.scores, kind="stable"):
+        candidates = np.flatnonzero(free & (ious[i] >= MIN_IOU))
         if len(candidates):
-            own = truth_classes[candidates] == classes[detection]
-            truth_of[detection] = candidates[np.lexsort((-ious[detection, candidates], ~own))[0]]
-            free[truth_of[detection]] = False
+            is_other_class = truth.classes[candidates] != detected.classes[i]
+            order = np.lexsort((-ious[i, candidates], is_other_class))
+            truth_indexes[i] = candidates[order[0]]
+            free[truth_indexes[i]] = False
         else:
-            is_ignored[detection] = bool(
-                (_covered(boxes_D4[detection], truths_T4[is_crowd]) >= MIN_IOU).any()
+            box, crowds = detected.boxes[i : i + 1], truth.boxes[truth.is_crowd]
+            coverage = _compute_intersections(box, crowds) / max(
+                float(compute_areas(box)[0]), 1e-12
             )
-    return Match(truth_of, is_ignored)
+            is_ignored[i] = (coverage >= MIN_IOU).any()
+    return Match(truth_indexes, is_ignored)
 
 
-def pairwise_ious(boxes_P4: np.ndarray, boxes_Q4: np.ndarray) -> np.ndarray:
+def compute_pairwise_ious(boxes_P4: np.ndarray, boxes_Q4: np.ndarray) -> np.ndarray:
     """Returns the intersection over union of all pairs: float [P, Q]."""
-    inter = _intersections(boxes_P4, boxes_Q4)
-    union = areas(boxes_P4)[:, None] + areas(boxes_Q4)[None] - inter
-    return np.divide(inter, union, out=np.zeros_like(inter), where=union > 0)
+    inter = _compute_intersections(boxes_P4, boxes_Q4)
+    union = compute_areas(boxes_P4)[:, None] + compute_areas(boxes_Q4)[None] - inter
+    ious = np.zeros_like(inter)
+    np.divide(inter, union, out=ious, where=union > 0)
+    return ious
 
 
-def areas(boxes: np.ndarray) -> np.ndarray:
-    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+def compute_areas(boxes: np.ndarray) -> np.ndarray:
+    areas: np.ndarray = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
+    return areas
 
 
-def size_of(area_pixels: float) -> str:
+def classify_size(area_pixels: float) -> str:
     return next(name for name, limit in SIZES.items() if area_pixels < limit)
 
 
-def _covered(box_4: np.ndarray, others_Q4: np.ndarray) -> np.ndarray:
-    """Returns the share of a box that each of the others covers."""
-    return _intersections(box_4[None], others_Q4)[0] / max(float(areas(box_4[None])[0]), 1e-12)
-
-
-def _intersections(boxes_P4: np.ndarray, boxes_Q4: np.ndarray) -> np.ndarray:
+def _compute_intersections(boxes_P4: np.ndarray, boxes_Q4: np.ndarray) -> np.ndarray:
     low = np.maximum(boxes_P4[:, None, :2], boxes_Q4[None, :, :2])
     high = np.minimum(boxes_P4[:, None, 2:], boxes_Q4[None, :, 2:])
-    return np.clip(high - low, 0, None).prod(axis=-1)
+    inter: np.ndarray = np.prod(np.clip(high - low, 0, None), axis=-1)
+    return inter

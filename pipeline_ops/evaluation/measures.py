@@ -1,7 +1,7 @@
-"""Measures for the gate besides a model's answers: latency, model size, data drift.
+"""Measures for the gate other than a model's answers: latency, model size, data drift.
 
-A latency is measured by the clock, so it is part of an evaluation only if a rule asks for it.
-Everything else is the same every time.
+A latency depends on the clock, so it is part of an evaluation only if a rule needs it. All other
+figures are the same every time.
 """
 
 from __future__ import annotations
@@ -12,28 +12,39 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError
-from pipeline_ops.input.saved_model_client import ServedModel
+from pipeline_ops.evaluation.inputs import Inputs
+from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
 from pipeline_ops.storage.atomic import read_json
 
-_WARM_UPS, _CALLS = 5, 50
+_NUM_WARMUP_CALLS, _NUM_TIMED_CALLS, _MAX_TIMED_IMAGES = 5, 50, 50
 
 
-def latencies_milliseconds(models: Sequence[ServedModel], images: np.ndarray) -> list[float]:
-    """Returns the median time of each model for one image, from the bytes of its file.
+def measure_models(
+    config: Evaluate, inputs: Inputs, clients: Sequence[SavedModelClient]
+) -> list[dict[str, float]]:
+    """Returns the measures of each model as it is served.
 
-    The models take turns, so that load affects all of them alike.
+    The models take turns in a measurement, so that load affects all of them alike.
     """
-    times: list[list[float]] = [[] for _ in models]
-    for call in range(_WARM_UPS + _CALLS):
-        for model, taken in zip(models, times, strict=True):
+    measures = [{"model_bytes": float(model.model_bytes)} for model in inputs.models]
+    if not config.needs_latency:
+        return measures
+    dataset = inputs.dataset
+    images = next(
+        read_encoded_batches(dataset.test_shards, _MAX_TIMED_IMAGES, dataset.removed_test_positions)
+    ).images
+    times: list[list[float]] = [[] for _ in clients]
+    for call in range(_NUM_WARMUP_CALLS + _NUM_TIMED_CALLS):
+        for client, durations in zip(clients, times, strict=True):
             begin = time.perf_counter()
-            place = call % len(images)
-            model.ask("serving_default", image_bytes=images[place : place + 1])
-            taken.append(1e3 * (time.perf_counter() - begin))
-    return [statistics.median(taken[_WARM_UPS:]) for taken in times]
+            index = call % len(images)
+            client.call_signature("serving_default", image_bytes=images[index : index + 1])
+            durations.append(1e3 * (time.perf_counter() - begin))
+    for found, durations in zip(measures, times, strict=True):
+        found["latency_milliseconds"] = statistics.median(durations[_NUM_WARMUP_CALLS:])
+    return measures
 
 
 def read_drift(statistics_file: Path) -> list[dict[str, Any]] | None:
@@ -47,15 +58,13 @@ def read_drift(statistics_file: Path) -> list[dict[str, Any]] | None:
         return None if comparison is None else list(comparison["drift"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{statistics_file}: can't be read ({error}); "
-            "remove the data set that it is in, and start a new run"
+            f"cannot read {statistics_file} ({error}). Remove the data set that it belongs to, "
+            "then start a new run."
         ) from None
 
 
-def largest_drift(drift: Sequence[dict[str, Any]] | None) -> float | None:
-    """Returns the largest Jensen-Shannon distance."""
-    return (
-        None
-        if drift is None
-        else max((distance["jensen_shannon"] for distance in drift), default=0.0)
-    )
+def find_largest_drift(drift: Sequence[dict[str, Any]] | None) -> float | None:
+    """Returns the largest Jensen-Shannon distance. None without a reference."""
+    if drift is None:
+        return None
+    return max((distance["jensen_shannon"] for distance in drift), default=0.0)

@@ -19,74 +19,49 @@ import numpy as np
 
 from pipeline_ops.config.evaluate import Slice
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.metrics import ModelAnswer
-from pipeline_ops.evaluation.scores import label_ranks
-from pipeline_ops.evaluation.slices import join_values, values_of
-from pipeline_ops.input.saved_model_client import EncodedBatch, ServedModel
-from pipeline_ops.storage.atomic import names_file
+from pipeline_ops.evaluation.metrics import ModelPredictions
+from pipeline_ops.evaluation.scores import compute_label_ranks
+from pipeline_ops.evaluation.slices import compute_slice_values, join_slice_values
+from pipeline_ops.input.saved_model_client import EncodedBatch, SavedModelClient
+from pipeline_ops.storage.atomic import translate_write_errors
+
+Output = tuple[np.ndarray, np.ndarray]
+"""The answers of a model to a batch: probabilities float32 [N, C] and classes int64 [N]."""
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawnBox:
-    """A box on a picture.
-
-    It has corners as fractions of the image, a text, and a flag for truth or answer.
-    """
-
-    ymin: float
-    xmin: float
-    ymax: float
-    xmax: float
-    text: str
-    is_truth: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Shown:
+class ShownExample:
     """A test example that the report shows.
 
-    `label` and the answers are class indexes. Probabilities are the challenger's unless the name
-    says otherwise.
+    `label` and the answers are class indexes. Names without `champion` are about the challenger.
     """
 
     key: str
     label: int
-    answer: int
+    prediction: int
     confidence: float
     """The probability of the answer."""
     label_probability: float
     image: bytes
-    champion_answer: int | None = None
+    champion_prediction: int | None = None
     champion_label_probability: float | None = None
-    boxes: tuple[DrawnBox, ...] = ()
-    """The boxes to draw, for a detector."""
 
     @property
     def is_right(self) -> bool:
-        return self.answer == self.label
-
-    @property
-    def surprise(self) -> float | None:
-        """The absolute difference between the label's probabilities of challenger and champion.
-
-        Without a champion, it is the uncertainty of a right answer, and None for a wrong one.
-        """
-        if self.champion_label_probability is None:
-            return 1.0 - self.confidence if self.is_right else None
-        return abs(self.label_probability - self.champion_label_probability)
+        return self.prediction == self.label
 
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """The labels, int64 [N], and a ModelAnswer for each model, in the order of the shards."""
+    """The labels, int64 [N], and a ModelPredictions for each model, in the order of the shards."""
 
     labels: np.ndarray
-    models: list[ModelAnswer]
+    models: list[ModelPredictions]
     slices: dict[str, np.ndarray]
     """The value (text, [N]) of every example, by slice."""
-    worst_mistakes: list[Shown]
+    worst_mistakes: list[ShownExample]
     """The worst mistakes of the first model, the most confident first."""
-    surprises: list[Shown]
+    surprises: list[ShownExample]
     """The greatest surprises first.
 
     With a champion, they are the examples that the two models judge most differently. Without one,
@@ -94,14 +69,14 @@ class Predictions:
     """
 
 
-def ask(
-    models: Sequence[ServedModel],
+def predict_all(
+    models: Sequence[SavedModelClient],
     batches: Iterable[EncodedBatch],
     num_examples: int,
     num_classes: int,
     slices: Sequence[Slice],
     num_shown: int,
-    scratch: Path,
+    scratch_folder: Path,
     report: Callable[[int], None],
 ) -> Predictions:
     """Runs every model on every example.
@@ -109,53 +84,44 @@ def ask(
     Args:
       num_examples: N, the number that the shards must hold.
       num_shown: the number of the first model's mistakes, and of the surprises, to keep.
-      scratch: a folder on the disk for the probabilities.
+      scratch_folder: a folder on the disk for the probabilities.
       report: called after each batch with the number of examples so far.
 
     Raises:
       DataError: a model cannot process an image, a label has no class, or the number of examples is
         different.
     """
-    sheets = [_PredictionBuffer(num_examples, num_classes, scratch) for _ in models]
+    buffers = [_PredictionBuffer(num_examples, num_classes, scratch_folder) for _ in models]
     labels: list[np.ndarray] = []
     values: dict[str, list[list[str]]] = {part.title: [] for part in slices}
-    worst, surprises = (
-        _Top(num_shown, lambda shown: shown.confidence),
-        _Top(num_shown, lambda shown: shown.surprise),
-    )
+    worst, surprises = _TopExamples(num_shown), _TopExamples(num_shown)
     done = 0
     for batch in batches:
-        _refuse_unknown_labels(batch, num_classes)
-        if done + len(batch.keys) > num_examples:
-            raise DataError(
-                f"the test shards hold more than the {num_examples} examples that the manifest says"
-            )
-        answers = [_finite(model.classify(batch)) for model in models]
-        for sheet, (probabilities, classes) in zip(sheets, answers, strict=True):
-            sheet.write(batch.labels, probabilities, classes)
-        labels.append(batch.labels)
-        for name, found in values_of(batch, slices).items():
-            values[name].append(found)
-        if num_shown:
-            examples = _candidates(batch, answers, num_shown)
-            worst.add(shown for shown in examples if not shown.is_right)
-            surprises.add(shown for shown in examples if shown.surprise is not None)
+        _validate_labels(batch, num_classes)
         done += len(batch.keys)
+        if done > num_examples:
+            break
+        outputs = [_replace_non_finite(*model.classify(batch)) for model in models]
+        for buffer, output in zip(buffers, outputs, strict=True):
+            buffer.write(batch.labels, *output)
+        labels.append(batch.labels)
+        for name, found in compute_slice_values(batch, slices).items():
+            values[name].append(found)
+        worst.add(batch, outputs, _rank_mistakes(batch.labels, outputs))
+        surprises.add(batch, outputs, _rank_surprises(batch.labels, outputs))
         report(done)
-    if done != num_examples:
-        raise DataError(f"the test shards hold {done} examples, the manifest says {num_examples}")
+    _validate_count(done, num_examples)
     return Predictions(
         np.concatenate(labels),
-        [sheet.answer() for sheet in sheets],
-        join_values(values, slices),
-        worst.kept,
-        surprises.kept,
+        [buffer.to_predictions() for buffer in buffers],
+        join_slice_values(values, slices),
+        worst.examples,
+        surprises.examples,
     )
 
 
-def _finite(answer: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _replace_non_finite(probabilities: np.ndarray, classes: np.ndarray) -> Output:
     """Replaces the non-finite probabilities of a diverged network. The gate judges the result."""
-    probabilities, classes = answer
     return np.nan_to_num(probabilities, nan=0.0, posinf=1.0, neginf=0.0), classes
 
 
@@ -165,11 +131,13 @@ class _PredictionBuffer:
     The probabilities are written by class, into a file that disappears when it is no longer in use.
     """
 
-    def __init__(self, num_examples: int, num_classes: int, scratch: Path):
-        with names_file(scratch), tempfile.TemporaryFile(dir=scratch) as file:
-            os.posix_fallocate(
-                file.fileno(), 0, 4 * num_classes * num_examples
-            )  # otherwise a full disk would later kill the process by a signal
+    def __init__(self, num_examples: int, num_classes: int, scratch_folder: Path):
+        with (
+            translate_write_errors(scratch_folder),
+            tempfile.TemporaryFile(dir=scratch_folder) as file,
+        ):
+            # Without this, a full disk would later kill the process by a signal.
+            os.posix_fallocate(file.fileno(), 0, 4 * num_classes * num_examples)
             self._scores = np.memmap(file, np.float32, "w+", shape=(num_classes, num_examples))
         self._columns: list[tuple[np.ndarray, ...]] = []
         self._done = 0
@@ -177,88 +145,88 @@ class _PredictionBuffer:
     def write(self, labels: np.ndarray, probabilities: np.ndarray, classes: np.ndarray) -> None:
         self._scores[:, self._done : self._done + len(labels)] = probabilities.T
         confidences = probabilities[np.arange(len(labels)), classes].astype(np.float64)
-        self._columns.append((classes, label_ranks(probabilities, labels), confidences))
+        self._columns.append((classes, compute_label_ranks(probabilities, labels), confidences))
         self._done += len(labels)
 
-    def answer(self) -> ModelAnswer:
+    def to_predictions(self) -> ModelPredictions:
         classes, ranks, confidences = (
             np.concatenate(column) for column in zip(*self._columns, strict=True)
         )
-        return ModelAnswer(classes, ranks, np.clip(confidences, 0.0, 1.0), self._scores)
+        return ModelPredictions(classes, ranks, np.clip(confidences, 0.0, 1.0), self._scores)
 
 
-class _Top:
+class _TopExamples:
     """The examples with the largest values.
 
     Keys settle ties, so that the result does not depend on the order of the shards.
     """
 
-    def __init__(self, count: int, value: Callable[[Shown], float]):
-        self._count, self._value = count, value
-        self.kept: list[Shown] = []
+    def __init__(self, count: int):
+        self._count = count
+        self._ranked: list[tuple[float, ShownExample]] = []
 
-    def add(self, examples: Iterable[Shown]) -> None:
-        self.kept = sorted(
-            [*self.kept, *examples], key=lambda shown: (-self._value(shown), shown.key)
-        )[: self._count]
+    @property
+    def examples(self) -> list[ShownExample]:
+        return [shown for _, shown in self._ranked]
+
+    def add(self, batch: EncodedBatch, outputs: Sequence[Output], values: np.ndarray) -> None:
+        """Adds the examples of a batch. Those with a negative value do not count."""
+        if not self._count:
+            return
+        count = min(self._count, len(values))
+        smallest = max(0.0, np.partition(values, -count)[-count])
+        found = [
+            (float(values[i]), _to_shown_example(batch, outputs, int(i)))
+            for i in np.flatnonzero(values >= smallest)
+        ]
+        ranked = sorted([*self._ranked, *found], key=lambda each: (-each[0], each[1].key))
+        self._ranked = ranked[: self._count]
 
 
-def _candidates(
-    batch: EncodedBatch, answers: Sequence[tuple[np.ndarray, np.ndarray]], count: int
-) -> list[Shown]:
-    """Returns the examples of a batch that can be among the first `count` of all.
+def _rank_mistakes(labels: np.ndarray, outputs: Sequence[Output]) -> np.ndarray:
+    """Returns the confidence of each mistake of the first model, -1 for a right answer."""
+    probabilities, classes = outputs[0]
+    return np.where(classes != labels, probabilities[np.arange(len(labels)), classes], -1.0)
 
-    The order is the confidence of a mistake, or the surprise.
+
+def _rank_surprises(labels: np.ndarray, outputs: Sequence[Output]) -> np.ndarray:
+    """Returns the absolute difference between the label's probabilities of both models.
+
+    Without a champion, it is the uncertainty of a right answer, and -1 for a mistake.
     """
-    (probabilities, classes), *champion = answers
-    rows = np.arange(len(batch.labels))
-    confidence, of_label, is_wrong = (
-        probabilities[rows, classes],
-        probabilities[rows, batch.labels],
-        classes != batch.labels,
-    )
-    surprise = (
-        np.abs(of_label - champion[0][0][rows, batch.labels])
-        if champion
-        else np.where(is_wrong, -1.0, 1.0 - confidence)
-    )
-    chosen = np.union1d(
-        _largest(np.where(is_wrong, confidence, -1.0), count), _largest(surprise, count)
-    )
-    return [_shown(batch, answers, int(index)) for index in chosen]
+    rows = np.arange(len(labels))
+    first, *others = (probabilities[rows, labels].astype(float) for probabilities, _ in outputs)
+    return np.abs(first - others[0]) if others else np.where(outputs[0][1] == labels, 1 - first, -1)
 
 
-def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Returns the indexes of the `count` largest values, and of all that equal the last of them."""
-    if len(values) <= count:
-        return np.arange(len(values))
-    return np.flatnonzero(values >= np.partition(values, -count)[-count])
-
-
-def _shown(batch: EncodedBatch, answers: Sequence[tuple[np.ndarray, np.ndarray]], i: int) -> Shown:
-    (probabilities, classes), *champion = answers
+def _to_shown_example(batch: EncodedBatch, outputs: Sequence[Output], i: int) -> ShownExample:
     label = int(batch.labels[i])
-    theirs = [
-        (int(their_classes[i]), float(their_probabilities[i, label]))
-        for their_probabilities, their_classes in champion
-    ]
-    champion_answer, champion_probability = theirs[0] if theirs else (None, None)
-    return Shown(
+    predictions = [int(classes[i]) for _, classes in outputs]
+    label_probabilities = [float(probabilities[i, label]) for probabilities, _ in outputs]
+    return ShownExample(
         batch.keys[i],
         label,
-        int(classes[i]),
-        float(probabilities[i, classes[i]]),
-        float(probabilities[i, label]),
+        predictions[0],
+        float(outputs[0][0][i, predictions[0]]),
+        label_probabilities[0],
         batch.images[i],
-        champion_answer,
-        champion_probability,
+        *predictions[1:],
+        *label_probabilities[1:],
     )
 
 
-def _refuse_unknown_labels(batch: EncodedBatch, num_classes: int) -> None:
+def _validate_count(found: int, expected: int) -> None:
+    if found != expected:
+        raise DataError(
+            f"the test shards hold {'more' if found > expected else 'fewer'} examples than the "
+            f"{expected} of the manifest. Run preprocess again."
+        )
+
+
+def _validate_labels(batch: EncodedBatch, num_classes: int) -> None:
     unknown = np.flatnonzero((batch.labels < 0) | (batch.labels >= num_classes))
     if unknown.size:
         raise DataError(
-            f"test example {batch.keys[unknown[0]]}: "
-            f"its label is {batch.labels[unknown[0]]}, but there are {num_classes} classes"
+            f"test example {batch.keys[unknown[0]]} has the label {batch.labels[unknown[0]]}, "
+            f"but there are {num_classes} classes. Run preprocess again."
         )

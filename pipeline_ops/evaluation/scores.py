@@ -11,11 +11,11 @@ import numpy as np
 
 from pipeline_ops.artifacts.results import CalibrationBin
 
-RECALLS = np.linspace(0.0, 1.0, 101)
+RECALL_THRESHOLDS = np.linspace(0.0, 1.0, 101)
 """The recalls at which precision-recall curves are read, as in COCO."""
 
 
-def label_ranks(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def compute_label_ranks(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Returns the number of classes before the label, the most probable first: int64 [N].
 
     Among equal probabilities, the class with the higher index comes first, as in scikit-learn's
@@ -25,9 +25,13 @@ def label_ranks(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
       probabilities: float [N, C], all finite.
       labels: int64 [N].
     """
-    of_label = probabilities[np.arange(len(labels)), labels][:, None]
+    label_probability = probabilities[np.arange(len(labels)), labels][:, None]
     comes_later = np.arange(probabilities.shape[1])[None, :] > labels[:, None]
-    return ((probabilities > of_label) | ((probabilities == of_label) & comes_later)).sum(axis=1)
+    is_before = (probabilities > label_probability) | (
+        (probabilities == label_probability) & comes_later
+    )
+    ranks: np.ndarray = np.count_nonzero(is_before, axis=1)
+    return ranks
 
 
 class Ranking:
@@ -40,51 +44,45 @@ class Ranking:
 
     def __init__(self, scores: np.ndarray, is_positive: np.ndarray):
         order = np.argsort(-scores, kind="stable")
-        ends = (
-            np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
-            if len(order)
-            else np.array([], int)
-        )
-        self._found = np.cumsum(is_positive[order])[ends]
-        self._taken = ends + 1
-        self._num_positive, self._num_negative = int(is_positive.sum()), int((~is_positive).sum())
+        ends = np.flatnonzero(np.diff(scores[order], append=np.nan))  # NaN differs from any score
+        self._true_positives = np.cumsum(is_positive[order])[ends]
+        self._num_predicted = ends + 1
+        self._num_positive = int(is_positive.sum())
+        self._num_negative = len(is_positive) - self._num_positive
 
     @property
     def roc_auc(self) -> float | None:
         """The area under the ROC curve. None without positives or without negatives."""
         if not self._num_positive or not self._num_negative:
             return None
-        right, wrong = (
-            np.append(0, self._found) / self._num_positive,
-            np.append(0, self._taken - self._found) / self._num_negative,
+        true_positives = np.append(0, self._true_positives)
+        false_positives = np.append(0, self._num_predicted - self._true_positives)
+        return float(
+            np.trapezoid(true_positives / self._num_positive, false_positives / self._num_negative)
         )
-        return float(np.sum(np.diff(wrong) * (right[1:] + right[:-1]) / 2))
 
     @property
     def average_precision(self) -> float | None:
         """The area under the precision-recall curve, as steps. None without positives."""
         if not self._num_positive:
             return None
-        return float(
-            np.sum(
-                np.diff(np.append(0, self._found) / self._num_positive)
-                * (self._found / self._taken)
-            )
-        )
+        steps = np.diff(self._true_positives, prepend=0) / self._num_positive
+        return float(np.sum(steps * (self._true_positives / self._num_predicted)))
 
-    def precisions(self) -> np.ndarray | None:
-        """Returns the best precision at each of RECALLS or above: float [101].
+    def interpolate_precisions(self) -> np.ndarray | None:
+        """Returns the best precision at each of RECALL_THRESHOLDS or above: float [101].
 
         Returns None without positives.
         """
         if not self._num_positive:
             return None
-        recall, precision = self._found / self._num_positive, self._found / self._taken
+        recall = self._true_positives / self._num_positive
+        precision = self._true_positives / self._num_predicted
         best = np.maximum.accumulate(precision[::-1])[::-1]
-        return best[np.searchsorted(recall, RECALLS - 1e-12)]
+        return best[np.searchsorted(recall, RECALL_THRESHOLDS - 1e-12)]
 
 
-def calibration(
+def compute_calibration_bins(
     confidences: np.ndarray, is_right: np.ndarray, num_bins: int
 ) -> list[CalibrationBin]:
     """Returns equally wide bins from 0 to 1 over the probability of the answer.
@@ -113,15 +111,12 @@ def calibration(
     ]
 
 
-def calibration_error(bins: list[CalibrationBin]) -> float:
+def compute_calibration_error(bins: list[CalibrationBin]) -> float:
     """Returns the expected calibration error (Naeini 2015).
 
     It is the absolute difference between the accuracy and the confidence of a bin, averaged over
     bins by their number of examples.
     """
     total = sum(bin.count for bin in bins)
-    return (
-        sum(bin.count * abs(bin.accuracy - bin.confidence) for bin in bins) / total
-        if total
-        else 0.0
-    )
+    errors = sum(bin.count * abs(bin.accuracy - bin.confidence) for bin in bins)
+    return errors / total if total else 0.0

@@ -17,23 +17,24 @@ from pipeline_ops.input.saved_model_client import EncodedBatch
 
 _BUILT_IN = ("folder", "image_bytes")
 _MAX_VALUES = 100
-NOTHING = "(none)"
+MISSING_VALUE = "(none)"
 """The value of an example that lacks the feature, or whose key has no folder."""
 
 
-def wanted_features(slices: Sequence[Slice]) -> list[str]:
+def list_required_features(slices: Sequence[Slice]) -> list[str]:
     """Returns the features that have to be read with the examples."""
     return sorted({part.by for part in slices if part.by not in _BUILT_IN})
 
 
-def values_of(batch: EncodedBatch, slices: Sequence[Slice]) -> dict[str, list[str]]:
+def compute_slice_values(batch: EncodedBatch, slices: Sequence[Slice]) -> dict[str, list[str]]:
     """Returns the value of every example of a batch, as text, for each slice."""
     return {
-        part.title: [_name(value, part) for value in _raw_values(batch, part)] for part in slices
+        part.title: [_format_value(value, part) for value in _read_raw_values(batch, part)]
+        for part in slices
     }
 
 
-def join_values(
+def join_slice_values(
     batches: Mapping[str, list[list[str]]], slices: Sequence[Slice]
 ) -> dict[str, np.ndarray]:
     """Joins the values of all batches: text [N] by slice.
@@ -45,60 +46,56 @@ def join_values(
     for part in slices:
         values = np.array([value for batch in batches[part.title] for value in batch])
         distinct = set(values.tolist())
-        if part.by not in _BUILT_IN and distinct == {NOTHING}:
+        if part.by not in _BUILT_IN and distinct == {MISSING_VALUE}:
             raise DataError(
-                f"evaluate.slices: no test example has the feature {part.by!r}; "
-                "correct `by`, or store it with the examples"
+                f"evaluate.slices: no test example has the feature {part.by!r}. "
+                "Correct `by`, or store the feature with the examples."
             )
         if len(distinct) > _MAX_VALUES:
             raise DataError(
                 f"evaluate.slices: {part.title} has {len(distinct)} values, "
-                f"and {_MAX_VALUES} can be looked at one by one; "
-                "give it edges, or folder_depth"
+                f"at most {_MAX_VALUES} are allowed. Set edges or folder_depth."
             )
         found[part.title] = values
     return found
 
 
-def _raw_values(batch: EncodedBatch, part: Slice) -> Sequence[str | bytes | float | None]:
+def _read_raw_values(batch: EncodedBatch, part: Slice) -> Sequence[str | bytes | float | None]:
     if part.by == "folder":
-        return [_folder(key, part.folder_depth) for key in batch.keys]
+        return [_extract_folder(key, part.folder_depth) for key in batch.keys]
     if part.by == "image_bytes":
         return [len(image) for image in batch.images]
     return batch.features[part.by]
 
 
-def _folder(key: str, depth: int | None) -> str | None:
+def _extract_folder(key: str, depth: int | None) -> str | None:
     parts = key.split("/")[:-1]
     return "/".join(parts[:depth]) or None
 
 
-def _name(value: str | bytes | float | None, part: Slice) -> str:
+def _format_value(value: str | bytes | float | None, part: Slice) -> str:
     """Returns the value as text.
 
     Raises:
       DataError: the value is text, but the slice has edges.
     """
     if value is None:
-        return NOTHING
+        return MISSING_VALUE
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     if not part.edges:
         return value if isinstance(value, str) else f"{value:g}"
     if isinstance(value, str):
         raise DataError(
-            f"evaluate.slices: {part.title} has edges, but {value!r} is no number; "
-            "leave the edges out"
+            f"evaluate.slices: {part.title} has edges, but {value!r} is not a number. "
+            "Remove the edges."
         )
-    return _range(value, part.edges)
+    return _format_range(value, part.edges)
 
 
-def _range(value: float, edges: Sequence[float]) -> str:
+def _format_range(value: float, edges: Sequence[float]) -> str:
     index = bisect_right(edges, value)
     if index == 0:
         return f"below {edges[0]:g}"
-    return (
-        f"{edges[index - 1]:g} and more"
-        if index == len(edges)
-        else f"{edges[index - 1]:g} to {edges[index]:g}"
-    )
+    end = "and more" if index == len(edges) else f"to {edges[index]:g}"
+    return f"{edges[index - 1]:g} {end}"

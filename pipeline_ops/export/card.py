@@ -8,19 +8,22 @@ version's manifest.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures, FormatFigures, TrainingFigures
 from pipeline_ops.config.export import Card, Export
 from pipeline_ops.errors import DataError
-from pipeline_ops.storage.atomic import write_json, write_whole
+from pipeline_ops.jobs.request import Request
+from pipeline_ops.storage.atomic import write_atomically, write_json
 
-JSON, MARKDOWN = "model_card.json", "MODEL_CARD.md"
-_OF_FORMATS = {
+CARD_JSON, CARD_MARKDOWN = "model_card.json", "MODEL_CARD.md"
+_FORMAT_KEYS = {
     "name",
     "path",
     "num_bytes",
@@ -30,26 +33,106 @@ _OF_FORMATS = {
     "top1_agreement",
     "min_top1_agreement",
 }
-_NOT_SAID = "Not said in the config (`export.card`)."
+_TEMPLATE = """\
+# {{ model }}, version {{ version }}
+
+Made by the pipeline {{ pipeline }}.
+
+{% for key in ("intended_use", "limitations", "contact") %}
+## {{ key.replace("_", " ").capitalize() }}
+
+{% if card[key] %}{{ card[key] }}{% else %}Not given in the config (`export.card`).{% endif +%}
+
+{% endfor %}
+## Data
+
+{% if data %}
+| class |{% for split in data.num_examples %} {{ split }} |{% endfor +%}
+|---|{% for split in data.num_examples %}---|{% endfor +%}
+| all |{% for count in data.num_examples.values() %} {{ "{:,}".format(count) }} |{% endfor +%}
+{% for name in label_names %}
+| {{ name }} |{% for split in data.num_examples %} {{ data.labels.get(split, {}).get(name, 0) }} |\
+{% endfor +%}
+{% endfor %}
+
+Rejected examples: {{ "{:,}".format(data.num_rejected) }}.
+{% else %}
+The data set is gone. The lineage below has its digest.
+{% endif %}
+
+## Training
+
+{{ training.model }}, {{ "{:,}".format(training.num_parameters) }} parameters, \
+input {{ training.input | join(" x ") }}, {{ "{:,}".format(training.steps) }} steps \
+with the strategy {{ training.strategy }} on {{ training.workers }} worker(s).
+
+## Evaluation
+
+Measured on {{ "{:,}".format(evaluation.num_examples) }} test examples. \
+{% if evaluation.compared_with %}Compared with version {{ evaluation.compared_with }}.\
+{% else %}There was no champion to compare it with.{% endif +%}
+
+| metric | value |
+|---|---|
+{% for name, value in evaluation.metrics.items() %}
+| {{ name }} | {{ "%.4f" | format(value) }} |
+{% endfor %}
+
+| class | precision | recall | F1 | examples |
+|---|---|---|---|---|
+{% for each in evaluation.classes %}
+| {{ each.name }} | {{ "%.4f" | format(each.precision) }} | {{ "%.4f" | format(each.recall) }} \
+| {{ "%.4f" | format(each.f1) }} | {{ each.support }} |
+{% endfor %}
+
+Gate:
+
+{% for text in evaluation.gate %}
+- {{ text }}
+{% endfor %}
+
+## Formats
+
+| format | file | bytes | same answers as the trained model | largest difference | allowed |
+|---|---|---|---|---|---|
+{% for each in formats %}
+| {{ each.name }} | {{ each.path or "this folder" }} | {{ "{:,}".format(each.num_bytes) }} \
+| {{ "{:.1%}".format(each.top1_agreement) }} of {{ each.num_checked }} \
+| {{ "%.2g" | format(each.max_difference) }} | {{ "%g" | format(each.tolerance) }} |
+{% endfor %}
+
+## Lineage
+
+| made from | digest |
+|---|---|
+{% for name, digest in lineage.items() %}
+| {{ name }} | {{ digest }} |
+{% endfor %}
+
+| package | version |
+|---|---|
+{% for name, version in versions.items() %}
+| {{ name }} | {{ version }} |
+{% endfor %}
+"""
 
 
-def make_card(
+def build_card(
     config: Export,
     number: int,
-    pipeline: str,
+    request: Request,
     training: Manifest,
     evaluation: EvaluationFigures,
     formats: Sequence[FormatFigures],
-    inputs: Mapping[str, Input],
 ) -> dict[str, Any]:
     """Returns the content of both files."""
     figures, challenger = TrainingFigures.model_validate(training.figures), evaluation.challenger
     return {
         "model": config.model,
         "version": number,
-        "pipeline": pipeline,
+        "pipeline": request.pipeline,
         **{key: getattr(config.card, key) for key in Card.model_fields},
-        "data": _data(training.inputs.get("preprocess")),
+        "data": _read_data_figures(training.inputs.get("preprocess")),
         "training": {
             "model": training.fingerprint.config.get("model"),
             "strategy": figures.strategy,
@@ -71,20 +154,23 @@ def make_card(
             "compared_with": evaluation.champion_version,
             "gate": [rule.text for rule in evaluation.rules],
         },
-        "formats": [each.model_dump(include=_OF_FORMATS) for each in formats],
-        "lineage": {name: entry.digest for name, entry in sorted(inputs.items())}
-        | {name: entry.digest for name, entry in sorted(training.inputs.items())},
+        "formats": [each.model_dump(include=_FORMAT_KEYS) for each in formats],
+        "lineage": {
+            name: entry.digest
+            for inputs in (request.inputs, training.inputs)
+            for name, entry in sorted(inputs.items())
+        },
         "versions": training.fingerprint.versions,
     }
 
 
 def write_card(folder: Path, card: Mapping[str, Any]) -> None:
     """Writes both files into a version's folder."""
-    write_json(folder / JSON, card)
-    write_whole(folder / MARKDOWN, _markdown(card).encode())
+    write_json(folder / CARD_JSON, card)
+    write_atomically(folder / CARD_MARKDOWN, _to_markdown(card).encode())
 
 
-def _data(entry: Input | None) -> dict[str, Any] | None:
+def _read_data_figures(entry: Input | None) -> dict[str, Any] | None:
     """Returns the figures of the data set, or None if it is gone.
 
     The digest in the lineage still names it.
@@ -93,105 +179,24 @@ def _data(entry: Input | None) -> dict[str, Any] | None:
         figures = DatasetFigures.model_validate(read_manifest(entry.uri).figures) if entry else None
     except DataError:
         return None
-    return figures and {
-        "num_examples": figures.num_examples,
-        "labels": figures.labels,
-        "num_rejected": figures.num_rejected,
-    }
+    if figures is None:
+        return None
+    return figures.model_dump(include={"num_examples", "labels", "num_rejected"})
 
 
-def _markdown(card: Mapping[str, Any]) -> str:
-    training, evaluation, data = card["training"], card["evaluation"], card["data"]
-    against = (
-        f"version {evaluation['compared_with']}"
-        if evaluation["compared_with"]
-        else "no champion: it was the first"
+def _to_markdown(card: Mapping[str, Any]) -> str:
+    environment = jinja2.Environment(  # noqa: S701 (`finalize` escapes every value)
+        finalize=_escape,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
     )
-    parts = [
-        f"# {card['model']}, version {card['version']}",
-        f"Made by the pipeline `{card['pipeline']}`.",
-        "## Intended use",
-        _plain(card["intended_use"]) or _NOT_SAID,
-        "## Limitations",
-        _plain(card["limitations"]) or _NOT_SAID,
-        "## Contact",
-        _plain(card["contact"]) or _NOT_SAID,
-        "## Data",
-        _data_table(data) if data else "The data set is gone; its digest is in the lineage below.",
-        "## Training",
-        (
-            f"`{training['model']}`, {training['num_parameters']:,} parameters, "
-            f"input {' x '.join(map(str, training['input']))}, "
-            f"{training['steps']:,} steps under `{training['strategy']}` "
-            f"with {training['workers']} worker(s)."
-        ),
-        "## Evaluation",
-        f"On {evaluation['num_examples']:,} test examples, against {against}.",
-        _table(
-            ("metric", "value"),
-            [(name, f"{value:.4f}") for name, value in evaluation["metrics"].items()],
-        ),
-        _table(
-            ("class", "precision", "recall", "F1", "examples"),
-            [
-                (
-                    each["name"],
-                    *(f"{each[key]:.4f}" for key in ("precision", "recall", "f1")),
-                    each["support"],
-                )
-                for each in evaluation["classes"]
-            ],
-        ),
-        "The gate:",
-        "\n".join(f"- {_plain(text)}" for text in evaluation["gate"]),
-        "## Formats",
-        _table(
-            (
-                "format",
-                "file",
-                "bytes",
-                "same answers as the trained model",
-                "largest difference",
-                "allowed",
-            ),
-            [
-                (
-                    each["name"],
-                    each["path"] or "this folder",
-                    f"{each['num_bytes']:,}",
-                    f"{each['top1_agreement']:.1%} of {each['num_checked']}",
-                    f"{each['max_difference']:.2g}",
-                    f"{each['tolerance']:g}",
-                )
-                for each in card["formats"]
-            ],
-        ),
-        "## Lineage",
-        _table(("made from", "digest"), card["lineage"].items()),
-        _table(("package", "version"), card["versions"].items()),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    labels = card["data"]["labels"].values() if card["data"] else ()
+    label_names = sorted({name for split in labels for name in split})
+    return environment.from_string(_TEMPLATE).render(card, card=card, label_names=label_names)
 
 
-def _data_table(data: Mapping[str, Any]) -> str:
-    splits = list(data["num_examples"])
-    names = sorted({name for labels in data["labels"].values() for name in labels})
-    rows = [("all", *(f"{data['num_examples'][split]:,}" for split in splits))]
-    rows += [
-        (name, *(data["labels"].get(split, {}).get(name, 0) for split in splits)) for name in names
-    ]
-    return (
-        _table(("class", *splits), rows)
-        + f"\n\nKept out because it was unusable: {data['num_rejected']:,}."
-    )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [f"| {' | '.join(_plain(cell) for cell in row)} |" for row in rows]
-    return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *lines]) if lines else ""
-
-
-def _plain(value: Any) -> str:
+def _escape(value: Any) -> str:
     """Escapes text for Markdown and HTML, because class names come from untrusted folder names."""
     text = str(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|#!~])", r"\\\1", " ".join(text.split()))

@@ -14,15 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.input.tensorflow_start import import_tensorflow
 
-SIGNATURE, PORTABLE, INPUT = "images", "portable", "images"
+IMAGES_SIGNATURE, PORTABLE_SIGNATURE, IMAGES_INPUT = "images", "portable", "images"
 """Names of signatures and of their input.
 
-`SIGNATURE` is a format's own signature. `PORTABLE` is that of the SavedModel that it is made of, if
-there is one. `INPUT` is the name of the input of both.
+`IMAGES_SIGNATURE` is a format's own signature. `PORTABLE_SIGNATURE` is that of the SavedModel
+that the format is made of, if there is one. `IMAGES_INPUT` is the name of the input of both.
 """
-PATHS = {
+FORMAT_PATHS = {
     "tflite": "formats/model.tflite",
     "tflite_int8": "formats/model_int8.tflite",
     "onnx": "formats/model.onnx",
@@ -31,37 +30,38 @@ PATHS = {
 
 The SavedModel is the folder itself.
 """
-Ask = Callable[[np.ndarray], dict[str, np.ndarray]]
-"""A function from images to the answers by name."""
+PredictFunction = Callable[[np.ndarray], dict[str, np.ndarray]]
+"""A function from images to the outputs by name."""
 
 
-def load_format(name: str, file: Path) -> Ask:
-    """Loads one of PATHS."""
+def load_format(name: str, file: Path) -> PredictFunction:
+    """Loads one of FORMAT_PATHS."""
     return _load_onnx(file) if name == "onnx" else _load_tflite(file)
 
 
-def _load_tflite(file: Path) -> Ask:
-    tf = import_tensorflow()
+def _load_tflite(file: Path) -> PredictFunction:
+    from pipeline_ops.input.tensorflow_start import tf
+
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # TensorFlow 2.21 warns that it will move; we pin it
+        # TensorFlow 2.21 warns that the interpreter will move. Our version is pinned.
+        warnings.simplefilter("ignore", UserWarning)
         interpreter = tf.lite.Interpreter(model_path=str(file))
-    runner = interpreter.get_signature_runner(SIGNATURE)  # it takes any number of images
+    runner = interpreter.get_signature_runner(IMAGES_SIGNATURE)  # it takes any number of images
     return lambda images_NHWC: {
-        name: value.copy() for name, value in runner(**{INPUT: images_NHWC}).items()
+        name: value.copy() for name, value in runner(**{IMAGES_INPUT: images_NHWC}).items()
     }
 
 
-def _load_onnx(file: Path) -> Ask:
+def _load_onnx(file: Path) -> PredictFunction:
     try:
         import onnxruntime
     except ImportError as error:
         raise ConfigError(
-            f"export.formats: onnx needs {error.name}; install trainyard[onnx], or take it out"
+            f"export.formats: onnx needs {error.name}. Install "
+            "airflow-provider-trainyard[onnx], or remove onnx from the list."
         ) from None
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda images_NHWC: dict(
-        zip(names, session.run(names, {INPUT: images_NHWC}), strict=True)
+        zip(names, session.run(names, {IMAGES_INPUT: images_NHWC}), strict=True)
     )

@@ -13,9 +13,9 @@ from pipeline_ops.artifacts.results import METRICS, PUBLICATION, REPORT, ModelFi
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.errors import DataError
 from pipeline_ops.pages.page import render_part
-from pipeline_ops.storage.atomic import read_json, write_json, write_whole
+from pipeline_ops.storage.atomic import read_json, write_atomically, write_json
 
-_NAMES = {
+_FORMAT_TITLES = {
     "saved_model": "SavedModel",
     "tflite": "TFLite",
     "tflite_int8": "TFLite, eight bits",
@@ -41,16 +41,16 @@ def write_report(
     page = (evaluation / REPORT).read_text(encoding="utf-8")
     if page.count(PUBLICATION) != 1:
         raise DataError(
-            f"{evaluation / REPORT}: has no place for what was published; run the evaluation again"
+            f"{evaluation / REPORT} has no place for the publication. Run the evaluation again."
         )
     section = render_part(
         Path(__file__).with_name("publication.html"),
         model=model,
         outcome=outcome,
-        names=_NAMES,
+        names=_FORMAT_TITLES,
         is_detector=task == "detection",
     )
-    write_whole(folder / REPORT, page.replace(PUBLICATION, section).encode())
+    write_atomically(folder / REPORT, page.replace(PUBLICATION, section).encode())
     write_json(
         folder / METRICS,
         {

@@ -12,7 +12,6 @@ import base64
 import contextlib
 import http.client
 import json
-import os
 import socket
 import tempfile
 import threading
@@ -21,85 +20,97 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.export.check import AgreementRule, References, compare
-from pipeline_ops.export.serving.model_reloader import LoadedModel, StillModel
+from pipeline_ops.export.serving.model_reloader import FixedModel, LoadedModel
 from pipeline_ops.export.serving.server import Server
 from pipeline_ops.export.serving.service import Service
+from pipeline_ops.storage.safe_paths import open_folder
 
-_ANSWER_SECONDS = 60.0
-_NUM_ASKED = 16
+_RESPONSE_TIMEOUT_SECONDS = 60.0
+_NUM_CHECKED = 16
 
 
 def check_serving(folder: Path, references: References, config: Export) -> None:
     """Requests predictions for some of the references, in rows and in columns.
 
     Raises:
-      DataError: the version can't be loaded, or the answers are not those of the trained model.
+      DataError: the version cannot be loaded, or the answers are not those of the trained model.
       MachineError: the server did not answer.
     """
-    asked = [{"b64": base64.b64encode(image).decode()} for image in references.encoded[:_NUM_ASKED]]
+    images = [
+        {"b64": base64.b64encode(image).decode()} for image in references.encoded[:_NUM_CHECKED]
+    ]
     path = f"/v1/models/{config.model}:predict"
-    with _server(LoadedModel(1, folder, [], references.model.loaded), config.model) as place:
-        rows = _ask(place, path, {"instances": asked})["predictions"]
-        columns = _ask(place, path, {"inputs": {"image_bytes": asked}})["outputs"]
-    for answer in ({name: [row[name] for row in rows] for name in rows[0]}, columns):
+    model = LoadedModel(1, folder, [], references.model.loaded)
+    with _run_server(model, config.model) as socket_path:
+        rows = _predict(socket_path, path, {"instances": images})["predictions"]
+        columns = _predict(socket_path, path, {"inputs": {"image_bytes": images}})["outputs"]
+    for found in ({name: [row[name] for row in rows] for name in rows[0]}, columns):
+        predictions = {name: np.array(values) for name, values in found.items()}
         compare(
-            references.outputs[:_NUM_ASKED],
-            references.packed(answer),
-            AgreementRule.of("saved_model", config),
-            "what a server answers with",
+            references.outputs[:_NUM_CHECKED],
+            references.pack(predictions),
+            AgreementRule.for_format("saved_model", config),
+            "the model behind a server",
         )
 
 
 @contextlib.contextmanager
-def _server(loaded: LoadedModel, model: str) -> Iterator[str]:
+def _run_server(loaded: LoadedModel, model: str) -> Iterator[str]:
     """Yields the path of the socket on which a server of that model answers.
 
     Only this user can open its folder, so the check opens no port.
     """
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="serving-check-"))
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, descriptor)
-        place = f"/proc/self/fd/{descriptor}/socket"  # a socket's path has 107 bytes at most
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(place)
+    with (
+        tempfile.TemporaryDirectory(prefix="serving-check-") as folder,
+        open_folder(Path(folder)) as descriptor,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        socket_path = f"/proc/self/fd/{descriptor}/socket"  # a socket's path has 107 bytes at most
+        listener.bind(socket_path)
         listener.listen()
-        server = Server(listener, Service(model, "staged", StillModel(loaded)))
+        server = Server(listener, Service(model, "staged", FixedModel(loaded)))
         thread = threading.Thread(target=server.run, name="serving check")
         thread.start()
-        stack.callback(thread.join)
-        stack.callback(server.stop)
-        yield place
+        try:
+            yield socket_path
+        finally:
+            server.stop()
+            thread.join()
 
 
 class _Connection(http.client.HTTPConnection):
     """A connection to a server behind a socket of the Unix domain."""
 
-    def __init__(self, place: str):
-        super().__init__("localhost", timeout=_ANSWER_SECONDS)
-        self._place = place
+    def __init__(self, socket_path: str):
+        super().__init__("localhost", timeout=_RESPONSE_TIMEOUT_SECONDS)
+        self._socket_path = socket_path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(self._place)
+        self.sock.connect(self._socket_path)
 
 
-def _ask(place: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def _predict(socket_path: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     try:
-        with contextlib.closing(_Connection(place)) as connection:
+        with contextlib.closing(_Connection(socket_path)) as connection:
             headers = {"Content-Type": "application/json"}
             connection.request("POST", path, json.dumps(body), headers)
-            reply = connection.getresponse()
-            content = reply.read()
+            response = connection.getresponse()
+            content = response.read()
     except (OSError, http.client.HTTPException) as error:
-        raise MachineError(f"the server for the last check did not answer: {error}") from error
-    if reply.status != HTTPStatus.OK:
+        raise MachineError(
+            f"the server of the last check did not answer: {error}. Retry."
+        ) from error
+    if response.status != HTTPStatus.OK:
         raise DataError(
-            f"a server refuses the reference examples: {content.decode(errors='replace')}; "
-            "nothing was published"
+            f"a server refuses the reference examples: {content.decode(errors='replace')}. "
+            "Nothing was published."
         )
-    return json.loads(content)
+    value: dict[str, Any] = json.loads(content)
+    return value

@@ -1,4 +1,4 @@
-"""Warm-up requests of a model, so that the first user does not have to wait.
+"""Warm-up requests of a model, which save the first user a wait.
 
 TensorFlow Serving replays them before it takes a model into service.
 `assets.extra/tf_serving_warmup_requests` holds records of the type PredictionLog. That type is not
@@ -14,17 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.input.tensorflow_start import import_tensorflow
-
-WARMUP = "assets.extra/tf_serving_warmup_requests"
-_LOG_PREDICT, _PREDICT_REQUEST, _REQUEST_MODEL, _REQUEST_INPUTS, _MODEL_NAME, _MODEL_SIGNATURE = (
-    6,
-    1,
-    1,
-    2,
-    1,
-    3,
-)
+WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
+_LOG_PREDICT, _PREDICT_REQUEST = 6, 1
+_REQUEST_MODEL, _REQUEST_INPUTS = 1, 2
+_MODEL_NAME, _MODEL_SIGNATURE = 1, 3
 _MAP_KEY, _MAP_VALUE = 1, 2
 _LENGTH_DELIMITED = 2
 
@@ -36,8 +29,9 @@ def write_warmup(
 
     A request is a pair of a signature and its inputs by name.
     """
-    tf = import_tensorflow()
-    file = folder / WARMUP
+    from pipeline_ops.input.tensorflow_start import tf
+
+    file = folder / WARMUP_PATH
     file.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(file)) as writer:
         for signature, inputs in requests:
@@ -45,25 +39,32 @@ def write_warmup(
                 name: tf.make_tensor_proto(value).SerializeToString(deterministic=True)
                 for name, value in inputs.items()
             }
-            writer.write(_prediction_log(model, signature, tensors))
+            writer.write(_encode_prediction_log(model, signature, tensors))
 
 
-def _prediction_log(model: str, signature: str, tensors: Mapping[str, bytes]) -> bytes:
-    spec = _field(_MODEL_NAME, model.encode()) + _field(_MODEL_SIGNATURE, signature.encode())
+def _encode_prediction_log(model: str, signature: str, tensors: Mapping[str, bytes]) -> bytes:
+    spec = _encode_field(_MODEL_NAME, model.encode()) + _encode_field(
+        _MODEL_SIGNATURE, signature.encode()
+    )
     inputs = b"".join(
-        _field(_REQUEST_INPUTS, _field(_MAP_KEY, name.encode()) + _field(_MAP_VALUE, tensor))
+        _encode_field(
+            _REQUEST_INPUTS,
+            _encode_field(_MAP_KEY, name.encode()) + _encode_field(_MAP_VALUE, tensor),
+        )
         for name, tensor in tensors.items()
     )
-    return _field(_LOG_PREDICT, _field(_PREDICT_REQUEST, _field(_REQUEST_MODEL, spec) + inputs))
+    return _encode_field(
+        _LOG_PREDICT, _encode_field(_PREDICT_REQUEST, _encode_field(_REQUEST_MODEL, spec) + inputs)
+    )
 
 
-def _field(number: int, content: bytes) -> bytes:
+def _encode_field(number: int, content: bytes) -> bytes:
     """Encodes a field of a protocol buffer that holds a string, bytes or a message."""
-    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(content)) + content
+    return _encode_varint(number << 3 | _LENGTH_DELIMITED) + _encode_varint(len(content)) + content
 
 
-def _varint(value: int) -> bytes:
-    """Encodes seven bits per byte, the lowest first. The eighth bit says that more bytes follow."""
+def _encode_varint(value: int) -> bytes:
+    """Encodes seven bits per byte, the lowest first. The eighth bit announces more bytes."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

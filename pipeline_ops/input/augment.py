@@ -1,4 +1,4 @@
-"""Random changes of training examples, drawn only from (seed, epoch, example).
+"""Random augmentation of training examples, drawn only from (seed, epoch, example).
 
 An example is therefore changed in the same way on every worker and after every restart of the gang,
 and differently in each epoch. The changes apply to whole batches, after the cache, in the threads
@@ -15,11 +15,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pipeline_ops.config.input import AugmentOptions
-from pipeline_ops.input.image_transforms import Part, Window, show
+from pipeline_ops.input.image_transforms import Part, Window, render
 from pipeline_ops.input.stateless_random import StatelessRandom
-from pipeline_ops.input.tensorflow_start import import_tensorflow
-
-tf = import_tensorflow()
+from pipeline_ops.input.tensorflow_start import tf
 
 Load = Callable[[tf.Tensor], tuple[Any, Any]]
 """A function from example numbers, int64, to features and labels."""
@@ -30,41 +28,43 @@ LEFT_RIGHT, DOWN, RIGHT, BRIGHTNESS, CONTRAST, TOP_BOTTOM, SCALE, SATURATION, RO
 """The names of the draws. Each change has its own random numbers."""
 
 
-class Changes(Protocol):
-    """The random changes of the examples of a step."""
+class Augmentation(Protocol):
+    """The random augmentation of the examples of a step."""
 
-    def examples(self, draws: StatelessRandom) -> tf.Tensor:
+    def get_example_indices(self, rng: StatelessRandom) -> tf.Tensor:
         """Returns the numbers of all examples that `load` uses, int64."""
         ...
 
-    def load(self, load: Load, draws: StatelessRandom) -> tuple[Any, Any]:
+    def load(self, load: Load, rng: StatelessRandom) -> tuple[Any, Any]:
         """Returns the examples of the draws, changed."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageChanges:
-    """Changes uint8 images as the config says.
+class ImageAugmentation:
+    """Changes uint8 images as the config describes.
 
     The area beyond the edge of an image repeats that edge. Labels stay the same.
     """
 
     config: AugmentOptions
 
-    def examples(self, draws: StatelessRandom) -> tf.Tensor:
-        return draws.examples_b
+    def get_example_indices(self, rng: StatelessRandom) -> tf.Tensor:
+        return rng.examples_b
 
-    def load(self, load: Load, draws: StatelessRandom) -> tuple[Any, Any]:
-        images_bHWC, labels = load(draws.examples_b)
-        return self.images(images_bHWC, draws), labels
+    def load(self, load: Load, rng: StatelessRandom) -> tuple[Any, Any]:
+        images_bHWC, labels = load(rng.examples_b)
+        return self.augment_images(images_bHWC, rng), labels
 
-    def images(self, images_bHWC: tf.Tensor, draws: StatelessRandom) -> tf.Tensor:
-        if moves(self.config):
-            images_bHWC = show(images_bHWC, *windows(self.config, images_bHWC.shape[1:3], draws))
-        return as_pixels(change_colours(self.config, images_bHWC, draws))
+    def augment_images(self, images_bHWC: tf.Tensor, rng: StatelessRandom) -> tf.Tensor:
+        if has_geometric_transforms(self.config):
+            images_bHWC = render(
+                images_bHWC, *draw_windows(self.config, images_bHWC.shape[1:3], rng)
+            )
+        return to_uint8(adjust_colors(self.config, images_bHWC, rng))
 
 
-def moves(config: AugmentOptions) -> bool:
+def has_geometric_transforms(config: AugmentOptions) -> bool:
     """Returns whether the config moves any pixel."""
     return (
         config.flip_left_right
@@ -74,10 +74,10 @@ def moves(config: AugmentOptions) -> bool:
     )
 
 
-def windows(
+def draw_windows(
     config: AugmentOptions,
     shape: tuple[int, int],
-    draws: StatelessRandom,
+    rng: StatelessRandom,
     parts: tuple[Part, Part] | None = None,
 ) -> tuple[Window, Window]:
     """Returns the rows and columns of images on their canvases.
@@ -89,38 +89,42 @@ def windows(
       parts: the rows and the columns that are shown of each canvas. None shows all of them, and
           only then images are shifted.
     """
-    scale_b = _draw_scale(config, draws)
+    scale_b = _draw_scale(config, rng)
 
-    def window(axis: int, place: int, shift: int, mirror: int, may_be_mirrored: bool) -> Window:
-        zeros_b, size = tf.zeros_like(draws.examples_b, tf.float32), shape[axis]
+    def draw_window(
+        axis: int, position: int, shift: int, mirror: int, may_be_mirrored: bool
+    ) -> Window:
+        zeros_b, size = tf.zeros_like(rng.examples_b, tf.float32), shape[axis]
         part_b = parts[axis] if parts else (zeros_b, zeros_b + size)
-        shift_b = config.shift * draws.around_zero(shift) if config.shift and not parts else zeros_b
-        return Window.placed(
+        shift_b = (
+            config.shift * rng.uniform_symmetric(shift) if config.shift and not parts else zeros_b
+        )
+        return Window.from_position(
             size,
-            draws.uniform(place),
+            rng.uniform(position),
             shift_b,
             scale_b,
-            draws.uniform(mirror) < 0.5 if may_be_mirrored else None,
+            rng.uniform(mirror) < 0.5 if may_be_mirrored else None,
             part_b,
         )
 
-    return window(0, ROW, DOWN, TOP_BOTTOM, config.flip_top_bottom), window(
+    return draw_window(0, ROW, DOWN, TOP_BOTTOM, config.flip_top_bottom), draw_window(
         1, COLUMN, RIGHT, LEFT_RIGHT, config.flip_left_right
     )
 
 
-def _draw_scale(config: AugmentOptions, draws: StatelessRandom) -> tf.Tensor | None:
+def _draw_scale(config: AugmentOptions, rng: StatelessRandom) -> tf.Tensor | None:
     """Returns float32 [b], or None if images are not scaled.
 
     Uses no exponential function: its last digit depends on the position of an example in the batch.
     """
     if config.scale is None:
         return None
-    return config.scale.least + (config.scale.most - config.scale.least) * draws.uniform(SCALE)
+    return config.scale.min + (config.scale.max - config.scale.min) * rng.uniform(SCALE)
 
 
-def change_colours(
-    config: AugmentOptions, images_bHWC: tf.Tensor, draws: StatelessRandom
+def adjust_colors(
+    config: AugmentOptions, images_bHWC: tf.Tensor, rng: StatelessRandom
 ) -> tf.Tensor:
     """Changes the colours of images of any type. Returns float32 if any colour is changed, and then
     values may lie outside of the range.
@@ -128,8 +132,8 @@ def change_colours(
     if not (config.brightness or config.contrast or config.saturation):
         return images_bHWC
 
-    def factor(most: float, what: int) -> tf.Tensor:
-        return (1 + most * draws.around_zero(what))[:, None, None, None]
+    def factor(max_change: float, draw_id: int) -> tf.Tensor:
+        return (1 + max_change * rng.uniform_symmetric(draw_id))[:, None, None, None]
 
     values = tf.cast(images_bHWC, tf.float32)
     if config.saturation:
@@ -137,12 +141,12 @@ def change_colours(
         values = grey + (values - grey) * factor(config.saturation, SATURATION)
     if config.brightness or config.contrast:
         mean = tf.reduce_mean(values, axis=[1, 2], keepdims=True)
-        offset = 255 * config.brightness * draws.around_zero(BRIGHTNESS)[:, None, None, None]
+        offset = 255 * config.brightness * rng.uniform_symmetric(BRIGHTNESS)[:, None, None, None]
         values = (values - mean) * factor(config.contrast, CONTRAST) + (mean + offset)
     return values
 
 
-def as_pixels(images_bHWC: tf.Tensor) -> tf.Tensor:
+def to_uint8(images_bHWC: tf.Tensor) -> tf.Tensor:
     return (
         images_bHWC
         if images_bHWC.dtype == tf.uint8

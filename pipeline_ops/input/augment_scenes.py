@@ -1,4 +1,4 @@
-"""Random changes of images with boxes: the boxes move with their objects.
+"""Random augmentation of images with boxes: the boxes move with their objects.
 
 Flips, scale and place are drawn as for any image (`augment.py`). The area beyond the edge of an
 image is grey, PADDING, instead of the repeated edge. Half an object that is stretched to a smear
@@ -13,26 +13,30 @@ import dataclasses
 from typing import Any
 
 from pipeline_ops.config.input import AugmentOptions
-from pipeline_ops.input.augment import Load, as_pixels, change_colours, moves, windows
-from pipeline_ops.input.image_transforms import Window, show
+from pipeline_ops.input.augment import (
+    Load,
+    adjust_colors,
+    draw_windows,
+    has_geometric_transforms,
+    to_uint8,
+)
+from pipeline_ops.input.image_transforms import Window, render
 from pipeline_ops.input.mosaic import QUARTERS, Mosaics
 from pipeline_ops.input.stateless_random import StatelessRandom
-from pipeline_ops.input.tensorflow_start import import_tensorflow
-
-tf = import_tensorflow()
+from pipeline_ops.input.tensorflow_start import tf
 
 PADDING = 128
 """The value of a pixel beyond the image, in all channels: the middle of the range, which the
 catalogue's detectors scale to zero.
 """
 
-_ROUNDING = 1e-3
+_ROUNDING_TOLERANCE = 1e-3
 """The share of its area that a box may lose to rounding without being cut off."""
 
 
 @dataclasses.dataclass(frozen=True)
-class SceneChanges:
-    """Changes uint8 images and their boxes as the config says.
+class SceneAugmentation:
+    """Changes uint8 images and their boxes as the config describes.
 
     The labels are a named tuple: corners float32 [b, N, 4] (ymin, xmin, ymax, xmax as fractions),
     classes int32 [b, N], -1 where there is no box, and is_crowd bool [b, N], a region where nothing
@@ -40,7 +44,7 @@ class SceneChanges:
     With `max_boxes`, which is the N of the loaded labels, they always have N columns, and 4 N with
     mosaics.
 
-    A box is cut off at the edge of the shown part. If less than `least_visible` of it is left, it
+    A box is cut off at the edge of the shown part. If less than `min_visible` of it is left, it
     becomes a region where nothing is learned. The visible rest is not enough of an object, and it
     is not background.
     """
@@ -49,40 +53,45 @@ class SceneChanges:
     num_examples: int
     max_boxes: int | None = None
 
-    def examples(self, draws: StatelessRandom) -> tf.Tensor:
-        return self._plan(draws).examples_k if self.config.mosaic else draws.examples_b
+    def get_example_indices(self, rng: StatelessRandom) -> tf.Tensor:
+        return self._draw_mosaics(rng).examples_k if self.config.mosaic else rng.examples_b
 
-    def load(self, load: Load, draws: StatelessRandom) -> tuple[Any, Any]:
+    def load(self, load: Load, rng: StatelessRandom) -> tuple[Any, Any]:
         if self.config.mosaic:
-            images, labels = self._mosaics(load, self._plan(draws))
+            images, labels = self._load_mosaics(load, self._draw_mosaics(rng))
         else:
-            images, labels = load(draws.examples_b)
-            if moves(self.config):
-                images, labels = self._moved(
-                    images, labels, *windows(self.config, images.shape[1:3], draws)
+            images, labels = load(rng.examples_b)
+            if has_geometric_transforms(self.config):
+                images, labels = self._transform(
+                    images, labels, *draw_windows(self.config, images.shape[1:3], rng)
                 )
-        return as_pixels(change_colours(self.config, images, draws)), self._fitted(labels)
+        return to_uint8(adjust_colors(self.config, images, rng)), self._compact_boxes(labels)
 
-    def _plan(self, draws: StatelessRandom) -> Mosaics:
-        return Mosaics.drawn(draws, self.config.mosaic, self.num_examples)
+    def _draw_mosaics(self, rng: StatelessRandom) -> Mosaics:
+        return Mosaics.draw(rng, self.config.mosaic, self.num_examples)
 
-    def _mosaics(self, load: Load, mosaics: Mosaics) -> tuple[tf.Tensor, Any]:
+    def _load_mosaics(self, load: Load, mosaics: Mosaics) -> tuple[tf.Tensor, Any]:
         images, labels = load(mosaics.examples_k)
         shape = images.shape[1:3]
-        rows, columns = windows(self.config, shape, mosaics.draws_k, mosaics.parts(*shape))
-        images, labels = self._moved(images, labels, rows, columns)
-        return mosaics.put_together(images, rows, columns), mosaics.put_boxes_together(labels)
+        rows, columns = draw_windows(
+            self.config, shape, mosaics.rng_k, mosaics.compute_parts(*shape)
+        )
+        images, labels = self._transform(images, labels, rows, columns)
+        return mosaics.merge_images(images, rows, columns), mosaics.merge_boxes(labels)
 
-    def _moved(
+    def _transform(
         self, images_kHWC: tf.Tensor, labels: Any, rows: Window, columns: Window
     ) -> tuple[tf.Tensor, Any]:
         has_image_kHW = rows.has_image()[:, :, None] & columns.has_image()[:, None, :]
-        shown_kHWC = show(images_kHWC, rows, columns)
-        shown_kHWC = tf.where(
-            has_image_kHW[..., None], shown_kHWC, tf.constant(PADDING, shown_kHWC.dtype)
+        rendered_kHWC = render(images_kHWC, rows, columns)
+        rendered_kHWC = tf.where(
+            has_image_kHW[..., None], rendered_kHWC, tf.constant(PADDING, rendered_kHWC.dtype)
         )
         ymin, xmin, ymax, xmax = tf.unstack(labels.corners, axis=-1)
-        (ymin, ymax), (xmin, xmax) = rows.edges(ymin, ymax), columns.edges(xmin, xmax)
+        (ymin, ymax), (xmin, xmax) = (
+            rows.to_canvas_edges(ymin, ymax),
+            columns.to_canvas_edges(xmin, xmax),
+        )
         whole = (ymax - ymin) * (xmax - xmin)
         ymin, ymax, xmin, xmax = (
             rows.clip(ymin),
@@ -94,13 +103,13 @@ class SceneChanges:
         corners = tf.stack(
             [ymin / rows.size, xmin / columns.size, ymax / rows.size, xmax / columns.size], axis=-1
         )
-        is_crowd = labels.is_crowd | (visible < self.config.least_visible - _ROUNDING)
-        return shown_kHWC, type(labels)(
+        is_crowd = labels.is_crowd | (visible < self.config.min_visible - _ROUNDING_TOLERANCE)
+        return rendered_kHWC, type(labels)(
             corners, tf.where(visible > 0, labels.classes, -1), is_crowd
         )
 
-    def _fitted(self, labels: Any) -> Any:
-        """Moves the boxes to the front, in their order, and fits the number of columns."""
+    def _compact_boxes(self, labels: Any) -> Any:
+        """Moves the boxes to the front, in their order, and cuts the unused columns."""
         is_box = labels.classes >= 0
         order = tf.argsort(tf.cast(~is_box, tf.int32), axis=1, stable=True)
         if self.max_boxes is None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pipeline_ops.config.input import AugmentOptions
 from pipeline_ops.config.model_catalogue import Task
-from pipeline_ops.input.augment import Changes, ImageChanges
-from pipeline_ops.input.augment_scenes import SceneChanges
+from pipeline_ops.input.augment import Augmentation, ImageAugmentation
+from pipeline_ops.input.augment_scenes import SceneAugmentation
 
 
-def make_changes(
+def build_augmentation(
     config: AugmentOptions, task: Task, num_examples: int, max_boxes: int | None = None
-) -> Changes:
+) -> Augmentation:
     """Returns the changes for a task.
 
     Args:
@@ -20,7 +20,7 @@ def make_changes(
       max_boxes: the detector's `max_boxes`, if it has one.
     """
     return (
-        SceneChanges(config, num_examples, max_boxes)
+        SceneAugmentation(config, num_examples, max_boxes)
         if task == "detection"
-        else ImageChanges(config)
+        else ImageAugmentation(config)
     )

@@ -7,27 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from pipeline_ops.artifacts.dataset import (
+    BOX_EDGES,
     BOX_IS_CROWD,
     BOX_LABEL,
-    BOX_XMAX,
-    BOX_XMIN,
-    BOX_YMAX,
-    BOX_YMIN,
     ENCODED,
     KEY,
 )
-from pipeline_ops.input.tensorflow_start import import_tensorflow
-from pipeline_ops.storage.read_errors import unreadable
 
 OUTPUTS = ("boxes", "scores", "classes", "num_detections")
 """The outputs of a detector's `serving_default`, described in `artifacts.results.SAVED_MODEL`."""
-
-_EDGES = (BOX_YMIN, BOX_XMIN, BOX_YMAX, BOX_XMAX)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +47,16 @@ def read_true_boxes(
     Raises:
       DataError: a shard holds something that is not an example for detection.
     """
-    from pipeline_ops.input.records import read_records
+    from pipeline_ops.input.records import read_records, translate_read_errors
+    from pipeline_ops.input.tensorflow_start import tf
 
-    tf = import_tensorflow()
     features = {name: tf.io.FixedLenFeature([], tf.string) for name in (ENCODED, KEY)}
-    features |= {name: tf.io.VarLenFeature(tf.float32) for name in _EDGES}
+    features |= {name: tf.io.VarLenFeature(tf.float32) for name in BOX_EDGES}
     features |= {name: tf.io.VarLenFeature(tf.int64) for name in (BOX_LABEL, BOX_IS_CROWD)}
 
-    def parse(serialized):
+    def parse(serialized: tf.Tensor) -> tuple[tf.Tensor, ...]:
         parsed = tf.io.parse_single_example(serialized, features)
-        corners = tf.stack([parsed[edge].values for edge in _EDGES], -1)
+        corners = tf.stack([parsed[edge].values for edge in BOX_EDGES], -1)
         return (
             parsed[KEY],
             parsed[ENCODED],
@@ -73,22 +65,18 @@ def read_true_boxes(
             parsed[BOX_IS_CROWD].values,
         )
 
-    try:
+    with translate_read_errors(paths):
         for key, image, boxes, classes, is_crowd in (
             read_records(paths, removed).map(parse).prefetch(8).as_numpy_iterator()
         ):
             yield TrueBoxes(
                 key.decode("utf-8", "backslashreplace"), image, boxes, classes, is_crowd > 0
             )
-    except tf.errors.OpError as error:
-        raise unreadable(
-            f"{Path(paths[0]).parent}: a shard can't be read", error, "; run preprocess again"
-        ) from error
 
 
-def pack(answer: Mapping[str, np.ndarray]) -> np.ndarray:
+def pack_detections(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """Returns float32 [N, D, 6]: ymin, xmin, ymax, xmax, score, class. Padding is all 0."""
     scores, classes = (
-        np.asarray(answer[name], np.float32)[..., None] for name in ("scores", "classes")
+        np.asarray(outputs[name], np.float32)[..., None] for name in ("scores", "classes")
     )
-    return np.concatenate([np.asarray(answer["boxes"], np.float32), scores, classes], axis=-1)
+    return np.concatenate([np.asarray(outputs["boxes"], np.float32), scores, classes], axis=-1)

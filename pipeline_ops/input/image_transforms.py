@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipeline_ops.input.tensorflow_start import import_tensorflow
-
-tf = import_tensorflow()
-
+from pipeline_ops.input.tensorflow_start import tf
 
 Part = tuple[tf.Tensor, tf.Tensor]
 """The first and the last edge of the shown part along an axis, in pixels: float32 [k] each."""
@@ -40,23 +37,23 @@ class Window:
     part_k: Part
 
     @classmethod
-    def placed(
+    def from_position(
         cls,
         size: int,
-        place_k: tf.Tensor,
+        position_k: tf.Tensor,
         shift_k: tf.Tensor,
         scale_k: tf.Tensor | None,
         is_mirrored_k: tf.Tensor | None,
         part_k: Part,
     ) -> Window:
-        """Returns an image at one of the places where it covers its part.
+        """Returns an image at one of the positions where it covers its part.
 
-        A smaller image lies within its part instead. `place_k`, 0 to 1, selects the place. Then the
-        image is moved by `shift_k`, a fraction of the canvas.
+        A smaller image lies within its part instead. `position_k`, 0 to 1, selects the position.
+        Then the image is moved by `shift_k`, a fraction of the canvas.
         """
         low_k, high_k = part_k
         slack_k = high_k - low_k - size * (1.0 if scale_k is None else scale_k)
-        origin_k = low_k + place_k * slack_k + shift_k * size
+        origin_k = low_k + position_k * slack_k + shift_k * size
         return cls(
             size,
             tf.round(origin_k) if scale_k is None else origin_k,
@@ -65,7 +62,7 @@ class Window:
             part_k,
         )
 
-    def sources(self) -> tf.Tensor:
+    def compute_source_coordinates(self) -> tf.Tensor:
         """Returns float32 [k, n]: the centre of each pixel of the canvas, in pixels of the image.
         It is -0.5 to n - 0.5 inside the image.
         """
@@ -81,7 +78,7 @@ class Window:
 
     def has_image(self) -> tf.Tensor:
         """bool [k, n]"""
-        sources_kn = self.sources()
+        sources_kn = self.compute_source_coordinates()
         return (sources_kn >= -0.5) & (sources_kn <= self.size - 0.5)
 
     def is_shown(self) -> tf.Tensor:
@@ -90,7 +87,7 @@ class Window:
         low_k, high_k = self.part_k
         return (centers_n > low_k[:, None]) & (centers_n < high_k[:, None])
 
-    def edges(self, low: tf.Tensor, high: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def to_canvas_edges(self, low: tf.Tensor, high: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Converts the two edges of boxes, float32 [k, N], from fractions of the image to pixels.
 
         The pixels are those of the canvas. The edges may lie outside of it.
@@ -107,28 +104,31 @@ class Window:
         return tf.clip_by_value(edge, low_k[:, None], high_k[:, None])
 
 
-def show(images_kHWC: tf.Tensor, rows: Window, columns: Window) -> tf.Tensor:
+def render(images_kHWC: tf.Tensor, rows: Window, columns: Window) -> tf.Tensor:
     """Returns the canvases. The image's edge is repeated where there is no image.
 
     The result is uint8 if no pixel was scaled, otherwise float32 with bilinear interpolation.
     """
-    return _resampled(_resampled(images_kHWC, rows, axis=1), columns, axis=2)
+    return _resample(_resample(images_kHWC, rows, axis=1), columns, axis=2)
 
 
-def _resampled(images_kHWC: tf.Tensor, window: Window, axis: int) -> tf.Tensor:
-    sources_kn, last = window.sources(), window.size - 1
+def _resample(images_kHWC: tf.Tensor, window: Window, axis: int) -> tf.Tensor:
+    sources_kn, last = window.compute_source_coordinates(), window.size - 1
     low_kn = tf.floor(sources_kn)
 
-    def gathered(indices_kn: tf.Tensor) -> tf.Tensor:
+    def gather_pixels(indices_kn: tf.Tensor) -> tf.Tensor:
         within = tf.clip_by_value(tf.cast(indices_kn, tf.int32), 0, last)
         return tf.ensure_shape(
             tf.gather(images_kHWC, within, axis=axis, batch_dims=1), [None, *images_kHWC.shape[1:]]
         )
 
     if window.scale_k is None:
-        return gathered(low_kn)
+        return gather_pixels(low_kn)
     part_kn = tf.reshape(
         sources_kn - low_kn, [-1, window.size, 1, 1] if axis == 1 else [-1, 1, window.size, 1]
     )
-    first, second = tf.cast(gathered(low_kn), tf.float32), tf.cast(gathered(low_kn + 1), tf.float32)
+    first, second = (
+        tf.cast(gather_pixels(low_kn), tf.float32),
+        tf.cast(gather_pixels(low_kn + 1), tf.float32),
+    )
     return first + part_kn * (second - first)

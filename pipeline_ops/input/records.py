@@ -6,23 +6,24 @@ the candidate's references read data sets with this module.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.input.tensorflow_start import import_tensorflow
-
-tf = import_tensorflow()
+from pipeline_ops.input.tensorflow_start import tf
+from pipeline_ops.storage.read_errors import make_read_error
+from pipeline_ops.storage.tfrecord import FRAME_BYTES
 
 _LENGTH = struct.Struct("<Q")
-_FRAME_BYTES = 16
-"""The bytes of a TFRecord besides its data: eight for its length, four for the checksum of the
-length, four for the checksum of the data.
-"""
+
+Parse = Callable[[Any], tuple[Any, Any]]
+"""A function from serialised examples, string [b], to features and labels."""
 
 
 def read_records(paths: Sequence[str], removed: Sequence[Sequence[int]] = ()) -> tf.data.Dataset:
@@ -41,17 +42,29 @@ def read_records(paths: Sequence[str], removed: Sequence[Sequence[int]] = ()) ->
 
     def read(shard: tf.Tensor) -> tf.data.Dataset:
         positions = skipped[shard]
-        kept = (
+        remaining = (
             tf.data.TFRecordDataset(names[shard])
             .enumerate()
             .filter(lambda position, _: tf.reduce_all(positions != position))
         )
-        return kept.map(lambda _, record: record)
+        return remaining.map(lambda _, record: record)
 
     return tf.data.Dataset.range(len(paths)).flat_map(read)
 
 
-def record_offsets(path: Path) -> np.ndarray:
+@contextlib.contextmanager
+def translate_read_errors(paths: Sequence[str]) -> Iterator[None]:
+    """Turns TensorFlow's errors while shards are read into DataError, or MachineError."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        place = paths[0] if len(paths) == 1 else f"{Path(paths[0]).parent}: a shard"
+        raise make_read_error(
+            f"{place} cannot be read", error, ". Run preprocess again."
+        ) from error
+
+
+def read_record_offsets(path: Path) -> np.ndarray:
     """Returns the offset of each record of a shard, int64. Reads only the lengths.
 
     Raises:
@@ -63,17 +76,17 @@ def record_offsets(path: Path) -> np.ndarray:
             offsets.append(offset)
             header = os.pread(file.fileno(), _LENGTH.size, offset)
             offset += (
-                _LENGTH.unpack(header)[0] + _FRAME_BYTES if len(header) == _LENGTH.size else size
+                _LENGTH.unpack(header)[0] + FRAME_BYTES if len(header) == _LENGTH.size else size
             )
     if offset != size:
         raise MachineError(
-            f"{path} is cut off or no TFRecord file: a record that begins at byte {offsets[-1]} "
-            "goes beyond the end; clear the task preprocess, and it is made again"
+            f"{path} is truncated or not a TFRecord file: the record at byte {offsets[-1]} exceeds "
+            "the end of the file. Remove it, and clear the task preprocess to write it again."
         )
     return np.array(offsets, np.int64)
 
 
-def read_at(path: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+def read_record_at(path: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
     """Reads the one record that begins at an offset of a file, and verifies its checksum.
 
     Takes scalars and must be called within a graph. The read is unbuffered, because random access

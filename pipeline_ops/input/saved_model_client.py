@@ -12,13 +12,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
 from pipeline_ops.errors import DataError
-from pipeline_ops.input.tensorflow_start import import_tensorflow
-from pipeline_ops.storage.read_errors import reason_of, unreadable
+from pipeline_ops.storage.read_errors import make_read_error, summarize_error
 
 _SIGNATURE, _INPUT, _OUTPUTS = "serving_default", "image_bytes", ("probabilities", "classes")
 
@@ -37,7 +37,7 @@ class EncodedBatch:
     features: dict[str, list[bytes | int | float | None]] = dataclasses.field(default_factory=dict)
 
 
-def read_encoded(
+def read_encoded_batches(
     paths: Sequence[str],
     batch: int,
     removed: Sequence[Sequence[int]] = (),
@@ -51,21 +51,21 @@ def read_encoded(
     Raises:
       DataError: a shard holds something that is not an example.
     """
-    from pipeline_ops.input.records import read_records
+    from pipeline_ops.input.records import read_records, translate_read_errors
+    from pipeline_ops.input.tensorflow_start import tf
 
-    tf = import_tensorflow()
     fixed = {
         ENCODED: tf.io.FixedLenFeature([], tf.string),
         LABEL: tf.io.FixedLenFeature([], tf.int64, -1),
         KEY: tf.io.FixedLenFeature([], tf.string),
     }
 
-    def parse(serialized_N):
+    def parse(serialized_N: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         return (serialized_N if features else serialized_N[:0]), tf.io.parse_example(
             serialized_N, fixed
         )
 
-    try:
+    with translate_read_errors(paths):
         for serialized_N, parsed in (
             read_records(paths, removed).batch(batch).map(parse).prefetch(1).as_numpy_iterator()
         ):
@@ -73,43 +73,36 @@ def read_encoded(
             yield EncodedBatch(
                 keys, parsed[ENCODED], parsed[LABEL], _read_features(serialized_N, features)
             )
-    except tf.errors.OpError as error:
-        raise unreadable(
-            f"{Path(paths[0]).parent}: a shard can't be read", error, "; run preprocess again"
-        ) from error
 
 
 def read_serialized(path: str) -> list[bytes]:
     """Returns every record of a shard. Raises DataError if the shard cannot be read."""
-    try:
-        return list(import_tensorflow().data.TFRecordDataset([path]).as_numpy_iterator())
-    except import_tensorflow().errors.OpError as error:
-        raise unreadable(f"{path}: can't be read", error, "; run preprocess again") from error
+    from pipeline_ops.input.records import read_records, translate_read_errors
+
+    with translate_read_errors([path]):
+        return list(read_records([path]).as_numpy_iterator())
 
 
 def _read_features(
     serialized_N: Sequence[bytes], names: Sequence[str]
 ) -> dict[str, list[bytes | int | float | None]]:
     """Reads the features one by one: their types are unknown, and an example may lack them."""
-    example = import_tensorflow().train.Example
-    found = (
-        [example.FromString(serialized).features.feature for serialized in serialized_N]
-        if names
-        else []
-    )
+    from pipeline_ops.input.tensorflow_start import tf
+
+    found = [tf.train.Example.FromString(one).features.feature for one in serialized_N]
     return {
         name: [_first_value(features[name]) if name in features else None for features in found]
         for name in names
     }
 
 
-def _first_value(feature) -> bytes | int | float | None:
+def _first_value(feature: Any) -> bytes | int | float | None:
     kind = feature.WhichOneof("kind")
     values = getattr(feature, kind).value if kind else ()
     return values[0] if values else None
 
 
-class ServedModel:
+class SavedModelClient:
     """A SavedModel with the signature that `artifacts.results.SAVED_MODEL` describes.
 
     Args:
@@ -125,46 +118,38 @@ class ServedModel:
     def __init__(
         self, folder: Path, name: str, num_classes: int, outputs: Sequence[str] = _OUTPUTS
     ):
-        tf = import_tensorflow()
+        from pipeline_ops.input.tensorflow_start import tf
+
         self._name, self._num_classes = name, num_classes
         try:
-            self.loaded = tf.saved_model.load(
-                str(folder)
-            )  # kept: its variables live no longer than it does
+            # Kept: its variables live no longer than it does.
+            self.loaded = tf.saved_model.load(str(folder))
         except (OSError, ValueError, tf.errors.OpError) as error:
-            raise unreadable(f"{folder}: {name} can't be loaded as a SavedModel", error) from error
+            raise make_read_error(f"{folder}: cannot load {name} as a SavedModel", error) from error
         self._signature = self.loaded.signatures.get(_SIGNATURE)
-        if self._signature is None or not self._has_the_right_names(outputs):
+        if (
+            self._signature is None
+            or set(self._signature.structured_input_signature[1]) != {_INPUT}
+            or not set(outputs) <= set(self._signature.structured_outputs)
+        ):
             raise DataError(
                 f"{folder}: {name} must have the signature {_SIGNATURE} from {_INPUT} to "
-                f"{' and '.join(outputs)}"
+                f"{' and '.join(outputs)}. Train it again"
             )
-
-    def _has_the_right_names(self, outputs: Sequence[str]) -> bool:
-        return set(self._signature.structured_input_signature[1]) == {_INPUT} and set(
-            outputs
-        ) <= set(self._signature.structured_outputs)
 
     def classify(self, batch: EncodedBatch) -> tuple[np.ndarray, np.ndarray]:
         """Returns probabilities float32 [N, C] and classes int64 [N].
 
         Raises:
-          DataError: the model cannot take an image, or answers with another shape.
+          DataError: the model cannot take an image, or returns another shape.
         """
-        tf = import_tensorflow()
-        try:
-            answer = self._signature(**{_INPUT: tf.constant(batch.images)})
-        except tf.errors.OpError as error:
-            raise DataError(
-                f"{self._name} failed on the examples "
-                f"{batch.keys[0]} to {batch.keys[-1]}: {reason_of(error)}"
-            ) from error
-        probabilities, classes = (answer[name].numpy() for name in _OUTPUTS)
+        outputs = self._predict(batch)
+        probabilities, classes = (outputs[name] for name in _OUTPUTS)
         if probabilities.shape != (len(batch.keys), self._num_classes):
             raise DataError(
-                f"{self._name} answers with the shape {probabilities.shape}, "
-                f"expected {(len(batch.keys), self._num_classes)}: "
-                "a probability for each class of the data set"
+                f"{self._name} returns the shape {probabilities.shape}, expected "
+                f"{(len(batch.keys), self._num_classes)}: a probability for each class of the data "
+                "set. Train again on this data set"
             )
         return probabilities, classes
 
@@ -172,28 +157,30 @@ class ServedModel:
         """Returns the outputs of `serving_default`. Raises DataError for an image that the model
         cannot take.
         """
-        try:
-            return self.ask(_SIGNATURE, **{_INPUT: batch.images})
-        except DataError as error:
-            raise DataError(
-                f"{error}; among the examples {batch.keys[0]} to {batch.keys[-1]}"
-            ) from error
+        return self._predict(batch)
 
-    def ask(self, signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+    def _predict(self, batch: EncodedBatch) -> dict[str, np.ndarray]:
+        try:
+            return self.call_signature(_SIGNATURE, **{_INPUT: batch.images})
+        except DataError as error:
+            raise DataError(f"{error} (examples {batch.keys[0]} to {batch.keys[-1]})") from error
+
+    def call_signature(self, signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the outputs of any signature.
 
         Raises:
           DataError: the model does not have the signature, or cannot take the inputs.
         """
-        tf = import_tensorflow()
+        from pipeline_ops.input.tensorflow_start import tf
+
         if signature not in self.loaded.signatures:
-            raise DataError(f"{self._name} has no signature {signature}; train again")
+            raise DataError(f"{self._name} has no signature {signature}. Train again")
         try:
             outputs = self.loaded.signatures[signature](
                 **{name: tf.constant(value) for name, value in inputs.items()}
             )
         except (tf.errors.OpError, TypeError) as error:
             raise DataError(
-                f"{self._name} failed in the signature {signature}: {reason_of(error)}"
+                f"{self._name} failed in the signature {signature}: {summarize_error(error)}"
             ) from error
         return {name: output.numpy() for name, output in outputs.items()}

@@ -1,8 +1,8 @@
 """Random access to the examples of a step, by their number in the split.
 
-Small data are held in memory. Of large data, single records are read at their place in the shards.
-Decoded images can be kept as well, in memory or in a file of the host. A step gets the same tensors
-in every case.
+Small data are held in memory. Of large data, single records are read at their offsets in shards.
+Decoded images can be kept as well, in memory or in a file of the host. Shards in a store are
+streamed (`streaming.py`). A step gets the same tensors in every case.
 
 All of it is graph code: nothing here calls back into Python while batches are made.
 
@@ -11,7 +11,7 @@ Legend: b examples, N examples of the split.
 
 from __future__ import annotations
 
-import math
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,19 +20,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from pipeline_ops.config.input import InputOptions
-from pipeline_ops.input.records import read_at, read_records, record_offsets
-from pipeline_ops.input.tensorflow_start import import_tensorflow
-from pipeline_ops.storage.atomic import names_file
-from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.input.order import ExampleOrder
+from pipeline_ops.input.records import Parse, read_record_at, read_record_offsets
+from pipeline_ops.input.streaming import StreamedSource, is_streamed, read_all, read_batches
+from pipeline_ops.input.tensorflow_start import tf
+from pipeline_ops.storage.atomic import translate_write_errors
+from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.tfrecord import FRAME_BYTES
 from pipeline_ops.system.disk_cache import HostCache
 
 if TYPE_CHECKING:
     from pipeline_ops.input.split import SplitShards
 
-tf = import_tensorflow()
-
-Parse = Callable[[Any], tuple[Any, Any]]
-"""A function from serialised examples, string [b], to features and labels."""
+Read = Callable[[tf.Tensor], tf.Tensor]
+"""A function from example numbers to serialised examples, string [b]."""
 
 MAX_BYTES_IN_MEMORY = 256 << 20
 """A split up to this size is held in memory in serialised form."""
@@ -62,14 +63,11 @@ class EncodedSource:
         self._parse = parse
         if split.num_bytes <= max_bytes_in_memory:
             with tf.device("/cpu:0"):
-                records_N = (
-                    read_records(split.paths, split.removed)
-                    .batch(split.num_examples)
-                    .get_single_element()
-                )
-            self.read = lambda examples_b: tf.gather(records_N, examples_b)
+                records_N = read_all(split).batch(split.num_examples).get_single_element()
+            split.release()
+            self.read: Read = functools.partial(tf.gather, records_N)
         else:
-            self.read = _reader(list(split.paths), _offsets(split, cache))
+            self.read = _build_reader(list(split.paths), _read_offsets(split, cache))
 
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
         return self._parse(self.read(examples_b))
@@ -84,10 +82,14 @@ class MemorySource:
 
     def __init__(self, split: SplitShards, parse: Parse):
         with tf.device("/cpu:0"):
-            self._all = _parsed(split, parse, batch=split.num_examples).get_single_element()
+            self._all = _build_parsed_dataset(
+                split, parse, batch=split.num_examples
+            ).get_single_element()
+        split.release()
 
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
-        return tf.nest.map_structure(lambda values_N: tf.gather(values_N, examples_b), self._all)
+        features, labels = _gather_examples(self._all, examples_b)
+        return features, labels
 
 
 class DiskSource:
@@ -101,16 +103,19 @@ class DiskSource:
     """
 
     _FEATURES, _LABELS = "features.tfrecord", "labels-{}.npy"
-    _FRAME_BYTES = 16  # of a TFRecord: length and two checksums
 
     def __init__(self, split: SplitShards, parse: Parse, cache: HostCache, version: str):
-        self._spec, labels_spec = _parsed(split, parse).element_spec
-        identity = digest_of([_identity(split), version, str(self._spec), str(labels_spec)])
-        folder = cache.entry("parsed", identity, lambda made: self._write(split, parse, made))
-        offsets_N = np.arange(split.num_examples, dtype=np.int64) * (
-            _num_bytes(self._spec) + self._FRAME_BYTES
+        self._spec, labels_spec = _build_parsed_dataset(split, parse).element_spec
+        identity = compute_digest(
+            [_compute_split_digest(split), version, str(self._spec), str(labels_spec)]
         )
-        self._read = _reader([str(folder / self._FEATURES)], [offsets_N])
+        folder = cache.get_or_create(
+            "parsed", identity, lambda folder: self._write(split, parse, folder)
+        )
+        offsets_N = np.arange(split.num_examples, dtype=np.int64) * (
+            _compute_num_bytes(self._spec) + FRAME_BYTES
+        )
+        self._read = _build_reader([str(folder / self._FEATURES)], [offsets_N])
         with tf.device("/cpu:0"):
             leaves = [
                 tf.convert_to_tensor(np.load(folder / self._LABELS.format(i)))
@@ -120,59 +125,46 @@ class DiskSource:
 
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
         values = tf.io.decode_raw(
-            self._read(examples_b), self._spec.dtype, fixed_length=_num_bytes(self._spec)
+            self._read(examples_b), self._spec.dtype, fixed_length=_compute_num_bytes(self._spec)
         )
-        return tf.reshape(values, [-1, *self._spec.shape[1:]]), tf.nest.map_structure(
-            lambda values_N: tf.gather(values_N, examples_b), self._labels
-        )
+        features = tf.reshape(values, [-1, *self._spec.shape[1:]])
+        return features, _gather_examples(self._labels, examples_b)
 
     @classmethod
     def _write(cls, split: SplitShards, parse: Parse, folder: Path) -> None:
         all_labels = []
         with tf.io.TFRecordWriter(str(folder / cls._FEATURES)) as writer:
-            for features, labels in _parsed(split, parse).as_numpy_iterator():
+            for features, labels in _build_parsed_dataset(split, parse).as_numpy_iterator():
                 all_labels.append(tf.nest.flatten(labels))
                 for one in features:
                     writer.write(one.tobytes())
+        split.release()
         for number, parts in enumerate(zip(*all_labels, strict=True)):
             _save(folder / cls._LABELS.format(number), np.concatenate(parts))
 
 
-def open_source(
+def open_example_source(
     split: SplitShards,
     parse: Parse,
     config: InputOptions,
     cache: HostCache,
     version: str,
-    say: Callable[[str], None],
+    on_message: Callable[[str], None],
+    order: ExampleOrder,
 ) -> ExampleSource:
     """Returns the source that the config asks for, if the data to keep fit its limits.
 
     Args:
       parse: the task's `parse`.
       version: the version of the code behind `parse`. It is part of the cache key on disk.
-      say: receives the reason why data are not kept.
+      on_message: receives the reason why data are not kept.
+      order: the order of the examples, in which a store is read.
     """
     if config.cache == "none":
-        return EncodedSource(split, parse, cache)
-    features, labels = _parsed(split, parse).element_spec
-    if _vary(features) or (
-        config.cache == "disk" and (_vary(labels) or not isinstance(features, tf.TensorSpec))
-    ):
-        remedy = "" if _vary(features) else "; use train.input.cache: memory"
-        say(f"examples are not cached, because not all of them have the same shape{remedy}")
-        return EncodedSource(split, parse, cache)
-    wanted_mib = (
-        split.num_examples
-        * sum(_num_bytes(leaf) for leaf in tf.nest.flatten((features, labels)) if not _vary(leaf))
-        / 2**20
-    )
-    if wanted_mib > config.cache_limit_mib:
-        say(
-            f"decoded images are not cached: they need {wanted_mib:.0f} MiB, "
-            f"and train.input.cache_limit_mib is {config.cache_limit_mib}"
-        )
-        return EncodedSource(split, parse, cache)
+        return open_encoded_source(split, parse, cache, order)
+    if reason := _find_reason_against_cache(split, parse, config):
+        on_message(reason)
+        return open_encoded_source(split, parse, cache, order)
     return (
         MemorySource(split, parse)
         if config.cache == "memory"
@@ -180,28 +172,71 @@ def open_source(
     )
 
 
-def _parsed(split: SplitShards, parse: Parse, batch: int = _DECODE_BATCH) -> tf.data.Dataset:
+def _find_reason_against_cache(
+    split: SplitShards, parse: Parse, config: InputOptions
+) -> str | None:
+    """Returns the reason why decoded examples are not kept, or None if they are."""
+    if is_streamed(split) and config.cache == "memory":
+        return "decoded images are not cached, because the shards are streamed"
+    features, labels = _build_parsed_dataset(split, parse).element_spec
+    if _has_variable_shape(features) or (
+        config.cache == "disk"
+        and (_has_variable_shape(labels) or not isinstance(features, tf.TensorSpec))
+    ):
+        remedy = "" if _has_variable_shape(features) else ". Use train.input.cache: memory"
+        return f"examples are not cached, because not all of them have the same shape{remedy}"
+    needed_mib = (
+        split.num_examples
+        * sum(
+            _compute_num_bytes(leaf)
+            for leaf in tf.nest.flatten((features, labels))
+            if not _has_variable_shape(leaf)
+        )
+        / 2**20
+    )
+    if needed_mib > config.cache_limit_mib:
+        return (
+            f"decoded images are not cached. They need {needed_mib:.0f} MiB, "
+            f"and train.input.cache_limit_mib is {config.cache_limit_mib}"
+        )
+    return None
+
+
+def open_encoded_source(
+    split: SplitShards, parse: Parse, cache: HostCache, order: ExampleOrder
+) -> EncodedSource | StreamedSource:
+    """Returns a source that keeps nothing decoded."""
+    if is_streamed(split):
+        return StreamedSource(split, parse, order)
+    return EncodedSource(split, parse, cache)
+
+
+def _build_parsed_dataset(
+    split: SplitShards, parse: Parse, batch: int = _DECODE_BATCH
+) -> tf.data.Dataset:
     """Returns every example once, in batches."""
-    return (
-        read_records(split.paths, split.removed)
-        .batch(batch)
-        .map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return read_batches(split, batch).map(
+        parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
 
 
-def _vary(specs: Any) -> bool:
+def _has_variable_shape(specs: Any) -> bool:
     """Returns whether examples differ in shape. Boxes do, and need next to no memory compared to
     their image.
     """
     return any(spec.shape[1:].num_elements() is None for spec in tf.nest.flatten(specs))
 
 
-def _num_bytes(spec: tf.TensorSpec) -> int:
+def _compute_num_bytes(spec: tf.TensorSpec) -> int:
     """Returns the size of one example, if all have the same shape."""
-    return math.prod(spec.shape[1:].as_list()) * spec.dtype.size
+    return int(spec.shape[1:].num_elements() * spec.dtype.size)
 
 
-def _reader(paths: list[str], offsets: list[np.ndarray]) -> Callable[[tf.Tensor], tf.Tensor]:
+def _gather_examples(structure: Any, examples_b: tf.Tensor) -> Any:
+    return tf.nest.map_structure(lambda values_N: tf.gather(values_N, examples_b), structure)
+
+
+def _build_reader(paths: list[str], offsets: list[np.ndarray]) -> Read:
     """Returns a function from numbers of examples to their records in the files."""
     with tf.device("/cpu:0"):
         names, all_offsets_N = tf.constant(paths), tf.constant(np.concatenate(offsets))
@@ -210,42 +245,50 @@ def _reader(paths: list[str], offsets: list[np.ndarray]) -> Callable[[tf.Tensor]
         )
 
     def read(examples_b: tf.Tensor) -> tf.Tensor:
-        places = (
+        locations = (
             tf.gather(names, tf.gather(files_N, examples_b)),
             tf.gather(all_offsets_N, examples_b),
         )
-        return tf.map_fn(lambda place: read_at(*place), places, fn_output_signature=tf.string)
+        return tf.map_fn(
+            lambda location: read_record_at(*location), locations, fn_output_signature=tf.string
+        )
 
     return read
 
 
-def _offsets(split: SplitShards, cache: HostCache | None) -> list[np.ndarray]:
+def _read_offsets(split: SplitShards, cache: HostCache | None) -> list[np.ndarray]:
     """Returns the offsets of the records that count, for each shard."""
     if cache is None:
-        found = [record_offsets(Path(path)) for path in split.paths]
+        found = [read_record_offsets(Path(path)) for path in split.paths]
     else:
-        folder = cache.entry("offsets", _identity(split), lambda made: _write_offsets(split, made))
+        folder = cache.get_or_create(
+            "offsets", _compute_split_digest(split), lambda folder: _write_offsets(split, folder)
+        )
         found = [np.load(folder / f"{number:05d}.npy") for number in range(len(split.paths))]
     return [
-        np.delete(each, list(gone))
-        for each, gone in zip(found, split.removed or [()] * len(found), strict=True)
+        np.delete(each, list(removed))
+        for each, removed in zip(found, split.removed or [()] * len(found), strict=True)
     ]
 
 
 def _write_offsets(split: SplitShards, folder: Path) -> None:
     for number, path in enumerate(split.paths):
-        _save(folder / f"{number:05d}.npy", record_offsets(Path(path)))
+        _save(folder / f"{number:05d}.npy", read_record_offsets(Path(path)))
 
 
 def _save(path: Path, array: np.ndarray) -> None:
-    with names_file(path):
+    with translate_write_errors(path):
         np.save(path, array)
 
 
-def _identity(split: SplitShards) -> str:
+def _compute_split_digest(split: SplitShards) -> str:
     """Returns a digest that changes when a shard changes, or the records removed from it."""
+    if split.remote is not None:
+        return compute_digest(
+            [[shard.file.model_dump(), shard.removed] for shard in split.remote.shards]
+        )
     status = [os.stat(path) for path in split.paths]
-    return digest_of(
+    return compute_digest(
         [[path, s.st_size, s.st_mtime_ns] for path, s in zip(split.paths, status, strict=True)]
         + [list(map(list, split.removed))]
     )

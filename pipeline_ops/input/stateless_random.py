@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipeline_ops.input.tensorflow_start import import_tensorflow
+from pipeline_ops.input.tensorflow_start import tf
 
-tf = import_tensorflow()
-
-_MOST_DRAWS = 16
-_MOST_STREAMS = 4
+_MAX_DRAWS = 16
+_MAX_STREAMS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class StatelessRandom:
-    """The random numbers of some examples. The `what` of the methods names a draw, 0 to 15.
+    """The random numbers of some examples. The `draw_id` of the methods names a draw, 0 to 15.
 
     Attributes:
       epochs_b, examples_b: int64 numbers.
@@ -33,26 +31,26 @@ class StatelessRandom:
     examples_b: tf.Tensor
     streams_b: tf.Tensor | None = None
 
-    def uniform(self, what: int) -> tf.Tensor:
+    def uniform(self, draw_id: int) -> tf.Tensor:
         """float32 [b] in [0, 1)."""
         return tf.cast(
-            tf.bitwise.right_shift(self._hash(what), tf.constant(40, tf.uint64)), tf.float32
+            tf.bitwise.right_shift(self._hash(draw_id), tf.constant(40, tf.uint64)), tf.float32
         ) / (1 << 24)
 
-    def around_zero(self, what: int) -> tf.Tensor:
+    def uniform_symmetric(self, draw_id: int) -> tf.Tensor:
         """float32 [b] in [-1, 1)."""
-        return 2 * self.uniform(what) - 1
+        return 2 * self.uniform(draw_id) - 1
 
-    def below(self, limit: int, what: int) -> tf.Tensor:
+    def uniform_int(self, limit: int, draw_id: int) -> tf.Tensor:
         """int64 [b] in [0, limit)."""
-        return tf.cast(self._hash(what) % tf.constant(limit, tf.uint64), tf.int64)
+        return tf.cast(self._hash(draw_id) % tf.constant(limit, tf.uint64), tf.int64)
 
-    def _hash(self, what: int) -> tf.Tensor:
-        state = tf.constant(self.seed * _MOST_DRAWS * _MOST_STREAMS + what, tf.uint64)
+    def _hash(self, draw_id: int) -> tf.Tensor:
+        state = tf.constant(self.seed * _MAX_DRAWS * _MAX_STREAMS + draw_id, tf.uint64)
         state = _mix(
             state
             if self.streams_b is None
-            else state + _MOST_DRAWS * tf.cast(self.streams_b, tf.uint64)
+            else state + _MAX_DRAWS * tf.cast(self.streams_b, tf.uint64)
         )
         state = _mix(state + tf.cast(self.epochs_b, tf.uint64))
         return _mix(state + tf.cast(self.examples_b, tf.uint64))

@@ -1,4 +1,4 @@
-"""The rule for whether a job is still wanted, the order to end, and how the job obeys it.
+"""The rule for whether a job is still needed, the request to cancel it, and how the job obeys it.
 
 A signal needs a sender on the same host that lives long enough to send the second one, too. The
 process that ends a job therefore first writes a file into the job's folder, and every job looks for
@@ -20,21 +20,21 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.errors import Cancelled, DataError
-from pipeline_ops.storage.atomic import could_not_write
-from pipeline_ops.storage.parsing import describe
-from pipeline_ops.storage.safe_paths import write_below
-from pipeline_ops.system.processes import group_members
+from pipeline_ops.errors import Cancelled, DataError, TrainyardError
+from pipeline_ops.storage.parsing import describe_validation_error, read_json_as
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.processes import find_group_members
 
 STORE_KEY = "trainyard_job"
-"""The key of a task's job and claim in Airflow's task state store."""
+"""The key of a task's job and its owner in Airflow's task state store."""
 
 GRACE_SECONDS = 2.0
 """The time between SIGTERM and SIGKILL. A job has no state to save besides its last checkpoint."""
 
-_LOOK_SECONDS = 0.5
+_CHECK_SECONDS = 0.5
+_BUCKET_CHECK_SECONDS = 2.0
 _POLL_SECONDS = 0.05
-_UNFINISHED = (
+_UNFINISHED_STATES = (
     None,
     "scheduled",
     "queued",
@@ -66,8 +66,8 @@ class TaskInstanceRef(BaseModel):
     max_tries: _Count
     clear_number: _Count
 
-    def passes_to(self, later: TaskInstanceRef) -> bool:
-        """Returns whether the later claim is of the same task instance, or of another try of it."""
+    def can_hand_over_to(self, later: TaskInstanceRef) -> bool:
+        """Returns whether `later` is the same task instance, or another try of it."""
         return self.task_instance == later.task_instance or (self.max_tries, self.clear_number) == (
             later.max_tries,
             later.clear_number,
@@ -85,7 +85,7 @@ class StoredJob(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     attempt: str = Field(max_length=100)
-    claim: TaskInstanceRef
+    owner: TaskInstanceRef
 
     @classmethod
     def parse(cls, value: object) -> StoredJob:
@@ -95,96 +95,104 @@ class StoredJob(BaseModel):
         except ValidationError as error:
             raise DataError(
                 f"{STORE_KEY} in Airflow's task state store is not a job of Trainyard: "
-                f"{describe(error)}"
+                f"{describe_validation_error(error)}"
             ) from None
 
 
-class _Order(BaseModel):
-    """The content of `unwanted.json`."""
+class _CancellationRequest(BaseModel):
+    """The content of `cancellation.json`."""
 
     reason: str = Field(max_length=10_000)
 
 
-def why_unwanted(
-    claim: TaskInstanceRef, now: TaskInstanceRef | None, state: str | None
+def find_cancellation_reason(
+    owner: TaskInstanceRef, current: TaskInstanceRef | None, state: str | None
 ) -> str | None:
-    """The reason why a task instance no longer needs the job of a claim. None if it needs the job.
+    """The reason why a task instance no longer needs a job. None if it needs the job.
 
     Args:
-      claim: the claim of the job.
-      now: the claim that the task instance would make now. None if it is no longer in Airflow.
+      owner: the task instance that started the job.
+      current: the same task instance now. None if it is no longer in Airflow.
       state: the present state of the task instance.
     """
-    if now is None:
-        return "its task is not in Airflow any more"
-    if not claim.passes_to(now):
+    if current is None:
+        return "its task is no longer in Airflow"
+    if not owner.can_hand_over_to(current):
         return "its task was cleared in Airflow"
-    return None if state in _UNFINISHED else f"its task is {state} in Airflow"
+    return None if state in _UNFINISHED_STATES else f"its task is {state} in Airflow"
 
 
-def ask_to_end(attempt: Attempt, reason: str) -> None:
-    """Orders a job to end, on any host, even if it has not started yet.
+def request_cancellation(attempt: Attempt[StorePath], reason: str) -> None:
+    """Requests the cancellation of a job, on any host, even if it has not started yet.
 
     Raises:
       DataError: its folder is missing, or is reached through a link.
-      MachineError: the disk refused the file.
-    """
-    content = _Order(reason=reason).model_dump_json().encode() + b"\n"
-    try:
-        write_below(*attempt.below_root(attempt.unwanted), content)
-    except OSError as error:
-        raise could_not_write(attempt.unwanted, error) from error
-
-
-def reason_to_end(attempt: Attempt) -> str | None:
-    """The reason in a job's order to end. None if there is no order.
-
-    An unreadable file counts as an order.
+      MachineError: the store refused the file.
     """
     try:
-        told = attempt.read(_Order, attempt.unwanted)
+        attempt.request.read_range(0, 1)  # unlike `exists`, it refuses links
+    except FileNotFoundError:
+        raise DataError(
+            f"{attempt.folder} is not the folder of a job: it has no request."
+        ) from None
+    content = _CancellationRequest(reason=reason).model_dump_json().encode() + b"\n"
+    attempt.cancellation.write(content, mode=0o600)
+
+
+def read_cancellation_reason(attempt: Attempt[StorePath]) -> str | None:
+    """The reason in a job's cancellation request. None if there is no request.
+
+    An unreadable file counts as a request.
+    """
+    try:
+        request = read_json_as(_CancellationRequest, attempt.cancellation)
     except DataError as error:
-        return f"it was told to end; {error}"
-    return told and told.reason
+        return f"its cancellation was requested; {error}"
+    return request.reason if request else None
 
 
 @contextlib.contextmanager
-def while_wanted(attempt: Attempt) -> Iterator[None]:
-    """Ends this process and its whole group when the job is ordered to end.
+def monitor_cancellation(attempt: Attempt[StorePath]) -> Iterator[None]:
+    """Ends this process and its whole group when the job is asked to end.
 
-    It sends SIGTERM, then SIGKILL to the rest.
+    It sends SIGTERM, then SIGKILL to the remaining processes.
 
     Raises:
-      Cancelled: the job received the order before it began.
+      Cancelled: the job was cancelled before it began.
     """
-    if reason := reason_to_end(attempt):
+    if reason := read_cancellation_reason(attempt):
         raise Cancelled(reason)
     is_over = threading.Event()
-    watch = threading.Thread(target=_watch, args=(attempt, is_over), name="wanted")
-    watch.start()
+    monitor = threading.Thread(target=_poll_request, args=(attempt, is_over), name="cancellation")
+    monitor.start()
     try:
         yield
     finally:
         is_over.set()
-        watch.join()
+        monitor.join()
 
 
-def _watch(attempt: Attempt, is_over: threading.Event) -> None:
-    while not is_over.wait(_LOOK_SECONDS):
-        if reason := reason_to_end(attempt):
+def _poll_request(attempt: Attempt[StorePath], is_over: threading.Event) -> None:
+    while not is_over.wait(_CHECK_SECONDS if attempt.folder.is_local else _BUCKET_CHECK_SECONDS):
+        try:
+            reason = read_cancellation_reason(attempt)
+        except TrainyardError as error:  # the bucket is away: that is no reason to end
+            logging.getLogger(__name__).warning("%s", error)
+            continue
+        if reason:
             logging.getLogger(__name__).info("This job ends: %s", reason)
             _end_own_group(is_over)
             return
 
 
 def _end_own_group(is_over: threading.Event) -> None:
-    """Ends the process group: SIGTERM, then SIGKILL to the rest, including this process.
+    """Ends the process group: SIGTERM, then SIGKILL to the remaining ones, including this process.
 
     It returns early if the work has ended (`is_over`) and no other process is left.
     """
     group, deadline = os.getpgrp(), time.monotonic() + GRACE_SECONDS
     os.killpg(group, signal.SIGTERM)
-    while not (is_over.is_set() and group_members(group) == [os.getpid()]):
+    while not (is_over.is_set() and find_group_members(group) == [os.getpid()]):
         if time.monotonic() > deadline:
             os.killpg(group, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)

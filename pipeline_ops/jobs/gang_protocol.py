@@ -1,11 +1,12 @@
 """The messages between the launcher and the processes of a gang.
 
-    launcher  -- Order, Event -->  agent, one on each host  -- Fork, Event -->  preloaded process
-    preloaded process  -- fork -->  workers
+    launcher  -- Command, Event -->  agent, one on each host  -- Fork, Event -->  fork server
+    fork server  -- fork -->  workers
 
 A message is one JSON line on standard input or output, over any transport to another host. A worker
-gets a WorkerSpec as a file. It reports in its progress file, and in its status file when it ends.
-It sends its heartbeat through a pipe to the agent of its host.
+reports in its progress file, and in its status file when it ends. It sends its heartbeat through a
+pipe to the agent of its host. If the hosts share no disk with the launcher, the agents send it what
+is appended to these files.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 AGENT_MODULE = "pipeline_ops.launch.agent"
-PRELOADED_MODULE = "pipeline_ops.training.fork_server"
+FORK_SERVER_MODULE = "pipeline_ops.training.fork_server"
 
-BEATS_VARIABLE = "TRAINYARD_BEATS"
+HEARTBEATS_VARIABLE = "TRAINYARD_HEARTBEATS"
 """The variable with the descriptor of the heartbeat pipe.
 
-The preloaded process and its forks write their names into it once a second.
+The fork server and its forks write their names into it once a second.
 """
-BEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 RUN_VARIABLE = "TRAINYARD_RUN"
 """The variable that names the owner of a gang's process: the folder of the train job's attempt."""
-PRELOADED = "preloaded process"
-"""The name of the preloaded process in the heartbeats."""
+FORK_SERVER = "fork server"
+"""The name of the fork server in the heartbeats."""
 
 
 Role = Literal["chief", "worker", "ps"]
@@ -41,15 +42,14 @@ Isolation = Literal["never", "with GPUs", "always"]
 
 
 class Message(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
 
 
 class Fork(Message):
-    """Launcher to preloaded process: fork one process.
+    """Launcher to fork server: fork one process.
 
-    `argument` is the path of a WorkerSpec for a worker, and of a CandidateSpec for the candidate.
-    `token` is the gang's secret in hex digits. It goes through the pipes and is never written to a
-    file.
+    `argument` is a WorkerSpec for a worker, and a CandidateSpec for the candidate, as JSON. `token`
+    is the gang's secret in hex digits. It goes through the pipes and is never written to a file.
     """
 
     name: str
@@ -68,13 +68,15 @@ class AgentSpec(Message):
       host: the host's name in the plan.
       run: identifies the launch. A new agent replaces an older agent with the same value and exits
         if it finds one with a different value.
-      lock: identifies the training, which only one gang may run at a time, in words that fit into a
-        file name.
-      token_file: a file on the shared storage. The host must see the launcher's content in it.
-      silence_seconds: an agent that receives no message for this time ends all processes on its
-        host.
+      lock: identifies the training, which only one gang may run at a time. It is a valid part of
+        a file name.
+      token_file: a file of the launcher. A host that shares its disk sees its content.
+      stored_attempt: the folder of the train job's attempt, if it is in a bucket.
+      stored_work: the folder of its checkpoints, if it is in a bucket.
+      silence_timeout_seconds: an agent that receives no message for this time ends all processes
+        on its host.
       ports: the first and the last port that may be used. None for any free port.
-      environment: for the agent, the preloaded process and all of its forks.
+      environment: for the agent, the fork server and all of its forks.
       isolation: when the processes get their own network namespace. TensorFlow's servers, which
         parameter servers and NCCL need, listen on all interfaces.
     """
@@ -83,19 +85,22 @@ class AgentSpec(Message):
     run: str
     lock: str
     token_file: str
-    silence_seconds: float
+    stored_attempt: str = ""
+    stored_work: str = ""
+    silence_timeout_seconds: float
     ports: tuple[int, int] | None = None
     environment: dict[str, str] = {}
     isolation: Isolation = "never"
 
 
 class Command(Message):
-    """Launcher to agent: a sign of life, or an order.
+    """Launcher to agent: a ping, or an action.
 
-    An order is to find free ports, to fork a process, or to send a signal to a fork.
+    An action is to find free ports, to fork a process, to send a signal to a fork, or to remove the
+    checkpoints that a host has on a disk of its own.
     """
 
-    order: Literal["ping", "ports", "fork", "signal"]
+    action: Literal["ping", "ports", "fork", "signal", "clean"]
     count: int = 0
     fork: Fork | None = None
     name: str = ""
@@ -111,46 +116,68 @@ class HostReport(Message):
     """Digest of the code of this project."""
     token: str | None
     """The content of the token file. None if there is no such file."""
+    own_attempt: str = ""
+    """The folder of the attempt on a host that shares only a bucket with the launcher."""
+    own_work: str = ""
+    """The folder of the checkpoints on such a host."""
     cores: int
     gpus: list[str] = []
 
 
 class Event(Message):
-    """Agent or preloaded process to launcher.
+    """Agent or fork server to launcher.
 
     `code` is an exit code, or a negative signal number. `hello` is an agent's first event. `ready`
-    says that forks can be made. `alive` names the processes with a recent heartbeat and those
+    means that forks can be made. `alive` names the processes with a recent heartbeat and those
     stopped by a signal. `refused` is the last event of an agent that can't work, with the reason.
-    With `needs_person` a second try would not help.
+    With `is_permanent_failure` a second try would not help. `appended` has data that were added to
+    the file `name` in the folder of the attempt.
     """
 
-    event: Literal["hello", "refused", "ready", "alive", "ports", "started", "ended"]
+    event: Literal["hello", "refused", "ready", "alive", "ports", "started", "ended", "appended"]
     name: str = ""
     pid: int = 0
     code: int = 0
     host: HostReport | None = None
     message: str = ""
-    needs_person: bool = False
+    is_permanent_failure: bool = False
     names: list[str] = []
     stopped: list[str] = []
     ports: list[int] = []
+    data: bytes = b""
 
     @classmethod
     def parse(cls, line: bytes) -> Event | None:
-        """Parses a line. Returns None for other output, such as `print` in a preloaded process."""
+        """Parses a line. Returns None for other output, such as `print` in a fork server."""
         try:
             return cls.model_validate_json(line)
         except ValidationError:
             return None
 
 
+class StoredWork(Message):
+    """The folder of the checkpoints in a bucket. Each host has a copy on its own disk.
+
+    `token` is that of the job's lease. With `is_exchanged`, some hosts share no disk with the
+    launcher. Then the results go through the bucket, too.
+    """
+
+    uri: str
+    token: int
+    is_exchanged: bool = False
+
+    def locate_results(self, name: str) -> str:
+        """The URI of a folder for the results of one process."""
+        return f"{self.uri}/{self.token:08d}/results/{name.replace(' ', '-')}"
+
+
 class WorkerSpec(Message):
     """One process of one incarnation of a gang.
 
     `cluster` has the addresses of all processes, `host:port`, by role and in order. `role` and
-    `index` are the place of this process in it. `work` is the folder of checkpoints, which all
-    processes can reach. `threads` is this process's share of the host's cores, and `devices` the
-    number of devices that it trains on.
+    `index` are the position of this process in it. `work` is the folder of checkpoints on its host,
+    and `stored` the one in a bucket. Without a bucket, all processes can reach `work`. `threads` is
+    this process's share of the host's cores, and `devices` the number of devices that it trains on.
     """
 
     request: str
@@ -159,6 +186,7 @@ class WorkerSpec(Message):
     index: int
     host: str
     work: str
+    stored: StoredWork | None = None
     progress: str
     threads: int
     devices: int = 1
@@ -168,7 +196,7 @@ class WorkerSpec(Message):
     @property
     def name(self) -> str:
         """The name in messages and, with a hyphen, in file names: `worker 1`, `chief`, `ps 0`."""
-        return worker_name(self.role, self.index)
+        return format_worker_name(self.role, self.index)
 
     @property
     def workers(self) -> int:
@@ -203,16 +231,22 @@ class WorkerSpec(Message):
         )
 
 
-def worker_name(role: Role, index: int) -> str:
+def format_worker_name(role: Role, index: int) -> str:
     return role if role == "chief" else f"{role} {index}"
 
 
 class CandidateSpec(Message):
-    """Requests the candidate: the trained weights of `work` as a SavedModel, in `folder`."""
+    """Requests the candidate: the trained weights of `work` as a SavedModel, in `folder`.
+
+    `source` is where the weights are, and `target` where the candidate goes, if the host shares
+    only a bucket with the others.
+    """
 
     request: str
     work: str
     folder: str
+    source: str = ""
+    target: str = ""
 
 
 # Names in the work folder, which outlives a gang.
@@ -221,6 +255,6 @@ STATE = "state.json"
 TRAINED = "trained.npz"
 
 
-def worker_digest_name(worker: int) -> str:
+def format_worker_digest_name(worker: int) -> str:
     """The file with the digest of a worker's final weights."""
     return f"worker-{worker}.digest"

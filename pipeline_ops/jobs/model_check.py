@@ -18,23 +18,23 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline_ops.artifacts.fingerprint import CODE_ROOT, digest_code
-from pipeline_ops.config.model_catalogue import Task, is_own
-from pipeline_ops.config.model_data_rules import fault_of_size, validate_task
+from pipeline_ops.artifacts.source_code import CODE_ROOT, digest_sources
+from pipeline_ops.config.model_catalogue import CATALOGUE, Task, is_user_function
+from pipeline_ops.config.model_data_rules import find_size_problem, validate_task
 from pipeline_ops.config.train import Train
-from pipeline_ops.config.yaml_source import ConfigText
+from pipeline_ops.config.yaml_source import locate_in_file
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.planned_training import PlannedTraining
-from pipeline_ops.storage.atomic import read_json, write_json
-from pipeline_ops.storage.digest import digest_of
-from pipeline_ops.user_code.callbacks import callback_code
-from pipeline_ops.user_code.interpreter import versions_in
-from pipeline_ops.user_code.models import code_of
+from pipeline_ops.storage.atomic import format_json, read_json
+from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.user_code.interpreter import read_versions
+from pipeline_ops.user_code.models import digest_user_code
 
 _log = logging.getLogger(__name__)
-_SECONDS = 300
+_TIMEOUT_SECONDS = 300
 _LOG_TAIL = 2000
-_CHECKED = (
+_CHECKED_KEYS = (
     "model",
     "model_parameters",
     "loss",
@@ -44,11 +44,11 @@ _CHECKED = (
     "precision",
     "synchronized_batch_normalization",
 )
-_CODE = ("pipeline_ops/models", "pipeline_ops/training/check.py")
+_MODULE = "pipeline_ops.training.check"
 _VERSIONS = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
 
-class ModelQuestion(BaseModel):
+class ModelCheckRequest(BaseModel):
     """The question to the process that builds the model."""
 
     model_config = ConfigDict(frozen=True)
@@ -60,9 +60,9 @@ class ModelQuestion(BaseModel):
     num_classes: int
 
 
-def needs_a_process(train: Train) -> bool:
+def requires_process(train: Train) -> bool:
     """Returns whether the check requires building the model."""
-    has_own_code = is_own(train.model) or train.loss or train.metrics or train.callbacks
+    has_own_code = is_user_function(train.model) or train.loss or train.metrics or train.callbacks
     return bool(has_own_code or train.model_parameters)
 
 
@@ -71,7 +71,7 @@ def validate_training(
     task: Task,
     image_shape: tuple[int, int, int],
     num_classes: int,
-    passed: Path,
+    verdicts: StorePath,
 ) -> None:
     """Checks that the model can be trained on a data set.
 
@@ -80,7 +80,7 @@ def validate_training(
       task: the task of the data.
       image_shape: height, width and channels of all images.
       num_classes: number of classes.
-      passed: the folder for passed verdicts.
+      verdicts: the folder for passed verdicts.
 
     Raises:
       ConfigError: the model can't be trained. The message has file, line, key and cure.
@@ -88,53 +88,62 @@ def validate_training(
     """
     train = Train.model_validate(training.train)
     validate_task(task, train.model, f"{training.config_file}: the data set")
-    if fault := fault_of_size(train.model, *image_shape[:2]):
-        size = f"{image_shape[0]}x{image_shape[1]}"
-        message = f"train.model: {train.model} {fault}, and those of the data set are {size}"
-        raise _placed(training, f"{message}; change preprocess.stages, or choose another model")
-    if not needs_a_process(train):
+    if fault := find_size_problem(train.model, *image_shape[:2]):
+        raise _make_located_error(
+            training,
+            f"train.model: {train.model} {fault}, and those of the data set are "
+            f"{image_shape[0]}x{image_shape[1]}. Change preprocess.stages or choose another model.",
+        )
+    if not requires_process(train):
         return
-    question = ModelQuestion(
+    question = ModelCheckRequest(
         config_file=training.config_file,
         train=training.train,
         task=task,
         image_shape=image_shape,
         num_classes=num_classes,
     )
-    verdict = passed / f"{_fingerprint(training, train, question)}.json"
-    if verdict.exists():
-        return
-    _log.info("building the model %s on one batch", train.model)
+    verdict = verdicts / f"{_fingerprint(training, train, question)}.json"
+    if not verdict.exists() and _build_model(training, question):
+        verdict.write(format_json({"model": train.model}))
+
+
+def _build_model(training: PlannedTraining, question: ModelCheckRequest) -> bool:
+    """Returns whether the model was built. It is not if only the hosts have its packages."""
+    _log.info("building the model %s on one batch", training.train["model"])
     answer = _ask(training, question)
     if answer.get("fault"):
-        raise _placed(training, answer["fault"])
-    if missing := answer.get("missing"):
-        if not training.has_hosts:
-            raise _placed(training, f"train.python: {missing}; name an interpreter that has it")
-        _log.warning("the model is not checked here, because %s; the hosts do it", missing)
-        return
-    write_json(verdict, {"model": train.model})
+        raise _make_located_error(training, answer["fault"])
+    missing = answer.get("missing")
+    if missing and not training.has_hosts:
+        raise _make_located_error(
+            training, f"train.python: {missing}. Set it to an interpreter that has it."
+        )
+    if missing:
+        _log.warning("the model is checked on the hosts and not here: %s", missing)
+    return not missing
 
 
-def _fingerprint(training: PlannedTraining, train: Train, question: ModelQuestion) -> str:
+def _fingerprint(training: PlannedTraining, train: Train, question: ModelCheckRequest) -> str:
     folder = Path(training.config_file).parent
-    code = digest_code(_CODE) | code_of(train, folder) | callback_code(train.callbacks, folder)
+    modules = [_MODULE]
+    if not is_user_function(train.model):
+        modules.append(f"pipeline_ops.models.{CATALOGUE[train.model].module}")
+    code = digest_sources(modules, used=[train.model]) | digest_user_code(train, folder)
     facts = question.model_dump(mode="json", include={"task", "image_shape", "num_classes"})
-    chosen = {name: training.train[name] for name in _CHECKED}
-    versions = versions_in(Path(training.python), _VERSIONS)
-    return digest_of({"code": code, "versions": versions, "config": chosen, "data": facts})
+    chosen = {name: training.train[name] for name in _CHECKED_KEYS}
+    versions = read_versions(Path(training.python), _VERSIONS)
+    return compute_digest({"code": code, "versions": versions, "config": chosen, "data": facts})
 
 
-def _ask(training: PlannedTraining, question: ModelQuestion) -> dict[str, Any]:
+def _ask(training: PlannedTraining, question: ModelCheckRequest) -> dict[str, Any]:
     """Runs the check. No user code can write into its folder before it starts."""
     with tempfile.TemporaryDirectory(prefix="model-check-") as name:
         folder, answer = Path(name), Path(name) / "answer.json"
-        for package in (
-            "pipeline_ops",
-            "beam_jobs",
-        ):  # our code only, and no installed packages next to it
+        # Our code only, and no installed packages next to it.
+        for package in ("pipeline_ops", "beam_jobs"):
             (folder / package).symlink_to(CODE_ROOT / package)
-        argv = [training.python, "-P", "-m", "pipeline_ops.training.check", str(answer)]
+        argv = [training.python, "-P", "-m", _MODULE, str(answer)]
         try:
             done = subprocess.run(
                 argv,
@@ -143,21 +152,21 @@ def _ask(training: PlannedTraining, question: ModelQuestion) -> dict[str, Any]:
                 stderr=subprocess.STDOUT,
                 cwd="/",
                 env=_environment(folder),
-                timeout=_SECONDS,
+                timeout=_TIMEOUT_SECONDS,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise MachineError(f"the model was not built within {_SECONDS} s") from None
-        except OSError as error:
-            raise ConfigError(
-                f"train.python: {training.python} cannot be started: {error}"
+            raise MachineError(
+                f"the model was not built within {_TIMEOUT_SECONDS} s. Retry on an idle machine."
             ) from None
-        found = read_json(answer) if answer.exists() else None
+        except OSError as error:
+            raise ConfigError(f"train.python: cannot start {training.python}: {error}") from None
+        found: dict[str, Any] | None = read_json(answer)
         if found is None:
-            said = done.stdout.decode(errors="replace")[-_LOG_TAIL:].strip()
+            log_tail = done.stdout.decode(errors="replace")[-_LOG_TAIL:].strip()
             raise MachineError(
                 f"the process that builds the model {training.train['model']} ended with "
-                f"{done.returncode}:\n{said}"
+                f"{done.returncode}:\n{log_tail}"
             )
     return found
 
@@ -172,12 +181,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return kept | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"}
 
 
-def _placed(training: PlannedTraining, fault: str) -> ConfigError:
+def _make_located_error(training: PlannedTraining, fault: str) -> ConfigError:
     """An error whose text begins with a key of the config, with file and line before it."""
     location = tuple(fault.partition(": ")[0].split("."))
-    try:
-        return ConfigError(
-            f"{ConfigText.read(Path(training.config_file)).place(location)}: {fault}"
-        )
-    except ConfigError:  # the file has changed since the run started
-        return ConfigError(f"{training.config_file}: {fault}")
+    return ConfigError(f"{locate_in_file(Path(training.config_file), location)}: {fault}")

@@ -24,11 +24,11 @@ class PlannedTraining(BaseModel):
     """True if it trains on other hosts, so that TensorFlow may be missing here."""
 
     @classmethod
-    def of(cls, config: PipelineConfig, python: str) -> PlannedTraining:
+    def from_config(cls, config: PipelineConfig, python: str) -> PlannedTraining:
         """The training of a config. `python` is the interpreter if the config names none."""
         return cls(
             config_file=str(config.file),
             train=config.train.model_dump(mode="json"),
-            python=str(config.interpreter("train") or python),
+            python=str(config.resolve_interpreter("train") or python),
             has_hosts=config.hosts is not None,
         )

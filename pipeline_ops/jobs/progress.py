@@ -1,27 +1,28 @@
 """Progress as JSON lines in `progress.jsonl`.
 
-A job appends to the file. The task log, the UI and the terminal show it. One line is one moment:
+A job appends to the file. The task log, the UI and the terminal show it. One line is one event:
 {"time", "phase", "done", "total", "unit", "rate", "eta_seconds", "metrics", "worker", "message"}. A
 metric that is not a number is written as the text "NaN", "Infinity" or "-Infinity", because JSON
-has no number for it. A reader leaves a half written line for its next look. An invalid line is one
-problem with its place, and the other lines count.
+has no number for it. A reader leaves a half written line for its next read. An invalid line is one
+problem with its position, and the other lines count.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline_ops.errors import DataError
-from pipeline_ops.storage.atomic import names_file
+from pipeline_ops.storage.atomic import translate_write_errors
 from pipeline_ops.storage.parsing import parse_json_as
-from pipeline_ops.storage.safe_paths import UnsafePath, open_below
+from pipeline_ops.storage.safe_paths import UnsafePath
+from pipeline_ops.storage.store_path import StorePath
 
 _MAX_LINE_BYTES = 1 << 18
 _CHUNK_BYTES = 4 << 20
@@ -33,8 +34,8 @@ _Count = Annotated[int, Field(ge=0, le=2**53)]
 _Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Progress(BaseModel):
-    """One moment of a job. `rate` is in units a second. `metrics` are the newest by name."""
+class ProgressEvent(BaseModel):
+    """One event of a job. `rate` is in units a second. `metrics` are the newest by name."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
@@ -51,14 +52,10 @@ class Progress(BaseModel):
 
     def __str__(self) -> str:
         """A task-log line: `train 120/330 steps  41.2 steps/s  ETA 5 s  loss 0.0312`."""
-        count = (
-            ""
-            if self.done is None
-            else f" {self.done}"
-            + (f"/{self.total}" if self.total else "")
-            + f" {self.unit}".rstrip()
-        )
-        parts = [self.phase + count]
+        parts = [self.phase]
+        if self.done is not None:
+            total = f"/{self.total}" if self.total else ""
+            parts = [f"{self.phase} {self.done}{total} {self.unit}".rstrip()]
         if self.rate:
             parts.append(f"{self.rate:.1f} {self.unit}/s")
         if self.eta_seconds is not None:
@@ -93,7 +90,7 @@ class ProgressWriter:
         message: str = "",
         per_unit: Mapping[str, float] | None = None,
     ) -> None:
-        """Writes one moment.
+        """Writes one event.
 
         The rate is that of the phase since its first report. `per_unit` are metrics that are
         computed as these multiples of the rate.
@@ -106,7 +103,7 @@ class ProgressWriter:
             rate = (done - self._done_at_start) / (now - self._phase_start)
             eta = max(0, total - done) / rate if total else None
         rates = {name: rate * count for name, count in (per_unit or {}).items()} if rate else {}
-        moment = Progress(
+        event = ProgressEvent(
             time=now,
             phase=phase,
             done=done,
@@ -118,36 +115,34 @@ class ProgressWriter:
             worker=self._worker,
             message=message[:_MAX_MESSAGE].encode(errors="replace").decode(),
         )
-        self.forward(moment)
+        self.forward(event)
 
-    def forward(self, moment: Progress) -> None:
-        """Writes a moment that another process has reported."""
-        with names_file(self._path):
+    def forward(self, event: ProgressEvent) -> None:
+        """Writes an event that another process has reported."""
+        with translate_write_errors(self._path):
             os.write(
-                self._descriptor, (moment.model_dump_json(exclude_defaults=True) + "\n").encode()
+                self._descriptor, (event.model_dump_json(exclude_defaults=True) + "\n").encode()
             )
 
 
 class ProgressReader:
     """Follows a progress file that may not exist yet.
 
-    Each call of `new` returns the moments since the last call.
+    Each call of `read_new` returns the events since the last call.
 
     Args:
-      path: the file.
+      file: the file.
       offset: the byte at which to begin.
-      root: a trusted folder above the file, below which no link is followed. By default the file's
-        own folder.
     """
 
-    def __init__(self, path: Path, offset: int = 0, root: Path | None = None):
-        self._root, self._path = root or path.parent, path
+    def __init__(self, file: StorePath, offset: int = 0):
+        self._file = file
         self.offset = offset
         self.problems: list[str] = []
-        """The first few problems with skipped lines, each with its place."""
+        """The first few problems with skipped lines, each with its position."""
 
-    def new(self) -> list[Progress]:
-        """Returns the new moments, at most a few megabytes at a time. The next call continues."""
+    def read_new(self) -> list[ProgressEvent]:
+        """Returns the new events, at most a few megabytes at a time. The next call continues."""
         data = self._read()
         whole = data[: data.rfind(b"\n") + 1]
         if not whole and len(data) == _CHUNK_BYTES:  # our lines are shorter
@@ -155,56 +150,54 @@ class ProgressReader:
         start, self.offset = self.offset, self.offset + len(whole)
         return list(self._parse(whole, start))
 
-    def all(self) -> Iterator[list[Progress]]:
-        """Yields the results of `new` until no moments are left."""
+    def read_all(self) -> Iterator[list[ProgressEvent]]:
+        """Yields the results of `read_new` until no events are left."""
         before = -1
         while before != self.offset:
             before = self.offset
-            yield self.new()
+            yield self.read_new()
 
     def seek_end(self, num_bytes: int = 0) -> None:
         """Skips the present content, except for the last `num_bytes`."""
         try:
-            with self._open() as file:
-                self.offset = max(0, os.fstat(file.fileno()).st_size - num_bytes)
-        except (FileNotFoundError, UnsafePath):
+            self.offset, _ = self._file.read_log_end(num_bytes)
+        except UnsafePath:
             self.offset = 0
-
-    def _open(self) -> AbstractContextManager[IO[bytes]]:
-        return open_below(self._root, str(self._path.relative_to(self._root)))
 
     def _read(self) -> bytes:
         try:
-            with self._open() as file:
-                file.seek(self.offset)
-                return file.read(_CHUNK_BYTES)
-        except FileNotFoundError:
-            return b""
+            return self._file.read_log(self.offset, _CHUNK_BYTES)
         except UnsafePath as error:
             if not self.problems:
                 self.problems.append(str(error))
             return b""
 
-    def _parse(self, lines: bytes, start: int) -> Iterator[Progress]:
+    def _parse(self, lines: bytes, start: int) -> Iterator[ProgressEvent]:
         for line in lines.removesuffix(b"\n").split(b"\n") if lines else ():
             try:
-                yield parse_progress(line, f"{self._path}, byte {start}")
+                yield parse_progress(line, f"{self._file}, byte {start}")
             except DataError as error:  # its writer was killed halfway, or it is not ours
                 if len(self.problems) < _MAX_PROBLEMS:
                     self.problems.append(str(error))
             start += len(line) + 1
 
 
-def parse_progress(line: bytes, place: object) -> Progress:
-    """Parses one line of a progress file. Raises DataError with the place if it is invalid."""
+def parse_progress(line: bytes, source: object) -> ProgressEvent:
+    """Parses one line of a progress file. Raises DataError with the source if it is invalid."""
     if len(line) > _MAX_LINE_BYTES:
-        raise DataError(f"{place}: a line of {len(line)} bytes, allowed are {_MAX_LINE_BYTES}")
-    return parse_json_as(Progress, line, place)
+        raise DataError(
+            f"{source}: the line has {len(line)} bytes. At most {_MAX_LINE_BYTES} are allowed."
+        )
+    return parse_json_as(ProgressEvent, line, source)
 
 
-def last_moment(path: Path, root: Path | None = None) -> Progress | None:
-    """The newest moment of a progress file, or None. Only the end of the file is read."""
-    reader = ProgressReader(path, root=root)
-    reader.seek_end(_TAIL_BYTES)
-    moments = reader.new()
-    return moments[-1] if moments else None
+def read_last_event(file: StorePath) -> ProgressEvent | None:
+    """The newest event of a progress file, or None. Only the end of the file is read."""
+    try:
+        _, tail = file.read_log_end(_TAIL_BYTES)
+    except UnsafePath:
+        return None
+    for line in reversed(tail.splitlines()):
+        with contextlib.suppress(DataError):
+            return parse_progress(line, file)
+    return None

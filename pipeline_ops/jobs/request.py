@@ -8,7 +8,6 @@ because a hosts file may put secrets into the environment of workers.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -18,9 +17,10 @@ from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.manifest import Input
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.jobs.planned_training import PlannedTraining
-from pipeline_ops.storage.atomic import could_not_write, write_json
+from pipeline_ops.storage.atomic import format_json, translate_write_errors
 from pipeline_ops.storage.parsing import read_json_as
-from pipeline_ops.storage.safe_paths import write_below
+from pipeline_ops.storage.store import StoreUsage
+from pipeline_ops.storage.store_path import StorePath
 
 _MAX_REQUEST_BYTES = 64 << 20
 _MAX_MESSAGE = 100_000
@@ -42,9 +42,11 @@ class Request(BaseModel):
     inputs: dict[str, Input] = {}
     """Manifests to read, by name."""
     root: str
-    """The storage root."""
+    """The storage root, a path or a URI."""
     artifact: str
-    """The folder to create. Its name is the fingerprint."""
+    """The folder to create, a path or a URI. Its name is the fingerprint."""
+    is_damaged: bool = False
+    """Whether an artifact of that name is there, is damaged, and must be removed first."""
     fingerprint: Fingerprint
     deadline_seconds: int
     training: PlannedTraining | None = None
@@ -64,51 +66,41 @@ class Status(BaseModel):
     exit_code: ExitCode
     manifest: str | None = Field(None, max_length=8192)
     message: str = ""
+    store: StoreUsage = StoreUsage()
+    """The requests of the job's main process to a bucket."""
 
     @field_validator("message")
     @classmethod
-    def _cut(cls, message: str) -> str:
-        """Shortens a long message and replaces broken characters, so that it fits into the file."""
+    def _truncate(cls, message: str) -> str:
+        """Shortens a long message and replaces broken characters, so that the file can hold it."""
         return message[:_MAX_MESSAGE].encode(errors="replace").decode()
 
 
-def write_request(attempt: Attempt, request: Request) -> None:
-    """Writes the request. Only the owner can read the folder and the file."""
-    content = (request.model_dump_json(indent=2) + "\n").encode()
-    try:
-        attempt.folder.parent.mkdir(parents=True, exist_ok=True)
-        attempt.folder.mkdir(mode=0o700, exist_ok=True)
-        write_below(*attempt.below_root(attempt.request), content)
-    except OSError as error:
-        raise could_not_write(attempt.request, error) from error
+def write_request(attempt: Attempt[StorePath], request: Request) -> None:
+    """Writes the request. In a folder, only the owner can read the folder and the file."""
+    if attempt.folder.is_local:
+        with translate_write_errors(attempt.request.local):
+            attempt.folder.local.parent.mkdir(parents=True, exist_ok=True)
+            attempt.folder.local.mkdir(mode=0o700, exist_ok=True)
+    attempt.request.write((request.model_dump_json(indent=2) + "\n").encode(), mode=0o600)
 
 
-def read_request(path: Path | str, root: Path | None = None) -> Request:
-    """The request in a file.
-
-    Args:
-      path: the file.
-      root: the trusted folder of `read_json_as`, by default the file's own folder.
-
-    Raises:
-      DataError: there is no request, or it is invalid.
-    """
-    path = Path(path)
-    root = root or path.parent
-    request = read_json_as(Request, root, str(path.relative_to(root)), _MAX_REQUEST_BYTES)
+def read_request(file: StorePath) -> Request:
+    """The request in a file. Raises DataError if there is no request, or it is invalid."""
+    request = read_json_as(Request, file, _MAX_REQUEST_BYTES)
     if request is None:
-        raise DataError(f"{path}: there is no such request; an operator writes it")
+        raise DataError(f"{file}: there is no such request. An operator writes it.")
     return request
 
 
-def write_status(attempt: Attempt, status: Status) -> None:
-    write_json(attempt.status, status.model_dump(mode="json"))
+def write_status(attempt: Attempt[StorePath], status: Status) -> None:
+    attempt.status.write(format_json(status.model_dump(mode="json")))
 
 
-def read_status(attempt: Attempt) -> Status | None:
+def read_status(attempt: Attempt[StorePath]) -> Status | None:
     """The status of a job. None if the job has not ended, or was killed before it could write one.
 
     Raises:
       DataError: the file is not a status.
     """
-    return attempt.read(Status, attempt.status)
+    return read_json_as(Status, attempt.status)

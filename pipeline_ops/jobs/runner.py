@@ -5,7 +5,7 @@
 
 `preprocess(job)` fills the folder that `job.artifact()` opens, and returns a code that leaves a
 manifest. This module does the rest: the lock (two processes never make the same artifact), the
-deadline, SIGTERM, the end of a job that is no longer wanted, the status, and the table from
+deadline, SIGTERM, the end of a cancelled job, the status, and the table from
 exceptions to exit codes.
 """
 
@@ -24,84 +24,75 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pipeline_ops.artifacts.damage import has_damage, withdraw_artifact
 from pipeline_ops.artifacts.layout import Attempt, lock_file, work_folder
-from pipeline_ops.artifacts.manifest import NAME, Manifest, ManifestFile, list_files, write_manifest
+from pipeline_ops.artifacts.manifest import NAME
 from pipeline_ops.errors import Cancelled, ExitCode, TrainyardError
-from pipeline_ops.jobs.cancellation import while_wanted
+from pipeline_ops.jobs.artifact_writer import ArtifactDraft, open_draft
+from pipeline_ops.jobs.cancellation import monitor_cancellation
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Request, Status, read_request, write_status
-from pipeline_ops.storage.atomic import exclusive_lock, remove_own, staging_folder
-from pipeline_ops.storage.read_errors import exit_code_of
-from pipeline_ops.system.temp_dirs import own_temporary_folder
+from pipeline_ops.jobs.workspace import find_local_folder, open_workspace
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.read_errors import to_exit_code
+from pipeline_ops.storage.staging import remove_own_folder
+from pipeline_ops.storage.store import read_usage
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.lease import Lease, hold_lease
+from pipeline_ops.system.temp_dirs import use_temporary_folder
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A request that is being processed."""
+    """A request that is being processed.
+
+    Attributes:
+      request: what to do.
+      attempt: the files of this try on this host.
+      progress: receives the job's reports.
+      lease: the right to make the artifact.
+      stored_attempt: the attempt in a bucket; None if the storage root is a folder.
+    """
 
     request: Request
-    attempt: Attempt
+    attempt: Attempt[Path]
     progress: ProgressWriter
+    lease: Lease
+    stored_attempt: StorePath | None = None
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> StorePath:
         """The artifact's final folder."""
-        return Path(self.request.artifact)
+        return open_path(self.request.artifact)
 
     @property
     def work(self) -> Path:
-        """A folder that outlives this try and is removed once the artifact exists."""
-        return work_folder(self.folder)
+        """A folder of this host that outlives this try. It is removed once the artifact exists."""
+        return find_local_folder(work_folder(self.folder))
 
     @contextlib.contextmanager
     def artifact(self) -> Iterator[ArtifactDraft]:
         """Yields the draft of the artifact, whose files go below `.folder`.
 
-        Leaving the block adds the manifest and publishes the artifact.
+        Leaving the block adds the manifest and publishes the artifact. It replaces what is left of
+        a damaged one.
+
+        Raises:
+          MachineError: the disk failed, or a referenced file was removed in the meantime.
         """
-        with staging_folder(self.folder) as staging:
-            draft = ArtifactDraft(staging)
+        with open_draft(self.folder, self.request, self.lease) as draft:
             yield draft
-            write_manifest(
-                staging,
-                Manifest(
-                    job=self.request.job,
-                    pipeline=self.request.pipeline,
-                    fingerprint=self.request.fingerprint,
-                    fingerprint_digest=self.request.fingerprint.digest,
-                    inputs=self.request.inputs,
-                    seeds=draft.seeds,
-                    files=list_files(staging, draft.num_examples, draft.linked),
-                    figures=draft.figures,
-                ),
-            )
-        remove_own(self.work)
-
-
-@dataclasses.dataclass
-class ArtifactDraft:
-    """Files below `folder`, and other content of the manifest. `num_examples` is by shard path.
-
-    `linked` are files that are shared with another artifact, by path, as in its manifest.
-    """
-
-    folder: Path
-    figures: dict[str, Any] = dataclasses.field(default_factory=dict)
-    seeds: dict[str, int] = dataclasses.field(default_factory=dict)
-    num_examples: dict[str, int] = dataclasses.field(default_factory=dict)
-    linked: dict[str, ManifestFile] = dataclasses.field(default_factory=dict)
+        remove_own_folder(self.work)
 
 
 def run_job(work: Callable[[Job], ExitCode]) -> NoReturn:
     """Runs the job that the command line names, and exits with its code."""
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--request", type=Path, required=True, help="the request.json that an operator wrote"
-    )
+    parser.add_argument("--request", required=True, help="the request.json that an operator wrote")
     sys.exit(run_request(work, parser.parse_args().request))
 
 
-def run_request(work: Callable[[Job], ExitCode], path: Path) -> ExitCode:
+def run_request(work: Callable[[Job], ExitCode], uri: str | Path) -> ExitCode:
     """Runs one request like `run_job`, without exiting."""
     logging.basicConfig(
         level=logging.INFO,
@@ -109,57 +100,68 @@ def run_request(work: Callable[[Job], ExitCode], path: Path) -> ExitCode:
         stream=sys.stderr,
     )
     signal.signal(signal.SIGTERM, _cancel)
-    attempt = Attempt(path.parent)
+    attempt = Attempt(open_path(uri).root)
     try:
-        request = read_request(path)
+        request = read_request(attempt.request)
         with (
-            while_wanted(attempt),
+            monitor_cancellation(attempt),
             _deadline(request.deadline_seconds, attempt),
-            own_temporary_folder(request.job),
+            use_temporary_folder(request.job),
+            open_workspace(attempt) as workspace,
         ):
-            status = _do_once(work, Job(request, attempt, ProgressWriter(attempt.progress)))
+            status = _do_once(work, request, workspace, attempt)
     except TrainyardError as error:
         status = Status(exit_code=error.exit_code, message=str(error))
     except KeyboardInterrupt:
         status = Status(exit_code=ExitCode.CANCELLED, message="interrupted")
     except MemoryError as error:
         status = Status(exit_code=ExitCode.RETRY, message=f"out of memory: {error}")
-    except Exception as error:  # the log must show the place
+    except Exception as error:  # the log must show the traceback
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         status = Status(
-            exit_code=exit_code_of(error), message=f"{kind}{error}; the log is {attempt.log}"
+            exit_code=to_exit_code(error), message=f"{kind}{error}. The log is {attempt.log}."
         )
         traceback.print_exc()
     if status.message:
         logging.getLogger(__name__).info("%s: %s", status.exit_code.name, status.message)
+    # Files of this host are known elsewhere by their places in the store.
+    message = status.message.replace(str(find_local_folder(attempt.folder)), str(attempt.folder))
+    status = status.model_copy(update={"message": message, "store": read_usage()})
     write_status(attempt, status)
     return status.exit_code
 
 
-def _do_once(work: Callable[[Job], ExitCode], job: Job) -> Status:
+def _do_once(
+    work: Callable[[Job], ExitCode],
+    request: Request,
+    attempt: Attempt[Path],
+    stored: Attempt[StorePath],
+) -> Status:
     """Does the work, unless the artifact exists.
 
     Another Airflow, or another run, may be making the same artifact. This job then waits for it, at
     most until its own deadline.
     """
-    manifest, what = (
-        job.folder / NAME,
-        f"the {job.request.job} of {job.request.pipeline} {job.folder.name}",
-    )
+    artifact, progress = open_path(request.artifact), ProgressWriter(attempt.progress)
+    manifest = artifact / NAME
+    resource = f"the {request.job} of {request.pipeline} {artifact.name}"
 
-    def tell(reason: str) -> None:
-        job.progress.report("wait", message=reason)
+    def report_wait(reason: str) -> None:
+        progress.report("wait", message=reason)
 
-    with exclusive_lock(lock_file(job.folder), what, job.request.deadline_seconds, tell):
-        if (
-            manifest.exists()
-        ):  # another run was faster, or this process's predecessor died after its last rename
+    with hold_lease(lock_file(artifact), resource, request.deadline_seconds, report_wait) as lease:
+        # An export is damaged, too, if its version is gone. It publishes a model only once.
+        if request.is_damaged and (request.job == "export" or has_damage(manifest)):
+            withdraw_artifact(artifact)
+        # Another run was faster, or this process's predecessor died after its last rename.
+        if manifest.exists():
             return Status(
                 exit_code=ExitCode.SUCCESS,
                 manifest=str(manifest),
-                message="made by another run meanwhile",
+                message="made by another run in the meantime",
             )
-        code = work(job)
+        in_bucket = None if stored.folder.is_local else stored.folder
+        code = work(Job(request, attempt, progress, lease, in_bucket))
     return Status(exit_code=code, manifest=str(manifest) if code.leaves_manifest else None)
 
 
@@ -169,7 +171,7 @@ def _cancel(_signal: int, _frame: Any) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _deadline(seconds: int, attempt: Attempt) -> Iterator[None]:
+def _deadline(seconds: int, attempt: Attempt[StorePath]) -> Iterator[None]:
     """Ends the whole process group when the time is up, even if the main thread hangs."""
 
     def end() -> None:
@@ -177,9 +179,7 @@ def _deadline(seconds: int, attempt: Attempt) -> Iterator[None]:
             attempt,
             Status(exit_code=ExitCode.RETRY, message=f"not done after timeout_seconds ({seconds})"),
         )
-        os.killpg(
-            os.getpgrp(), signal.SIGKILL
-        )  # the job leads a group of its own: `start_detached`
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # the job leads its own group: `start_detached`
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True

@@ -5,16 +5,18 @@ Readers are the command line, the report and the UI.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.layout import Layout, parse_artifact_uri
+from pipeline_ops.artifacts.manifest import find_file, read_manifest
 from pipeline_ops.artifacts.results import REPORT
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.atomic import format_json
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.storage.store import StoreUsage
+from pipeline_ops.storage.store_path import StorePath
 
 
 class TaskRecord(BaseModel):
@@ -33,40 +35,36 @@ class TaskRecord(BaseModel):
     message: str = ""
     attempt: str | None = Field(None, max_length=8192)
     exit_code: int | None = Field(None, ge=-1000, le=1000)
+    store: StoreUsage = StoreUsage()
+    """The requests of the task and of its job to a bucket, without those of the triggerer."""
 
 
-def write_record(path: Path, record: TaskRecord) -> None:
-    write_json(path, record.model_dump(mode="json"))
+def write_record(path: StorePath, record: TaskRecord) -> None:
+    path.write(format_json(record.model_dump(mode="json")))
 
 
-def read_record(path: Path, root: Path | None = None) -> TaskRecord | None:
-    """The record in a file, or None if there is none.
-
-    Args:
-      path: the file.
-      root: a trusted folder above it, below which no link is followed. By default the file's own
-        folder.
-
-    Raises:
-      DataError: the file is not a record.
-    """
-    root = root or path.parent
-    return read_json_as(TaskRecord, root, str(path.relative_to(root)))
+def read_record(path: StorePath) -> TaskRecord | None:
+    """The record in a file, or None if there is none. Raises DataError if it is not a record."""
+    return read_json_as(TaskRecord, path)
 
 
-def recorded_manifest(layout: Layout, run_id: str, task: str, job: str) -> str | None:
+def find_recorded_manifest(layout: Layout, run_id: str, task: str, job: str) -> str | None:
     """The manifest that a task of a run has left or found. None if there is none.
+
+    If the storage root was moved since, it is the same manifest below the present root.
 
     Raises:
       DataError: the record is damaged, or does not name an artifact of that job of the pipeline.
     """
-    record = read_record(layout.task_record(run_id, task), layout.root)
+    record = read_record(layout.task_record(run_id, task))
     if record is None or record.state != "success" or record.manifest is None:
         return None
+    if (place := parse_artifact_uri(record.manifest)) and place[:2] == (layout.pipeline, job):
+        return str(layout.manifest(job, place[2]))
     return layout.check_manifest(job, record.manifest)
 
 
-def find_report(evaluate: str | None, export: str | None) -> Path | None:
+def find_report(evaluate: str | None, export: str | None) -> StorePath | None:
     """The page of a run, by the manifests of its evaluation and its export.
 
     It is the export's page, which also shows the published models, if it is about this evaluation,
@@ -74,8 +72,9 @@ def find_report(evaluate: str | None, export: str | None) -> Path | None:
     """
     if evaluate is None:
         return None
-    made_from = (
-        read_manifest(export).inputs.get("evaluate") if export and Path(export).exists() else None
-    )
-    file = Path(export if made_from and made_from.uri == evaluate else evaluate).parent / REPORT
-    return file if file.is_file() else None
+    manifest = evaluate
+    if export and open_path(export).exists():
+        evaluated = read_manifest(export).inputs.get("evaluate")
+        if evaluated and evaluated.uri == evaluate:
+            manifest = export
+    return find_file(manifest, REPORT)

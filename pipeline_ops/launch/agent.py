@@ -1,64 +1,67 @@
-"""The agent: one light process per host of a gang, between launcher and preloaded process.
+"""The agent: one light process per host of a gang, between launcher and fork server.
 
     python -m pipeline_ops.launch.agent RUN
 
 The first line on its standard input is its AgentSpec as JSON. RUN identifies the launch, so that
 other processes can find its agents.
 
-The agent describes its host, finds ports, passes orders on and reports which processes live. Its
+The agent describes its host, finds ports, forwards commands and reports which processes live. Its
 main duty is the cleanup of its host. No process of the gang stays there after the agent's input
-closes, after the launcher has been silent for `silence_seconds` (the network may be cut), or after
-the agent is killed. It imports no TensorFlow. The launcher chooses the transport of its input and
-output: ssh, srun or a plain pipe.
+closes, after the launcher has been silent for `silence_timeout_seconds` (the network may be cut),
+or after the agent is killed. It imports no TensorFlow. The launcher chooses the transport of its
+input and output: ssh, srun or a plain pipe.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
-import hashlib
-import importlib.metadata
 import os
-import platform
-import re
 import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline_ops.artifacts.fingerprint import CODE_ROOT
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.gang_protocol import (
-    BEAT_SECONDS,
-    BEATS_VARIABLE,
-    PRELOADED,
-    PRELOADED_MODULE,
+    FORK_SERVER,
+    FORK_SERVER_MODULE,
+    HEARTBEAT_SECONDS,
+    HEARTBEATS_VARIABLE,
     RUN_VARIABLE,
     AgentSpec,
     Command,
     Event,
-    HostReport,
 )
-from pipeline_ops.launch.isolation import leave_network
+from pipeline_ops.launch.file_relay import RELAY_SECONDS, FileRelay
+from pipeline_ops.launch.host_report import describe_host, find_gpus
+from pipeline_ops.launch.isolation import enter_network_namespace
+from pipeline_ops.launch.messages import LineReader, get_pipes, send_message
+from pipeline_ops.launch.own_disk import OwnDisk, check_isolation, open_own_disk
 from pipeline_ops.storage.atomic import read_json, write_json
-from pipeline_ops.storage.digest import digest_of
-from pipeline_ops.system.descendants import adopt_orphans, die_with_parent, end_descendants
+from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.staging import remove_own_folder
+from pipeline_ops.system.descendants import end_descendants
+from pipeline_ops.system.prctl import adopt_orphans, die_with_parent
 from pipeline_ops.system.processes import ProcessIdentity, is_stopped
-from pipeline_ops.system.temp_dirs import Scratch, folder_of, sweep, try_to_hold
+from pipeline_ops.system.temp_dirs import (
+    ScratchFolder,
+    get_scratch_path,
+    sweep,
+    try_acquire_scratch_folder,
+)
 
-_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pydantic")
-_HOLDER = "holder.json"
+_OWNER_FILE = "owner.json"
 _LOCK_SECONDS = 5.0
 """The forks of a killed predecessor need a moment to exit."""
 
 
 def main() -> None:
-    first, unread = read_line(0)
-    if not first:
+    with open(0, "rb", buffering=0, closefd=False) as commands:  # reads nothing behind the line
+        first = commands.readline()
+    if not first.endswith(b"\n"):
         return  # the launcher is gone already
     spec = AgentSpec.model_validate_json(first)
     events = os.dup(1)
@@ -67,40 +70,25 @@ def main() -> None:
     os.environ |= spec.environment  # a temporary folder may be among it
     try:
         if spec.isolation == "always" or (spec.isolation == "with GPUs" and find_gpus()):
-            leave_network()
+            check_isolation(spec)
+            enter_network_namespace()
+        own_disk = open_own_disk(spec)
         sweep()
-        scratch = hold_host(spec)
+        scratch = lock_host(spec)
     except (BlockingIOError, MachineError, ConfigError) as error:
-        os.write(
-            events,
-            _line(
-                Event(
-                    event="refused", message=str(error), needs_person=isinstance(error, ConfigError)
-                )
-            ),
-        )
+        is_permanent = isinstance(error, ConfigError)
+        refusal = Event(event="refused", message=str(error), is_permanent_failure=is_permanent)
+        send_message(events, refusal)
         return
     try:
-        Agent(spec, events, scratch, unread).serve()
+        Agent(spec, events, scratch, own_disk).serve()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_descendants(0.0)
+        if own_disk:
+            remove_own_folder(own_disk.attempt)
         scratch.remove()
         sweep()
-
-
-def read_line(descriptor: int) -> tuple[bytes, bytes]:
-    """Returns the first line from a pipe and the bytes behind it.
-
-    Both are empty at the end of the input.
-    """
-    data = b""
-    while b"\n" not in data:
-        if not (more := os.read(descriptor, 1 << 16)):
-            return b"", b""
-        data += more
-    line, _, rest = data.partition(b"\n")
-    return line, rest
 
 
 class Agent:
@@ -109,107 +97,115 @@ class Agent:
     Args:
       spec: the specification that it was started with.
       events: the descriptor to report to.
-      scratch: the lock on this host. The preloaded process and all forks inherit it, so the host is
+      scratch: the lock on this host. The fork server and all forks inherit it, so the host is
         free only when all of them are gone.
-      unread: the bytes that came through the pipe behind the first line.
+      own_disk: the folders on this host, if it shares only a bucket with the launcher.
     """
 
-    def __init__(self, spec: AgentSpec, events: int, scratch: Scratch, unread: bytes = b""):
-        self._spec, self._events = spec, events
+    def __init__(
+        self,
+        spec: AgentSpec,
+        events: int,
+        scratch: ScratchFolder,
+        own_disk: OwnDisk | None = None,
+    ):
+        self._spec, self._events, self._own_disk = spec, events, own_disk
+        self._relay = FileRelay(own_disk.attempt, events) if own_disk else None
         self._pids: dict[str, int] = {}
-        self._held: list[socket.socket] = []
-        self._beats, beats = os.pipe()
-        self._wake, wake = os.pipe()
-        os.set_blocking(wake, False)
-        signal.set_wakeup_fd(wake)
+        self._reserved_sockets: list[socket.socket] = []
+        self._alive: set[str] = set()
+        self._wake, wake_writer = os.pipe()
+        os.set_blocking(wake_writer, False)
+        signal.set_wakeup_fd(wake_writer)
         signal.signal(signal.SIGTERM, lambda *_: self._signal(signal.SIGTERM))
-        self._preloaded = subprocess.Popen(
-            [sys.executable, "-m", PRELOADED_MODULE],
+        heartbeats, heartbeat_writer = os.pipe()
+        self._fork_server = subprocess.Popen(
+            [sys.executable, "-m", FORK_SERVER_MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=[beats, scratch.lock],
+            pass_fds=[heartbeat_writer, scratch.lock],
             env={
                 **os.environ,
                 **scratch.environment,
                 RUN_VARIABLE: spec.run,
-                BEATS_VARIABLE: str(beats),
+                HEARTBEATS_VARIABLE: str(heartbeat_writer),
             },
             preexec_fn=die_with_parent,
         )
-        os.close(beats)
-        self._unread = {0: unread, self._preloaded.stdout.fileno(): b"", self._beats: b""}
-        self._alive: set[str] = set()
+        os.close(heartbeat_writer)
+        requests, fork_events = get_pipes(self._fork_server)
+        self._requests = requests.fileno()
+        self._fork_events = LineReader(fork_events.fileno())
+        self._commands, self._heartbeats = LineReader(0), LineReader(heartbeats)
 
     def serve(self) -> None:
-        """Serves until the launcher or the preloaded process is gone."""
-        self._say(Event(event="hello", host=report_host(self._spec)))
-        from_preloaded, heard, told = (
-            self._preloaded.stdout.fileno(),
-            time.monotonic(),
-            time.monotonic(),
-        )
+        """Serves until the launcher or the fork server is gone."""
+        own_disk = self._own_disk.to_report() if self._own_disk else {}
+        report = describe_host(self._spec).model_copy(update=own_disk)
+        self._report(Event(event="hello", host=report))
+        last_received = last_report = time.monotonic()
+        inputs: list[LineReader | int] = [self._commands, self._fork_events, self._heartbeats]
+        inputs.append(self._wake)
         while True:
-            readable, _, _ = select.select(
-                [0, from_preloaded, self._beats, self._wake], [], [], BEAT_SECONDS
-            )
+            timeout = RELAY_SECONDS if self._relay else HEARTBEAT_SECONDS
+            readable, _, _ = select.select(inputs, [], [], timeout)
             now = time.monotonic()
             if self._wake in readable:
                 os.read(self._wake, 4096)
-            if 0 in readable:
-                heard = now
-                if not self._obey():
+            if self._commands in readable:
+                last_received = now
+                if not self._handle_commands():
                     return
-            if from_preloaded in readable and not self._pass_on(from_preloaded):
+            if self._fork_events in readable and not self._forward_events():
                 return
-            if self._beats in readable:
-                self._alive.update(line.decode() for line in self._lines(self._beats) or ())
-            if now - told >= BEAT_SECONDS:
-                stopped = [name for name, pid in self._pids.items() if is_stopped(pid)]
-                self._say(Event(event="alive", names=sorted(self._alive), stopped=stopped))
-                self._alive, told = set(), now
-            if now - heard > self._spec.silence_seconds:
+            if self._heartbeats in readable:
+                self._alive.update(map(bytes.decode, self._heartbeats.read_lines() or ()))
+            if now - last_report >= HEARTBEAT_SECONDS:
+                last_report = now
+                self._report_alive()
+            if self._relay:
+                self._relay.send_new()
+            if now - last_received > self._spec.silence_timeout_seconds:
                 print(
-                    f"the launcher has been silent for {now - heard:.0f} s; "
-                    f"ending everything on {self._spec.host}",
+                    f"the launcher has been silent for {now - last_received:.0f} s. "
+                    f"All processes of the gang on {self._spec.host} are ended.",
                     file=sys.stderr,
                     flush=True,
                 )
                 return
 
-    def _obey(self) -> bool:
-        lines = self._lines(0)
+    def _handle_commands(self) -> bool:
+        lines = self._commands.read_lines()
         for line in lines or ():
-            order = Command.model_validate_json(line)
-            match order.order:
+            command = Command.model_validate_json(line)
+            match command.action:
                 case "ports":
-                    self._held += hold_ports(order.count, self._spec.ports)
-                    self._say(
-                        Event(event="ports", ports=[held.getsockname()[1] for held in self._held])
-                    )
-                case "fork":
+                    self._reserved_sockets += reserve_ports(command.count, self._spec.ports)
+                    ports = [reserved.getsockname()[1] for reserved in self._reserved_sockets]
+                    self._report(Event(event="ports", ports=ports))
+                case "fork" if command.fork:
                     self._release_ports()
-                    with contextlib.suppress(BrokenPipeError):  # its end is reported otherwise
-                        os.write(
-                            self._preloaded.stdin.fileno(),
-                            order.fork.model_dump_json().encode() + b"\n",
-                        )
+                    if self._relay:
+                        self._relay.remove(Path(command.fork.status).name)
+                    send_message(self._requests, command.fork)
                 case "signal":
-                    self._signal(order.signal, order.name)
+                    self._signal(command.signal, command.name)
+                case "clean" if self._own_disk:
+                    remove_own_folder(self._own_disk.work)
         return lines is not None
 
-    def _pass_on(self, descriptor: int) -> bool:
-        lines = self._lines(descriptor)
-        for line in lines or ():
-            event = Event.parse(line)
-            if event is None:
-                continue
+    def _forward_events(self) -> bool:
+        lines = self._fork_events.read_lines()
+        for event in filter(None, map(Event.parse, lines or ())):
             if event.event == "started":
                 self._pids[event.name] = event.pid
             elif event.event == "ended":
                 self._pids.pop(event.name, None)
-            self._say(event)
+                if self._relay:  # its status comes before the news of its end
+                    self._relay.send_all()
+            self._report(event)
         if lines is None:
-            self._say(Event(event="ended", name=PRELOADED, code=self._preloaded.wait()))
+            self._report(Event(event="ended", name=FORK_SERVER, code=self._fork_server.wait()))
         return lines is not None
 
     def _signal(self, number: int, name: str = "") -> None:
@@ -220,117 +216,70 @@ class Agent:
                     os.kill(pid, number)
 
     def _release_ports(self) -> None:
-        """Closes the held ports.
+        """Closes the reserved ports.
 
-        They are held until now, so that no two agents on one machine choose the same ones.
+        They are reserved until now, so that no two agents on one machine choose the same ones.
         """
-        for held in self._held:
-            held.close()
-        self._held = []
+        for reserved in self._reserved_sockets:
+            reserved.close()
+        self._reserved_sockets = []
 
-    def _lines(self, descriptor: int) -> list[bytes] | None:
-        """Returns the whole lines that have come in; None at the end of the input."""
-        data = os.read(descriptor, 1 << 16)
-        *lines, self._unread[descriptor] = (self._unread[descriptor] + data).split(b"\n")
-        return lines if data else None
+    def _report_alive(self) -> None:
+        stopped = [name for name, pid in self._pids.items() if is_stopped(pid)]
+        self._report(Event(event="alive", names=sorted(self._alive), stopped=stopped))
+        self._alive = set()
 
-    def _say(self, event: Event) -> None:
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # the launcher is gone; the end of the input comes next
-            os.write(self._events, _line(event))
+    def _report(self, event: Event) -> None:
+        send_message(self._events, event)
 
 
-def _line(event: Event) -> bytes:
-    return event.model_dump_json(exclude_defaults=True).encode() + b"\n"
-
-
-def hold_host(spec: AgentSpec) -> Scratch:
-    """Holds this host for one gang over one artifact.
+def lock_host(spec: AgentSpec) -> ScratchFolder:
+    """Locks this host for one gang over one artifact.
 
     This works even if the locks of the storage do not reach other hosts. The lock is on the gang's
-    folder for temporary files. Every process of the gang inherits it, so a new holder knows that no
+    folder for temporary files. Every process of the gang inherits it, so a new owner knows that no
     process of an earlier gang lives here. A predecessor of the same launcher that hangs is killed.
 
     Raises:
-      BlockingIOError: a gang of another launcher holds the host. The message is for a person.
-      MachineError: this host's temporary folder is not for us to use.
+      BlockingIOError: a gang of another launcher has locked the host. The message is for a person.
+      MachineError: this host's temporary folder must not be used.
     """
-    name, deadline = (
-        f"gang-{digest_of([spec.lock, spec.host])[:12]}",
-        time.monotonic() + _LOCK_SECONDS,
-    )
-    holder_file = folder_of(name) / _HOLDER
-    while (scratch := try_to_hold(name)) is None:
-        holder = read_json(holder_file) or {}
-        if holder.get("run") == spec.run:
+    name = f"gang-{compute_digest([spec.lock, spec.host])[:12]}"
+    deadline = time.monotonic() + _LOCK_SECONDS
+    owner_file = get_scratch_path(name) / _OWNER_FILE
+    while (scratch := try_acquire_scratch_folder(name)) is None:
+        owner = read_json(owner_file) or {}
+        if owner.get("run") == spec.run:
             with contextlib.suppress(ProcessLookupError):
-                if ProcessIdentity.from_json(holder["process"]).is_alive():
-                    os.kill(holder["process"]["pid"], signal.SIGKILL)
+                if ProcessIdentity(**owner["process"]).is_alive():
+                    os.kill(owner["process"]["pid"], signal.SIGKILL)
         if time.monotonic() > deadline:
             raise BlockingIOError(
                 "a gang for the same artifact runs there already, started by "
-                f"{holder.get('run', 'another launcher')} with the agent "
-                f"{holder.get('process', {}).get('pid', 'unknown')} "
-                f"({holder_file.parent} is locked); wait for it, or end it"
+                f"{owner.get('run', 'another launcher')} with the agent "
+                f"{owner.get('process', {}).get('pid', 'unknown')} "
+                f"({owner_file.parent} is locked). Wait for it or end it"
             )
         time.sleep(0.05)
-    write_json(holder_file, {"run": spec.run, "process": ProcessIdentity.of(os.getpid()).to_json()})
+    process = ProcessIdentity.from_pid(os.getpid()).to_json()
+    write_json(owner_file, {"run": spec.run, "process": process})
     return scratch
 
 
-def report_host(spec: AgentSpec) -> HostReport:
-    """Describes this host, for comparison with the launcher's own."""
-    token = Path(spec.token_file)
-    return HostReport(
-        python=platform.python_version(),
-        versions=dict(_versions()),
-        code=code_digest(),
-        token=token.read_text() if token.exists() else None,
-        cores=len(os.sched_getaffinity(0)),
-        gpus=find_gpus(),
-    )
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            yield package, importlib.metadata.version(package)
-
-
-def code_digest() -> str:
-    """Returns a digest of all Python files of this package.
-
-    Hosts may have different copies of it.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    for file in sorted((CODE_ROOT / "pipeline_ops").rglob("*.py")):
-        digest.update(f"{file.relative_to(CODE_ROOT)}\0".encode() + file.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def find_gpus() -> list[str]:
-    """The names of the NVIDIA devices that this process may use, for CUDA_VISIBLE_DEVICES."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [name for name in named.split(",") if name]
-    return [re.sub(r"\D", "", path) for path in sorted(glob.glob("/dev/nvidia[0-9]*"))]
-
-
-def hold_ports(count: int, among: tuple[int, int] | None) -> list[socket.socket]:
+def reserve_ports(count: int, port_range: tuple[int, int] | None) -> list[socket.socket]:
     """Returns `count` bound sockets on which no process listens, or as many as can be had."""
-    candidates = iter(range(among[0], among[1] + 1)) if among else iter([0] * count)
-    held: list[socket.socket] = []
-    for port in candidates:
-        if len(held) == count:
+    ports = range(port_range[0], port_range[1] + 1) if port_range else [0] * count
+    sockets: list[socket.socket] = []
+    for port in ports:
+        if len(sockets) == count:
             break
-        one = socket.socket()
+        candidate = socket.socket()
         try:
-            one.bind(("", port))
-            held.append(one)
+            candidate.bind(("", port))
+            sockets.append(candidate)
         except OSError:  # taken
-            one.close()
-    return held
+            candidate.close()
+    return sockets
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
-"""Holds an allocation on a host, a node or a pod while an agent lives there, then ends by itself.
+"""Holds an allocation on a host, a node or a pod while an agent runs there, then ends by itself.
 
     python -m pipeline_ops.launch.allocation_holder RUN SECONDS
 
 It is the main process of an allocation: of Slurm's batch job, and of a pod. A launcher that is
 killed cannot give its hosts back. Its agents end by themselves, and this process ends once there
-has been no agent for SECONDS. It passes SIGTERM on to the agents, because the other processes of a
+has been no agent for SECONDS. It forwards SIGTERM to the agents, because the other processes of a
 pod do not get it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import time
-from pathlib import Path
+
+import psutil
 
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE
 
@@ -23,40 +23,34 @@ _POLL_SECONDS = 0.5
 
 
 def main() -> None:
-    keep(sys.argv[1], float(sys.argv[2]))
+    hold_allocation(sys.argv[1], float(sys.argv[2]))
 
 
-def keep(run: str, patience_seconds: float) -> None:
+def hold_allocation(run: str, idle_timeout_seconds: float) -> None:
     """Returns when there has been no agent for that long; after SIGTERM, once there is none."""
-    terminated, seen = [], time.monotonic()
+    timeout_seconds, last_seen = idle_timeout_seconds, time.monotonic()
 
-    def pass_on(number: int, _frame: object) -> None:
-        terminated.append(number)
-        _signal(agents(run), number)
+    def forward_signal(number: int, _frame: object) -> None:
+        nonlocal timeout_seconds
+        timeout_seconds = 0
+        for agent in find_agents(run):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                agent.send_signal(number)
 
-    signal.signal(signal.SIGTERM, pass_on)
-    while time.monotonic() - seen < (0 if terminated else patience_seconds):
-        if agents(run):
-            seen = time.monotonic() + _POLL_SECONDS
+    signal.signal(signal.SIGTERM, forward_signal)
+    while time.monotonic() - last_seen < timeout_seconds:
+        if find_agents(run):
+            last_seen = time.monotonic() + _POLL_SECONDS
         time.sleep(_POLL_SECONDS)
 
 
-def agents(run: str) -> list[int]:
-    """The process ids of the agents of a run that live here."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-                if AGENT_MODULE.encode() in words and any(run.encode() in word for word in words):
-                    found.append(int(entry))
-    return found
-
-
-def _signal(pids: list[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+def find_agents(run: str) -> list[psutil.Process]:
+    """The agents of a run on this host."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if {AGENT_MODULE, run} <= set(process.info["cmdline"] or ())
+    ]
 
 
 if __name__ == "__main__":

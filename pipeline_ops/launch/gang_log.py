@@ -1,7 +1,7 @@
 """`gang.log` in the attempt's folder: the messages of all processes of a gang in one file.
 
-Each line has its time and its worker. It is copied from the workers' own logs and progress files
-while the gang runs, so the messages of a killed process are kept. The time of a log line is when it
+Each line has its time and its worker. It is copied from the workers' own logs and progress while
+the gang runs, so the messages of a killed process are kept. The time of a log line is when it
 was read here, a moment after it was written. The time of progress is its own. After a failed gang,
 the first failure is the last line.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.jobs.progress import ProgressEvent
 
 _MAX_BYTES = 1 << 20
 """The limit for one log at a time.
@@ -32,44 +33,39 @@ class GangLog:
         self.path = attempt.folder / "gang.log"
         self._attempt = attempt
         self._offsets: dict[str, int] = {}
-        self._progress: dict[str, ProgressReader] = {}
 
-    def follow(self, names: Iterable[str]) -> None:
-        """Copies the whole lines that have come since the last call."""
-        lines: list[tuple[float, str, str]] = []
+    def copy_new_lines(
+        self, names: Iterable[str], events: Iterable[tuple[str, ProgressEvent]]
+    ) -> None:
+        """Copies the new complete lines of the workers' logs, and new progress with its workers."""
         now = time.time()
-        for name in names:
-            lines += [(now, name, line) for line in self._new_lines(name)]
-            reader = self._progress.setdefault(
-                name, ProgressReader(self._attempt.worker_progress(name))
-            )
-            lines += [(moment.time, name, str(moment)) for moment in reader.new()]
+        lines = [(now, name, line) for name in names for line in self._read_new_lines(name)]
+        lines += [(event.time, name, str(event)) for name, event in events]
         self._write(sorted(lines, key=lambda line: line[0]))
 
-    def say(self, text: str) -> None:
+    def write_message(self, text: str) -> None:
         """Writes a line of the supervisor's own."""
         self._write([(time.time(), "gang", line) for line in text.splitlines()])
 
-    def _new_lines(self, name: str) -> list[str]:
+    def _read_new_lines(self, name: str) -> list[str]:
         try:
             with open(self._attempt.worker_log(name), "rb") as file:
                 file.seek(self._offsets.get(name, 0))
                 data = file.read(_MAX_BYTES)
         except FileNotFoundError:
             return []
-        whole = data if len(data) == _MAX_BYTES else data[: data.rfind(b"\n") + 1]
-        self._offsets[name] = self._offsets.get(name, 0) + len(whole)
-        return whole.decode(errors="replace").splitlines()
+        complete = data if len(data) == _MAX_BYTES else data[: data.rfind(b"\n") + 1]
+        self._offsets[name] = self._offsets.get(name, 0) + len(complete)
+        return complete.decode(errors="replace").splitlines()
 
     def _write(self, lines: Iterable[tuple[float, str, str]]) -> None:
-        text = "".join(f"{_clock(seconds)}  {name:<9}  {line}\n" for seconds, name, line in lines)
+        text = "".join(
+            f"{_format_time(seconds)}  {name:<9}  {line}\n" for seconds, name, line in lines
+        )
         if text:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(text)
 
 
-def _clock(seconds: float) -> str:
-    return (
-        time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
-        + f".{int(seconds % 1 * 1000):03d}Z"
-    )
+def _format_time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + "Z"

@@ -21,7 +21,7 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1  # linux/sockios.h, linux/if.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def leave_network() -> None:
+def enter_network_namespace() -> None:
     """Moves this process, and all that it starts from now on, into a new network namespace.
 
     Needs no privileges where the kernel lets users make namespaces. Must be called before there is

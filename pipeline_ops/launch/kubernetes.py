@@ -8,31 +8,30 @@ else. Workers are started through `kubectl exec`, as on any other host.
 from __future__ import annotations
 
 import json
-import logging
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
-from pipeline_ops.artifacts.fingerprint import CODE_ROOT
 from pipeline_ops.config.hosts import KubernetesHosts
-from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.gang_protocol import AgentSpec
-from pipeline_ops.launch.launcher import agent_command
+from pipeline_ops.launch.launcher import (
+    Launcher,
+    build_agent_command,
+    build_holder_command,
+    build_python_environment,
+    log_failed_release,
+    run_client,
+    wait_until,
+)
 from pipeline_ops.launch.plan import Host
 
-_log = logging.getLogger(__name__)
-
-_POLL_SECONDS = 1.0
-_COMMAND_SECONDS = 60
 _KEEP_SECONDS = 300
 _POD_SECONDS = 600
 """The time after which pods that are not running are given back. It may include an image pull."""
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
-class KubernetesLauncher:
+class KubernetesLauncher(Launcher):
     """See `Launcher`.
 
     Args:
@@ -44,128 +43,82 @@ class KubernetesLauncher:
     """
 
     def __init__(self, hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int):
-        self._hosts, self._base, self._run, self._deadline_seconds = (
-            hosts,
-            name,
-            run,
-            deadline_seconds,
-        )
-        self._count, self._name = 0, ""
+        self._hosts, self._base_name, self._run = hosts, name, run
+        self._deadline_seconds = deadline_seconds
+        self._num_allocations, self._name = 0, ""
 
     def allocate(self, check: Callable[[], None]) -> list[Host]:
-        self._count += 1
-        self._name = f"{self._base}-{self._count}"
-        self._kubectl(
-            "apply",
-            "--filename=-",
-            text=json.dumps(manifest(self._hosts, self._name, self._run, self._deadline_seconds)),
-        )
-        deadline = time.monotonic() + _POD_SECONDS
+        self._num_allocations += 1
+        self._name = f"{self._base_name}-{self._num_allocations}"
+        manifest = build_manifest(self._hosts, self._name, self._run, self._deadline_seconds)
+        self._run_kubectl("apply", "--filename=-", text=json.dumps(manifest))
         try:
-            while len(pods := self._running_pods()) < self._hosts.pods:
-                check()
-                if time.monotonic() > deadline:
-                    raise MachineError(
-                        f"of {self._hosts.pods} pods of the job {self._name}, {len(pods)} run "
-                        f"after {_POD_SECONDS} s; see kubectl describe job {self._name}"
-                    )
-                time.sleep(_POLL_SECONDS)
+            self._wait_for_pods(check)
         except MachineError:
             self.release()
             raise
-        names = [f"{self._name}-{index}" for index in range(self._hosts.pods)]
         return [
             Host(
-                name=name,
+                name=(name := f"{self._name}-{index}"),
                 address=f"{name}.{self._name}.{self._hosts.namespace}.svc",
                 workers=self._hosts.workers_per_pod,
             )
-            for name in names
+            for index in range(self._hosts.pods)
         ]
 
-    def command(self, place: Host, agent: AgentSpec) -> list[str]:
-        pod = self._running_pods().get(
-            place.name, place.name
-        )  # a restarted pod has another name, with the same index
-        return [*self._words(), "exec", "--stdin", pod, "--", *agent_command(self._hosts, agent)]
+    def _wait_for_pods(self, check: Callable[[], None]) -> None:
+        pods = self._hosts.pods
+        if not wait_until(lambda: len(self._list_running_pods()) >= pods, check, _POD_SECONDS):
+            raise MachineError(
+                f"{len(self._list_running_pods())} of {pods} pods of the job {self._name} run "
+                f"after {_POD_SECONDS} s. See kubectl describe job {self._name}"
+            )
+
+    def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
+        # A restarted pod has another name, with the same index.
+        pod = self._list_running_pods().get(host.name, host.name)
+        command = build_agent_command(self._hosts, agent)
+        return self._build_kubectl_command("exec", "--stdin", pod, "--", *command)
 
     def is_intact(self) -> bool:
-        return bool(self._name) and bool(
-            self._kubectl("get", f"job/{self._name}", "--ignore-not-found", "--output=name").strip()
+        return bool(
+            self._name
+            and self._run_kubectl(
+                "get", f"job/{self._name}", "--ignore-not-found", "--output=name"
+            ).strip()
         )
 
     def release(self) -> None:
         if self._name:
-            try:
-                self._kubectl(
-                    "delete",
-                    "--ignore-not-found",
-                    "--wait=false",
-                    f"job/{self._name}",
-                    f"service/{self._name}",
-                    f"networkpolicy/{self._name}",
-                )
-            except (
-                TrainyardError
-            ) as error:  # the pods end by themselves, and the training must not be lost for that
-                _log.warning(
-                    "the pods of %s were not deleted, and end in %d s: %s",
-                    self._name,
-                    _KEEP_SECONDS,
-                    error,
-                )
+            objects = [f"{kind}/{self._name}" for kind in ("job", "service", "networkpolicy")]
+            with log_failed_release(f"the pods of {self._name} were", _KEEP_SECONDS):
+                self._run_kubectl("delete", "--ignore-not-found", "--wait=false", *objects)
             self._name = ""
 
-    def _running_pods(self) -> dict[str, str]:
-        """The names of the running pods by the names of their places."""
-        listed = json.loads(
-            self._kubectl(
-                "get",
-                "pods",
-                f"--selector=batch.kubernetes.io/job-name={self._name}",
-                "--output=json",
-            )
-        )
-        running = [
-            pod["metadata"] for pod in listed["items"] if pod["status"].get("phase") == "Running"
-        ]
+    def _list_running_pods(self) -> dict[str, str]:
+        """The names of the running pods by the names of their hosts."""
+        selector = f"--selector=batch.kubernetes.io/job-name={self._name}"
+        pods = json.loads(self._run_kubectl("get", "pods", selector, "--output=json"))["items"]
         return {
-            f"{self._name}-{pod['annotations'][_INDEX]}": pod["name"]
-            for pod in running
-            if "deletionTimestamp" not in pod
+            f"{self._name}-{metadata['annotations'][_INDEX]}": metadata["name"]
+            for metadata, status in ((pod["metadata"], pod["status"]) for pod in pods)
+            if status.get("phase") == "Running" and "deletionTimestamp" not in metadata
         }
 
-    def _words(self) -> list[str]:
-        return [
-            "kubectl",
-            *([f"--context={self._hosts.context}"] if self._hosts.context else []),
-            f"--namespace={self._hosts.namespace}",
-        ]
+    def _build_kubectl_command(self, *arguments: str) -> list[str]:
+        context = [f"--context={self._hosts.context}"] if self._hosts.context else []
+        return ["kubectl", *context, f"--namespace={self._hosts.namespace}", *arguments]
 
-    def _kubectl(self, *words: str, text: str | None = None) -> str:
-        try:
-            done = subprocess.run(
-                [*self._words(), *words],
-                input=text,
-                capture_output=True,
-                text=True,
-                timeout=_COMMAND_SECONDS,
-            )
-        except FileNotFoundError:
-            raise ConfigError(
-                "kubectl is not installed on this machine, "
-                "and the hosts file says launcher: kubernetes"
-            ) from None
-        except subprocess.TimeoutExpired:
-            raise MachineError(
-                f"kubectl {words[0]} has not answered within {_COMMAND_SECONDS} s"
-            ) from None
-        if done.returncode:
-            raise MachineError(f"kubectl {words[0]}: {' '.join(done.stderr.split())}")
-        return done.stdout
+    def _run_kubectl(self, *arguments: str, text: str | None = None) -> str:
+        result = run_client(self._build_kubectl_command(*arguments), "kubernetes", text)
+        if result.returncode:
+            raise MachineError(f"kubectl {arguments[0]}: {' '.join(result.stderr.split())}")
+        return result.stdout
 
 
-def manifest(hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int) -> dict[str, Any]:
+def build_manifest(
+    hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int
+) -> dict[str, Any]:
     """Builds service, job and network policy as one list. Pure."""
     labels = {"app.kubernetes.io/name": "trainyard", "app.kubernetes.io/instance": name}
     service = {
@@ -185,17 +138,17 @@ def manifest(hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int)
             "backoffLimit": hosts.pods * 100,
             "activeDeadlineSeconds": deadline_seconds,
             "ttlSecondsAfterFinished": 3600,
-            "template": {"metadata": {"labels": labels}, "spec": _pod(hosts, name, run)},
+            "template": {"metadata": {"labels": labels}, "spec": _build_pod_spec(hosts, name, run)},
         },
     }
     return {
         "apiVersion": "v1",
         "kind": "List",
-        "items": [service, job, _network_policy(name, labels)],
+        "items": [service, job, _build_network_policy(name, labels)],
     }
 
 
-def _network_policy(name: str, labels: dict[str, str]) -> dict[str, Any]:
+def _build_network_policy(name: str, labels: dict[str, str]) -> dict[str, Any]:
     """Lets only pods of the same gang reach its pods: TensorFlow's servers ask for no credentials.
 
     `kubectl exec`, which carries the pipes, goes through the kubelet and is not affected.
@@ -213,24 +166,17 @@ def _network_policy(name: str, labels: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _pod(hosts: KubernetesHosts, name: str, run: str) -> dict[str, Any]:
+def _build_pod_spec(hosts: KubernetesHosts, name: str, run: str) -> dict[str, Any]:
     resources = {"cpu": hosts.cpus, "memory": hosts.memory} | (
         {"nvidia.com/gpu": str(hosts.gpus)} if hosts.gpus else {}
     )
     container = {
         "name": "host",
         "image": hosts.image,
-        "command": [
-            hosts.python or sys.executable,
-            "-m",
-            "pipeline_ops.launch.allocation_holder",
-            run,
-            str(_KEEP_SECONDS),
-        ],
+        "command": build_holder_command(hosts, run, _KEEP_SECONDS),
         "env": [
-            {"name": "PYTHONSAFEPATH", "value": "1"},
-            {"name": "PYTHONPATH", "value": hosts.code or str(CODE_ROOT)},
-            {"name": "HOME", "value": "/tmp"},  # noqa: S108
+            {"name": name, "value": value}
+            for name, value in (build_python_environment(hosts) | {"HOME": "/tmp"}).items()  # noqa: S108
         ],
         "resources": {"requests": resources, "limits": resources},
         "securityContext": {

@@ -1,24 +1,35 @@
 """The interface of the launchers: get hosts, name the command that reaches an agent, release hosts.
 
 The launchers differ in nothing else. The messages through the pipe and the monitoring are the same
-for all of them.
+for all of them. The functions here serve those that ask a cluster for hosts.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from pipeline_ops.artifacts.fingerprint import CODE_ROOT
+from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts import Hosts
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.launch.plan import Host
 from pipeline_ops.system.processes import SAFE_PATH
 
+_log = logging.getLogger(__name__)
+
+_HOLDER_MODULE = "pipeline_ops.launch.allocation_holder"
+_POLL_SECONDS = 0.5
+_COMMAND_SECONDS = 60
+
 
 class Launcher(Protocol):
-    """The place where a gang runs."""
+    """The source of the hosts of a gang."""
 
     def allocate(self, check: Callable[[], None]) -> list[Host]:
         """Returns the hosts. May wait in a queue.
@@ -30,32 +41,91 @@ class Launcher(Protocol):
           ConfigError: there will never be any.
         """
 
-    def command(self, place: Host, agent: AgentSpec) -> list[str]:
+    def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
         """The command that carries a pipe to the agent of a host."""
 
     def is_intact(self) -> bool:
         """Returns False if the hosts have been taken away as a whole and must be reallocated."""
+        return True
 
     def release(self) -> None:
-        """Gives the hosts back, once none of our processes runs on them."""
+        """Releases the hosts, once no process of the gang runs on them."""
+        return
 
 
-def agent_command(hosts: Hosts, agent: AgentSpec) -> list[str]:
+def build_agent_command(hosts: Hosts, agent: AgentSpec) -> list[str]:
     """The command that starts an agent on another host.
 
     The agent's specification follows through the pipe, because other users of the hosts see command
     lines and the specification contains the environment.
     """
-    return [*our_path(hosts), hosts.python or sys.executable, "-m", AGENT_MODULE, agent.run]
+    return [*build_python_prefix(hosts), *_build_python_command(hosts, AGENT_MODULE, agent.run)]
 
 
-def our_path(hosts: Hosts) -> list[str]:
-    """The beginning of a command in which Python finds this project.
+def build_holder_command(hosts: Hosts, run: str, idle_seconds: int) -> list[str]:
+    """The command of the main process of an allocation, `allocation_holder.py`."""
+    return _build_python_command(hosts, _HOLDER_MODULE, run, str(idle_seconds))
+
+
+def _build_python_command(hosts: Hosts, module: str, *arguments: str) -> list[str]:
+    return [hosts.python or sys.executable, "-m", module, *arguments]
+
+
+def build_python_prefix(hosts: Hosts) -> list[str]:
+    """Returns the beginning of a command with the variables of `build_python_environment`."""
+    variables = build_python_environment(hosts)
+    return ["env", *(f"{name}={value}" for name, value in variables.items())]
+
+
+def build_python_environment(hosts: Hosts) -> dict[str, str]:
+    """Returns variables with which Python finds this project on a host.
 
     Python does not import from the folder in which the command is started.
     """
-    return [
-        "env",
-        *(f"{name}={value}" for name, value in SAFE_PATH.items()),
-        f"PYTHONPATH={hosts.code or CODE_ROOT}",
-    ]
+    return SAFE_PATH | {"PYTHONPATH": hosts.code or str(CODE_ROOT)}
+
+
+def run_client(
+    argv: list[str], launcher: str, text: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a client command of a cluster, with `text` as its input.
+
+    Raises:
+      ConfigError: the client is not installed.
+      MachineError: the cluster does not answer.
+    """
+    try:
+        return subprocess.run(
+            argv, input=text, capture_output=True, text=True, timeout=_COMMAND_SECONDS
+        )
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{argv[0]} is not installed on this machine, and the hosts file has launcher: "
+            f"{launcher}. Install it or choose another launcher"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise MachineError(
+            f"{' '.join(argv[:3])} has not answered within {_COMMAND_SECONDS} s"
+        ) from None
+
+
+def wait_until(
+    is_ready: Callable[[], bool], check: Callable[[], None], timeout_seconds: float
+) -> bool:
+    """Waits for hosts and calls `check` while waiting. Returns False after the timeout."""
+    deadline = time.monotonic() + timeout_seconds
+    while not is_ready():
+        check()
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+@contextlib.contextmanager
+def log_failed_release(hosts: str, idle_seconds: int) -> Iterator[None]:
+    """Logs an error instead of raising it: a failed release must not cost the training."""
+    try:
+        yield
+    except TrainyardError as error:
+        _log.warning("%s not released. It ends in %d s: %s", hosts, idle_seconds, error)

@@ -9,15 +9,16 @@ import sys
 from collections.abc import Callable
 
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
+from pipeline_ops.launch.launcher import Launcher
 from pipeline_ops.launch.plan import Host
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """See `Launcher`.
 
     Args:
       workers: the most workers that this machine can take.
-      cores: the cores that they share; 0: all that it has.
+      cores: the cores that they share; 0 for all of them.
     """
 
     def __init__(self, workers: int = 1024, cores: int = 0):
@@ -28,11 +29,5 @@ class LocalLauncher:
             Host(name="localhost", address="127.0.0.1", workers=self._workers, cores=self._cores)
         ]
 
-    def command(self, place: Host, agent: AgentSpec) -> list[str]:
+    def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
         return [sys.executable, "-m", AGENT_MODULE, agent.run]
-
-    def is_intact(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        pass

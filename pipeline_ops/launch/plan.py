@@ -1,22 +1,29 @@
 """The launch plan: the host, role, address and number of cores of each process. Pure and printable.
 
-It takes two steps, because only the host itself knows its free ports. `seats_of` assigns the
+It takes two steps, because only the host itself knows its free ports. `assign_workers` assigns the
 processes to the hosts. `build_launch_plan` adds the ports that the hosts have found and makes the
 specification of each process.
 """
 
 from __future__ import annotations
 
-import re
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
-from pipeline_ops.jobs.gang_protocol import Fork, Role, WorkerSpec, worker_name
+from pipeline_ops.jobs.gang_protocol import (
+    Fork,
+    Role,
+    StoredWork,
+    WorkerSpec,
+    format_worker_name,
+)
 
 _DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -36,6 +43,17 @@ class Host(BaseModel):
 
     Empty if there are none, or if they are not to be divided.
     """
+    own_attempt: str = ""
+    """The folder of the attempt, if the host shares only a bucket with the launcher."""
+    own_work: str = ""
+
+    def get_attempt(self, attempt: Attempt[Any]) -> Attempt[Any]:
+        """The folder of the attempt on this host. The argument is that of the launcher."""
+        return Attempt(Path(self.own_attempt)) if self.own_attempt else attempt
+
+    def get_work(self, work: Path) -> Path:
+        """The folder of the checkpoints on this host. The argument is that of the launcher."""
+        return Path(self.own_work) if self.own_work else work
 
 
 class WorkerAssignment(BaseModel):
@@ -50,7 +68,7 @@ class WorkerAssignment(BaseModel):
 
     @property
     def name(self) -> str:
-        return worker_name(self.role, self.index)
+        return format_worker_name(self.role, self.index)
 
 
 class LaunchPlan(BaseModel):
@@ -61,7 +79,6 @@ class LaunchPlan(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    incarnation: int
     workers: list[WorkerSpec]
     environment: dict[str, dict[str, str]] = {}
     """The variables of each process, by name, in addition to the environment of its host."""
@@ -71,17 +88,22 @@ class LaunchPlan(BaseModel):
         return self.workers[0].cluster
 
     @property
+    def chief(self) -> WorkerSpec:
+        return next(worker for worker in self.workers if worker.is_chief)
+
+    @property
     def awaited(self) -> list[str]:
         """The processes whose good end is the end of the training. The others serve them."""
         return [worker.name for worker in self.workers if not worker.is_server]
 
-    def fork(self, worker: WorkerSpec, attempt: Attempt, token: str) -> Fork:
-        """The message to the preloaded process. The token is the gang's secret."""
+    def fork(self, worker: WorkerSpec, token: str) -> Fork:
+        """The message to the fork server. The token is the gang's secret."""
+        attempt = Attempt(Path(worker.progress).parent)
         return Fork(
             name=worker.name,
             entry="worker",
-            argument=str(spec_file(attempt, worker.name)),
-            status=str(status_file(attempt, worker.name)),
+            argument=worker.model_dump_json(),
+            status=str(get_status_path(attempt, worker.name)),
             log=str(attempt.worker_log(worker.name)),
             env=self.environment.get(worker.name, {}),
             token=token,
@@ -89,155 +111,158 @@ class LaunchPlan(BaseModel):
 
     def __str__(self) -> str:
         rows = [("process", "host", "address", "threads", "devices", "environment")]
-        rows += [
-            (
-                w.name,
-                w.host,
-                _printed(w.cluster[w.role][w.index]),
-                str(w.threads),
-                str(w.devices),
-                " ".join(
-                    f"{key}={value}" for key, value in self.environment.get(w.name, {}).items()
-                ),
+        for worker in self.workers:
+            variables = self.environment.get(worker.name, {}).items()
+            rows.append(
+                (
+                    worker.name,
+                    worker.host,
+                    _format_address(worker.cluster[worker.role][worker.index]),
+                    str(worker.threads),
+                    str(worker.devices),
+                    " ".join(map("=".join, variables)),
+                )
             )
-            for w in self.workers
-        ]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _printed(address: str) -> str:
-    return re.sub(r":none$", " (no port)", re.sub(r":0$", ":(a free one)", address))
+def _format_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    return host + {"none": " (no port)", "0": ":(a free one)"}.get(port, f":{port}")
 
 
-def gang_size(config: Train, places: Sequence[Host]) -> int:
-    """The number of workers that the gang can have on these hosts now; 0 if that is too few."""
-    size = min(config.most_workers, sum(place.workers for place in places))
-    return size if size >= config.fewest_workers else 0
+def compute_gang_size(config: Train, hosts: Sequence[Host]) -> int:
+    """Returns how many workers the gang can have on these hosts now, 0 if that is too few."""
+    size = min(config.effective_max_workers, sum(host.workers for host in hosts))
+    return size if size >= config.effective_min_workers else 0
 
 
-def seats_of(config: Train, places: Sequence[Host], workers: int) -> list[WorkerAssignment]:
+def assign_workers(config: Train, hosts: Sequence[Host], workers: int) -> list[WorkerAssignment]:
     """Spreads the workers over the hosts and numbers them in the order of the hosts.
 
-    The spread is as even as the hosts' capacities allow. A chief sits on the first host. Parameter
-    servers go round the hosts.
+    The spread is as even as the hosts' capacities allow. The chief runs on the first host. The
+    parameter servers are assigned to the hosts in turn.
     """
-    taken: Counter[str] = Counter()
-    while sum(taken.values()) < workers:
-        free = [place for place in places if taken[place.name] < place.workers]
-        if not free:
-            raise ValueError(
-                f"{workers} workers need as many places, and the hosts have "
-                f"{sum(place.workers for place in places)}"
-            )
-        taken[min(free, key=lambda place: taken[place.name]).name] += 1
-    hosts = [place.name for place in places for _ in range(taken[place.name])]
+    assigned: Counter[str] = Counter()
+    if workers > (capacity := sum(host.workers for host in hosts)):
+        raise ValueError(f"{workers} workers exceed the capacity of the hosts, which is {capacity}")
+    for _ in range(workers):
+        free = [host for host in hosts if assigned[host.name] < host.workers]
+        assigned[min(free, key=lambda host: assigned[host.name]).name] += 1
+    host_names = [host.name for host in hosts for _ in range(assigned[host.name])]
     roles: list[tuple[Role, int, str]] = [
-        ("worker", index, host) for index, host in enumerate(hosts)
+        ("worker", index, name) for index, name in enumerate(host_names)
     ]
     if config.strategy == "parameter_server":
-        servers = [
-            ("ps", index, places[index % len(places)].name)
-            for index in range(config.parameter_servers)
-        ]
-        roles = [("chief", 0, places[0].name), *roles, *servers]
-    numbers: Counter[str] = Counter()
-    seats = []
-    for role, index, host in roles:
-        seats.append(
-            WorkerAssignment(role=role, index=index, host=host, number_on_host=numbers[host])
-        )
-        numbers[host] += 1
-    return seats
+        roles.insert(0, ("chief", 0, hosts[0].name))
+        for index in range(config.parameter_servers):
+            roles.append(("ps", index, hosts[index % len(hosts)].name))
+    numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+    return [
+        WorkerAssignment(role=role, index=index, host=name, number_on_host=next(numbers[name]))
+        for role, index, name in roles
+    ]
 
 
-def needs_ports(config: Train, places: Sequence[Host], seats: Sequence[WorkerAssignment]) -> bool:
+def needs_ports(
+    config: Train, hosts: Sequence[Host], assignments: Sequence[WorkerAssignment]
+) -> bool:
     """Returns whether a process of the gang listens on a port.
 
     TensorFlow's servers do, and so do workers with peers on other hosts.
     """
-    taken = {seat.host for seat in seats}
-    has_gpus = any(place.gpus for place in places if place.name in taken)
-    return len(taken) > 1 or config.strategy == "parameter_server" or (has_gpus and len(seats) > 1)
+    used_hosts = {assignment.host for assignment in assignments}
+    has_gpus = any(host.gpus for host in hosts if host.name in used_hosts)
+    return (
+        len(used_hosts) > 1
+        or config.strategy == "parameter_server"
+        or (has_gpus and len(assignments) > 1)
+    )
 
 
 def build_launch_plan(
     config: Train,
-    places: Sequence[Host],
-    seats: Sequence[WorkerAssignment],
+    hosts: Sequence[Host],
+    assignments: Sequence[WorkerAssignment],
     ports: Mapping[str, Sequence[int]],
-    attempt: Attempt,
+    attempt: Attempt[Any],
     work: Path,
-    incarnation: int,
     steps_limit: int | None = None,
+    stored: StoredWork | None = None,
 ) -> LaunchPlan:
-    """Makes the specification of each process from its seat.
+    """Makes the specification of each process from its assignment.
 
     Args:
-      config: the training section.
-      places: the hosts.
-      seats: the assignment of the processes to the hosts.
-      ports: free ports by host, one for each seat there. Empty for a gang that needs none.
+      assignments: the assignment of the processes to the hosts.
+      ports: free ports by host, one for each process there. Empty for a gang that needs none.
       attempt: the train job's folder: request, logs and progress.
       work: the folder of checkpoints.
-      incarnation: 0 for the first gang, one more for every restart.
       steps_limit: stop after that many steps.
+      stored: the folder of checkpoints in a bucket.
     """
-    by_name = {place.name: place for place in places}
-    cluster: dict[Role, list[str]] = defaultdict(list)
-    for seat in seats:
-        port = ports[seat.host][seat.number_on_host] if ports else "none"
-        cluster[seat.role].append(f"{by_name[seat.host].address}:{port}")
-    workers_on = Counter(seat.host for seat in seats if seat.role == "worker")
-    seen: Counter[str] = Counter()
-    workers, environment = [], {}
-    for seat in seats:
-        place, sharers = by_name[seat.host], max(1, workers_on[seat.host])
-        workers.append(
-            WorkerSpec(
-                request=str(attempt.request),
-                cluster=dict(cluster),
-                role=seat.role,
-                index=seat.index,
-                host=seat.host,
-                work=str(work),
-                progress=str(attempt.worker_progress(seat.name)),
-                threads=max(1, place.cores // sharers),
-                devices=config.devices_per_worker,
-                steps_limit=steps_limit,
-            )
+    if stored and any(host.own_attempt for host in hosts):
+        stored = stored.model_copy(update={"is_exchanged": True})
+    hosts_by_name = {host.name: host for host in hosts}
+    cluster = _build_cluster(hosts_by_name, assignments, ports)
+    sharers = Counter(each.host for each in assignments if each.role == "worker")
+    workers = [
+        WorkerSpec(
+            request=str((host := hosts_by_name[each.host]).get_attempt(attempt).request),
+            cluster=cluster,
+            role=each.role,
+            index=each.index,
+            host=each.host,
+            work=str(host.get_work(work)),
+            stored=stored,
+            progress=str(host.get_attempt(attempt).worker_progress(each.name)),
+            threads=max(1, host.cores // max(1, sharers[host.name])),
+            devices=config.devices_per_worker,
+            steps_limit=steps_limit,
         )
-        if place.gpus:
-            count = (
-                len(place.gpus) // sharers
-                if config.strategy == "auto"
-                else config.devices_per_worker
-            )
-            environment[seat.name] = {
-                _DEVICE_VARIABLE: _share(place.gpus, seat, seen[seat.host], count)
-            }
-            seen[seat.host] += seat.role == "worker"
-    return LaunchPlan(incarnation=incarnation, workers=workers, environment=environment)
+        for each in assignments
+    ]
+    environment = _assign_devices(config, hosts_by_name, assignments, sharers)
+    return LaunchPlan(workers=workers, environment=environment)
 
 
-def _share(gpus: Sequence[str], seat: WorkerAssignment, nth_worker: int, count: int) -> str:
-    """The devices of one process, or none if it does not train.
+def _assign_devices(
+    config: Train,
+    hosts: Mapping[str, Host],
+    assignments: Sequence[WorkerAssignment],
+    sharers: Mapping[str, int],
+) -> dict[str, dict[str, str]]:
+    """Returns the variables of the processes on hosts with devices.
 
-    The devices of worker n follow those of worker n - 1.
+    Only workers get devices, each the next ones.
     """
-    return (
-        ",".join(gpus[nth_worker * count : (nth_worker + 1) * count])
-        if seat.role == "worker"
-        else ""
-    )
+    num_assigned: Counter[str] = Counter()
+    environment = {}
+    for each in assignments:
+        if gpus := hosts[each.host].gpus:
+            is_auto = config.strategy == "auto"
+            count = (
+                len(gpus) // max(1, sharers[each.host]) if is_auto else config.devices_per_worker
+            )
+            is_worker, start = each.role == "worker", num_assigned[each.host] * count
+            devices = ",".join(gpus[start : start + count]) if is_worker else ""
+            environment[each.name] = {_DEVICE_VARIABLE: devices}
+            num_assigned[each.host] += is_worker
+    return environment
 
 
-def spec_file(attempt: Attempt, name: str) -> Path:
-    return attempt.of_worker(name, "spec.json")
+def _build_cluster(
+    hosts: Mapping[str, Host],
+    assignments: Sequence[WorkerAssignment],
+    ports: Mapping[str, Sequence[int]],
+) -> dict[Role, list[str]]:
+    """Returns the addresses of all processes by role."""
+    cluster: dict[Role, list[str]] = {}
+    for each in assignments:
+        port = ports[each.host][each.number_on_host] if ports else "none"
+        cluster.setdefault(each.role, []).append(f"{hosts[each.host].address}:{port}")
+    return cluster
 
 
-def status_file(attempt: Attempt, name: str) -> Path:
-    return attempt.of_worker(name, "status.json")
+def get_status_path(attempt: Attempt, name: str) -> Path:
+    return attempt.worker_file(name, "status.json")

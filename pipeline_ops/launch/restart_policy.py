@@ -13,21 +13,23 @@ class RestartPolicy:
     same step never gets that far and uses the budget up.
 
     Args:
-      restarts: the number of consecutive failures that are forgiven.
+      max_restarts: the number of consecutive failures that are allowed.
     """
 
-    def __init__(self, restarts: int):
-        self._restarts = restarts
-        self._in_a_row = 0
-        self._farthest_start = 0
+    def __init__(self, max_restarts: int):
+        self._max_restarts = max_restarts
+        self._consecutive_failures = 0
+        self._latest_start_step = 0
 
-    def spend(self, started_from: int) -> float | None:
-        """Counts the failure of a gang that had started from this step.
+    def record_failure(self, start_step: int) -> float | None:
+        """Counts the failure of a gang that had started from the checkpoint of `start_step`.
 
         Returns the seconds to wait before the next gang, or None if the budget is used up.
         """
-        self._in_a_row = 1 if started_from > self._farthest_start else self._in_a_row + 1
-        self._farthest_start = max(self._farthest_start, started_from)
-        if self._in_a_row > self._restarts:
+        self._consecutive_failures = (
+            1 if start_step > self._latest_start_step else self._consecutive_failures + 1
+        )
+        self._latest_start_step = max(self._latest_start_step, start_step)
+        if self._consecutive_failures > self._max_restarts:
             return None
-        return _BACK_OFF_SECONDS[min(self._in_a_row, len(_BACK_OFF_SECONDS)) - 1]
+        return _BACK_OFF_SECONDS[min(self._consecutive_failures, len(_BACK_OFF_SECONDS)) - 1]

@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from pipeline_ops.config.hosts import SshHosts
 from pipeline_ops.jobs.gang_protocol import AgentSpec
-from pipeline_ops.launch.launcher import agent_command
+from pipeline_ops.launch.launcher import Launcher, build_agent_command
 from pipeline_ops.launch.plan import Host
 
 _ALIVE_SECONDS, _ALIVE_COUNT = 3, 3
 
 
-class SshLauncher:
+class SshLauncher(Launcher):
     """See `Launcher`."""
 
     def __init__(self, hosts: SshHosts):
@@ -35,32 +35,19 @@ class SshLauncher:
             for host in self._hosts.hosts
         ]
 
-    def command(self, place: Host, agent: AgentSpec) -> list[str]:
+    def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
         hosts = self._hosts
         login = [
             *(["-l", hosts.user] if hosts.user else []),
             *(["-p", str(hosts.port)] if hosts.port else []),
         ]
+        options = [*_build_ssh_options(hosts), *_build_proxy_options(hosts, hosts.jump), *login]
         # Behind `--`, a name that begins with a hyphen is a name and not an option.
-        return [
-            "ssh",
-            "-T",
-            *_options(hosts),
-            *_through(hosts, hosts.jump),
-            *login,
-            "--",
-            place.name,
-            shlex.join(agent_command(hosts, agent)),
-        ]
-
-    def is_intact(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        pass
+        remote = ["--", host.name, shlex.join(build_agent_command(hosts, agent))]
+        return ["ssh", "-T", *options, *remote]
 
 
-def _options(hosts: SshHosts) -> list[str]:
+def _build_ssh_options(hosts: SshHosts) -> list[str]:
     """The ssh options for the hosts themselves and for every jump host.
 
     With ssh's own -J, the jump hosts would have neither key nor known hosts.
@@ -78,10 +65,13 @@ def _options(hosts: SshHosts) -> list[str]:
     if hosts.known_hosts:
         settings["UserKnownHostsFile"] = hosts.known_hosts
     file = ["-F", hosts.config_file] if hosts.config_file else []
-    return [*file, *(word for key, value in settings.items() for word in ("-o", f"{key}={value}"))]
+    return [
+        *file,
+        *(argument for key, value in settings.items() for argument in ("-o", f"{key}={value}")),
+    ]
 
 
-def _through(hosts: SshHosts, jumps: list[str]) -> list[str]:
+def _build_proxy_options(hosts: SshHosts, jumps: list[str]) -> list[str]:
     """The nested proxy commands, from the last jump host to the first.
 
     The ssh outside of a level expands that level, hence the doubled %.
@@ -91,8 +81,8 @@ def _through(hosts: SshHosts, jumps: list[str]) -> list[str]:
     user_host, _, port = jumps[-1].partition(":")
     inner = [
         "ssh",
-        *_options(hosts),
-        *_through(hosts, jumps[:-1]),
+        *_build_ssh_options(hosts),
+        *_build_proxy_options(hosts, jumps[:-1]),
         *(["-p", port] if port else []),
         "-W",
     ]

@@ -1,18 +1,20 @@
 """The train job: runs the gang to its end, exports the candidate and writes the manifest.
 
-It imports no TensorFlow. The preloaded processes do. SIGTERM saves the state and ends the job with
+It imports no TensorFlow. The fork servers do. SIGTERM saves the state and ends the job with
 an exit code that is retried.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD, TrainingFigures
 from pipeline_ops.config.hosts import (
@@ -23,111 +25,145 @@ from pipeline_ops.config.hosts import (
     SshHosts,
     parse_hosts,
 )
-from pipeline_ops.config.model_catalogue import task_of
+from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.jobs.gang_protocol import (
-    STATE,
-    CandidateSpec,
-    Command,
-    Fork,
-    Isolation,
-    worker_digest_name,
-)
-from pipeline_ops.jobs.local_copy import host_cache, local_dataset
-from pipeline_ops.jobs.request import Status
+from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
+from pipeline_ops.jobs.file_exchange import fetch_files
+from pipeline_ops.jobs.gang_protocol import STATE, Isolation, StoredWork, format_worker_digest_name
+from pipeline_ops.jobs.host_dataset import open_host_cache, open_host_dataset
 from pipeline_ops.jobs.runner import Job, run_job
-from pipeline_ops.launch.gang import Gang, Stop
+from pipeline_ops.launch.candidate import export_saved_model
+from pipeline_ops.launch.gang import Gang
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.kubernetes import KubernetesLauncher
 from pipeline_ops.launch.launcher import Launcher
 from pipeline_ops.launch.local import LocalLauncher
+from pipeline_ops.launch.own_disk import collect_store_environment
+from pipeline_ops.launch.plan import LaunchPlan
 from pipeline_ops.launch.slurm import SlurmLauncher
 from pipeline_ops.launch.ssh import SshLauncher
-from pipeline_ops.storage.atomic import opened_folder, read_json, write_json
-from pipeline_ops.storage.digest import digest_of
-from pipeline_ops.storage.own_folders import empty_folder
-
-_CANDIDATE_SECONDS = 600
+from pipeline_ops.launch.stop_request import StopRequest
+from pipeline_ops.storage.atomic import read_json
+from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.open_store import open_root
 
 
 def train(job: Job) -> ExitCode:
     """Trains, or continues the training where an earlier try stopped."""
-    config, started = Train.model_validate(job.request.config), time.monotonic()
-    with Stop().listening() as stop:
-        check_dataset(job)
+    config, started_at = Train.model_validate(job.request.config), time.monotonic()
+    with StopRequest().handle_sigterm() as stop:
+        check_dataset(job, config)
         stop.check()
-        return _train(job, config, stop, started)
+        return _train(job, config, stop, started_at)
 
 
-def _train(job: Job, config: Train, stop: Stop, started: float) -> ExitCode:
+def _train(job: Job, config: Train, stop: StopRequest, started_at: float) -> ExitCode:
     job.work.mkdir(parents=True, exist_ok=True)
-    with make_fleet(job, config) as fleet:
-        gang = Gang(config, job.attempt, job.work, fleet, job.progress.forward, stop=stop)
-        gang.run()
+    stored = work_folder(job.folder)
+    stored_work = None if stored.is_local else StoredWork(uri=str(stored), token=job.lease.token)
+    with open_host_pool(job, config) as host_pool:
+        gang = Gang(
+            config,
+            job.attempt,
+            job.work,
+            host_pool,
+            job.progress.forward,
+            stop=stop,
+            stored=stored_work,
+            check_lease=job.lease.check,
+        )
+        plan = gang.run()
+        fetch_results(plan, job.work)
         with job.artifact() as draft:
-            write_candidate(job, fleet, stop, draft.folder)
-            fleet.close()
+            export_saved_model(job, host_pool, plan, stop, draft.folder)
+            host_pool.clean()
+            host_pool.close()
             shutil.copytree(job.work / TENSORBOARD, draft.folder / TENSORBOARD)
             if (job.work / DIVERGED).exists():
                 shutil.copytree(job.work / DIVERGED, draft.folder / DIVERGED)
             draft.seeds["train"] = config.seed
-            draft.figures.update(
-                figures_of(job, config, gang, time.monotonic() - started).model_dump(mode="json")
-            )
+            seconds = time.monotonic() - started_at
+            figures = summarize_training(job, plan, gang.restarts, seconds)
+            draft.figures.update(figures.model_dump(mode="json"))
+    if stored_work:
+        stored.remove_tree()
     return ExitCode.SUCCESS
 
 
 @contextlib.contextmanager
-def make_fleet(job: Job, config: Train) -> Iterator[HostPool]:
-    """Yields the hosts that the request names, and ends all of our processes on them."""
-    hosts = parse_hosts(job.request.hosts) if job.request.hosts else None
-    fleet = HostPool(
+def open_host_pool(job: Job, config: Train) -> Iterator[HostPool]:
+    """Yields the hosts that the request names, and ends all processes of the gang on them."""
+    hosts = parse_hosts(job.request.hosts or {"launcher": "local"})
+    host_pool = HostPool(
         make_launcher(hosts, job),
-        lock=lock_of(job),
+        lock=build_lock_name(job),
         folder=job.attempt.folder,
-        silence_seconds=config.heartbeat_timeout_seconds,
-        start_seconds=config.start_timeout_seconds,
-        ports=hosts.ports if hosts else None,
-        environment=hosts.environment if hosts else None,
-        isolation=isolation_of(config, hosts),
+        silence_timeout_seconds=config.heartbeat_timeout_seconds,
+        start_timeout_seconds=config.start_timeout_seconds,
+        ports=hosts.ports,
+        environment=build_host_environment(job, hosts),
+        isolation=choose_isolation(config, hosts),
+        stored_attempt=str(job.stored_attempt or ""),
+        stored_work=str(work_folder(job.folder)) if job.stored_attempt else "",
     )
     try:
-        yield fleet
+        yield host_pool
     finally:
-        fleet.close()
+        host_pool.close()
 
 
-def isolation_of(config: Train, hosts: Hosts | None) -> Isolation:
-    """Decides if the gang gets a network namespace of its own.
+def build_host_environment(job: Job, hosts: Hosts) -> dict[str, str]:
+    """The variables of the gang's processes, with the access to a bucket. They are secret.
+
+    On this host, its processes inherit them.
+    """
+    if job.stored_attempt is None or isinstance(hosts, LocalHosts):
+        return hosts.environment
+    return collect_store_environment(os.environ) | hosts.environment
+
+
+def fetch_results(plan: LaunchPlan, work: Path) -> None:
+    """Fetches what the workers on other disks have left in the bucket.
+
+    Raises:
+      MachineError: the store or the disk failed.
+    """
+    for worker in plan.workers:
+        if worker.stored and worker.stored.is_exchanged and not worker.is_server:
+            fetch_files(open_root(worker.stored.locate_results(worker.name)), work)
+
+
+def choose_isolation(config: Train, hosts: Hosts) -> Isolation:
+    """Decides whether the gang gets a network namespace of its own.
 
     It gets one on a single host if TensorFlow's servers listen there.
     """
-    if hosts and (hosts.num_hosts > 1 or hosts.network == "trusted"):
+    if hosts.num_hosts > 1 or hosts.network == "trusted":
         return "never"
     if config.strategy == "parameter_server":
         return "always"
-    return "with GPUs" if config.most_workers > 1 else "never"
+    return "with GPUs" if config.effective_max_workers > 1 else "never"
 
 
-def lock_of(job: Job) -> str:
+def build_lock_name(job: Job) -> str:
     """The name of the lock that keeps a second gang from training the same artifact.
 
     The same training below another storage root has another name.
     """
-    return f"{job.request.pipeline}-{digest_of(str(job.folder))}"
+    return f"{job.request.pipeline}-{compute_digest(str(job.folder))}"
 
 
-def make_launcher(hosts: Hosts | None, job: Job) -> Launcher:
+def make_launcher(hosts: Hosts, job: Job) -> Launcher:
     match hosts:
         case SshHosts():
             return SshLauncher(hosts)
         case SlurmHosts():
-            return SlurmLauncher(hosts, f"trainyard-{job.request.pipeline}", job.attempt.folder)
+            name = f"trainyard-{job.request.pipeline}"
+            return SlurmLauncher(hosts, name, job.attempt.folder, not job.stored_attempt)
         case KubernetesHosts():
             name = (
                 f"trainyard-{job.request.pipeline.replace('_', '-')[:30]}"
-                f"-{digest_of(str(job.attempt.folder))[:8]}"
+                f"-{compute_digest(str(job.attempt.folder))[:8]}"
             )
             return KubernetesLauncher(
                 hosts, name, str(job.attempt.folder), job.request.deadline_seconds
@@ -135,10 +171,10 @@ def make_launcher(hosts: Hosts | None, job: Job) -> Launcher:
         case LocalHosts():
             return LocalLauncher(hosts.workers, hosts.cores or 0)
         case _:
-            return LocalLauncher()
+            raise TypeError(f"unknown launcher: {hosts}")
 
 
-def check_dataset(job: Job) -> None:
+def check_dataset(job: Job, config: Train) -> None:
     """Rejects a data set that would train a wrong model, or none.
 
     Raises:
@@ -147,101 +183,39 @@ def check_dataset(job: Job) -> None:
     """
     uri = job.request.inputs["preprocess"].uri
     manifest = read_manifest(uri)
-    task, model = DatasetFigures.model_validate(manifest.figures).task, job.request.config["model"]
-    if task != task_of(model):
+    task = DatasetFigures.model_validate(manifest.figures).task
+    model_task = get_model_task(config.model)
+    if task != model_task:
         raise ConfigError(
-            f"the data set is for {task}, and train.model {model} is for {task_of(model)}; {uri}"
+            f"the data set is for {task}, and train.model {config.model} is for {model_task}. "
+            f"Choose a model for {task}. The data set is {uri}"
         )
-    config = Train.model_validate(job.request.config).input
-    local_dataset(
+    open_host_dataset(
         uri,
-        config,
-        host_cache(config),
+        config.input,
+        open_host_cache(config.input),
         lambda message: job.progress.report("input", message=message),
     )
 
 
-def write_candidate(job: Job, fleet: HostPool, stop: Stop, folder: Path) -> None:
-    """Has a fork of a preloaded process write the candidate into the artifact.
-
-    If its host is lost, a fork on another host takes over.
-    """
-    spec, status = (
-        job.attempt.folder / "candidate.spec.json",
-        job.attempt.folder / "candidate.status.json",
-    )
-    log = job.attempt.folder / "candidate.log"
-    write_json(
-        spec,
-        CandidateSpec(
-            request=str(job.attempt.request), work=str(job.work), folder=str(folder)
-        ).model_dump(mode="json"),
-    )
-    job.progress.report("candidate", message="writing the SavedModel")
-    fork = Fork(
-        name="candidate", entry="candidate", argument=str(spec), status=str(status), log=str(log)
-    )
-    deadline, code = time.monotonic() + _CANDIDATE_SECONDS, None
-    while code is None:
-        with opened_folder(folder) as half:
-            empty_folder(half)
-        host = _any_host(fleet, stop, deadline)
-        fleet.send(host, Command(order="fork", fork=fork))
-        code = _candidate_code(fleet, stop, host, deadline)
-    if code != 0:
-        outcome = job.attempt.read(Status, status)
-        if outcome is None:
-            raise MachineError(
-                f"the process that writes the candidate ended with {code} and left no "
-                f"{status.name}; its log is {log}"
-            )
-        raise _error_of(outcome, str(log))
-
-
-def _any_host(fleet: HostPool, stop: Stop, deadline: float) -> str:
-    """Returns the name of a host that can fork, once there is one."""
-    while not fleet.ready:
-        fleet.poll(0.2)
-        stop.check()
-        if time.monotonic() > deadline:
-            raise MachineError(
-                "no host is there to write the candidate: "
-                + "; ".join(host.problem for host in fleet.hosts.values())
-            )
-    return fleet.ready[0].name
-
-
-def _candidate_code(fleet: HostPool, stop: Stop, host: str, deadline: float) -> int | None:
-    """The exit code of the process that writes the candidate; None if its host was lost."""
-    while fleet.hosts[host].is_ready:
-        for _host, event in fleet.poll(0.2):
-            if event.event == "ended" and event.name == "candidate":
-                return event.code
-        stop.check()
-        if time.monotonic() > deadline:
-            raise MachineError(f"the candidate was not written within {_CANDIDATE_SECONDS} s")
-    return None
-
-
-def _error_of(status: Status, log: str) -> TrainyardError:
-    if status.exit_code.is_retried:
-        return MachineError(f"the candidate was not written: {status.message}; the log is {log}")
-    return TrainyardError(f"the candidate can't be written: {status.message}; the log is {log}")
-
-
-def figures_of(job: Job, config: Train, gang: Gang, seconds: float) -> TrainingFigures:
+def summarize_training(
+    job: Job, plan: LaunchPlan, restarts: int, seconds: float
+) -> TrainingFigures:
     """Summarizes the training.
 
     Raises:
       TrainyardError: the workers have not ended with the same weights.
     """
     state = read_json(job.work / STATE)
-    workers = len(gang.plan.cluster["worker"]) if gang.plan.workers[0].is_peer else 1
-    digests = [(job.work / worker_digest_name(worker)).read_text() for worker in range(workers)]
+    workers = len(plan.cluster["worker"])
+    digests = [
+        (job.work / format_worker_digest_name(worker)).read_text()
+        for worker in range(workers if plan.workers[0].is_peer else 1)
+    ]
     if len(set(digests)) != 1:
         raise TrainyardError(
-            f"the workers ended with different weights: {', '.join(digests)}; "
-            "this is a bug of Trainyard"
+            f"the workers ended with different weights: {', '.join(digests)}. "
+            "This is a bug of Trainyard"
         )
     dataset = DatasetFigures.model_validate(
         read_manifest(job.request.inputs["preprocess"].uri).figures
@@ -249,9 +223,9 @@ def figures_of(job: Job, config: Train, gang: Gang, seconds: float) -> TrainingF
     return TrainingFigures(
         strategy=state["strategy"],
         strategy_reason=state["strategy_reason"],
-        workers=len(gang.plan.cluster["worker"]),
+        workers=workers,
         steps=state["step"],
-        restarts=gang.restarts,
+        restarts=restarts,
         weights_digest=digests[0],
         worker_weights_digests=digests,
         num_parameters=state["num_parameters"],

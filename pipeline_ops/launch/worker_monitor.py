@@ -14,25 +14,27 @@ from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import DataError, ExitCode, TrainyardError, error_of
-from pipeline_ops.jobs.gang_protocol import BEAT_SECONDS, Event
-from pipeline_ops.jobs.progress import Progress, ProgressReader
+from pipeline_ops.errors import DataError, ExitCode, TrainyardError, make_error
+from pipeline_ops.jobs.gang_protocol import HEARTBEAT_SECONDS, Event
+from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.request import Status
-from pipeline_ops.launch.plan import LaunchPlan, status_file
+from pipeline_ops.launch.plan import LaunchPlan, get_status_path
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.parsing import read_json_as
 
-_MISSED_BEATS = 3
+_MISSED_HEARTBEATS = 3
 _JOINING = "is joining"
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """The first failure in a gang, in words, with an exit code that says if a retry may help."""
+    """The first failure in a gang, with an exit code that decides whether a retry may help."""
 
     message: str
     exit_code: ExitCode = ExitCode.RETRY
 
-    def error(self) -> TrainyardError:
-        return error_of(self.exit_code, self.message)
+    def to_error(self) -> TrainyardError:
+        return make_error(self.exit_code, self.message)
 
 
 class WorkerMonitor:
@@ -45,24 +47,25 @@ class WorkerMonitor:
     """
 
     def __init__(self, plan: LaunchPlan, config: Train, attempt: Attempt):
+        self.plan = plan
         self._config, self._attempt = config, attempt
         self._hosts = {worker.name: worker.host for worker in plan.workers}
         self._awaited = plan.awaited
-        self._chief = next(worker.name for worker in plan.workers if worker.is_chief)
+        self._chief = plan.chief.name
         self._servers = {worker.name for worker in plan.workers if worker.is_server}
         self._readers = {
-            worker.name: _reader_from_end(Path(worker.progress)) for worker in plan.workers
+            worker.name: _open_reader_at_end(Path(worker.progress)) for worker in plan.workers
         }
         self._started = time.monotonic()
         self._last_progress = dict.fromkeys(self._awaited, self._started)
-        self._last_beat = dict.fromkeys(self._hosts, self._started)
+        self._last_heartbeat = dict.fromkeys(self._hosts, self._started)
         self._stopped: dict[str, list[str]] = {}
-        """By host: the processes that are stopped by a signal, from its agent's last report."""
+        """The processes that a signal has stopped, by host, from the last report of its agent."""
         self._last_step: dict[str, int] = {}
         self._last_phase: dict[str, str] = {}
         self._ended: dict[str, int] = {}
         """Exit codes, in the order in which the processes ended."""
-        self.started_from = 0
+        self.start_step = 0
         """The step of the checkpoint from which the gang continued."""
         self.has_stepped = False
         self.has_saved = False
@@ -71,54 +74,56 @@ class WorkerMonitor:
 
     @property
     def unfinished(self) -> list[str]:
-        """The processes whose end is still awaited."""
+        """The processes that must still end."""
         return [name for name in self._awaited if name not in self._ended]
 
     @property
-    def living(self) -> list[str]:
+    def _running(self) -> list[str]:
         return [name for name in self._hosts if name not in self._ended]
 
-    def note(self, host: str, event: Event) -> None:
+    @property
+    def running_hosts(self) -> set[str]:
+        return {self._hosts[name] for name in self._running}
+
+    def record_event(self, host: str, event: Event) -> None:
         match event.event:
             case "ended" if event.name in self._hosts:
                 self._ended.setdefault(event.name, event.code)
             case "alive":
                 self._stopped[host] = event.stopped
-                beating = [
+                alive = [
                     name
                     for name, where in self._hosts.items()
-                    if where == host and self._is_living(name, event)
+                    if where == host and self._is_alive(name, event)
                 ]
-                self._last_beat |= dict.fromkeys(beating, time.monotonic())
+                self._last_heartbeat |= dict.fromkeys(alive, time.monotonic())
 
-    def _is_living(self, name: str, event: Event) -> bool:
-        """Returns whether a process lives.
+    def _is_alive(self, name: str, event: Event) -> bool:
+        """Returns whether a process is alive.
 
         A process that joins waits for its peers inside TensorFlow, where none of its threads
-        advances. It lives unless it is stopped.
+        advances. It is alive unless it is stopped.
         """
         return name in event.names or (
             self._last_phase.get(name) == _JOINING and name not in event.stopped
         )
 
-    def progress(self) -> list[Progress]:
-        """Returns the chief's reports since the last call, and records those of all processes."""
-        of_chief: list[Progress] = []
-        for name, reader in self._readers.items():
-            moments = reader.new()
-            for moment in moments:
-                self._note_progress(name, moment)
-            if name == self._chief:
-                of_chief = moments
-        return of_chief
+    def read_progress(self) -> list[tuple[str, ProgressEvent]]:
+        """Returns the reports of all processes since the last call, and records them."""
+        events = [
+            (name, event) for name, reader in self._readers.items() for event in reader.read_new()
+        ]
+        for name, event in events:
+            self._record_progress(name, event)
+        return events
 
-    def _note_progress(self, name: str, moment: Progress) -> None:
-        self._last_progress[name], self._last_phase[name] = time.monotonic(), f"is {moment.phase}"
-        match moment.phase:
+    def _record_progress(self, name: str, event: ProgressEvent) -> None:
+        self._last_progress[name], self._last_phase[name] = time.monotonic(), f"is {event.phase}"
+        match event.phase:
             case "restored" if name == self._chief:
-                self.started_from = moment.done or 0
+                self.start_step = event.done or 0
             case "train":
-                self._last_step[name] = moment.done or 0
+                self._last_step[name] = event.done or 0
                 self.has_stepped = True
             case "preempted" if name in self._servers:
                 self._preempted_servers.add(name)
@@ -130,114 +135,100 @@ class WorkerMonitor:
         found, self._preempted_servers = self._preempted_servers, set()
         return found
 
-    def failure(self) -> Failure | None:
-        """The first process that ended badly, hangs or has not come."""
-        bad = next(
-            (name for name, code in self._ended.items() if code != 0 or name in self._servers), None
-        )
+    def find_failure(self) -> Failure | None:
+        """The first process that ended badly, hangs or has not started."""
+        for name, code in self._ended.items():
+            if code != 0 or name in self._servers:
+                return self._explain_exit(name)
         return (
-            self._exit_failure(bad)
-            if bad
-            else self._no_beat(self._config.heartbeat_timeout_seconds) or self._no_progress()
+            self._find_silent_worker(self._config.heartbeat_timeout_seconds)
+            or self._find_late_worker()
         )
 
-    def cause(self, first: Failure) -> Failure:
+    def find_cause(self, first: Failure) -> Failure:
         """The failure that explains most, after the peers have had a moment to report theirs.
 
         An error of config, data or code comes before a killed process, and a killed process before
         one that hangs. A peer's report of a lost connection comes last.
         """
-        bad = [name for name, code in self._ended.items() if code != 0]
-        failures = [self._exit_failure(name) for name in bad]
-        lasting = next((failure for failure in failures if not failure.exit_code.is_retried), None)
-        killed = next(
-            (failure for name, failure in zip(bad, failures, strict=True) if self._ended[name] < 0),
-            None,
-        )
-        return lasting or killed or self._no_beat(_MISSED_BEATS * BEAT_SECONDS) or first
+        failures = {name: self._explain_exit(name) for name, code in self._ended.items() if code}
+        permanent = [each for each in failures.values() if not each.exit_code.is_retried]
+        killed = [each for name, each in failures.items() if self._ended[name] < 0]
+        if permanent or killed:
+            return [*permanent, *killed][0]
+        return self._find_silent_worker(_MISSED_HEARTBEATS * HEARTBEAT_SECONDS) or first
 
     @property
     def is_explained(self) -> bool:
         """Returns whether a process was killed, so that reports of its peers add nothing."""
         return any(code < 0 for code in self._ended.values())
 
-    def _exit_failure(self, name: str) -> Failure:
-        code, log, step = (
-            self._ended[name],
-            self._attempt.worker_log(name),
-            self._last_step.get(name, 0),
-        )
-        who = f"{name} on {self._hosts[name]}"
+    def _explain_exit(self, name: str) -> Failure:
+        code, step = self._ended[name], f"at step {self._last_step.get(name, 0)}"
         if code < 0:
-            return Failure(
-                f"{who} was killed by signal {-code} ({signal.Signals(-code).name}) "
-                f"at step {step}; its log is {log}"
-            )
-        file = status_file(self._attempt, name)
+            killer = f"signal {-code} ({signal.Signals(-code).name})"
+            return self._blame(name, f"was killed by {killer} {step}")
+        file = get_status_path(self._attempt, name)
         try:
-            status = self._attempt.read(Status, file)
+            status = read_json_as(Status, open_path(file))
         except DataError as error:
-            return Failure(f"{who} ended with {code} at step {step}: {error}; its log is {log}")
+            return self._blame(name, f"ended with {code} {step}: {error}")
         if status is None:
-            return Failure(
-                f"{who} ended with {code} at step {step} and left no {file.name}; its log is {log}"
-            )
+            return self._blame(name, f"ended with {code} {step} and left no {file.name}")
         if status.exit_code == ExitCode.SUCCESS:
-            return Failure(
-                f"{who} ended at step {step}, though it should have served until the end; "
-                f"its log is {log}"
-            )
-        return Failure(
-            f"{who} failed at step {step}: {status.message}; its log is {log}", status.exit_code
-        )
+            return self._blame(name, f"ended {step}, but it must serve until the training ends")
+        return self._blame(name, f"failed {step}: {status.message}", status.exit_code)
 
-    def _no_beat(self, limit_seconds: float) -> Failure | None:
+    def _blame(self, name: str, problem: str, exit_code: ExitCode = ExitCode.RETRY) -> Failure:
+        log = self._attempt.worker_log(name)
+        message = f"{name} on {self._hosts[name]} {problem.rstrip('.')}. Its log is {log}"
+        return Failure(message, exit_code)
+
+    def _find_silent_worker(self, limit_seconds: float) -> Failure | None:
         """Finds a process without heartbeat.
 
         A chief that waits for a stopped server starves with it and may seem silent first. The cause
         is the process that is stopped.
         """
-        now = time.monotonic()
-        silent = [name for name in self.living if now - self._last_beat[name] > limit_seconds]
+        now, running = time.monotonic(), self._running
+        silent = [name for name in running if now - self._last_heartbeat[name] > limit_seconds]
         if not silent:
             return None
-        name = next(
-            (name for names in self._stopped.values() for name in names if name in self.living),
-            silent[0],
-        )
-        return Failure(
-            f"{name} on {self._hosts[name]} has given no sign of life for "
-            f"{now - self._last_beat[name]:.0f} s (train.heartbeat_timeout_seconds is "
-            f"{self._config.heartbeat_timeout_seconds}): it is stopped, or its machine hangs; "
-            f"its log is {self._attempt.worker_log(name)}"
+        stopped = [name for names in self._stopped.values() for name in names if name in running]
+        name = [*stopped, *silent][0]
+        return self._blame(
+            name,
+            f"has sent no heartbeat for {now - self._last_heartbeat[name]:.0f} s "
+            f"(train.heartbeat_timeout_seconds is {self._config.heartbeat_timeout_seconds}). "
+            "It is stopped, or its machine hangs",
         )
 
-    def _no_progress(self) -> Failure | None:
+    def _find_late_worker(self) -> Failure | None:
         now = time.monotonic()
         late = [name for name in self.unfinished if name not in self._last_step]
         if late and now - self._started > self._config.start_timeout_seconds:
+            states = ", ".join(
+                f"{name} on {self._hosts[name]} {self._last_phase.get(name, 'has not started')}"
+                for name in self._running
+            )
             return Failure(
                 f"no step within {self._config.start_timeout_seconds} s "
-                "(train.start_timeout_seconds): "
-                + ", ".join(
-                    f"{name} on {self._hosts[name]} {self._last_phase.get(name, 'has not come')}"
-                    for name in self.living
-                )
-                + f"; the log of the first is {self._attempt.worker_log(late[0])}"
+                f"(train.start_timeout_seconds): {states}. "
+                f"The log of {late[0]} is {self._attempt.worker_log(late[0])}"
             )
         for name in self.unfinished:
-            who, log = f"{name} on {self._hosts[name]}", self._attempt.worker_log(name)
             silent = now - self._last_progress[name]
             if name in self._last_step and silent > self._config.step_timeout_seconds:
-                return Failure(
-                    f"{who} has reported nothing for {silent:.0f} s (train.step_timeout_seconds is "
-                    f"{self._config.step_timeout_seconds}); its log is {log}"
+                return self._blame(
+                    name,
+                    f"has reported no progress for {silent:.0f} s "
+                    f"(train.step_timeout_seconds is {self._config.step_timeout_seconds})",
                 )
         return None
 
 
-def _reader_from_end(path: Path) -> ProgressReader:
+def _open_reader_at_end(path: Path) -> ProgressReader:
     """A reader that skips the lines of earlier incarnations in the same file."""
-    reader = ProgressReader(path)
+    reader = ProgressReader(open_path(path))
     reader.seek_end()
     return reader

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import keras
 
-from pipeline_ops.config.model_catalogue import CATALOGUE, is_own, task_of
+from pipeline_ops.config.model_catalogue import CATALOGUE, get_model_task, is_user_function
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.input.framework_internals import list_layers
 from pipeline_ops.models.detection import Head
 from pipeline_ops.models.outputs import validate_outputs
-from pipeline_ops.models.own import load_function
+from pipeline_ops.models.user_functions import load_function
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -50,55 +51,54 @@ def build_model(
     try:
         model = _build(config, image_shape, num_classes, folder)
     except (TypeError, ValueError) as error:
-        what = f"images of shape {image_shape} and {num_classes} classes"
         raise ConfigError(
-            f"train.model: {config.model} can't be built for {what}: {error}"
+            f"train.model: cannot build {config.model} for images of shape {image_shape} and "
+            f"{num_classes} classes: {error}"
         ) from error
     if not getattr(model, "built", False):
         raise ConfigError(
-            f"train.model: {config.model} must return a Keras model that is built, got {model!r}; "
-            "begin with keras.Input(image_shape)"
+            f"train.model: {config.model} must return a Keras model that is built, got {model!r}. "
+            "Begin it with keras.Input(image_shape)"
         )
-    if task_of(config.model) == "classification":
+    if get_model_task(config.model) == "classification":
         validate_outputs(model, config.model, num_classes)
     if config.synchronized_batch_normalization and for_training:
-        _synchronize(config, model)
+        _synchronize_batch_normalization(config, model)
     return model
 
 
 def make_head(config: Train, image_shape: tuple[int, int, int], num_classes: int) -> Head:
     """Returns the head that interprets the outputs of the config's detector."""
-    return importlib.import_module(f"{__name__}.{CATALOGUE[config.model].module}").make_head(
-        image_shape, num_classes, **config.model_parameters
-    )
+    module = importlib.import_module(f"{__name__}.{CATALOGUE[config.model].module}")
+    head: Head = module.make_head(image_shape, num_classes, **config.model_parameters)
+    return head
 
 
 def _build(
     config: Train, image_shape: tuple[int, int, int], num_classes: int, folder: Path
 ) -> keras.Model:
-    if is_own(config.model):
-        return load_function(config.model, "train.model", folder)(
-            image_shape, num_classes, **config.model_parameters
-        )
-    entry = CATALOGUE[config.model]
-    build = importlib.import_module(f"{__name__}.{entry.module}").build
-    return build(image_shape, num_classes, **entry.arguments, **config.model_parameters)
+    parameters = config.model_parameters
+    if is_user_function(config.model):
+        build = load_function(config.model, "train.model", folder)
+    else:
+        entry = CATALOGUE[config.model]
+        build = importlib.import_module(f"{__name__}.{entry.module}").build
+        parameters = {**entry.arguments, **parameters}
+    return build(image_shape, num_classes, **parameters)
 
 
-def _synchronize(config: Train, model: keras.Model) -> None:
+def _synchronize_batch_normalization(config: Train, model: keras.Model) -> None:
     """Makes every batch normalisation take its statistics over all replicas.
 
     The layers read this attribute in each call.
     """
     normalizations = [
-        layer
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization)
+        layer for layer in list_layers(model) if isinstance(layer, keras.layers.BatchNormalization)
     ]
     if not normalizations:
         raise ConfigError(
             f"train.synchronized_batch_normalization: the model {config.model} has no "
-            "keras.layers.BatchNormalization"
+            "keras.layers.BatchNormalization. Remove the option or choose another model"
         )
     for layer in normalizations:
         layer.synchronized = True

@@ -15,21 +15,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import Literal
 
 import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.models.anchors import (
-    PER_CELL,
+    ANCHORS_PER_CELL,
     Matches,
-    decode,
-    encode,
-    grid_shapes,
+    compute_grid_shapes,
+    decode_boxes,
+    encode_boxes,
     make_anchors,
-    match,
+    match_anchors,
 )
-from pipeline_ops.models.boxes import Boxes, Detections, suppress, suppress_portably
+from pipeline_ops.models.boxes import (
+    Boxes,
+    compute_areas,
+    compute_intersections,
+)
+from pipeline_ops.models.detection import Head
 
 BoxLoss = Literal["smooth_l1", "giou"]
 
@@ -38,11 +44,11 @@ _BETA = 0.11
 """The error at which smooth L1 turns from a parabola into a line: Detectron's
 RETINANET.BBOX_REG_BETA.
 """
-_CANDIDATES = 1000
+_MAX_CANDIDATES = 1000
 """The number of best scores that are kept for each level, and then for all levels together. The
 portable suppression compares all of them with all others.
 """
-_AT_ONCE = 2
+_NUM_PARALLEL_IMAGES = 2
 """The number of images that are matched at once. Each takes some 60 MB of memory at 640x640 pixels
 and 100 boxes.
 """
@@ -66,14 +72,14 @@ class AnchorTargets:
 
 
 @dataclasses.dataclass(frozen=True)
-class AnchorHead:
+class AnchorHead(Head):
     """Computes losses and detections from {"logits": [B, A, C], "deltas": [B, A, 4]}.
 
     Args:
       image_size: height and width in pixels.
       num_classes: the number of classes in the data set.
       anchor_scale: the scale of `anchors.make_anchors`.
-      box_loss: `smooth_l1` of the result of `anchors.encode`, summed over the four values, or
+      box_loss: `smooth_l1` of the result of `anchors.encode_boxes`, summed over the four values, or
           `giou`: 1 - GIoU (Rezatofighi et al. 2019).
       max_boxes: the number of boxes to which each image of every batch is padded. None pads to the
           number of the image with the most boxes.
@@ -91,24 +97,24 @@ class AnchorHead:
         """float32 [A, 4] in pixels."""
         return make_anchors(self.image_size, self.anchor_scale)
 
-    def sums(self, outputs: dict[str, tf.Tensor], labels: Boxes) -> tf.Tensor:
+    def compute_sums(self, outputs: dict[str, tf.Tensor], labels: Boxes) -> tf.Tensor:
         """Returns float32 [4]: the sums of the loss, of the classes' part of it and of the IoU of
         the boxes with their objects, and the number of anchors that stand for an object.
         """
-        targets = self.targets(labels)
+        targets = self.build_targets(labels)
         logits, deltas = (tf.cast(outputs[name], tf.float32) for name in ("logits", "deltas"))
-        class_losses = _focal_losses(
+        class_losses = _compute_focal_losses(
             logits, tf.one_hot(targets.classes, self.num_classes, on_value=True, off_value=False)
         )
         class_loss = tf.reduce_sum(
             tf.where(targets.is_ignored, 0.0, tf.reduce_sum(class_losses, axis=-1))
         )
-        corners = decode(deltas, self.anchors)
-        ious, gious = _overlaps(corners, targets.corners)
+        corners = decode_boxes(deltas, self.anchors)
+        ious, gious = _compute_ious(corners, targets.corners)
         box_losses = (
             1 - gious
             if self.box_loss == "giou"
-            else _smooth_l1(deltas - encode(targets.corners, self.anchors))
+            else _compute_smooth_l1(deltas - encode_boxes(targets.corners, self.anchors))
         )
         loss, iou = (
             tf.reduce_sum(tf.where(targets.is_object, values, 0.0)) for values in (box_losses, ious)
@@ -122,22 +128,22 @@ class AnchorHead:
             ]
         )
 
-    def targets(self, labels: Boxes) -> AnchorTargets:
+    def build_targets(self, labels: Boxes) -> AnchorTargets:
         """Returns the targets of all anchors.
 
         Matches a few images at a time, so that they can use the same memory one after another.
         """
         padded = tf.pad(
-            labels.in_pixels(*self.image_size), [[0, 0], [0, 1], [0, 0]]
+            labels.to_pixels(*self.image_size), [[0, 0], [0, 1], [0, 0]]
         )  # a padding box: an image without boxes has one, too
         learned, crowd = (
             tf.pad(flags, [[0, 0], [0, 1]])
             for flags in (labels.is_learned, labels.is_crowd & (labels.classes >= 0))
         )
         matches = tf.map_fn(
-            lambda each: match(tf.constant(self.anchors), *each),
+            lambda each: match_anchors(tf.constant(self.anchors), *each),
             (padded, learned, crowd),
-            parallel_iterations=_AT_ONCE,
+            parallel_iterations=_NUM_PARALLEL_IMAGES,
             fn_output_signature=Matches(tf.int32, tf.bool, tf.bool),
         )
         box, is_object, is_ignored = (
@@ -153,54 +159,48 @@ class AnchorHead:
             is_ignored,
         )
 
-    def detect(self, outputs: dict[str, tf.Tensor]) -> Detections:
-        """Returns the best candidates of all levels. Overlapping ones of a class are suppressed."""
-        return suppress(*self._candidates(outputs), self.num_classes)
-
-    def detect_portably(self, outputs: dict[str, tf.Tensor]) -> Detections:
-        """Does the same as `detect`, with operations that TFLite and ONNX have."""
-        return suppress_portably(*self._candidates(outputs))
-
-    def _candidates(self, outputs: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns boxes, scores and classes, as `suppress` takes them."""
+    def find_candidates(
+        self, outputs: dict[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the best candidates of all levels."""
         scores = tf.sigmoid(tf.cast(outputs["logits"], tf.float32))
-        best, anchors, classes = (
-            tf.concat(parts, axis=1)
-            for parts in zip(*map(self._best_of, self._levels(scores)), strict=True)
-        )
-        best, places = tf.math.top_k(best, min(_CANDIDATES, best.shape[1]))
-        anchors, classes = (tf.gather(each, places, batch_dims=1) for each in (anchors, classes))
+        sizes = [rows * columns for rows, columns in compute_grid_shapes(self.image_size)]
+        ends = [ANCHORS_PER_CELL * cells for cells in itertools.accumulate(sizes, initial=0)]
+        levels = [
+            self._select_best(scores[:, start:end], start)
+            for start, end in itertools.pairwise(ends)
+        ]
+        best, anchors, classes = (tf.concat(parts, axis=1) for parts in zip(*levels, strict=True))
+        best, indices = tf.math.top_k(best, min(_MAX_CANDIDATES, best.shape[1]))
+        anchors, classes = (tf.gather(each, indices, batch_dims=1) for each in (anchors, classes))
         deltas = tf.gather(tf.cast(outputs["deltas"], tf.float32), anchors, batch_dims=1)
-        corners = decode(deltas, tf.gather(tf.constant(self.anchors), anchors))
+        corners = decode_boxes(deltas, tf.gather(tf.constant(self.anchors), anchors))
         height, width = self.image_size
         return corners / tf.constant([height, width, height, width], tf.float32), best, classes
 
-    def _levels(self, scores: tf.Tensor) -> list[tuple[int, tf.Tensor]]:
-        """Returns the first anchor of each level, and the level's scores [B, A of the level, C]."""
-        counts = [rows * columns * PER_CELL for rows, columns in grid_shapes(self.image_size)]
-        starts = [sum(counts[:index]) for index in range(len(counts))]
-        return [
-            (start, scores[:, start : start + count])
-            for start, count in zip(starts, counts, strict=True)
-        ]
+    def _select_best(self, scores: tf.Tensor, start: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns scores, numbers of the anchors and classes, [B, K] each, of one level.
 
-    def _best_of(self, level: tuple[int, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns scores, numbers of the anchors and classes, [B, K] each."""
-        start, scores = level
-        every = scores.shape[1] * self.num_classes
-        best, places = tf.math.top_k(tf.reshape(scores, [-1, every]), min(_CANDIDATES, every))
-        return best, start + places // self.num_classes, places % self.num_classes
+        Args:
+          scores: [B, A of the level, C].
+          start: the number of the level's first anchor.
+        """
+        num_scores = scores.shape[1] * self.num_classes
+        best, indices = tf.math.top_k(
+            tf.reshape(scores, [-1, num_scores]), min(_MAX_CANDIDATES, num_scores)
+        )
+        return best, start + indices // self.num_classes, indices % self.num_classes
 
 
-def _focal_losses(logits: tf.Tensor, is_class: tf.Tensor) -> tf.Tensor:
+def _compute_focal_losses(logits: tf.Tensor, is_class: tf.Tensor) -> tf.Tensor:
     """Returns the focal loss of each anchor and class: Lin et al. 2017, equation 5."""
     probability = tf.sigmoid(logits)
-    missed = _ALPHA * (1 - probability) ** _GAMMA * tf.math.softplus(-logits)
-    imagined = (1 - _ALPHA) * probability**_GAMMA * tf.math.softplus(logits)
-    return tf.where(is_class, missed, imagined)
+    positive_losses = _ALPHA * (1 - probability) ** _GAMMA * tf.math.softplus(-logits)
+    negative_losses = (1 - _ALPHA) * probability**_GAMMA * tf.math.softplus(logits)
+    return tf.where(is_class, positive_losses, negative_losses)
 
 
-def _smooth_l1(errors: tf.Tensor) -> tf.Tensor:
+def _compute_smooth_l1(errors: tf.Tensor) -> tf.Tensor:
     """Returns the smooth L1 loss (Girshick 2015, equation 3, turn at _BETA), summed over the last
     axis.
     """
@@ -210,24 +210,12 @@ def _smooth_l1(errors: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _overlaps(corners: tf.Tensor, others: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _compute_ious(corners: tf.Tensor, others: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns IoU and generalised IoU of boxes, one by one."""
-    inter, hull = (
-        tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1)
-        for low, high in (
-            (
-                tf.maximum(corners[..., :2], others[..., :2]),
-                tf.minimum(corners[..., 2:], others[..., 2:]),
-            ),
-            (
-                tf.minimum(corners[..., :2], others[..., :2]),
-                tf.maximum(corners[..., 2:], others[..., 2:]),
-            ),
-        )
-    )
-    area, other_area = (
-        tf.reduce_prod(each[..., 2:] - each[..., :2], axis=-1) for each in (corners, others)
-    )
-    union = area + other_area - inter
+    low = tf.minimum(corners[..., :2], others[..., :2])
+    high = tf.maximum(corners[..., 2:], others[..., 2:])
+    hull = tf.reduce_prod(high - low, axis=-1)
+    inter = compute_intersections(corners, others)
+    union = compute_areas(corners) + compute_areas(others) - inter
     iou = tf.math.divide_no_nan(inter, union)
     return iou, iou - tf.math.divide_no_nan(hull - union, hull)

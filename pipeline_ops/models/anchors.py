@@ -15,28 +15,32 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.models.boxes import pairwise_ious
+from pipeline_ops.models.boxes import (
+    compute_areas,
+    compute_pairwise_intersections,
+    compute_pairwise_ious,
+)
 
 LEVELS = range(3, 8)
 """The levels of the pyramid. Level l has a cell for every 2**l pixels."""
 SCALES = (2**0, 2 ** (1 / 3), 2 ** (2 / 3))
 RATIOS = (0.5, 1.0, 2.0)
 """Height by width."""
-PER_CELL = len(SCALES) * len(RATIOS)
+ANCHORS_PER_CELL = len(SCALES) * len(RATIOS)
 
 _IS_OBJECT_IOU, _IS_BACKGROUND_IOU = 0.5, 0.4
-_IN_CROWD = 0.7
+_MIN_CROWD_FRACTION = 0.7
 """The share of an anchor's area in a crowd from which on the anchor is ignored: Detectron's
 TRAIN.CROWD_FILTER_THRESH.
 """
-_LARGEST_GROWTH = math.log(1000 / 16)
+_MAX_LOG_SCALE = math.log(1000 / 16)
 """The largest logarithm of a box's size relative to its anchor: Detectron's BBOX_XFORM_CLIP. Keeps
 `exp` finite.
 """
-_LEAST_SIDE = 1e-3
+_MIN_SIDE = 1e-3
 
 
-def grid_shapes(image_size: tuple[int, int]) -> list[tuple[int, int]]:
+def compute_grid_shapes(image_size: tuple[int, int]) -> list[tuple[int, int]]:
     """Returns the rows and columns of each level, for an image of this height and width."""
     return [
         (math.ceil(image_size[0] / 2**level), math.ceil(image_size[1] / 2**level))
@@ -58,13 +62,13 @@ def make_anchors(image_size: tuple[int, int], scale: float) -> np.ndarray:
     """
     return np.concatenate(
         [
-            _level_anchors(level, *shape, scale)
-            for level, shape in zip(LEVELS, grid_shapes(image_size), strict=True)
+            _make_level_anchors(level, *shape, scale)
+            for level, shape in zip(LEVELS, compute_grid_shapes(image_size), strict=True)
         ]
     )
 
 
-def _level_anchors(level: int, rows: int, columns: int, scale: float) -> np.ndarray:
+def _make_level_anchors(level: int, rows: int, columns: int, scale: float) -> np.ndarray:
     stride = 2**level
     sides = np.array(
         [
@@ -96,7 +100,7 @@ class Matches(NamedTuple):
     is_ignored: tf.Tensor
 
 
-def match(
+def match_anchors(
     anchors: tf.Tensor, corners: tf.Tensor, is_learned: tf.Tensor, is_crowd: tf.Tensor
 ) -> Matches:
     """Matches anchors to the boxes of one image.
@@ -113,56 +117,50 @@ def match(
       is_learned: bool [N], false for padding and crowds.
       is_crowd: bool [N].
     """
-    ious = tf.where(is_learned[None, :], pairwise_ious(anchors, corners), 0.0)
-    most = tf.reduce_max(ious, axis=1)
-    most_of_box = tf.reduce_max(ious, axis=0, keepdims=True)
-    is_best = tf.reduce_any((ious == most_of_box) & (most_of_box > 0), axis=1)
-    is_object = (most >= _IS_OBJECT_IOU) | is_best
-    is_unclear = (most >= _IS_BACKGROUND_IOU) | _is_in_crowd(anchors, corners, is_crowd)
+    ious = tf.where(is_learned[None, :], compute_pairwise_ious(anchors, corners), 0.0)
+    best_iou = tf.reduce_max(ious, axis=1)
+    best_iou_per_box = tf.reduce_max(ious, axis=0, keepdims=True)
+    is_best = tf.reduce_any((ious == best_iou_per_box) & (best_iou_per_box > 0), axis=1)
+    is_object = (best_iou >= _IS_OBJECT_IOU) | is_best
+    is_unclear = (best_iou >= _IS_BACKGROUND_IOU) | _is_in_crowd(anchors, corners, is_crowd)
     return Matches(
         tf.argmax(ious, axis=1, output_type=tf.int32), is_object, ~is_object & is_unclear
     )
 
 
 def _is_in_crowd(anchors: tf.Tensor, corners: tf.Tensor, is_crowd: tf.Tensor) -> tf.Tensor:
-    high, low = (
-        tf.minimum(anchors[:, None, 2:], corners[None, :, 2:]),
-        tf.maximum(anchors[:, None, :2], corners[None, :, :2]),
-    )
-    inside = (
-        tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1)
-        / tf.reduce_prod(anchors[:, 2:] - anchors[:, :2], axis=-1)[:, None]
-    )
-    return tf.reduce_any((inside >= _IN_CROWD) & is_crowd[None, :], axis=1)
+    common = compute_pairwise_intersections(anchors, corners)
+    inside = common / compute_areas(anchors)[:, None]
+    return tf.reduce_any((inside >= _MIN_CROWD_FRACTION) & is_crowd[None, :], axis=1)
 
 
-def encode(corners: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:
+def encode_boxes(corners: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:
     """Returns float32 [..., A, 4]: boxes in the encoding of the network's outputs.
 
     (dy, dx) of the centre are in units of the anchor's height and width. (dh, dw) are the
     logarithms of the box's size relative to the anchor's (Girshick et al. 2014, appendix C).
     """
     (centers, sizes), (from_centers, from_sizes) = (
-        _centers_and_sizes(corners),
-        _centers_and_sizes(anchors),
+        _to_centers_and_sizes(corners),
+        _to_centers_and_sizes(anchors),
     )
     return tf.concat(
         [
             (centers - from_centers) / from_sizes,
-            tf.math.log(tf.maximum(sizes, _LEAST_SIDE) / from_sizes),
+            tf.math.log(tf.maximum(sizes, _MIN_SIDE) / from_sizes),
         ],
         axis=-1,
     )
 
 
-def decode(deltas: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:
-    """Returns float32 [..., A, 4]: the inverse of `encode`, in pixels."""
-    from_centers, from_sizes = _centers_and_sizes(anchors)
+def decode_boxes(deltas: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:
+    """Returns float32 [..., A, 4]: the inverse of `encode_boxes`, in pixels."""
+    from_centers, from_sizes = _to_centers_and_sizes(anchors)
     centers = from_centers + deltas[..., :2] * from_sizes
-    halves = tf.exp(tf.minimum(deltas[..., 2:], _LARGEST_GROWTH)) * from_sizes / 2
+    halves = tf.exp(tf.minimum(deltas[..., 2:], _MAX_LOG_SCALE)) * from_sizes / 2
     return tf.concat([centers - halves, centers + halves], axis=-1)
 
 
-def _centers_and_sizes(corners: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _to_centers_and_sizes(corners: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     low, high = corners[..., :2], corners[..., 2:]
     return (low + high) / 2, high - low

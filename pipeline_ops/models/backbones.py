@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import Input, Model, layers
+from keras import Input, KerasTensor, Model, layers
 
 _PREPROCESS_TF = ("InceptionV3", "MobileNetV2", "ResNet50V2", "ResNet101V2", "Xception")
 """Networks that take values scaled to -1..1."""
@@ -41,7 +41,6 @@ def build(
       parameters: arguments of that function, for example `alpha`.
     """
     images = Input(image_shape, name="images")
-    x = images if image_shape[-1] == 3 else layers.Concatenate(name="three_channels")([images] * 3)
     backbone = getattr(keras.applications, name)(
         include_top=False,
         weights=None,
@@ -49,7 +48,7 @@ def build(
         pooling="avg",
         **parameters,
     )
-    x = backbone(preprocessed(name, x))
+    x = backbone(preprocess_images(name, images))
     if dropout:
         x = layers.Dropout(dropout, name="dropout")(x)
     return Model(
@@ -57,8 +56,10 @@ def build(
     )
 
 
-def preprocessed(name: str, x: Any) -> Any:
-    """Returns images of three channels, 0 to 255, in the form that this network was trained on."""
+def preprocess_images(name: str, images: KerasTensor) -> KerasTensor:
+    """Returns images, 0 to 255, in the form that this network was trained on: three channels."""
+    is_color = images.shape[-1] == 3
+    x = images if is_color else layers.Concatenate(name="three_channels")([images] * 3)
     if name in _PREPROCESS_TF:
         return layers.Rescaling(1 / 127.5, -1)(x)
     if name in _PREPROCESS_TORCH:
@@ -72,6 +73,6 @@ def preprocessed(name: str, x: Any) -> Any:
     return x
 
 
-@keras.saving.register_keras_serializable("trainyard")
+@keras.saving.register_keras_serializable("trainyard")  # type: ignore[untyped-decorator]
 def _reversed_channels(images: Any) -> Any:
     return images[..., ::-1]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.artifacts.results import LEAST_SCORE
+from pipeline_ops.artifacts.results import MIN_SCORE
 
 MAX_DETECTIONS = 100
 """The largest number of detections of an image, as COCO's figures count them."""
@@ -39,13 +39,13 @@ class Boxes(NamedTuple):
         """bool [B, N]"""
         return (self.classes >= 0) & ~self.is_crowd
 
-    def in_pixels(self, height: int, width: int) -> tf.Tensor:
+    def to_pixels(self, height: int, width: int) -> tf.Tensor:
         """float32 [B, N, 4]"""
         return self.corners * tf.constant([height, width, height, width], tf.float32)
 
 
 class Detections(NamedTuple):
-    """The answer of a detector, the best detection first.
+    """The output of a detector, the best detection first.
 
     Attributes:
       boxes: float32 [B, D, 4].
@@ -78,7 +78,7 @@ def suppress(
         max_output_size_per_class=MAX_DETECTIONS,
         max_total_size=MAX_DETECTIONS,
         iou_threshold=_SAME_OBJECT_IOU,
-        score_threshold=LEAST_SCORE,
+        score_threshold=MIN_SCORE,
     )
     return Detections(
         found.nmsed_boxes,
@@ -97,14 +97,7 @@ def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor) -
     Each round keeps the boxes that no box kept in the round before suppresses, until nothing
     changes. After n rounds the n best boxes are settled, and nearly always all of them.
     """
-    low, high = (
-        tf.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2]),
-        tf.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:]),
-    )
-    inter, area = (
-        tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1),
-        tf.reduce_prod(boxes[..., 2:] - boxes[..., :2], axis=-1),
-    )
+    inter, area = compute_pairwise_intersections(boxes, boxes), compute_areas(boxes)
     overlap = inter > _SAME_OBJECT_IOU * (
         area[:, :, None] + area[:, None, :] - inter
     )  # without a division, which an area of 0 would break
@@ -113,37 +106,50 @@ def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor) -
     )  # [K, K]: the second before the first
     one, other = scores[:, :, None], scores[:, None, :]
     is_better = (other > one) | (tf.equal(other, one) & comes_before)
-    hides = tf.cast(
+    suppresses = tf.cast(
         overlap & tf.equal(classes[:, :, None], classes[:, None, :]) & is_better, tf.float32
     )
-    counts = tf.cast(scores > LEAST_SCORE, tf.float32)
+    counts = tf.cast(scores > MIN_SCORE, tf.float32)
     kept, _ = tf.while_loop(
         lambda kept, before: tf.reduce_any(tf.not_equal(kept, before)),
-        lambda kept, _: (counts * tf.cast(tf.linalg.matvec(hides, kept) < 0.5, tf.float32), kept),
+        lambda kept, _: (
+            counts * tf.cast(tf.linalg.matvec(suppresses, kept) < 0.5, tf.float32),
+            kept,
+        ),
         [counts, tf.zeros_like(counts) - 1.0],
     )
-    best, places = tf.math.top_k(scores * kept, min(MAX_DETECTIONS, boxes.shape[1]))
+    best, indices = tf.math.top_k(scores * kept, min(MAX_DETECTIONS, boxes.shape[1]))
     missing = MAX_DETECTIONS - best.shape[1]
     found = tf.cast(best > 0, tf.float32)
-    answer = (
-        tf.clip_by_value(tf.gather(boxes, places, batch_dims=1), 0.0, 1.0) * found[..., None],
-        best,
-        tf.cast(tf.gather(classes, places, batch_dims=1), tf.int64) * tf.cast(found, tf.int64),
+    best_boxes = tf.clip_by_value(tf.gather(boxes, indices, batch_dims=1), 0.0, 1.0)
+    best_classes = tf.cast(tf.gather(classes, indices, batch_dims=1), tf.int64)
+    padding = [[0, 0], [0, missing]]
+    return Detections(
+        tf.pad(best_boxes * found[..., None], [*padding, [0, 0]]),
+        tf.pad(best, padding),
+        tf.pad(best_classes * tf.cast(found, tf.int64), padding),
+        tf.cast(tf.reduce_sum(found, axis=-1), tf.int32),
     )
-    padded = (
-        tf.pad(each, [[0, 0], [0, missing], *[[0, 0]] * (each.shape.rank - 2)]) for each in answer
-    )
-    return Detections(*padded, tf.cast(tf.reduce_sum(found, axis=-1), tf.int32))
 
 
-def pairwise_ious(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+def compute_pairwise_ious(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     """Returns float32 [..., P, Q] of boxes [..., P, 4] and [..., Q, 4]; 0 where both are empty."""
-    low, high = (
-        tf.maximum(one[..., :, None, :2], other[..., None, :, :2]),
-        tf.minimum(one[..., :, None, 2:], other[..., None, :, 2:]),
-    )
-    inter = tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1)
-    area, other_area = (
-        tf.reduce_prod(each[..., 2:] - each[..., :2], axis=-1) for each in (one, other)
-    )
-    return tf.math.divide_no_nan(inter, area[..., :, None] + other_area[..., None, :] - inter)
+    inter = compute_pairwise_intersections(one, other)
+    union = compute_areas(one)[..., :, None] + compute_areas(other)[..., None, :] - inter
+    return tf.math.divide_no_nan(inter, union)
+
+
+def compute_pairwise_intersections(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Returns areas, float32 [..., P, Q]."""
+    return compute_intersections(one[..., :, None, :], other[..., None, :, :])
+
+
+def compute_intersections(corners: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+    """Returns the areas that boxes have in common, one by one."""
+    low = tf.maximum(corners[..., :2], others[..., :2])
+    high = tf.minimum(corners[..., 2:], others[..., 2:])
+    return tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1)
+
+
+def compute_areas(corners: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_prod(corners[..., 2:] - corners[..., :2], axis=-1)

@@ -14,10 +14,10 @@ from __future__ import annotations
 from keras import Input, KerasTensor, Model, initializers, layers
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.models.centers import REACH_PIXELS, STRIDE, CenterHead
+from pipeline_ops.models.centers import DISTANCE_SCALE_PIXELS, STRIDE, CenterHead
 
 _DEEPEST_STRIDE = 16
-_RARE = -3.5
+_INITIAL_LOGIT = -3.5
 """The initial value of the heat map's logits. Nearly every cell is not a centre, and the first
 steps should not be spent on learning that.
 """
@@ -38,19 +38,22 @@ def build(image_shape: tuple[int, int, int], num_classes: int, width: int = 16) 
     if height % _DEEPEST_STRIDE or width_pixels % _DEEPEST_STRIDE:
         raise ConfigError(
             "center_detector: height and width of the images must be multiples of "
-            f"{_DEEPEST_STRIDE}, got {height}x{width_pixels}; set them in preprocess.stages, "
+            f"{_DEEPEST_STRIDE}, got {height}x{width_pixels}. Set them in preprocess.stages, "
             "with resize"
         )
     if width < 8 or width % 8:
         raise ConfigError(f"train.model_parameters.width must be a multiple of 8, got {width}")
     images = Input(image_shape, name="images")
-    features = _features(layers.Rescaling(1 / 128, -1)(images), width)
+    features = _build_features(layers.Rescaling(1 / 128, -1)(images), width)
     heat = layers.Conv2D(
-        num_classes, 1, bias_initializer=initializers.Constant(_RARE), dtype="float32"
-    )(_conv(features, 3 * width))
-    sides = layers.Conv2D(4, 1, activation="softplus", dtype="float32")(_conv(features, 2 * width))
+        num_classes, 1, bias_initializer=initializers.Constant(_INITIAL_LOGIT), dtype="float32"
+    )(_build_conv_block(features, 3 * width))
+    sides = layers.Conv2D(4, 1, activation="softplus", dtype="float32")(
+        _build_conv_block(features, 2 * width)
+    )
     return Model(
-        images, {"heat": heat, "sides": layers.Rescaling(REACH_PIXELS, dtype="float32")(sides)}
+        images,
+        {"heat": heat, "sides": layers.Rescaling(DISTANCE_SCALE_PIXELS, dtype="float32")(sides)},
     )
 
 
@@ -58,24 +61,26 @@ def make_head(image_shape: tuple[int, int, int], num_classes: int, width: int = 
     return CenterHead((image_shape[0] // STRIDE, image_shape[1] // STRIDE), num_classes)
 
 
-def _features(x: KerasTensor, width: int) -> KerasTensor:
+def _build_features(x: KerasTensor, width: int) -> KerasTensor:
     """Goes down to stride 16 and back up to stride 4, and adds the features of the way down."""
-    x = _conv(_conv(x, width, strides=2), 2 * width, strides=2)
-    quarter = _conv(x, 2 * width)
-    eighth = _conv(_conv(quarter, 3 * width, strides=2), 3 * width)
-    x = _conv(_conv(eighth, 4 * width, strides=2), 4 * width)
-    x = _conv(
+    x = _build_conv_block(_build_conv_block(x, width, strides=2), 2 * width, strides=2)
+    quarter = _build_conv_block(x, 2 * width)
+    eighth = _build_conv_block(_build_conv_block(quarter, 3 * width, strides=2), 3 * width)
+    x = _build_conv_block(_build_conv_block(eighth, 4 * width, strides=2), 4 * width)
+    x = _build_conv_block(
         x, 4 * width, dilation=2
     )  # objects of more than a hundred pixels need a view of more than a hundred pixels
-    x = _conv(
-        layers.Add()([layers.UpSampling2D(2)(_conv(x, 3 * width, kernel=1)), eighth]), 3 * width
+    x = _build_conv_block(
+        layers.Add()([layers.UpSampling2D(2)(_build_conv_block(x, 3 * width, kernel=1)), eighth]),
+        3 * width,
     )
-    return _conv(
-        layers.Add()([layers.UpSampling2D(2)(_conv(x, 2 * width, kernel=1)), quarter]), 3 * width
+    return _build_conv_block(
+        layers.Add()([layers.UpSampling2D(2)(_build_conv_block(x, 2 * width, kernel=1)), quarter]),
+        3 * width,
     )
 
 
-def _conv(
+def _build_conv_block(
     x: KerasTensor, filters: int, kernel: int = 3, strides: int = 1, dilation: int = 1
 ) -> KerasTensor:
     x = layers.Conv2D(filters, kernel, strides, "same", dilation_rate=dilation, use_bias=False)(x)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import ENCODED, LABEL
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.models.images import decode_images
 
 PerExample = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """A user's own loss or metric: takes labels int64 [b] and logits float32 [b, classes], and returns
@@ -33,7 +34,7 @@ class Classification:
     """
 
     counts_examples = True
-    evaluation_batch = 256
+    evaluation_batch_size = 256
 
     def __init__(
         self,
@@ -43,11 +44,8 @@ class Classification:
         loss: PerExample | None = None,
         metrics: Mapping[str, PerExample] | None = None,
     ):
-        self._image_shape, self._class_weights, self._label_smoothing = (
-            image_shape,
-            class_weights,
-            label_smoothing,
-        )
+        self._image_shape = image_shape
+        self._class_weights, self._label_smoothing = class_weights, label_smoothing
         self._loss, self._metrics = loss, dict(metrics or {})
         self.metrics = ("accuracy", *self._metrics)
 
@@ -56,52 +54,46 @@ class Classification:
         as much as parsing one by one.
         """
         features = tf.io.parse_example(serialized_b, _FEATURES)
-        decode = lambda encoded: tf.ensure_shape(  # noqa: E731
-            tf.io.decode_image(encoded, channels=self._image_shape[-1], expand_animations=False),
-            self._image_shape,
-        )
-        images_bHWC = tf.map_fn(
-            decode,
-            features[ENCODED],
-            fn_output_signature=tf.TensorSpec(self._image_shape, tf.uint8),
-        )
-        return images_bHWC, features[LABEL]
+        return decode_images(features[ENCODED], self._image_shape), features[LABEL]
 
-    def batch_sums(self, outputs: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
+    def compute_batch_sums(
+        self, outputs: tf.Tensor, labels: tf.Tensor, training: bool
+    ) -> tf.Tensor:
         """Returns the sums of loss, accuracy and the user's metrics, and the number of examples."""
         logits = tf.cast(outputs, tf.float32)
         correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
         values = [
-            self._losses(logits, labels, training),
+            self._compute_losses(logits, labels, training),
             correct,
-            *(per_example(name, fn, labels, logits) for name, fn in self._metrics.items()),
+            *(compute_per_example(name, fn, labels, logits) for name, fn in self._metrics.items()),
         ]
         return tf.stack([*map(tf.reduce_sum, values), tf.cast(tf.size(labels), tf.float32)])
 
-    def _losses(self, logits: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
+    def _compute_losses(self, logits: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
         if self._loss is not None:
-            return per_example("train.loss", self._loss, labels, logits)
+            return compute_per_example("train.loss", self._loss, labels, logits)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         if training and self._label_smoothing:
-            uniform = -tf.reduce_mean(
-                tf.nn.log_softmax(logits), axis=-1
-            )  # the cross-entropy against all classes alike
+            # The cross-entropy against all classes alike.
+            uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
             losses = (1 - self._label_smoothing) * losses + self._label_smoothing * uniform
         if training and self._class_weights is not None:
             losses *= tf.gather(tf.constant(self._class_weights, tf.float32), labels)
         return losses
 
 
-def per_example(name: str, function: PerExample, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+def compute_per_example(
+    name: str, function: PerExample, labels: tf.Tensor, logits: tf.Tensor
+) -> tf.Tensor:
     """Returns the values of a user's function.
 
-    Refuses a mean over the batch. It would train, but with a different result for each number of
+    Rejects a mean over the batch. It would train, but with a different result for each number of
     workers.
     """
     values = tf.convert_to_tensor(function(labels, logits))
     if values.shape.rank != 1:
         raise ConfigError(
             f"{name}: must return a value for each example, a tensor of rank 1, "
-            f"got shape {values.shape}; don't average over the batch"
+            f"got shape {values.shape}. Do not average over the batch"
         )
     return tf.cast(values, tf.float32)

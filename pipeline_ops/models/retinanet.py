@@ -19,11 +19,11 @@ from typing import Any, Literal
 import keras
 from keras import Input, KerasTensor, Model, initializers, layers
 
-from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.anchor_head import AnchorHead, BoxLoss
-from pipeline_ops.models.anchors import PER_CELL
-from pipeline_ops.models.backbones import preprocessed
+from pipeline_ops.models.anchors import ANCHORS_PER_CELL
+from pipeline_ops.models.backbones import preprocess_images
 
 ENDPOINTS: Mapping[str, tuple[str, str, str]] = {
     "EfficientNetB0": ("block4a_expand_activation", "block6a_expand_activation", "top_activation"),
@@ -40,9 +40,9 @@ ENDPOINTS: Mapping[str, tuple[str, str, str]] = {
 """The last layers of each backbone with 8, 16 and 32 pixels to a cell."""
 
 _DEEPEST_STRIDE = 32
-_GROUP = 8
+_GROUP_SIZE = 8
 """Channels that are normalised together."""
-_RARE = -math.log((1 - 0.01) / 0.01)
+_INITIAL_LOGIT = -math.log((1 - 0.01) / 0.01)
 """The initial value of the logits. Every anchor predicts 0.01 for every class, so that the many
 background anchors do not dominate the first steps.
 """
@@ -83,20 +83,19 @@ def build(
     Raises:
       ConfigError: a value is not allowed.
     """
-    _check(image_shape, backbone, width, depth, normalization)
+    _validate_parameters(image_shape, backbone, width, depth, normalization)
     make_head(
         image_shape, num_classes, anchor_scale=anchor_scale, box_loss=box_loss, max_boxes=max_boxes
     )
     images = Input(image_shape, name="images")
-    x = images if image_shape[-1] == 3 else layers.Concatenate(name="three_channels")([images] * 3)
-    network = _backbone(backbone, image_shape[:2], backbone_parameters or {})
+    network = _build_backbone(backbone, image_shape[:2], backbone_parameters or {})
     for layer in network.layers if frozen_batch_normalization else ():
         layer.trainable = not isinstance(layer, layers.BatchNormalization)
-    pyramid = _pyramid(network(preprocessed(backbone, x)), width, normalization)
-    deltas = _predictions(pyramid, "box", 4, width, depth, normalization, "zeros")
-    logits = _predictions(
-        pyramid, "class", num_classes, width, depth, normalization, initializers.Constant(_RARE)
-    )
+    pyramid = _build_pyramid(network(preprocess_images(backbone, images)), width, normalization)
+    sizes = (width, depth, normalization)
+    deltas = _build_predictions(pyramid, "box", 4, *sizes, "zeros")
+    initial_logits = initializers.Constant(_INITIAL_LOGIT)
+    logits = _build_predictions(pyramid, "class", num_classes, *sizes, initial_logits)
     return Model(images, {"deltas": deltas, "logits": logits}, name="retinanet")
 
 
@@ -119,29 +118,29 @@ def make_head(
         )
     if max_boxes is not None and max_boxes < 1:
         raise ConfigError(
-            f"train.model_parameters.max_boxes must be at least 1, got {max_boxes}; "
-            "leave it out for as many as there are"
+            f"train.model_parameters.max_boxes must be at least 1, got {max_boxes}. "
+            "Remove it to allow any number of boxes"
         )
     return AnchorHead(image_shape[:2], num_classes, anchor_scale, box_loss, max_boxes)
 
 
-def _check(
+def _validate_parameters(
     image_shape: tuple[int, int, int], backbone: str, width: int, depth: int, normalization: str
 ) -> None:
     height, width_pixels, _ = image_shape
     if height % _DEEPEST_STRIDE or width_pixels % _DEEPEST_STRIDE:
         raise ConfigError(
             f"retinanet: height and width of the images must be multiples of {_DEEPEST_STRIDE}, "
-            f"got {height}x{width_pixels}; set them in preprocess.stages, with resize"
+            f"got {height}x{width_pixels}. Set them in preprocess.stages, with resize"
         )
     if backbone not in ENDPOINTS:
         raise ConfigError(
             f"train.model_parameters.backbone: there is no backbone {backbone!r}; "
-            f"{nearest(backbone, ENDPOINTS)}"
+            f"{suggest_name(backbone, ENDPOINTS)}"
         )
-    if width < _GROUP or width % _GROUP:
+    if width < _GROUP_SIZE or width % _GROUP_SIZE:
         raise ConfigError(
-            f"train.model_parameters.width must be a multiple of {_GROUP}, got {width}"
+            f"train.model_parameters.width must be a multiple of {_GROUP_SIZE}, got {width}"
         )
     if depth < 1:
         raise ConfigError(f"train.model_parameters.depth must be at least 1, got {depth}")
@@ -151,8 +150,8 @@ def _check(
         )
 
 
-def _backbone(name: str, image_size: tuple[int, int], parameters: Mapping[str, Any]) -> Model:
-    """Returns the backbone as a nested model, which a weights file of `keras.applications` fits."""
+def _build_backbone(name: str, image_size: tuple[int, int], parameters: Mapping[str, Any]) -> Model:
+    """Returns the backbone as a nested model, as a weights file of `keras.applications` expects."""
     network = getattr(keras.applications, name)(
         include_top=False, weights=None, input_shape=(*image_size, 3), **parameters
     )
@@ -163,28 +162,32 @@ def _backbone(name: str, image_size: tuple[int, int], parameters: Mapping[str, A
     )
 
 
-def _pyramid(
+def _build_pyramid(
     endpoints: list[KerasTensor], width: int, normalization: Normalization
 ) -> list[KerasTensor]:
     """Returns levels 3 to 7: three with the features of higher levels added, and two more on top of
     the backbone's last.
     """
     laterals = [
-        _conv(endpoint, width, normalization, f"lateral_{level}", kernel=1)
+        _build_conv(endpoint, width, normalization, f"lateral_{level}", kernel=1)
         for level, endpoint in enumerate(endpoints, start=3)
     ]
     merged = [laterals[-1]]
     for lateral in laterals[-2::-1]:
         merged.insert(0, layers.Add()([layers.UpSampling2D(2)(merged[0]), lateral]))
     smooth = [
-        _conv(each, width, normalization, f"level_{level}")
+        _build_conv(each, width, normalization, f"level_{level}")
         for level, each in enumerate(merged, start=3)
     ]
-    sixth = _conv(endpoints[-1], width, normalization, "level_6", strides=2)
-    return [*smooth, sixth, _conv(layers.ReLU()(sixth), width, normalization, "level_7", strides=2)]
+    sixth = _build_conv(endpoints[-1], width, normalization, "level_6", strides=2)
+    return [
+        *smooth,
+        sixth,
+        _build_conv(layers.ReLU()(sixth), width, normalization, "level_7", strides=2),
+    ]
 
 
-def _conv(
+def _build_conv(
     x: KerasTensor,
     width: int,
     normalization: Normalization,
@@ -192,17 +195,19 @@ def _conv(
     kernel: int = 3,
     strides: int = 1,
 ) -> KerasTensor:
-    x = layers.Conv2D(width, kernel, strides, "same", use_bias=normalization == "none", name=name)(
-        x
+    conv = layers.Conv2D(
+        width, kernel, strides, "same", use_bias=normalization == "none", name=name
     )
-    return (
-        layers.GroupNormalization(width // _GROUP, name=f"{name}_normalization")(x)
-        if normalization == "group"
-        else x
-    )
+    return _make_normalization(width, normalization, name)(conv(x))
 
 
-def _predictions(
+def _make_normalization(width: int, normalization: Normalization, name: str) -> layers.Layer:
+    if normalization == "group":
+        return layers.GroupNormalization(width // _GROUP_SIZE, name=f"{name}_normalization")
+    return layers.Identity()
+
+
+def _build_predictions(
     pyramid: list[KerasTensor],
     name: str,
     values: int,
@@ -212,9 +217,8 @@ def _predictions(
     bias: Any,
 ) -> KerasTensor:
     """Returns float32 [B, A, values]: the outputs of the same small network on every level."""
-    random = initializers.RandomNormal(
-        stddev=0.01
-    )  # section 4.1: "all new conv layers except the final one ... sigma = 0.01"
+    # Section 4.1: "all new conv layers except the final one ... sigma = 0.01".
+    random = initializers.RandomNormal(stddev=0.01)
     convs = [
         layers.Conv2D(
             width,
@@ -227,13 +231,10 @@ def _predictions(
         for number in range(depth)
     ]
     normalizations = [
-        layers.GroupNormalization(width // _GROUP, name=f"{name}_{number}_normalization")
-        if normalization == "group"
-        else layers.Identity()
-        for number in range(depth)
+        _make_normalization(width, normalization, f"{name}_{number}") for number in range(depth)
     ]
     last = layers.Conv2D(
-        PER_CELL * values,
+        ANCHORS_PER_CELL * values,
         3,
         padding="same",
         kernel_initializer=random.clone(),

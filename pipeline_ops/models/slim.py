@@ -1,7 +1,7 @@
 """TF-Slim definitions as Keras models, so that old networks train under new strategies.
 
     def build(image_shape, num_classes):
-        return slim_model(my_network, image_shape)
+        return build_slim_model(my_network, image_shape)
 
 `my_network(images, is_training)` is written with tf_slim or `tf.compat.v1.layers` and returns
 logits. Every variable that it requests is created once, as a weight of the model. The update
@@ -30,19 +30,19 @@ Network = Callable[[tf.Tensor, bool], tf.Tensor]
 """A function from images float32 [b, H, W, C] and a flag for training to logits [b, classes]."""
 
 
-def slim_model(network: Network, image_shape: tuple[int, int, int]) -> keras.Model:
+def build_slim_model(network: Network, image_shape: tuple[int, int, int]) -> keras.Model:
     """Returns a built Keras model that computes a TF-Slim definition.
 
     Raises:
       ConfigError: the extra is not installed.
     """
-    _prepare()
+    _restore_moved_names()
     model = SlimModel(network)
     model.build((None, *image_shape))
     return model
 
 
-def _prepare() -> None:
+def _restore_moved_names() -> None:
     """Restores two names that tf_slim needs and that TensorFlow and tf_keras have moved.
 
     On its first use, `slim.batch_norm` loads `tf_keras.legacy_tf_layers`, which is now under
@@ -57,13 +57,13 @@ def _prepare() -> None:
         ops.Tensor = tf.Tensor
     except ImportError as error:
         raise ConfigError(
-            f"a TF-Slim model needs the packages tf-slim and tf-keras ({error}); "
-            "install trainyard with the extra slim"
+            f"a TF-Slim model needs the packages tf-slim and tf-keras ({error}). "
+            "Install trainyard with the extra slim"
         ) from error
 
 
-class SlimModel(keras.Model):
-    """The Keras model that `slim_model` returns.
+class SlimModel(keras.Model):  # type: ignore[misc]  # Keras is not typed
+    """The Keras model that `build_slim_model` returns.
 
     Legend: B batch, H W C image.
     """
@@ -71,7 +71,7 @@ class SlimModel(keras.Model):
     def __init__(self, network: Network):
         super().__init__()
         self._network = network
-        self._by_name: dict[str, keras.Variable] = {}
+        self._variables_by_name: dict[str, keras.Variable] = {}
         self._generator = keras.random.SeedGenerator()
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -99,7 +99,7 @@ class SlimModel(keras.Model):
             for key in (keys.UPDATE_OPS, keys.REGULARIZATION_LOSSES)
         }
         with (
-            _drawing_from(self._generator),
+            _use_generator(self._generator),
             variable_scope.with_variable_store(variable_scope._VariableStore()),
             v1.variable_scope(
                 v1.get_variable_scope(),
@@ -126,18 +126,18 @@ class SlimModel(keras.Model):
         """Replaces `tf.compat.v1.get_variable`. It never receives the regulariser: the old layers
         apply it themselves.
         """
-        if name not in self._by_name:
+        if name not in self._variables_by_name:
             with tf.init_scope():
-                self._by_name[name] = self._make(
+                self._variables_by_name[name] = self._create_variable(
                     name,
                     tf.TensorShape(shape).as_list(),
                     tf.as_dtype(dtype),
                     initializer,
                     trainable is not False,
                 )
-        return self._by_name[name].value
+        return self._variables_by_name[name].value
 
-    def _make(
+    def _create_variable(
         self, name: str, shape: list[int], dtype: tf.DType, initializer: Any, trainable: bool
     ) -> keras.Variable:
         initializer = initializer if initializer is not None else v1.glorot_uniform_initializer()
@@ -157,15 +157,15 @@ class SlimModel(keras.Model):
 
 
 @contextlib.contextmanager
-def _drawing_from(generator: keras.random.SeedGenerator) -> Iterator[None]:
+def _use_generator(generator: keras.random.SeedGenerator) -> Iterator[None]:
     """Makes dropout draw from a generator of Keras while the block runs.
 
     TensorFlow's own random numbers would start again in every process, and so after every restart.
     """
-    own = nn_ops._dropout
+    original_dropout = nn_ops._dropout
 
     def dropout(**arguments: Any) -> tf.Tensor:
-        return own(
+        return original_dropout(
             **arguments
             | {
                 "uniform_sampler": lambda shape, dtype: keras.random.uniform(
@@ -178,4 +178,4 @@ def _drawing_from(generator: keras.random.SeedGenerator) -> Iterator[None]:
     try:
         yield
     finally:
-        nn_ops._dropout = own
+        nn_ops._dropout = original_dropout

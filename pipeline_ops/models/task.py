@@ -15,7 +15,7 @@ import tensorflow as tf
 class Task(Protocol):
     """One kind of model.
 
-    `metrics` names the figures besides the loss, in the order of `batch_sums`.
+    `metrics` names the figures besides the loss, in the order of `compute_batch_sums`.
     """
 
     metrics: tuple[str, ...]
@@ -23,7 +23,7 @@ class Task(Protocol):
     """True if the last of the sums is the number of examples, which is known before a step: the
     global batch. Otherwise the gradient is divided by this sum after all replicas have counted.
     """
-    evaluation_batch: int
+    evaluation_batch_size: int
     """The number of examples that are evaluated at once."""
 
     def parse(self, serialized_b: tf.Tensor) -> tuple[Any, Any]:
@@ -33,7 +33,7 @@ class Task(Protocol):
         """
         ...
 
-    def batch_sums(self, outputs: Any, labels: Any, training: bool) -> tf.Tensor:
+    def compute_batch_sums(self, outputs: Any, labels: Any, training: bool) -> tf.Tensor:
         """Returns float32 [2 + metrics]: the sum of the losses, the sum of each metric, and a
         count.
 
@@ -46,8 +46,8 @@ class Task(Protocol):
         ...
 
 
-def means(task: Task, sums: Sequence[float]) -> dict[str, float]:
-    """Returns `loss` and the task's metrics, from the sums of `batch_sums`."""
+def compute_means(task: Task, sums: Sequence[float]) -> dict[str, float]:
+    """Returns `loss` and the task's metrics, from the sums of `compute_batch_sums`."""
     *totals, count = map(float, sums)
     return {
         name: total / max(count, 1.0)
@@ -55,5 +55,5 @@ def means(task: Task, sums: Sequence[float]) -> dict[str, float]:
     }
 
 
-def num_sums(task: Task) -> int:
+def count_sums(task: Task) -> int:
     return 2 + len(task.metrics)

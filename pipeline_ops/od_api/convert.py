@@ -15,53 +15,54 @@ from typing import Any
 import yaml
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.od_api.data import image_size, read_records
-from pipeline_ops.od_api.model import check_num_classes, multiple_of, nearest_model
-from pipeline_ops.od_api.reader import ConfigReader, ReadField
+from pipeline_ops.od_api.data import read_image_stages, read_records
+from pipeline_ops.od_api.model import compare_num_classes, find_nearest_model, get_size_multiple
+from pipeline_ops.od_api.reader import ConfigReader, LeafField
 from pipeline_ops.od_api.text_proto import parse_text_proto
-from pipeline_ops.od_api.training import training
+from pipeline_ops.od_api.training import convert_training
 
 _WIDTH = 145
 
 
 @dataclasses.dataclass(frozen=True)
-class Converted:
+class ConvertedConfig:
     """A converted `pipeline.config`.
 
     Attributes:
       sections: the sections of our config.
       notes: remarks on settings that became something else.
-      left: fields that have no counterpart.
+      unconverted: fields that have no counterpart.
       file: the name of the `pipeline.config`.
     """
 
     sections: dict[str, Any]
     notes: Sequence[str]
-    left: Sequence[ReadField]
+    unconverted: Sequence[LeafField]
     file: str
 
-    def as_yaml(self) -> str:
-        """Returns the config as YAML, with notes and left-out fields as comments at its head."""
-        return "\n".join(
-            [
-                f"# Made of {self.file} of the TensorFlow Object Detection API.",
-                *self._comments(),
-                _dumped(self.sections),
-            ]
-        )
-
-    def _comments(self) -> list[str]:
-        lines = ["#", "# What became something else:", *_as_comments(self.notes)]
-        fields = [f"{leaf} (line {leaf.line})" for leaf in self.left]
-        return [
-            *lines,
+    def to_yaml(self) -> str:
+        """Returns the config as YAML, with notes and unconverted fields as comments at its head."""
+        fields = [f"{leaf} (line {leaf.line})" for leaf in self.unconverted]
+        lines = [
+            f"# Converted from {self.file} of the TensorFlow Object Detection API.",
+            "#",
+            "# Settings that became something else:",
+            *_format_comments(self.notes),
             "#",
             "# Fields that have no counterpart:" if fields else "# Every field has a counterpart.",
-            *_as_comments(fields),
+            *_format_comments(fields),
+            yaml.safe_dump(
+                self.sections,
+                sort_keys=False,
+                allow_unicode=True,
+                width=_WIDTH,
+                default_flow_style=None,
+            ),
         ]
+        return "\n".join(lines)
 
 
-def convert(file: Path, num_examples: int | None = None) -> Converted:
+def convert(file: Path, num_examples: int | None = None) -> ConvertedConfig:
     """Reads a `pipeline.config`, its label map and the lengths of its records.
 
     Args:
@@ -70,53 +71,47 @@ def convert(file: Path, num_examples: int | None = None) -> Converted:
 
     Raises:
       ConfigError: the file is not valid, or has a setting that cannot be converted. The message
-          names the place.
+          names the file, line and field.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: can't be read: {error}") from error
+        raise ConfigError(f"cannot read {file}: {error}. Correct the path.") from error
     config = ConfigReader(parse_text_proto(text, str(file)), str(file))
     records = read_records(config)
-    model, name, parameters = nearest_model(config)
-    check_num_classes(config, model, records.source.get("class_names"))
-    (height, width), mode, channels = image_size(config, model, multiple_of(name))
-    resize = {"height": height, "width": width} | ({"mode": mode} if mode != "stretch" else {})
-    pipeline = _name_of(file)
-    counted = num_examples if num_examples is not None else records.count()
-    _take_metrics(config)
+    model, name, parameters = find_nearest_model(config)
+    compare_num_classes(model, records.source.get("class_names"))
+    stages = read_image_stages(model, get_size_multiple(name))
+    pipeline = _derive_name(file)
+    if num_examples is None:
+        num_examples = records.count_train_records()
+    # Evaluation computes COCO's metrics in any case.
+    for evaluation in config.messages("eval_config"):
+        evaluation.take_equal("metrics_set", "coco_detection_metrics")
     sections = {
         "pipeline": pipeline,
-        "description": f"Made of {file.name} of the TensorFlow Object Detection API.",
+        "description": f"Converted from {file.name} of the TensorFlow Object Detection API.",
         "tags": ["detection"],
         "schedule": None,
         "storage": {"root": "../.trainyard"},
         "preprocess": {
             "source": records.source,
-            "stages": [{"decode": {"channels": channels}}, "clip_boxes", {"resize": resize}],
+            "stages": stages,
             "split": records.split,
             "shards": 8,
         },
         "train": {"model": name, "model_parameters": parameters}
-        | training(config, counted, records.train_share)
+        | convert_training(config, num_examples, records.split["train"])
         | {"best_checkpoint": None},
-        "evaluate": {
-            "gate": [
-                {"metric": "map", "at_least": 0.0, "not_worse_than_champion_by_more_than": 0.01}
-            ]
-        },
+        "evaluate": {"gate": [{"metric": "map", "at_least": 0.0, "max_regression": 0.01}]},
         "export": {"model": pipeline},
     }
-    return Converted(sections, tuple(config.notes), tuple(config.left()), file.name)
+    return ConvertedConfig(
+        sections, tuple(config.notes), tuple(config.list_unconverted()), file.name
+    )
 
 
-def _take_metrics(config: ConfigReader) -> None:
-    """Takes COCO's metrics, which evaluation computes in any case."""
-    for evaluation in config.messages("eval_config"):
-        evaluation.take_equal("metrics_set", "coco_detection_metrics")
-
-
-def _name_of(file: Path) -> str:
+def _derive_name(file: Path) -> str:
     """Returns the name of the pipeline.
 
     `models/my_ssd/pipeline.config` is named after its folder, `ssd_mobilenet.config` after itself.
@@ -126,7 +121,7 @@ def _name_of(file: Path) -> str:
     return name if name[:1].isalpha() else f"imported_{name}".rstrip("_")
 
 
-def _as_comments(items: Sequence[str]) -> list[str]:
+def _format_comments(items: Sequence[str]) -> list[str]:
     return [
         line
         for item in items
@@ -135,9 +130,3 @@ def _as_comments(items: Sequence[str]) -> list[str]:
         )
         or ["#"]
     ]
-
-
-def _dumped(sections: dict[str, Any]) -> str:
-    return yaml.safe_dump(
-        sections, sort_keys=False, allow_unicode=True, width=_WIDTH, default_flow_style=None
-    )

@@ -7,7 +7,7 @@ import glob
 import os
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from beam_jobs.sources.label_map import parse_label_map
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.reader import ConfigReader
 
-_SHARDED = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")
-_HEAD = struct.Struct("<QI")
+_SHARDED_NAME = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")
+_HEADER = struct.Struct("<QI")
 _TAIL_BYTES = 4
-_VALIDATION = 0.05
-"""The validation share of the training records. The API watches a training by the evaluation set,
+_VALIDATION_SHARE = 0.05
+"""The validation share of the training records. The API monitors a training by the evaluation set,
 which is our test.
 """
-_UNKNOWN_SIZE = 640
+_DEFAULT_SIZE = 640
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +39,7 @@ class RecordInputs:
     split: dict[str, float]
     train_patterns: Sequence[str]
 
-    @property
-    def train_share(self) -> float:
-        return self.split["train"]
-
-    def count(self) -> int | None:
+    def count_train_records(self) -> int | None:
         """Returns the number of training records, or None if there is no file.
 
         Raises:
@@ -56,105 +52,102 @@ class RecordInputs:
 def read_records(config: ConfigReader) -> RecordInputs:
     """Returns the readers of training and evaluation as a source. Raises ConfigError."""
     if not config.has("train_input_reader"):
-        raise ConfigError("pipeline.config: there is no train_input_reader")
-    train_reader, test_readers = (
-        config.message("train_input_reader"),
-        [*config.messages("eval_input_reader"), *config.messages("eval_input_readers")],
-    )
-    train = _paths(train_reader)
+        raise ConfigError("pipeline.config: there is no train_input_reader. Add one.")
+    train_reader = config.message("train_input_reader")
+    test_readers = [*config.messages("eval_input_reader"), *config.messages("eval_input_readers")]
+    train = _read_paths(train_reader)
     if not train:
         raise ConfigError(
-            "pipeline.config: train_input_reader.tf_record_input_reader.input_path is missing; "
-            "other readers have no counterpart"
+            "pipeline.config: train_input_reader.tf_record_input_reader.input_path is missing. "
+            "Set it. Other readers have no counterpart."
         )
-    test = [path for reader in test_readers for path in _paths(reader)]
+    test = [path for reader in test_readers for path in _read_paths(reader)]
     train_reader.take_equal("shuffle", True)
     for reader in test_readers:
         reader.take_equal("shuffle", False)
-    label_maps = list(
-        dict.fromkeys(
-            path
-            for reader in (train_reader, *test_readers)
-            for path in [reader.take("label_map_path", str, "")]
-            if path
-        )
-    )
-    if len(label_maps) > 1:
-        raise ConfigError(
-            f"pipeline.config: the readers have different label maps ({', '.join(label_maps)}); "
-            "a data set of ours has one"
-        )
-    folder = _common_folder([*train, *test, *map(_absolute, label_maps)])
-    relative = lambda path: os.path.relpath(path, folder)  # noqa: E731
-    parts = [{"files": relative(path)} for path in train] + [
-        {"files": relative(path), "split": "test"} for path in test
-    ]
+    label_maps = _read_label_maps([train_reader, *test_readers])
+    folder = _find_common_folder([*train, *test, *label_maps])
+    parts = [{"files": os.path.relpath(path, folder)} for path in train]
+    parts += [{"files": os.path.relpath(path, folder), "split": "test"} for path in test]
     source: dict[str, Any] = {
         "type": "tfrecord",
         "path": folder,
         "task": "detection",
         "parts": parts,
     }
-    for path in map(_absolute, label_maps):
-        source |= {"label_map": relative(path), "class_names": _class_names(path)}
-    split = (
-        {"train": 1 - _VALIDATION, "validation": _VALIDATION, "test": 0}
-        if test
-        else {"train": 0.8, "validation": 0.1, "test": 0.1}
-    )
-    config.note(
-        f"of the training records, {split['validation']:.0%} become the validation split"
-        + (
-            "; the evaluation set is the test split"
-            if test
-            else " and as many the test split: there is no evaluation set"
+    for path in label_maps:
+        source["label_map"] = os.path.relpath(path, folder)
+        source["class_names"] = _read_class_names(path)
+    return RecordInputs(source, _choose_split(config, has_test=bool(test)), train)
+
+
+def _read_label_maps(readers: Iterable[ConfigReader]) -> list[str]:
+    """Returns the absolute path of the readers' label map, or nothing if they have none."""
+    paths = [reader.take("label_map_path", str, "") for reader in readers]
+    label_maps = [path for path in dict.fromkeys(paths) if path]
+    if len(label_maps) > 1:
+        raise ConfigError(
+            f"pipeline.config: the readers have different label maps ({', '.join(label_maps)}), "
+            "and a data set has only one. Merge the label maps."
         )
+    return [_to_absolute(path) for path in label_maps]
+
+
+def _choose_split(config: ConfigReader, has_test: bool) -> dict[str, float]:
+    if has_test:
+        config.note(
+            f"{_VALIDATION_SHARE:.0%} of the training records become the validation split. "
+            "The evaluation set becomes the test split."
+        )
+        return {"train": 1 - _VALIDATION_SHARE, "validation": _VALIDATION_SHARE, "test": 0}
+    config.note(
+        "There is no evaluation set. 10% of the training records become the validation split, "
+        "and 10% the test split."
     )
-    return RecordInputs(source, split, train)
+    return {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 
-def image_size(
-    config: ConfigReader, model: ConfigReader, multiple: int
-) -> tuple[tuple[int, int], str, int]:
-    """Returns height and width, the mode of our stage `resize`, and the number of channels.
+def read_image_stages(model: ConfigReader, multiple: int) -> list[str | dict[str, Any]]:
+    """Returns the stages that decode and resize images.
 
     Args:
-      config: receives notes.
       model: has the image_resizer.
       multiple: the number of which height and width must be multiples for our model.
     """
     resizer = model.message("image_resizer")
-    match resizer.one_of("fixed_shape_resizer", "keep_aspect_ratio_resizer"):
-        case "fixed_shape_resizer":
-            fixed = resizer.message("fixed_shape_resizer")
-            size, mode, kind = (
-                (fixed.take("height", int, 300), fixed.take("width", int, 300)),
-                "stretch",
-                fixed,
-            )
-        case "keep_aspect_ratio_resizer":
-            kind = resizer.message("keep_aspect_ratio_resizer")
-            side = kind.take("max_dimension", int, 1024)
-            kind.take_equal("pad_to_max_dimension", True)
-            size, mode = (side, side), "letterbox"
-            config.note(
-                f"{kind.path('max_dimension')}: images keep their proportions inside of a square "
-                f"of {side} pixels, with bars on both sides; the API pads at the bottom and the "
-                "right, or not at all. The served model stretches what it is sent"
+    height = width = _DEFAULT_SIZE
+    mode: dict[str, str] = {}
+    match resizer.find_present("fixed_shape_resizer", "keep_aspect_ratio_resizer"):
+        case "fixed_shape_resizer" as kind:
+            resizer = resizer.message(kind)
+            height, width = resizer.take("height", int, 300), resizer.take("width", int, 300)
+        case "keep_aspect_ratio_resizer" as kind:
+            resizer = resizer.message(kind)
+            height = width = resizer.take("max_dimension", int, 1024)
+            resizer.take_equal("pad_to_max_dimension", True)
+            mode = {"mode": "letterbox"}
+            model.note(
+                f"{resizer.path('max_dimension')}: images keep their proportions inside of a "
+                f"square of {height} pixels, with bars on both sides. The API pads at the bottom "
+                "and the right, or not at all. The served model stretches its input."
             )
         case _:
-            size, mode, kind = (_UNKNOWN_SIZE, _UNKNOWN_SIZE), "stretch", resizer
-            config.note(
-                f"{model.path('image_resizer')}: none that has a counterpart; "
-                f"images are stretched to {_UNKNOWN_SIZE}x{_UNKNOWN_SIZE}"
+            model.note(
+                f"{model.path('image_resizer')}: no resizer that has a counterpart. "
+                f"Images are stretched to {height}x{width}."
             )
-    rounded = tuple(-(-side // multiple) * multiple for side in size)
-    if rounded != size:
-        config.note(
-            f"{model.path('image_resizer')}: {size[0]}x{size[1]} becomes "
-            f"{rounded[0]}x{rounded[1]}: our model takes multiples of {multiple}"
+    size = {"height": _round_up(height, multiple), "width": _round_up(width, multiple)}
+    if size != {"height": height, "width": width}:
+        model.note(
+            f"{model.path('image_resizer')}: {height}x{width} becomes "
+            f"{size['height']}x{size['width']}, because our model needs multiples of {multiple}"
         )
-    return rounded, mode, 1 if kind.take("convert_to_grayscale", bool, False) else 3
+    channels = 1 if resizer.take("convert_to_grayscale", bool, False) else 3
+    return [{"decode": {"channels": channels}}, "clip_boxes", {"resize": size | mode}]
+
+
+def _round_up(side: int, multiple: int) -> int:
+    return -(-side // multiple) * multiple
 
 
 def count_records(file: str) -> int:
@@ -163,62 +156,65 @@ def count_records(file: str) -> int:
         with open(file, "rb") as records:
             size, count, position = os.fstat(records.fileno()).st_size, 0, 0
             while position < size:
-                head = records.read(_HEAD.size)
-                if len(head) < _HEAD.size:
-                    raise ConfigError(f"{file}: not a TFRecord file, or one that was cut off")
-                position += _HEAD.size + _HEAD.unpack(head)[0] + _TAIL_BYTES
-                if position > size:
-                    raise ConfigError(f"{file}: not a TFRecord file, or one that was cut off")
                 records.seek(position)
-                count += 1
+                header = records.read(_HEADER.size)
+                if len(header) == _HEADER.size:
+                    position += _HEADER.size + _HEADER.unpack(header)[0] + _TAIL_BYTES
+                    count += 1
+                if len(header) < _HEADER.size or position > size:
+                    raise ConfigError(
+                        f"{file}: not a TFRecord file, or truncated. Replace it with a whole one."
+                    )
             return count
     except OSError as error:
-        raise ConfigError(f"{file}: can't be read: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot read {file}: {error.strerror}. Correct the paths of train_input_reader."
+        ) from error
 
 
-def _paths(reader: ConfigReader) -> list[str]:
+def _read_paths(reader: ConfigReader) -> list[str]:
     """Returns absolute paths, with sharded names written out as patterns.
 
     `train@10` and `train-?????-of-00010` are the same.
     """
     inner = reader.message("tf_record_input_reader")
-    return [_pattern(path) for path in inner.take_all("input_path", str)]
+    return [_to_pattern(path) for path in inner.take_all("input_path", str)]
 
 
-def _pattern(path: str) -> str:
-    sharded = _SHARDED.fullmatch(path)
+def _to_pattern(path: str) -> str:
+    sharded = _SHARDED_NAME.fullmatch(path)
     if sharded:
         path = f"{sharded['name']}-?????-of-{int(sharded['count']):05d}{sharded['rest']}"
-    return _absolute(path)
+    return _to_absolute(path)
 
 
-def _absolute(path: str) -> str:
+def _to_absolute(path: str) -> str:
     """Returns an absolute path. Relative paths start in the working directory, as with the API."""
     if "://" in path:
         raise ConfigError(
-            f"pipeline.config: {path}: TFRecords and label maps are read from local folders only; "
-            "copy or mount them, and change the path"
+            f"pipeline.config: {path}: TFRecords and label maps are read from local folders only. "
+            "Copy or mount them, and change the path."
         )
     return os.path.abspath(os.path.expanduser(path))
 
 
-def _common_folder(paths: Sequence[str]) -> str:
+def _find_common_folder(paths: Sequence[str]) -> str:
     """Returns the common folder of the paths.
 
-    Everything below it is in the fingerprint, so the root and the home folder are refused.
+    Everything below it is in the fingerprint, so the root and the home folder are rejected.
     """
     folder = os.path.commonpath([os.path.dirname(path) for path in paths])
     while glob.has_magic(folder):
         folder = os.path.dirname(folder)
     if folder in (os.path.abspath(os.sep), os.path.expanduser("~")):
         raise ConfigError(
-            f"pipeline.config: records and label map have no folder in common but {folder}; "
-            f"move or link them into one: {', '.join(paths)}"
+            f"pipeline.config: records and label map have no folder in common but {folder}. "
+            f"Move or link them into one: {', '.join(paths)}"
         )
     return folder
 
 
-def _class_names(path: str) -> list[str]:
+def _read_class_names(path: str) -> list[str]:
     """Returns the class names, in the order of the label map's numbers.
 
     Raises:
@@ -229,7 +225,7 @@ def _class_names(path: str) -> list[str]:
         names = parse_label_map(Path(path).read_bytes(), path)
     except OSError as error:
         raise ConfigError(
-            f"pipeline.config: label_map_path: {path} can't be read: {error.strerror}; "
-            "correct the path"
+            f"pipeline.config: label_map_path: cannot read {path}: {error.strerror}. "
+            "Correct the path."
         ) from error
     return list(dict.fromkeys(names[number] for number in sorted(names)))

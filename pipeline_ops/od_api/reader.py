@@ -1,21 +1,31 @@
 """A message whose fields are taken one by one.
 
-It records which fields were taken, so the fields that were left are known in the end.
+It records which fields were taken, so the fields without a counterpart are known in the end.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.od_api.text_proto import Field, Scalar, TextMessage
+from pipeline_ops.od_api.text_proto import EnumName, Field, Scalar, TextMessage
+
+_Kind = TypeVar("_Kind", str, int, float, bool)
+_Default = TypeVar("_Default")
+_KIND_NAMES: dict[type, str] = {
+    str: "a text in quotes",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class ReadField:
-    """A field that is not a message, or an empty message.
+class LeafField:
+    """A field without fields of its own: a scalar or an empty message.
 
     `path` has the form `train_config.data_augmentation_options[1].random_crop_image`.
     """
@@ -25,15 +35,16 @@ class ReadField:
     line: int
 
     def __str__(self) -> str:
-        text = (
-            {True: "true", False: "false"}.get(self.value) if isinstance(self.value, bool) else None
-        )
-        value = (
-            "{}"
-            if isinstance(self.value, TextMessage)
-            else text or (f"'{self.value}'" if type(self.value) is str else f"{self.value}")
-        )
-        return f"{self.path}: {value}"
+        match self.value:
+            case TextMessage():
+                text = "{}"
+            case bool():
+                text = str(self.value).lower()
+            case str() if not isinstance(self.value, EnumName):
+                text = f"'{self.value}'"
+            case _:
+                text = str(self.value)
+        return f"{self.path}: {text}"
 
 
 class ConfigReader:
@@ -65,7 +76,7 @@ class ConfigReader:
     def path(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
 
-    def place(self, name: str) -> str:
+    def format_location(self, name: str) -> str:
         """Returns the file, line, column and path of a field that is present."""
         field = next(field for field in self._message.fields if field.name == name)
         return f"{self._file}:{field.line}:{field.column}: {self.path(name)}"
@@ -80,16 +91,16 @@ class ConfigReader:
     def messages(self, name: str) -> Sequence[ConfigReader]:
         """Returns all messages of this name. Raises ConfigError if a field is not a message."""
         found = []
-        for path, field in self._paths():
-            if field.name == name:
-                if not isinstance(field.value, TextMessage):
-                    raise ConfigError(
-                        f"{self.place(name)} must be a message in brackets, got {field.value!r}"
-                    )
-                found.append(ConfigReader(field.value, self._file, path, self._root))
+        for path, field in self._iterate_fields(name):
+            if not isinstance(field.value, TextMessage):
+                raise ConfigError(
+                    f"{self.format_location(name)} must be a message in brackets, "
+                    f"got {field.value!r}"
+                )
+            found.append(ConfigReader(field.value, self._file, path, self._root))
         return found
 
-    def one_of(self, *names: str) -> str | None:
+    def find_present(self, *names: str) -> str | None:
         """Returns the name of the message or field that is present, None if there is none.
 
         The last of several counts, as in protobuf.
@@ -98,11 +109,16 @@ class ConfigReader:
             (field.name for field in reversed(self._message.fields) if field.name in names), None
         )
 
-    def mark(self, name: str) -> None:
-        """Takes an empty message, which says something by its presence alone."""
-        self._root._taken.update(path for path, field in self._paths() if field.name == name)
+    def mark_taken(self, name: str) -> None:
+        """Marks a field as taken, for example an empty message that counts by its presence."""
+        self._root._taken.update(path for path, _ in self._iterate_fields(name))
 
-    def take(self, name: str, kind: type, default: Any) -> Any:
+    def take_message(self, name: str) -> ConfigReader | None:
+        """Returns the last message of this name and marks it as taken, None if there is none."""
+        self.mark_taken(name)
+        return self.message(name) if self.has(name) else None
+
+    def take(self, name: str, kind: type[_Kind], default: _Default) -> _Kind | _Default:
         """Returns a scalar, for a key of ours. The last of several counts, as in protobuf.
 
         Raises:
@@ -110,67 +126,54 @@ class ConfigReader:
         """
         return next(reversed(self.take_all(name, kind)), default)
 
-    def take_all(self, name: str, kind: type) -> list[Any]:
+    def take_all(self, name: str, kind: type[_Kind]) -> list[_Kind]:
         """Returns all values of a repeated scalar."""
-        values = []
-        for path, field in self._paths():
-            if field.name == name:
-                values.append(self._checked(field, kind))
-                self._root._taken.add(path)
-        return values
+        self.mark_taken(name)
+        return [self._validate_kind(field, kind) for _, field in self._iterate_fields(name)]
 
-    def take_equal(self, name: str, wanted: Any) -> None:
+    def take_equal(self, name: str, expected: Scalar) -> None:
         """Takes a value that equals our fixed setting. Any other value stays."""
-        if [field.value for field in self._message.fields if field.name == name] == [wanted]:
-            self.mark(name)
+        if [field.value for _, field in self._iterate_fields(name)] == [expected]:
+            self.mark_taken(name)
 
-    def take_equals(self, name: str, wanted: Sequence[float]) -> None:
+    def take_equal_values(self, name: str, expected: Sequence[float]) -> None:
         """Does the same as `take_equal` for a repeated number, in any order."""
-        if sorted(
-            field.value
-            for field in self._message.fields
-            if field.name == name and isinstance(field.value, int | float)
-        ) == sorted(wanted):
-            self.mark(name)
+        values = [field.value for _, field in self._iterate_fields(name)]
+        if sorted(value for value in values if isinstance(value, int | float)) == sorted(expected):
+            self.mark_taken(name)
 
-    def leaves(self) -> Iterator[ReadField]:
+    def iterate_leaves(self) -> Iterator[LeafField]:
         """Yields all leaves, in the order of the file."""
-        for path, field in self._paths():
+        for path, field in self._iterate_fields():
             if isinstance(field.value, TextMessage) and field.value.fields:
-                yield from ConfigReader(field.value, self._file, path, self._root).leaves()
+                yield from ConfigReader(field.value, self._file, path, self._root).iterate_leaves()
             else:
-                yield ReadField(path, field.value, field.line)
+                yield LeafField(path, field.value, field.line)
 
-    def left(self) -> list[ReadField]:
+    def list_unconverted(self) -> list[LeafField]:
         """Returns the leaves that were not taken."""
-        return [leaf for leaf in self.leaves() if leaf.path not in self._root._taken]
+        return [leaf for leaf in self.iterate_leaves() if leaf.path not in self._root._taken]
 
-    def _paths(self) -> Iterator[tuple[str, Field]]:
-        """Yields the fields with their paths. A repeated name has a number in brackets."""
-        seen: dict[str, int] = {}
-        names = [field.name for field in self._message.fields]
+    def _iterate_fields(self, name: str | None = None) -> Iterator[tuple[str, Field]]:
+        """Yields the fields of a name, or all of them, with their paths.
+
+        A repeated name has a number in brackets.
+        """
+        counts = Counter(field.name for field in self._message.fields)
+        seen: Counter[str] = Counter()
         for field in self._message.fields:
-            number = seen[field.name] = seen.get(field.name, -1) + 1
-            yield (
-                self.path(field.name) + (f"[{number}]" if names.count(field.name) > 1 else ""),
-                field,
-            )
+            number = f"[{seen[field.name]}]" if counts[field.name] > 1 else ""
+            seen[field.name] += 1
+            if name in (None, field.name):
+                yield self.path(field.name) + number, field
 
-    def _checked(self, field: Field, kind: type) -> Any:
-        value = field.value
-        if kind is float and type(value) is int:
-            value = float(value)
-        if kind is bool and value in (0, 1) and type(value) is int:
-            value = bool(value)
-        if type(value) is not kind and not (kind is str and isinstance(value, str)):
-            names = {
-                str: "a text in quotes",
-                int: "a whole number",
-                float: "a number",
-                bool: "true or false",
-            }
-            raise ConfigError(
-                f"{self._file}:{field.line}:{field.column}: {self.path(field.name)} must be "
-                f"{names[kind]}, got {field.value!r}"
-            )
-        return value
+    def _validate_kind(self, field: Field, kind: type[_Kind]) -> _Kind:
+        value: object = field.value
+        if type(value) is int and (kind is float or (kind is bool and value in (0, 1))):
+            value = kind(value)
+        if isinstance(value, kind) and (kind is str or type(value) is kind):
+            return value
+        raise ConfigError(
+            f"{self._file}:{field.line}:{field.column}: {self.path(field.name)} must be "
+            f"{_KIND_NAMES[kind]}, got {field.value!r}"
+        )

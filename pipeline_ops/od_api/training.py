@@ -16,7 +16,9 @@ _DEFAULT_RATE = 0.002
 _MAX_BOUNDARIES = 1000
 
 
-def training(config: ConfigReader, num_examples: int | None, share: float) -> dict[str, Any]:
+def convert_training(
+    config: ConfigReader, num_examples: int | None, share: float
+) -> dict[str, Any]:
     """Returns the keys of `train`, except those of the model.
 
     Args:
@@ -29,192 +31,173 @@ def training(config: ConfigReader, num_examples: int | None, share: float) -> di
     """
     section = config.message("train_config")
     batch, steps = section.take("batch_size", int, 32), section.take("num_steps", int, 0)
-    made: dict[str, Any] = {
+    converted: dict[str, Any] = {
         "strategy": "auto",
-        "global_batch": batch,
-        "epochs": _epochs(config, section, batch, steps, num_examples, share),
+        "global_batch_size": batch,
+        "epochs": _compute_epochs(section, batch, steps, num_examples, share),
+        "optimizer": _convert_optimizer(section, steps),
     }
-    made["optimizer"] = _optimizer(config, section, steps)
     section.take_equal("sync_replicas", True)  # all our steps are synchronous
     if section.take("use_bfloat16", bool, False):
-        made["precision"] = "bfloat16"
-    if changes := _changes(config, section):
-        made["input"] = {"augment": changes}
+        converted["precision"] = "bfloat16"
+    if augmentation := _convert_augmentation(section):
+        converted["input"] = {"augment": augmentation}
     if section.has("fine_tune_checkpoint"):
         config.note(
-            f"{section.path('fine_tune_checkpoint')}: a checkpoint holds the API's variables, "
-            "which are not ours; give train.warm_start a SavedModel or a file of weights of our "
-            "model, or of its backbone as keras.applications publishes it"
+            f"{section.path('fine_tune_checkpoint')}: a checkpoint contains the API's variables, "
+            "which our model does not have. Set train.warm_start to a SavedModel or a weights file "
+            "of our model, or of its backbone as keras.applications publishes it."
         )
     if config.has("graph_rewriter"):
         config.note(
-            "graph_rewriter: quantisation while training has no counterpart; "
-            "export.formats has TFLite with eight bits"
+            "graph_rewriter: quantization-aware training has no counterpart. "
+            "export.formats has TFLite with eight bits."
         )
-    return made
+    return converted
 
 
-def _epochs(
-    config: ConfigReader,
-    section: ConfigReader,
-    batch: int,
-    steps: int,
-    num_examples: int | None,
-    share: float,
+def _compute_epochs(
+    section: ConfigReader, batch: int, steps: int, num_examples: int | None, share: float
 ) -> int:
     if not steps:
-        config.note(
-            f"{section.path('num_steps')} is 0 or missing, which means for ever; "
-            "it became 10 epochs"
+        section.note(
+            f"{section.path('num_steps')} is 0 or missing, which means an endless training. "
+            "It became 10 epochs."
         )
         return 10
     if not num_examples:
         raise ConfigError(
-            f"{section.place('num_steps')} is {steps}, and ours are epochs: "
-            "no file of records is there to be counted; correct the paths of train_input_reader, "
-            "or say how many there are: --num-examples N"
+            f"{section.format_location('num_steps')} is {steps}, and the number of epochs depends "
+            "on the number of records, but no file of records was found. Correct the paths of "
+            "train_input_reader, or set the number: --num-examples N"
         )
     epochs = max(1, math.ceil(steps * batch / (num_examples * share)))
-    config.note(
+    section.note(
         f"{section.path('num_steps')}: {steps} steps of {batch} are {epochs} epochs of "
-        f"{round(num_examples * share)} examples, the last one made whole"
+        f"{round(num_examples * share)} examples, with the last epoch completed"
     )
     return epochs
 
 
-def _optimizer(config: ConfigReader, section: ConfigReader, steps: int) -> dict[str, Any]:
+def _convert_optimizer(section: ConfigReader, steps: int) -> dict[str, Any]:
     optimizer = section.message("optimizer")
-    kind = optimizer.one_of(*_OPTIMIZERS)
+    kind = optimizer.find_present(*_OPTIMIZERS)
     if kind is None:
-        config.note(
-            f"{section.path('optimizer')}: none that has a counterpart; "
-            "it became adam with our learning rate"
+        section.note(
+            f"{section.path('optimizer')}: no optimizer that has a counterpart. "
+            "It became adam with our learning rate."
         )
         return {"name": "adam"}
     inner = optimizer.message(kind)
-    made: dict[str, Any] = {"name": _OPTIMIZERS[kind]}
+    converted: dict[str, Any] = {"name": _OPTIMIZERS[kind]}
     if kind == "momentum_optimizer":
-        made["momentum"] = inner.take("momentum_optimizer_value", float, 0.9)
+        converted["momentum"] = inner.take("momentum_optimizer_value", float, 0.9)
     if kind == "rms_prop_optimizer":
-        config.note(
-            f"{optimizer.path(kind)}: becomes adam, the nearest; "
-            "a learning rate that is right for one is seldom right for the other"
+        section.note(
+            f"{optimizer.path(kind)}: becomes adam, the nearest. "
+            "A learning rate that suits one seldom suits the other."
         )
-    made |= _learning_rate(config, inner.message("learning_rate"), steps)
+    converted |= _convert_learning_rate(inner.message("learning_rate"), steps)
     clip = section.take("gradient_clipping_by_norm", float, 0.0)
     if clip > 0:
-        made["clip"] = {"global_norm": clip}
+        converted["clip"] = {"global_norm": clip}
     if optimizer.take("use_moving_average", bool, True):
-        made["average_weights"] = optimizer.take("moving_average_decay", float, 0.9999)
+        converted["average_weights"] = optimizer.take("moving_average_decay", float, 0.9999)
         if not optimizer.has("use_moving_average"):
-            config.note(
-                f"{optimizer.path('use_moving_average')} is true where a file does not say it, "
+            section.note(
+                f"{optimizer.path('use_moving_average')} is true by default, "
                 "so train.optimizer.average_weights is on"
             )
-    return made
+    return converted
 
 
-def _learning_rate(config: ConfigReader, rate: ConfigReader, steps: int) -> dict[str, Any]:
-    kind = rate.one_of(
+def _convert_learning_rate(rate: ConfigReader, steps: int) -> dict[str, Any]:
+    kind = rate.find_present(
         "constant_learning_rate",
         "exponential_decay_learning_rate",
         "manual_step_learning_rate",
         "cosine_decay_learning_rate",
     )
-    if kind is None:
-        config.note(
-            "train_config.optimizer: no learning rate that has a counterpart; "
-            f"it became a constant {_DEFAULT_RATE}"
-        )
-        return {"learning_rate": _DEFAULT_RATE}
-    inner = rate.message(kind)
     match kind:
         case "constant_learning_rate":
-            rate.mark(kind)
-            return {"learning_rate": inner.take("learning_rate", float, _DEFAULT_RATE)}
+            rate.mark_taken(kind)
+            return {"learning_rate": rate.message(kind).take("learning_rate", float, _DEFAULT_RATE)}
         case "exponential_decay_learning_rate":
-            return _exponential(config, inner, steps)
+            return _convert_exponential(rate.message(kind), steps)
         case "manual_step_learning_rate":
-            return _manual(config, inner)
-        case _:
-            return _cosine(config, inner)
+            return _convert_manual_steps(rate.message(kind))
+        case "cosine_decay_learning_rate":
+            return _convert_cosine(rate.message(kind))
+    rate.note(
+        "train_config.optimizer: no learning rate that has a counterpart. "
+        f"It became a constant {_DEFAULT_RATE}."
+    )
+    return {"learning_rate": _DEFAULT_RATE}
 
 
-def _exponential(config: ConfigReader, inner: ConfigReader, steps: int) -> dict[str, Any]:
+def _convert_exponential(inner: ConfigReader, steps: int) -> dict[str, Any]:
     """Returns an exponential schedule: in stairs, the API's default, or else smooth.
 
     The stairs end where the training ends.
     """
-    rate, every, factor = (
-        inner.take("initial_learning_rate", float, _DEFAULT_RATE),
-        inner.take("decay_steps", int, 4_000_000),
-        inner.take("decay_factor", float, 0.95),
-    )
-    if not inner.take("staircase", bool, True):
-        return {
-            "learning_rate": rate,
-            "schedule": {"type": "exponential", "decay_steps": every, "factor": factor},
-        }
+    rate = inner.take("initial_learning_rate", float, _DEFAULT_RATE)
+    every = inner.take("decay_steps", int, 4_000_000)
+    factor = inner.take("decay_factor", float, 0.95)
+    is_smooth = not inner.take("staircase", bool, True)
     stairs = (steps or 10 * every) // every
+    if not is_smooth and stairs > _MAX_BOUNDARIES:
+        inner.note(f"{inner.path('staircase')}: {stairs} stairs became a smooth curve")
+        is_smooth = True
+    if is_smooth:
+        schedule = {"type": "exponential", "decay_steps": every, "factor": factor}
+        return {"learning_rate": rate, "schedule": schedule}
     if not stairs:
         return {"learning_rate": rate}
-    if stairs > _MAX_BOUNDARIES:
-        config.note(f"{inner.path('staircase')}: {stairs} stairs became a smooth curve")
-        return {
-            "learning_rate": rate,
-            "schedule": {"type": "exponential", "decay_steps": every, "factor": factor},
-        }
+    numbers = range(1, stairs + 1)
     return {
         "learning_rate": rate,
         "schedule": {
             "type": "piecewise",
-            "boundaries_steps": [every * number for number in range(1, stairs + 1)],
-            "factors": [float(f"{factor**number:.12g}") for number in range(1, stairs + 1)],
+            "boundaries_steps": [every * number for number in numbers],
+            "factors": [_round(factor**number) for number in numbers],
         },
     }
 
 
-def _manual(config: ConfigReader, inner: ConfigReader) -> dict[str, Any]:
+def _convert_manual_steps(inner: ConfigReader) -> dict[str, Any]:
     rate = inner.take("initial_learning_rate", float, _DEFAULT_RATE)
-    stairs = [
-        (each.take("step", int, 0), each.take("learning_rate", float, _DEFAULT_RATE))
-        for each in inner.messages("schedule")
-    ]
-    stairs.sort()
-    warmup = 0
+    stairs = sorted(
+        (item.take("step", int, 0), item.take("learning_rate", float, _DEFAULT_RATE))
+        for item in inner.messages("schedule")
+    )
+    schedule: dict[str, Any] = {}
     if inner.take("warmup", bool, False) and stairs:
-        config.note(f"{inner.path('warmup')}: ours begins at nearly 0, and not at {rate:g}")
+        inner.note(f"{inner.path('warmup')}: our warm-up starts near 0, and not at {rate:g}")
         (warmup, rate), *stairs = stairs
+        schedule = {"warmup_steps": warmup} if warmup else {}
     if stairs and stairs[0][0] == 0:
         (_, rate), *stairs = stairs
-    schedule = {"warmup_steps": warmup} if warmup else {}
     if stairs:
-        factors = [float(f"{value / rate:.12g}") for _, value in stairs]
-        steps = [step for step, _ in stairs]
-        return {
-            "learning_rate": rate,
-            "schedule": {
-                "type": "piecewise",
-                **schedule,
-                "boundaries_steps": steps,
-                "factors": factors,
-            },
+        schedule |= {
+            "type": "piecewise",
+            "boundaries_steps": [step for step, _ in stairs],
+            "factors": [_round(value / rate) for _, value in stairs],
         }
-    return (
-        {"learning_rate": rate, "schedule": {"type": "constant", **schedule}}
-        if schedule
-        else {"learning_rate": rate}
-    )
+    if not schedule:
+        return {"learning_rate": rate}
+    return {"learning_rate": rate, "schedule": {"type": "constant"} | schedule}
 
 
-def _cosine(config: ConfigReader, inner: ConfigReader) -> dict[str, Any]:
-    rate, total = (
-        inner.take("learning_rate_base", float, _DEFAULT_RATE),
-        inner.take("total_steps", int, 4_000_000),
-    )
+def _round(factor: float) -> float:
+    return float(f"{factor:.12g}")
+
+
+def _convert_cosine(inner: ConfigReader) -> dict[str, Any]:
+    rate = inner.take("learning_rate_base", float, _DEFAULT_RATE)
+    total = inner.take("total_steps", int, 4_000_000)
     warmup = inner.take("warmup_steps", int, 10_000)
     if warmup:
-        config.note(f"{inner.path('warmup_learning_rate')}: our warm-up begins at nearly 0")
+        inner.note(f"{inner.path('warmup_learning_rate')}: our warm-up starts near 0")
     return {
         "learning_rate": rate,
         "schedule": {
@@ -225,49 +208,34 @@ def _cosine(config: ConfigReader, inner: ConfigReader) -> dict[str, Any]:
     }
 
 
-def _changes(config: ConfigReader, section: ConfigReader) -> dict[str, Any]:
+def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
     """Returns the random changes that `train.input.augment` also has."""
-    changes: dict[str, Any] = {}
+    augmentation: dict[str, Any] = {}
     for option in section.messages("data_augmentation_options"):
-        if option.has("random_horizontal_flip"):
-            option.mark("random_horizontal_flip")
-            changes["flip_left_right"] = True
-        if option.has("random_vertical_flip"):
-            option.mark("random_vertical_flip")
-            changes["flip_top_bottom"] = True
-        if option.has("random_image_scale"):
-            option.mark("random_image_scale")
-            inner = option.message("random_image_scale")
-            least, most = (
-                inner.take("min_scale_ratio", float, 0.5),
-                inner.take("max_scale_ratio", float, 2.0),
-            )
-            changes["scale"] = {
-                "least": min(1.0, max(0.1, least)),
-                "most": max(1.0, min(10.0, most)),
+        if option.take_message("random_horizontal_flip"):
+            augmentation["flip_left_right"] = True
+        if option.take_message("random_vertical_flip"):
+            augmentation["flip_top_bottom"] = True
+        if scale := option.take_message("random_image_scale"):
+            augmentation["scale"] = {
+                "min": min(1.0, max(0.1, scale.take("min_scale_ratio", float, 0.5))),
+                "max": max(1.0, min(10.0, scale.take("max_scale_ratio", float, 2.0))),
             }
-        if option.has("random_adjust_brightness"):
-            option.mark("random_adjust_brightness")
-            changes["brightness"] = min(
-                1.0, option.message("random_adjust_brightness").take("max_delta", float, 0.2)
-            )
+        if brightness := option.take_message("random_adjust_brightness"):
+            augmentation["brightness"] = min(1.0, brightness.take("max_delta", float, 0.2))
         for name in ("contrast", "saturation"):
-            if option.has(f"random_adjust_{name}"):
-                option.mark(f"random_adjust_{name}")
-                changes[name] = _stretch(
-                    config,
-                    option.message(f"random_adjust_{name}"),
-                    option.path(f"random_adjust_{name}"),
-                )
-    return changes
+            if factors := option.take_message(f"random_adjust_{name}"):
+                path = option.path(f"random_adjust_{name}")
+                augmentation[name] = _convert_factor_range(factors, path)
+    return augmentation
 
 
-def _stretch(config: ConfigReader, inner: ConfigReader, path: str) -> float:
+def _convert_factor_range(inner: ConfigReader, path: str) -> float:
     """Returns the half width of our range of factors, which is symmetric around 1.
 
     The API draws a factor from any range.
     """
-    least, most = inner.take("min_delta", float, 0.8), inner.take("max_delta", float, 1.25)
-    stretch = min(0.99, max(0.0, round(max(1 - least, most - 1), 6)))
-    config.note(f"{path}: a factor of {least:g} to {most:g} became 1 -/+ {stretch:g}")
+    low, high = inner.take("min_delta", float, 0.8), inner.take("max_delta", float, 1.25)
+    stretch = min(0.99, max(0.0, round(max(1 - low, high - 1), 6)))
+    inner.note(f"{path}: a factor of {low:g} to {high:g} became 1 -/+ {stretch:g}")
     return stretch

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowFailException
@@ -17,13 +17,16 @@ from airflow.sdk.exceptions import AirflowFailException
 from pipeline_ops.artifacts.results import EvaluationFigures
 from pipeline_ops.config.evaluate import Approval
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.run_config import run_config
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.operators.chain import APPROVE, record_unpublished, skip_unless_passed
-from pipeline_ops.operators.handover import manifests_of
-from pipeline_ops.operators.notices import link_of_report
+from pipeline_ops.operators.handover import pull_manifests
+from pipeline_ops.operators.notification import build_report_url
+from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
 
 
 class ApproveOperator(ApprovalOperator):
@@ -47,40 +50,40 @@ class ApproveOperator(ApprovalOperator):
         )
         self.config_file = config_file
 
-    def execute(self, context: Mapping[str, Any]) -> None:
+    def execute(self, context: Context) -> None:
+        run = TaskRun.load(self.config_file, context)
         try:
-            config = run_config(self.config_file, context["dag_run"].conf, context["run_id"])
-            manifests = manifests_of(config, context, KINDS["export"].reads)
-            figures = skip_unless_passed(config, context, manifests["evaluate"])
-            plan = plan_job("export", config, context["run_id"], manifests)
+            manifests = pull_manifests(run, KINDS["export"].reads)
+            figures = skip_unless_passed(run, manifests["evaluate"])
+            plan = plan_job("export", run.config, run.run_id, manifests)
         except TrainyardError as error:
             raise AirflowFailException(str(error)) from None
-        approval = config.evaluate.approval
+        approval = run.config.evaluate.approval
         if plan.is_cached or approval is None:
             self.log.info(
                 "Nothing to ask: %s",
                 plan.reason if plan.is_cached else "this run needs no approval",
             )
             return
-        self.subject, self.body = _ask(config, figures, link_of_report(config, context["run_id"]))
-        self.defaults, self.response_timeout = (
-            [self._default(approval)],
-            dt.timedelta(seconds=approval.timeout_seconds),
-        )
+        self.subject, self.body = _format_question(run.config, approval, figures, run.run_id)
+        self.defaults = [self._default(approval)]
+        self.response_timeout = dt.timedelta(seconds=approval.timeout_seconds)
         super().execute(context)
 
-    def execute_complete(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> Any:
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Called when a person has answered, or when the time is up."""
         if event.get("chosen_options") == [self.REJECT]:
-            config = run_config(self.config_file, context["dag_run"].conf, context["run_id"])
-            self.log.info(record_unpublished(config, context, _who(event)))
+            run = TaskRun.load(self.config_file, context)
+            self.log.info(record_unpublished(run, _describe_rejection(event)))
         return super().execute_complete(context, event)
 
     def _default(self, approval: Approval) -> str:
-        return self.APPROVE if approval.without_answer == "approve" else self.REJECT
+        return self.APPROVE if approval.on_timeout == "approve" else self.REJECT
 
 
-def _ask(config: PipelineConfig, figures: EvaluationFigures, report: str) -> tuple[str, str]:
+def _format_question(
+    config: PipelineConfig, approval: Approval, figures: EvaluationFigures, run_id: str
+) -> tuple[str, str]:
     """Returns subject and body, in Markdown.
 
     The rules stand in a code block, so that their text is not read as Markdown.
@@ -88,25 +91,20 @@ def _ask(config: PipelineConfig, figures: EvaluationFigures, report: str) -> tup
     champion = (
         "There is no champion yet."
         if figures.champion_version is None
-        else f"In service is version {figures.champion_version}."
+        else f"Version {figures.champion_version} is in service."
     )
     rules = "\n".join(rule.text.replace("```", "'''") for rule in figures.rules)
+    until = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=approval.timeout_seconds)
+    outcome = "published" if approval.on_timeout == "approve" else "not published"
     return (
         f"Publish a new version of {config.export.model}?",
         f"The challenger of the pipeline {config.pipeline} has passed the gate on "
         f"{figures.num_examples} test images. {champion}\n\n```\n{rules}\n```\n\n"
-        f"More is in [the report]({report}). {_without_answer(config.evaluate.approval)}\n",
+        f"[The report]({build_report_url(config, run_id)}) has the details. "
+        f"Without an answer until {until:%Y-%m-%d %H:%M} UTC, it is {outcome}.\n",
     )
 
 
-def _without_answer(approval: Approval) -> str:
-    until = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=approval.timeout_seconds)
-    outcome = "it is published" if approval.without_answer == "approve" else "it is not published"
-    return f"Without an answer until {until:%Y-%m-%d %H:%M} UTC, {outcome}."
-
-
-def _who(event: Mapping[str, Any]) -> str:
+def _describe_rejection(event: Mapping[str, Any]) -> str:
     user = event.get("responded_by_user")
-    return (
-        f"rejected by {user.get('name') or user.get('id')}" if user else "nobody answered in time"
-    )
+    return f"rejected by {user.get('name') or user.get('id')}" if user else "no answer in time"

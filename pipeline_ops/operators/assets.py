@@ -14,7 +14,6 @@ finds everything cached therefore triggers no other DAG.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from airflow.sdk import (
@@ -32,62 +31,58 @@ from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import Manifest, read_manifest
 from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.operators.raw_files import RawFilesTrigger
+from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.raw_data.folder import find_raw_folder
 
 
-def asset_of(config: PipelineConfig, job: str) -> Asset | None:
-    """The asset that a job makes for other DAGs; None if it makes none."""
+def make_asset(config: PipelineConfig, job: str) -> Asset | None:
+    """Makes the asset that a job updates for other DAGs; None if it updates none."""
     names = {"preprocess": f"{config.pipeline}.dataset", "export": f"{config.export.model}.model"}
     return Asset(names[job]) if job in names else None
 
 
-def outlets_of(config: PipelineConfig, job: str) -> list[AssetAlias]:
-    asset = asset_of(config, job)
+def make_outlets(config: PipelineConfig, job: str) -> list[AssetAlias]:
+    asset = make_asset(config, job)
     return [AssetAlias(asset.name)] if asset else []
 
 
-def tell(context: Mapping[str, Any], config: PipelineConfig, job: str, uri: str) -> None:
+def add_asset_event(run: TaskRun, job: str, uri: str) -> None:
     """Adds the event of a new artifact. Airflow sends it when the task has succeeded."""
-    if asset := asset_of(config, job):
+    if asset := make_asset(run.config, job):
         manifest = read_manifest(uri)
-        news = _of_model(manifest) if job == "export" else _of_dataset(manifest)
-        context["outlet_events"][AssetAlias(asset.name)].add(
-            asset, extra=news | {"manifest": uri, "run_id": context["run_id"]}
+        extra = _summarize_model(manifest) if job == "export" else _summarize_dataset(manifest)
+        run.context["outlet_events"][AssetAlias(asset.name)].add(
+            asset, extra=extra | {"manifest": uri, "run_id": run.run_id}
         )
 
 
-def timetable_of(config: PipelineConfig) -> Any:
-    """The schedule argument of Airflow's DAG."""
+def make_timetable(config: PipelineConfig) -> Any:
+    """Makes the schedule argument of Airflow's DAG."""
     schedule = config.schedule
-    if config.preprocess.source.has_interval:
-        return CronDataIntervalTimetable(
-            schedule.cron, timezone="UTC"
-        )  # Airflow 3 makes runs without an interval from a plain cron expression
+    if config.preprocess.source.has_interval and schedule.cron:
+        # Airflow 3 makes runs without an interval from a plain cron expression.
+        return CronDataIntervalTimetable(schedule.cron, timezone="UTC")
     assets = [
         Asset(name=asset.name, uri=asset.uri) if asset.uri else Asset(asset.name)
         for asset in schedule.assets
     ]
     if schedule.watch_seconds is not None:
-        assets.append(_watched(config, schedule.watch_seconds))
+        assets.append(_make_raw_asset(config, schedule.watch_seconds))
+    clock = schedule.cron and CronTriggerTimetable(schedule.cron, timezone=schedule.timezone)
     if not assets:
-        return schedule.cron and _clock(schedule)
-    if schedule.cron is None:
-        return AssetAny(*assets)
-    return AssetOrTimeSchedule(timetable=_clock(schedule), assets=AssetAny(*assets))
+        return clock
+    any_asset = AssetAny(*assets)
+    return AssetOrTimeSchedule(timetable=clock, assets=any_asset) if clock else any_asset
 
 
-def _clock(schedule: Schedule) -> CronTriggerTimetable:
-    return CronTriggerTimetable(schedule.cron, timezone=schedule.timezone)
-
-
-def _watched(config: PipelineConfig, every_seconds: int) -> Asset:
-    """The raw files as an asset with an event for each change."""
+def _make_raw_asset(config: PipelineConfig, every_seconds: int) -> Asset:
+    """Makes an asset of the raw files, with an event for each change."""
     trigger = RawFilesTrigger(
         str(find_raw_folder(config)),
         str(Layout(config.root, config.pipeline).watched),
         every_seconds,
+        config.store_options.model_dump(exclude_none=True),
     )
     return Asset(
         f"{config.pipeline}.raw",
@@ -95,12 +90,12 @@ def _watched(config: PipelineConfig, every_seconds: int) -> Asset:
     )
 
 
-def _of_model(manifest: Manifest) -> dict[str, Any]:
+def _summarize_model(manifest: Manifest) -> dict[str, Any]:
     figures = ModelFigures.model_validate(manifest.figures)
     return {"version": figures.version, "metrics": figures.metrics}
 
 
-def _of_dataset(manifest: Manifest) -> dict[str, Any]:
+def _summarize_dataset(manifest: Manifest) -> dict[str, Any]:
     figures = DatasetFigures.model_validate(manifest.figures)
     return {
         "version": manifest.digest,

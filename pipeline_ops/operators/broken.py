@@ -26,7 +26,7 @@ _MAX_MESSAGE = 10_000
 
 
 def make_broken_dag(pipeline: Pipeline) -> DAG:
-    """The DAG that stands for a pipeline until its file is fixed."""
+    """Makes the DAG that stands for a pipeline until its file is fixed."""
     message = pipeline.problem[:_MAX_MESSAGE]
     with DAG(
         pipeline.name,
@@ -36,17 +36,18 @@ def make_broken_dag(pipeline: Pipeline) -> DAG:
         catchup=False,
         max_active_runs=1,
         tags=["trainyard", BROKEN],
-        doc_md=_describe(pipeline, message),
+        doc_md=_describe_problem(pipeline, message),
     ) as dag:
         before: BrokenOperator | None = None
-        for task_id in _task_ids(pipeline.values):
+        for task_id in _list_task_ids(pipeline.values):
             task = BrokenOperator(
                 task_id=task_id, config_file=str(pipeline.file.absolute()), message=message
             )
             if before is not None:
                 before >> task
             before = task
-    dag.params.update({BROKEN: _refusal(message)})  # only now, because each task would get a copy
+    # Only now, because each task would get a copy.
+    dag.params.update({BROKEN: _make_blocking_param(message)})
     return dag
 
 
@@ -69,21 +70,21 @@ class BrokenOperator(BaseOperator):
         raise AirflowFailException(self.message)
 
 
-def _refusal(message: str) -> Param:
-    """A parameter without any valid value.
+def _make_blocking_param(message: str) -> Param:
+    """Makes a parameter without any valid value.
 
     Airflow's refusal shows the title, whatever value was given.
     """
+    schema: dict[str, Any] = {"type": "string", "not": {}}
     return Param(
         message,
         title=f"Broken: {message.splitlines()[0][:500]}",
-        type="string",
-        description="No run is possible until the config is mended.",
-        **{"not": {}},
+        description="No run can start until the config is fixed.",
+        **schema,
     )
 
 
-def _task_ids(values: Mapping[str, Any]) -> Iterator[str]:
+def _list_task_ids(values: Mapping[str, Any]) -> Iterator[str]:
     evaluate = values.get("evaluate")
     for operator in OPERATORS:
         if operator.job == "train" and values.get("search"):
@@ -97,11 +98,11 @@ def _task_ids(values: Mapping[str, Any]) -> Iterator[str]:
         yield operator.job
 
 
-def _describe(pipeline: Pipeline, message: str) -> str:
+def _describe_problem(pipeline: Pipeline, message: str) -> str:
     """Describes the problem. The message is indented, so that it is not read as Markdown."""
     indented = "\n".join(f"    {line}" for line in message.splitlines())
     return (
-        f"# {pipeline.name} is broken\n\nIts config cannot be used, so no run can start. "
-        "Its history is kept, and it comes back by itself when the file is mended.\n\n"
+        f"# {pipeline.name} is broken\n\nIts config is not valid, so no run can start. "
+        "The history stays. The pipeline returns when the file is fixed.\n\n"
         f"{indented}\n\nCheck the file with\n\n    trainyard validate {pipeline.file}\n"
     )

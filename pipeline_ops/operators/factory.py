@@ -10,19 +10,23 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-from airflow.sdk import DAG
+from airflow.sdk import DAG, BaseOperator
 
 from pipeline_ops.config.base import TaskSection
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.yaml_view import without_secrets
-from pipeline_ops.operators.assets import outlets_of, timetable_of
+from pipeline_ops.config.search import Search
+from pipeline_ops.config.yaml_view import hide_secrets
+from pipeline_ops.operators.assets import make_outlets, make_timetable
 from pipeline_ops.operators.chain import OPERATORS, TrainOperator
-from pipeline_ops.operators.form import form_params
-from pipeline_ops.operators.notices import terms_of_dag, terms_of_tasks
+from pipeline_ops.operators.form import make_form_params
+from pipeline_ops.operators.notification import (
+    build_dag_callback_kwargs,
+    build_task_callback_kwargs,
+)
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
 
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
-_RETRIES = {
+_RETRY_KWARGS = {
     "retry_delay": dt.timedelta(seconds=5),
     "retry_exponential_backoff": 6,
     "max_retry_delay": dt.timedelta(minutes=5),
@@ -44,80 +48,78 @@ def make_dag(config: PipelineConfig) -> DAG:
     with DAG(
         config.pipeline,
         description=config.description,
-        schedule=timetable_of(config),
+        schedule=make_timetable(config),
         start_date=_START,
         catchup=False,
         max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
         tags=["trainyard", *config.tags],
         doc_md=_describe(config),
-        default_args={"owner": config.owner, **_RETRIES},
+        default_args={"owner": config.owner, **_RETRY_KWARGS},
         fail_fast=False,
-        **terms_of_dag(config),
+        **build_dag_callback_kwargs(config),
     ) as dag:
-        tasks = [
-            _add_search(config)
+        tasks: list[BaseOperator] = [
+            _add_search(config, config.search)
             if config.search and operator is TrainOperator
             else operator(
                 config_file=str(config.file),
-                outlets=outlets_of(config, operator.job),
-                **_terms(getattr(config, operator.job)),
-                **terms_of_tasks(config),
+                outlets=make_outlets(config, operator.job),
+                **_build_scheduling_kwargs(getattr(config, operator.job)),
+                **build_task_callback_kwargs(config),
             )
             for operator in OPERATORS
         ]
         if config.evaluate.approval:
-            from pipeline_ops.operators.approval import (
-                ApproveOperator,  # no other DAG needs what it imports
-            )
+            # Its imports are slow, and only a DAG with approval needs them.
+            from pipeline_ops.operators.approval import ApproveOperator
 
-            tasks.insert(
-                -1,
-                ApproveOperator(
-                    config_file=str(config.file),
-                    approval=config.evaluate.approval,
-                    **terms_of_tasks(config),
-                ),
+            approve = ApproveOperator(
+                config_file=str(config.file),
+                approval=config.evaluate.approval,
+                **build_task_callback_kwargs(config),
             )
+            tasks.insert(-1, approve)
         for earlier, later in zip(tasks, tasks[1:], strict=False):
             earlier >> (
                 dag.get_task("trial") if config.search and later.task_id == "train" else later
             )
-    dag.params.update(
-        form_params(config)
-    )  # only now: each task gets a copy of the DAG's params, and Airflow checks every copy
+    # Only now, because each task gets a copy of the DAG's params, and Airflow checks every copy.
+    dag.params.update(make_form_params(config))
     return dag
 
 
-def _terms(section: TaskSection) -> dict[str, Any]:
-    """Scheduling arguments of the task. Unset ones use Airflow's defaults."""
-    given = {"pool": section.pool, "executor": section.executor}
+def _build_scheduling_kwargs(section: TaskSection) -> dict[str, Any]:
+    """Builds the scheduling arguments of a task. Unset ones use Airflow's defaults."""
+    optional = {"pool": section.pool, "executor": section.executor}
     return {
         "retries": section.retries,
         "priority_weight": section.priority,
         "weight_rule": "absolute",
-    } | {k: v for k, v in given.items() if v}
+        **{name: value for name, value in optional.items() if value},
+    }
 
 
-def _add_search(config: PipelineConfig) -> ChooseOperator:
+def _add_search(config: PipelineConfig, search: Search) -> ChooseOperator:
     """Adds the tasks of a search, which stand for `train`, and returns the last one.
 
     The tasks are search >> trial >> train, with one mapped task for each trial. A failed trial does
     not fail the run, so it causes no notification.
     """
     file = str(config.file)
-    search = SearchOperator(config_file=file, **terms_of_tasks(config))
+    callback_kwargs = build_task_callback_kwargs(config)
+    trials = SearchOperator(config_file=file, **callback_kwargs).output
     trial = TrialOperator.partial(
         task_id="trial",
         config_file=file,
-        **_terms(config.train),
-        max_active_tis_per_dagrun=config.search.max_parallel,
+        **_build_scheduling_kwargs(config.train),
+        max_active_tis_per_dagrun=search.max_parallel,
         map_index_template="{{ task.trial_text }}",
-    ).expand(trial=search.output)
-    train = ChooseOperator(config_file=file, **terms_of_tasks(config))
+    ).expand(trial=trials)
+    train = ChooseOperator(config_file=file, **callback_kwargs)
     trial >> train
     return train
 
 
 def _describe(config: PipelineConfig) -> str:
-    text = without_secrets(config.file.read_text(encoding="utf-8"))
+    text = hide_secrets(config.file.read_text(encoding="utf-8"))
     return f"# {config.pipeline}\n{config.description}\n\n```yaml\n{text.strip()}\n```\n"

@@ -8,21 +8,17 @@ fetched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.task_record import recorded_manifest
+from pipeline_ops.jobs.task_record import find_recorded_manifest
+from pipeline_ops.operators.task_run import TaskRun
 
-_SHOWN = 200
+_MAX_SHOWN_CHARS = 200
 
 
-def manifests_of(
-    config: PipelineConfig, context: Mapping[str, Any], tasks: Iterable[str]
-) -> dict[str, str]:
-    """The manifests that some tasks of this run have left, by task.
+def pull_manifests(run: TaskRun, tasks: Iterable[str]) -> dict[str, str]:
+    """Pulls the manifests that some tasks of a run have left, by task.
 
     Each task makes the artifact of its own name.
 
@@ -30,23 +26,21 @@ def manifests_of(
       DataError: a task has left no manifest, for example because a person has marked it a success,
         or its XCom differs from its record.
     """
-    layout, run_id = Layout(config.root, config.pipeline), context["run_id"]
-    return {
-        task: _manifest_of(layout, run_id, task, context["ti"].xcom_pull(task_ids=task))
-        for task in tasks
-    }
+    return {task: _pull_manifest(run, task) for task in tasks}
 
 
-def _manifest_of(layout: Layout, run_id: str, task: str, handed: Any) -> str:
-    recorded = recorded_manifest(layout, run_id, task, task)
-    if not handed or recorded is None:
+def _pull_manifest(run: TaskRun, task: str) -> str:
+    pulled = run.context["ti"].xcom_pull(task_ids=task)
+    recorded = find_recorded_manifest(run.layout, run.run_id, task, task)
+    if not pulled or recorded is None:
         raise DataError(
-            f"{task} has left no manifest, so it was marked a success before it had ended; "
-            "clear it, and it runs again"
+            f"{task} has left no manifest, so it was marked a success before it had ended. "
+            f"Clear {task} to run it again."
         )
-    if handed != recorded:
+    if pulled != recorded:
         raise DataError(
-            f"the XCom of {task} is {str(handed)[:_SHOWN]!r}, but the task has left {recorded}: "
-            f"the XCom was edited; clear {task}, and it runs again"
+            f"the XCom of {task} is {str(pulled)[:_MAX_SHOWN_CHARS]!r}, "
+            f"but the task has left {recorded}, so the XCom was edited. "
+            f"Clear {task} to run it again."
         )
     return recorded

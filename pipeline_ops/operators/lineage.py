@@ -14,9 +14,15 @@ from.
 
 from __future__ import annotations
 
+from typing import Any
+
 from airflow.providers.openlineage.extractors import OperatorLineage
 from openlineage.client.event_v2 import InputDataset, OutputDataset
-from openlineage.client.facet_v2 import dataset_version_dataset, output_statistics_output_dataset
+from openlineage.client.facet_v2 import (
+    DatasetFacet,
+    dataset_version_dataset,
+    output_statistics_output_dataset,
+)
 
 from pipeline_ops.artifacts.input_names import RAW_FILES
 from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
@@ -25,29 +31,34 @@ from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.raw_data.folder import find_raw_folder
 
 
-def lineage_of(config: PipelineConfig, uri: str) -> OperatorLineage:
-    """The lineage of the artifact that a task has made or found, given by its manifest's URI."""
+def build_lineage(config: PipelineConfig, uri: str) -> OperatorLineage[Any, Any]:
+    """Builds the lineage of the artifact that a task has made or found, from its manifest's URI."""
     manifest = read_manifest(uri)
     inputs = [
-        _input(config, entry) for name, entry in manifest.inputs.items() if name != LAST_EVALUATION
-    ]  # that one is only reported
+        _to_input_dataset(config, entry)
+        for name, entry in manifest.inputs.items()
+        if name != LAST_EVALUATION  # that one is only reported
+    ]
     if digest := manifest.fingerprint.inputs.get(RAW_FILES):
-        inputs.append(InputDataset(*_place(str(find_raw_folder(config))), facets=_version(digest)))
-    return OperatorLineage(inputs=inputs, outputs=[_output(config, uri, manifest)])
+        raw_files = _to_namespace_and_name(str(find_raw_folder(config)))
+        inputs.append(InputDataset(*raw_files, facets=_to_version_facet(digest)))
+    return OperatorLineage(inputs=inputs, outputs=[_to_output_dataset(config, uri, manifest)])
 
 
-def _input(config: PipelineConfig, entry: Input) -> InputDataset:
+def _to_input_dataset(config: PipelineConfig, entry: Input) -> InputDataset:
     folder, version, _ = entry.uri.rsplit("/", 2)
     return InputDataset(
-        *_place(folder), facets=_version(version if folder == config.registry else entry.digest)
+        *_to_namespace_and_name(folder),
+        facets=_to_version_facet(version if folder == config.registry else entry.digest),
     )
 
 
-def _output(config: PipelineConfig, uri: str, manifest: Manifest) -> OutputDataset:
+def _to_output_dataset(config: PipelineConfig, uri: str, manifest: Manifest) -> OutputDataset:
     if manifest.job == "export":
-        place, version = config.registry, str(ModelFigures.model_validate(manifest.figures).version)
+        figures = ModelFigures.model_validate(manifest.figures)
+        uri_or_path, version = config.registry, str(figures.version)
     else:
-        place, version = uri.rsplit("/", 2)[0], manifest.digest
+        uri_or_path, version = uri.rsplit("/", 2)[0], manifest.digest
     counts = [file.num_examples for file in manifest.files if file.num_examples is not None]
     statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
         rowCount=sum(counts) if counts else None,
@@ -55,18 +66,20 @@ def _output(config: PipelineConfig, uri: str, manifest: Manifest) -> OutputDatas
         fileCount=len(manifest.files),
     )
     return OutputDataset(
-        *_place(place), facets=_version(version), outputFacets={"outputStatistics": statistics}
+        *_to_namespace_and_name(uri_or_path),
+        facets=_to_version_facet(version),
+        outputFacets={"outputStatistics": statistics},
     )
 
 
-def _version(version: str) -> dict[str, dataset_version_dataset.DatasetVersionDatasetFacet]:
+def _to_version_facet(version: str) -> dict[str, DatasetFacet]:
     return {"version": dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=version)}
 
 
-def _place(place: str) -> tuple[str, str]:
-    """Namespace and name, as OpenLineage names files and objects."""
-    scheme, separator, rest = place.partition("://")
+def _to_namespace_and_name(uri_or_path: str) -> tuple[str, str]:
+    """Splits a URI or path into namespace and name, as OpenLineage names files and objects."""
+    scheme, separator, rest = uri_or_path.partition("://")
     if not separator:
-        return "file", place
+        return "file", uri_or_path
     bucket, _, path = rest.partition("/")
     return f"{scheme}://{bucket}", path

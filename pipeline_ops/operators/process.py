@@ -7,27 +7,32 @@ process, and never an unknown process.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import socket
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pipeline_ops.artifacts.fingerprint import CODE_ROOT
 from pipeline_ops.artifacts.layout import Attempt, Layout
+from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.errors import DataError, ExitCode, TrainyardError
-from pipeline_ops.jobs.cancellation import GRACE_SECONDS, ask_to_end, reason_to_end
-from pipeline_ops.jobs.progress import Progress, ProgressReader
+from pipeline_ops.jobs.cancellation import (
+    GRACE_SECONDS,
+    read_cancellation_reason,
+    request_cancellation,
+)
+from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.request import Status, read_request, read_status, write_request
+from pipeline_ops.jobs.workspace import make_local_folder, ship_leftovers
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import JobPlan
-from pipeline_ops.storage.atomic import remove_by_rename, write_json
-from pipeline_ops.storage.own_folders import owners_below, remove_folder
-from pipeline_ops.storage.safe_paths import UnsafePath, folder_below, open_below
+from pipeline_ops.storage.atomic import format_json
+from pipeline_ops.storage.open_store import make_store_environment
+from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.processes import (
     ATTEMPT_VARIABLE,
     SAFE_PATH,
@@ -37,10 +42,11 @@ from pipeline_ops.system.processes import (
 )
 from pipeline_ops.system.temp_dirs import sweep
 
-_LAST_LOOK_SECONDS = 0.5
+_FINAL_CHECK_SECONDS = 0.5
+_LOG_SECONDS = 2.0
 _LOG_TAIL_BYTES = 2000
-_BRIDGE = CODE_ROOT / "pipeline_ops" / "operators" / "bridge"
-_AIRFLOW_ONLY = ("AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
+_BRIDGE_FOLDER = CODE_ROOT / "pipeline_ops" / "operators" / "bridge"
+_AIRFLOW_PREFIXES = ("AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +57,13 @@ class JobHandle:
     of the pipeline can write there, so each file is checked when it is read.
     """
 
-    attempt: Attempt
+    attempt: Attempt[StorePath]
 
     @property
     def reason(self) -> str:
         """The reason why it was started; "" if its request cannot be read."""
         try:
-            return read_request(self.attempt.request, self.attempt.root).reason
+            return read_request(self.attempt.request).reason
         except (TrainyardError, OSError):
             return ""
 
@@ -65,7 +71,7 @@ class JobHandle:
     def process(self) -> ProcessIdentity | None:
         """The job's process; None if it was not started, or if its file is damaged."""
         try:
-            return self.attempt.read(ProcessIdentity, self.attempt.process)
+            return read_json_as(ProcessIdentity, self.attempt.process)
         except DataError:
             return None
 
@@ -75,98 +81,91 @@ class JobHandle:
         For a process on another host, only its status is visible here.
         """
         process = self.process
-        return process is not None and (not _is_here(process) or process.is_alive())
+        return process is not None and (not _is_local(process) or process.is_alive())
 
-    def is_told_to_end(self) -> bool:
+    def is_cancellation_requested(self) -> bool:
         """Returns whether the job was asked to end, so that it will not run for long."""
-        return reason_to_end(self.attempt) is not None
+        return read_cancellation_reason(self.attempt) is not None
 
     def has_ended(self) -> bool:
         """Returns whether the job has reported its outcome."""
-        return self._status()[0] is not None
+        return self._try_read_status()[0] is not None
 
-    def outcome(self) -> Status | None:
-        """The outcome of the job, or None while it runs."""
-        status, _ = self._status()
+    def read_outcome(self) -> Status | None:
+        """Returns the outcome of the job, or None while it runs."""
+        status, _ = self._try_read_status()
         if status or self.is_alive():
             return status
-        time.sleep(_LAST_LOOK_SECONDS)  # it may have ended between the two checks
-        status, problem = self._status()
-        return status or Status(exit_code=ExitCode.RETRY, message=problem or self._exit_message())
+        time.sleep(_FINAL_CHECK_SECONDS)  # it may have ended between the two checks
+        status, problem = self._try_read_status()
+        return status or Status(
+            exit_code=ExitCode.RETRY, message=problem or self._build_exit_message()
+        )
 
-    def end(self, reason: str) -> bool:
+    def end(self, reason: str) -> None:
         """Ends the job and every process that it started.
 
         The request to end is written first, so the job ends even if the caller is killed.
-
-        Returns:
-          Whether all of its processes on this host are gone.
         """
         try:
-            ask_to_end(self.attempt, reason)
+            request_cancellation(self.attempt, reason)
         finally:  # a full disk must not keep it alive
-            is_gone = self.reap()
-        return is_gone
+            self.reap()
 
     def reap(self) -> bool:
         """Ends the remains of a job on this host after signal 9: its workers and temporary files.
 
         A process group gets no signal unless one of its processes was started for this very
-        attempt, whatever the file says. Returns the same as `end`.
+        attempt, whatever the file contains.
+
+        Returns:
+          Whether all of its processes on this host are gone.
         """
         process = self.process
-        if process is None or not _is_here(process):
+        if process is None or not _is_local(process):
             return True
-        is_gone = kill_group(process, GRACE_SECONDS, _mark(self.attempt))
+        is_gone = kill_group(process, GRACE_SECONDS, _make_attempt_variable(self.attempt))
         if is_gone:
-            self._remove_scratch()
+            self.attempt.scratch.remove_tree()
+            ship_leftovers(self.attempt)
             sweep()
         return is_gone
 
-    def _remove_scratch(self) -> None:
-        root = self.attempt.root or self.attempt.folder.parent
-        with (
-            contextlib.suppress(FileNotFoundError, UnsafePath),
-            folder_below(root, str(self.attempt.folder.relative_to(root))) as folder,
-        ):
-            remove_folder(self.attempt.scratch.name, folder, owners_below(folder))
-
-    def _status(self) -> tuple[Status | None, str]:
-        """The outcome of the job, and the problem with its status file."""
+    def _try_read_status(self) -> tuple[Status | None, str]:
+        """Returns the outcome of the job, and the problem with its status file."""
         try:
             return read_status(self.attempt), ""
         except DataError as error:
             return None, f"the job has left no usable status: {error}"
 
-    def _exit_message(self) -> str:
+    def _build_exit_message(self) -> str:
         log, process = self.attempt.log, self.process
         if process is None:
             return (
                 f"the job in {self.attempt.folder} was not started, "
                 f"or {self.attempt.process.name} there is damaged"
             )
-        tail = self._log_tail()
+        tail = self._read_log_tail()
         return (
             f"the job process {process.pid} on {process.host} ended without a status, "
-            "so it was killed or its host went down; "
-            f"its log is {log}" + (f" and ends with:\n{tail}" if tail else "")
+            "so it was killed or its host went down. "
+            f"Its log is {log}" + (f" and ends with:\n{tail}" if tail else "")
         )
 
-    def _log_tail(self) -> str:
+    def _read_log_tail(self) -> str:
         try:
-            with open_below(*self.attempt.below_root(self.attempt.log)) as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
-                return file.read(_LOG_TAIL_BYTES).decode(errors="replace").strip()
-        except (OSError, UnsafePath):
+            _, tail = self.attempt.log.read_log_end(_LOG_TAIL_BYTES)
+        except (OSError, TrainyardError):
             return ""
+        return tail.decode(errors="replace").strip()
 
 
-def _is_here(process: ProcessIdentity) -> bool:
+def _is_local(process: ProcessIdentity) -> bool:
     return process.host == socket.gethostname()
 
 
-def _mark(attempt: Attempt) -> tuple[str, str]:
-    """A variable in the environment of all processes of a job."""
+def _make_attempt_variable(attempt: Attempt[StorePath]) -> tuple[str, str]:
+    """Makes the name and value of a variable in the environment of all processes of a job."""
     return ATTEMPT_VARIABLE, str(attempt.folder)
 
 
@@ -177,13 +176,11 @@ def prepare_job(plan: JobPlan, layout: Layout, record_name: str) -> JobHandle:
     return JobHandle(attempt)
 
 
-def start_job(plan: JobPlan, attempt: Attempt) -> ProcessIdentity:
+def start_job(plan: JobPlan, attempt: Attempt[StorePath]) -> ProcessIdentity:
     """Starts the planned job in a session of its own.
 
     Its working directory is not a folder to which others can write.
     """
-    if plan.damage:
-        remove_by_rename(plan.manifest.parent)  # by rename, so that no reader finds it half removed
     argv = [
         str(plan.python or sys.executable),
         "-m",
@@ -191,63 +188,72 @@ def start_job(plan: JobPlan, attempt: Attempt) -> ProcessIdentity:
         "--request",
         str(attempt.request),
     ]
-    environment = job_environment(os.environ) | dict([_mark(attempt)])
+    environment = build_job_environment(os.environ) | dict([_make_attempt_variable(attempt)])
+    environment |= make_store_environment(plan.request.root)
     if plan.python:
-        environment |= bring_our_code(environment)
-    process = ProcessIdentity.of(
-        start_detached(argv, attempt.log, env=environment, cwd=Path("/")).pid
+        environment |= build_bridge_environment(environment)
+    log = make_local_folder(attempt.folder) / attempt.log.name
+    process = ProcessIdentity.from_pid(
+        start_detached(argv, log, env=environment, cwd=Path("/")).pid
     )
-    write_json(attempt.process, process.to_json())
+    attempt.process.write(format_json(process.to_json()))
     return process
 
 
-def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment that a job inherits.
+def build_job_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Makes the environment that a job inherits.
 
     It lacks Airflow's settings, among which are its database and its keys. Python adds no folder of
     its own to `sys.path`.
     """
-    kept = {
-        name: value for name, value in environment.items() if not name.startswith(_AIRFLOW_ONLY)
+    inherited = {
+        name: value for name, value in environment.items() if not name.startswith(_AIRFLOW_PREFIXES)
     }
-    return kept | SAFE_PATH
+    return inherited | SAFE_PATH
 
 
-def bring_our_code(environment: Mapping[str, str]) -> dict[str, str]:
-    """Lets another interpreter find the code of the fingerprint, and no package next to it."""
+def build_bridge_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Makes the variable by which another interpreter finds the code of the fingerprint.
+
+    It finds no package next to that code.
+    """
     return {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_BRIDGE), environment.get("PYTHONPATH")]))
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(_BRIDGE_FOLDER), environment.get("PYTHONPATH")])
+        )
     }
 
 
 class ProgressLog:
     """Turns a job's progress into task-log lines.
 
-    There is a line for every change of phase, and otherwise one every few seconds.
+    There is a line for every change of phase, and otherwise one every `_LOG_SECONDS`.
     """
 
-    def __init__(self, attempt: Attempt, offset: int = 0, every_seconds: float = 2.0):
-        self._reader = ProgressReader(attempt.progress, offset, attempt.root)
-        self._every_seconds = every_seconds
+    def __init__(self, attempt: Attempt[StorePath], offset: int = 0):
+        self._reader = ProgressReader(attempt.progress, offset)
         self._last_time, self._last_phase = 0.0, ""
 
     @property
     def offset(self) -> int:
         return self._reader.offset
 
-    def lines(self) -> list[str]:
-        """The lines that are due now, and the problems of unreadable ones."""
-        lines = [str(moment) for moment in self._reader.new() if self._is_due(moment)]
+    def write_due_lines(self, write: Callable[[str], object]) -> None:
+        """Writes the lines that are due now, and the problems of unreadable ones."""
+        for event in self._reader.read_new():
+            if self._is_due(event):
+                write(str(event))
         problems, self._reader.problems = self._reader.problems, []
-        return lines + problems
+        for problem in problems:
+            write(problem)
 
-    def _is_due(self, moment: Progress) -> bool:
-        due = (
-            bool(moment.message)
-            or moment.phase != self._last_phase
-            or moment.time - self._last_time >= self._every_seconds
+    def _is_due(self, event: ProgressEvent) -> bool:
+        is_due = (
+            bool(event.message)
+            or event.phase != self._last_phase
+            or event.time - self._last_time >= _LOG_SECONDS
+            or (event.done is not None and event.done == event.total)
         )
-        due = due or (moment.done is not None and moment.done == moment.total)
-        if due:
-            self._last_time, self._last_phase = moment.time, moment.phase
-        return due
+        if is_due:
+            self._last_time, self._last_phase = event.time, event.phase
+        return is_due

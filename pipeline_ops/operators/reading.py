@@ -17,10 +17,10 @@ from typing import Any
 
 from pipeline_ops.config.notify import check_notifiers
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.pipeline_files import config_files
+from pipeline_ops.config.pipeline_files import find_config_files
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.text_file import read_text
-from pipeline_ops.config.yaml_source import ConfigText, place_in
+from pipeline_ops.config.yaml_source import ConfigText, locate_in_file
 from pipeline_ops.errors import ConfigError
 
 ANY_ERROR = (Exception, SystemExit)
@@ -34,7 +34,7 @@ _NAME_LINE = re.compile(
     rf"^pipeline:[ \t]*['\"]?({_NAME.pattern})['\"]?[ \t]*(?:#.*)?$", re.MULTILINE
 )
 _MAX_ID = 200
-_MAX_OTHERS = 5
+_MAX_LISTED_FILES = 5
 _log = logging.getLogger(__name__)
 
 
@@ -52,23 +52,27 @@ class Pipeline:
     problem: str = ""
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def broken(self, problem: str) -> Pipeline:
+    def with_problem(self, problem: str) -> Pipeline:
         """Returns the same file as one that cannot be used."""
         return dataclasses.replace(self, config=None, problem=problem)
 
 
 def read_pipelines(
-    places: Iterable[str | os.PathLike],
+    paths: Iterable[str | os.PathLike[str]],
     check_stages: Callable[[Preprocess, Path], None],
     reserved: Sequence[str] = (),
 ) -> list[Pipeline]:
-    """Reads the YAML files in some places. The names are unique, and none is a reserved one."""
+    """Reads YAML files and folders of them. The names are unique, and none is a reserved one."""
     found = {
-        os.path.realpath(file): read_pipeline(file, check_stages) for file in config_files(places)
+        os.path.realpath(file): read_pipeline(file, check_stages)
+        for file in find_config_files(paths)
     }
-    claims = Counter(pipeline.name for pipeline in found.values() if pipeline.name)
-    return _with_own_names(
-        [_checked_claim(pipeline, claims, found.values(), reserved) for pipeline in found.values()],
+    name_counts = Counter(pipeline.name for pipeline in found.values() if pipeline.name)
+    return _name_after_files(
+        [
+            _resolve_name_conflicts(pipeline, name_counts, found.values(), reserved)
+            for pipeline in found.values()
+        ],
         reserved,
     )
 
@@ -80,13 +84,13 @@ def read_pipeline(file: Path, check_stages: Callable[[Preprocess, Path], None]) 
         check_stages(config.preprocess, file)
         check_notifiers(config.notify, file)
     except ANY_ERROR as error:
-        name, values = _claimed(file)
+        name, values = _read_name_and_values(file)
         return Pipeline(file, name, None, explain(file, error), values)
     return Pipeline(file, config.pipeline, config)
 
 
 def explain(file: Path, error: BaseException) -> str:
-    """The message of an error, which names at least the file.
+    """Formats the message of an error, which names at least the file.
 
     An unknown error is logged with its origin.
     """
@@ -94,22 +98,22 @@ def explain(file: Path, error: BaseException) -> str:
         return str(error)
     _log.error("%s cannot be used", file, exc_info=error)
     return (
-        f"{file}:1: cannot be made into a DAG: {type(error).__name__}: {str(error)[:1000]}; "
-        "change what the message names. The log of the DAG processor shows where it was raised"
+        f"{file}:1: cannot make a DAG: {type(error).__name__}: {str(error)[:1000]}. "
+        "Correct the cause. The traceback is in the log of the DAG processor."
     )
 
 
-def _claimed(file: Path) -> tuple[str, dict[str, Any]]:
-    """The name that a broken file gives to its pipeline, and its values."""
+def _read_name_and_values(file: Path) -> tuple[str, dict[str, Any]]:
+    """Reads the name that a broken file gives to its pipeline, and its values."""
     try:
         values = ConfigText.read(file).values
     except ANY_ERROR:
-        return _name_in_text(file), {}
+        return _find_name_in_text(file), {}
     name = values.get("pipeline")
     return (name if isinstance(name, str) and _NAME.fullmatch(name) else ""), values
 
 
-def _name_in_text(file: Path) -> str:
+def _find_name_in_text(file: Path) -> str:
     try:
         found = _NAME_LINE.search(read_text(file))
     except ConfigError:
@@ -117,57 +121,60 @@ def _name_in_text(file: Path) -> str:
     return found[1] if found else ""
 
 
-def _checked_claim(
+def _resolve_name_conflicts(
     pipeline: Pipeline,
-    claims: Counter[str],
-    all_of_them: Iterable[Pipeline],
+    name_counts: Counter[str],
+    every_pipeline: Iterable[Pipeline],
     reserved: Sequence[str],
 ) -> Pipeline:
-    """Checks the name of a pipeline against the reserved names and the other files.
+    """Checks the name of a pipeline against the reserved names and the names in other files.
 
     If several files have the same name, the file that is named after its pipeline keeps it. Without
     such a file, all of them are broken.
     """
     if pipeline.name in reserved:
         problem = (
-            f"pipeline: {pipeline.name} is the name of a DAG of Trainyard's own; "
-            "choose another name"
+            f"pipeline: {pipeline.name} is the name of a DAG that Trainyard makes. "
+            "Choose another name."
         )
         return dataclasses.replace(
-            pipeline.broken(f"{place_in(pipeline.file, ['pipeline'])}: {problem}"), name=""
+            pipeline.with_problem(f"{locate_in_file(pipeline.file, ['pipeline'])}: {problem}"),
+            name="",
         )
-    if not pipeline.name or claims[pipeline.name] == 1:
+    if not pipeline.name or name_counts[pipeline.name] == 1:
         return pipeline
-    same = [other.file for other in all_of_them if other.name == pipeline.name]
+    same = [other.file for other in every_pipeline if other.name == pipeline.name]
     owners = [file for file in same if file.stem == pipeline.name]
     if [pipeline.file] == owners:
         return pipeline
-    others = ", ".join([str(file) for file in same if file != pipeline.file][:_MAX_OTHERS])
+    others = ", ".join([str(file) for file in same if file != pipeline.file][:_MAX_LISTED_FILES])
     problem = (
-        f"{place_in(pipeline.file, ['pipeline'])}: pipeline: the name {pipeline.name} stands in "
-        f"{others}, too; give each pipeline a name of its own"
+        f"{locate_in_file(pipeline.file, ['pipeline'])}: pipeline: {pipeline.name} "
+        f"is also the name in {others}. Give each pipeline a different name."
     )
     is_first = not owners and pipeline.file == same[0]
-    everything = "\n".join(filter(None, [pipeline.problem, problem]))
-    return dataclasses.replace(pipeline.broken(everything), name=pipeline.name if is_first else "")
+    problems = "\n".join(filter(None, [pipeline.problem, problem]))
+    return dataclasses.replace(
+        pipeline.with_problem(problems), name=pipeline.name if is_first else ""
+    )
 
 
-def _with_own_names(pipelines: Sequence[Pipeline], reserved: Sequence[str]) -> list[Pipeline]:
+def _name_after_files(pipelines: Sequence[Pipeline], reserved: Sequence[str]) -> list[Pipeline]:
     """Names the pipelines that have no name after their files."""
-    taken = {pipeline.name for pipeline in pipelines} | set(reserved)
+    used_names = {pipeline.name for pipeline in pipelines} | set(reserved)
     named = []
     for pipeline in pipelines:
-        name = pipeline.name or _free_name(pipeline.file, taken)
-        taken.add(name)
+        name = pipeline.name or _choose_unused_name(pipeline.file, used_names)
+        used_names.add(name)
         named.append(dataclasses.replace(pipeline, name=name))
     return named
 
 
-def _free_name(file: Path, taken: set[str]) -> str:
+def _choose_unused_name(file: Path, used_names: set[str]) -> str:
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem)[:_MAX_ID] or "config"
     names = [
         stem,
         f"{stem}.broken",
-        *(f"{stem}.broken{number}" for number in range(2, len(taken) + 3)),
+        *(f"{stem}.broken{number}" for number in range(2, len(used_names) + 3)),
     ]
-    return next(name for name in names if name not in taken)
+    return next(name for name in names if name not in used_names)

@@ -5,21 +5,22 @@ This module sends nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from html import escape
-from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.dataset import STATISTICS
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.manifest import find_file, read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures, RuleVerdict
 from pipeline_ops.config.notify import Event
 from pipeline_ops.config.preprocess import Drift
 from pipeline_ops.errors import TrainyardError
-from pipeline_ops.jobs.task_record import TaskRecord, read_record, recorded_manifest
+from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest, read_record
+from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.planning.job_kinds import JOBS
 
 _TITLES = {
@@ -30,7 +31,7 @@ _TITLES = {
 }
 
 
-class Notice(BaseModel):
+class Notification(BaseModel):
     """One event of one run.
 
     `link` leads to the report in Airflow's UI. `rules` are the gate's, or for `drift` those of the
@@ -65,70 +66,70 @@ class Notice(BaseModel):
         return f'<pre>{chr(10).join(lines)}\n<a href="{link}">{link}</a></pre>'
 
 
-def failure_of(layout: Layout, run_id: str, otherwise: str) -> str:
-    """The reason why a run has failed: the message of its first failed task.
+_MAX_STATISTICS_BYTES = 256 << 20
 
-    It is `otherwise` if Airflow has ended the run.
+
+def explain_failure(run: TaskRun, default: str) -> str:
+    """Returns the reason why a run has failed: the message of its first failed task.
+
+    It is `default` if Airflow has ended the run.
     """
-    for task in JOBS:
-        record = _record(layout, run_id, task)
-        if record and record.state == "failed":
+    for task, record in _read_records(run).items():
+        if record.state == "failed":
             return f"{task}: {record.message}"
-    return otherwise
+    return default
 
 
-def finished_tasks(layout: Layout, run_id: str) -> list[str]:
-    """The tasks of a run that have succeeded."""
-    records = {task: _record(layout, run_id, task) for task in JOBS}
-    return [task for task, record in records.items() if record and record.state == "success"]
+def list_finished_tasks(run: TaskRun) -> list[str]:
+    """Lists the tasks of a run that have succeeded."""
+    return [task for task, record in _read_records(run).items() if record.state == "success"]
 
 
-def rules_of(layout: Layout, run_id: str) -> list[RuleVerdict]:
-    """The gate's verdict on a run, if the run has come so far."""
+def read_gate_rules(run: TaskRun) -> list[RuleVerdict]:
+    """Reads the gate's verdict on a run, if the run has come so far."""
     try:
-        manifest = recorded_manifest(layout, run_id, "evaluate", "evaluate")
-        return (
-            EvaluationFigures.model_validate(read_manifest(manifest).figures).rules
-            if manifest
-            else []
-        )
-    except TrainyardError:  # the artifact is gone, and the notice goes out without it
+        manifest = find_recorded_manifest(run.layout, run.run_id, "evaluate", "evaluate")
+        if manifest is None:
+            return []
+        return EvaluationFigures.model_validate(read_manifest(manifest).figures).rules
+    except TrainyardError:  # the artifact is gone, and the notification goes out without it
         return []
 
 
-def _record(layout: Layout, run_id: str, task: str) -> TaskRecord | None:
-    """The record of a task; None also if the file is damaged: the notice goes out without it."""
-    try:
-        return read_record(layout.task_record(run_id, task), layout.root)
-    except TrainyardError:
-        return None
-
-
-def drifted(manifest: str, limits: Drift) -> Sequence[RuleVerdict]:
-    """A rule for each feature of a data set that is further from the reference than allowed."""
-    comparison = json.loads((Path(manifest).parent / STATISTICS).read_bytes()).get(
-        "comparison"
-    ) or {"drift": []}
+def find_drifted_features(manifest: str, limits: Drift) -> list[RuleVerdict]:
+    """Returns a rule for each feature that is further from the reference than allowed."""
+    file = find_file(manifest, STATISTICS)
+    statistics = json.loads(file.read(_MAX_STATISTICS_BYTES)) if file else {}
     return [
-        _rule_of(distance, limits)
-        for distance in comparison["drift"]
-        if distance["jensen_shannon"] > limits.js_above
-        or distance["l_infinity"] > limits.linf_above
+        _to_rule_verdict(distance, limits)
+        for distance in (statistics.get("comparison") or {"drift": []})["drift"]
+        if distance["jensen_shannon"] > limits.max_js_distance
+        or distance["l_infinity"] > limits.max_linf_distance
     ]
 
 
-def _rule_of(distance: dict, limits: Drift) -> RuleVerdict:
-    js, linf = distance["jensen_shannon"], distance["l_infinity"]
-    text = (
-        f"{distance['feature']} has drifted: "
-        f"Jensen-Shannon {js:.3f} (at most {limits.js_above:g}), "
-        f"L-infinity {linf:.3f} (at most {limits.linf_above:g})"
-    )
+def _read_records(run: TaskRun) -> dict[str, TaskRecord]:
+    """Reads the records of a run's tasks, in the order of the jobs.
+
+    Damaged ones are left out. The notification goes out without them.
+    """
+    records = {}
+    for task in JOBS:
+        with contextlib.suppress(TrainyardError):
+            if record := read_record(run.layout.task_record(run.run_id, task)):
+                records[task] = record
+    return records
+
+
+def _to_rule_verdict(distance: Mapping[str, Any], limits: Drift) -> RuleVerdict:
+    feature, js, linf = distance["feature"], distance["jensen_shannon"], distance["l_infinity"]
     return RuleVerdict(
         metric="drift",
-        subject=distance["feature"],
+        subject=feature,
         passed=False,
-        text=text,
+        text=f"{feature} has drifted: Jensen-Shannon {js:.3f} "
+        f"(at most {limits.max_js_distance:g}), L-infinity {linf:.3f} "
+        f"(at most {limits.max_linf_distance:g})",
         value=js,
-        bound=limits.js_above,
+        bound=limits.max_js_distance,
     )

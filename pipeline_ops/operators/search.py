@@ -3,35 +3,37 @@
     preprocess, search >> trial [n of them] >> train >> evaluate >> export
 
 The last of them is called `train`. It leaves the manifest of the chosen training, so the later
-tasks know nothing of a search.
+tasks are not aware of a search.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, TriggerRule
 from airflow.sdk.exceptions import AirflowFailException
 
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.run_config import run_config
 from pipeline_ops.errors import ConfigError, DataError, ExitCode
-from pipeline_ops.jobs.task_record import TaskRecord, read_record, recorded_manifest, write_record
+from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest, read_record
 from pipeline_ops.operators.chain import TrainOperator
+from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.planning.trials import (
-    Result,
     SearchResult,
     Trial,
+    TrialResult,
+    build_trial_config,
     check_trials,
-    choose,
-    monitor_of,
+    choose_best_trial,
+    get_monitor,
     plan_trials,
-    result_of,
-    trial_config,
+    read_trial_result,
 )
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.atomic import format_json
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
 
 
 class SearchOperator(BaseOperator):
@@ -44,22 +46,23 @@ class SearchOperator(BaseOperator):
         super().__init__(task_id=task_id, **kwargs)
         self.config_file = config_file
 
-    def execute(self, context: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        run = TaskRun.load(self.config_file, context)
+        search = run.config.search
+        if search is None:
+            raise AirflowFailException(
+                f"{self.config_file} has no search any longer, so there are no trials. "
+                "Trigger a new run."
+            )
         try:
-            config = run_config(self.config_file, context["dag_run"].conf, context["run_id"])
-            trials = plan_trials(config)
-            check_trials(config, trials)
+            trials = plan_trials(run.config)
+            check_trials(run.config, trials)
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
         for trial in trials:
             self.log.info("%s: %s", trial.name, trial)
-        record = TaskRecord(
-            state="success", reason=f"{len(trials)} trials ({config.search.method})"
-        )
-        write_record(
-            Layout(config.root, config.pipeline).task_record(context["run_id"], self.task_id),
-            record,
-        )
+        reason = f"{len(trials)} trials ({search.method})"
+        run.write_record(self.task_id, TaskRecord(state="success", reason=reason))
         return [trial.model_dump(mode="json") for trial in trials]
 
 
@@ -89,26 +92,27 @@ class TrialOperator(TrainOperator):
     def _trial(self) -> Trial:
         return Trial.model_validate(self.trial)
 
-    def _config(self, context: Mapping[str, Any]) -> PipelineConfig:
-        """The config of this trial.
+    def _load_run(self, context: Context) -> TaskRun:
+        """Loads the run with the config of this trial.
 
         Only the trial's number comes from the task before. The rest is planned again, because any
         user who may edit an XCom may have written it.
         """
-        config = super()._config(context)
+        run = super()._load_run(context)
         number = self.trial.get("number") if isinstance(self.trial, Mapping) else None
         if getattr(context["ti"], "map_index", number) != number:
             raise AirflowFailException(
                 f"the XCom of search gives this task the trial {number!r}, "
-                "which is another task's; clear the task search"
+                "which belongs to another task. Clear the task search to plan the trials again."
             )
-        trial = next((trial for trial in plan_trials(config) if trial.number == number), None)
+        trial = next((trial for trial in plan_trials(run.config) if trial.number == number), None)
         if trial is None:
             raise AirflowFailException(
-                f"the search of {self.config_file} has no trial {number!r}; clear the task search"
+                f"the search of {self.config_file} has no trial {number!r}. "
+                "Clear the task search to plan the trials again."
             )
         try:
-            return trial_config(config, trial)
+            return dataclasses.replace(run, config=build_trial_config(run.config, trial))
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
 
@@ -127,57 +131,50 @@ class ChooseOperator(BaseOperator):
         super().__init__(task_id=task_id, trigger_rule=TriggerRule.ALL_DONE, **kwargs)
         self.config_file = config_file
 
-    def execute(self, context: Mapping[str, Any]) -> str:
-        try:
-            config = run_config(self.config_file, context["dag_run"].conf, context["run_id"])
-        except ConfigError as error:
-            raise AirflowFailException(str(error)) from None
-        layout, run_id = Layout(config.root, config.pipeline), context["run_id"]
-        if not context["ti"].xcom_pull(task_ids="search") or not context["ti"].xcom_pull(
-            task_ids="preprocess"
-        ):
+    def execute(self, context: Context) -> str | None:
+        run = TaskRun.load(self.config_file, context)
+        if not all(context["ti"].xcom_pull(task_ids=task) for task in ("search", "preprocess")):
             raise AirflowFailException(
-                "there is no trial: a task before this one has failed, and its log says why"
+                "there is no trial, because search or preprocess has failed. "
+                "The log of that task has the reason."
             )
-        trials, monitor = plan_trials(config), monitor_of(config)
-        results = [_result(layout, run_id, trial, monitor) for trial in trials]
-        found = choose(results, monitor)
+        monitor = get_monitor(run.config)
+        results = [_collect_result(run, trial, monitor) for trial in plan_trials(run.config)]
+        found = choose_best_trial(results, monitor)
         if found is None:
             message = "all trials have failed:\n" + "\n".join(
                 f"{result.trial.name} ({result.trial}): {result.message}" for result in results
             )
-            write_record(
-                layout.task_record(run_id, "train"),
-                TaskRecord(state="failed", message=message, exit_code=ExitCode.CONFIG),
+            run.write_record(
+                "train", TaskRecord(state="failed", message=message, exit_code=ExitCode.CONFIG)
             )
             raise AirflowFailException(message)
-        return self._go_on(layout, run_id, found)
-
-    def _go_on(self, layout: Layout, run_id: str, found: SearchResult) -> str:
-        for line in found.table():
+        for line in found.format_table():
             self.log.info(line)
-        winner = found.winner
-        reason = (
-            f"{winner.trial.name} of {len(found.results)} has the best {found.monitor}, "
-            f"{winner.figure:.4f}: {winner.trial}"
-        )
-        write_json(layout.search_result(run_id), found.model_dump(mode="json"))
-        write_record(
-            layout.task_record(run_id, "train"),
-            TaskRecord(state="success", reason=reason, manifest=winner.manifest),
-        )
-        return winner.manifest
+        return _record_winner(run, found)
 
 
-def _result(layout: Layout, run_id: str, trial: Trial, monitor: str) -> Result:
+def _record_winner(run: TaskRun, found: SearchResult) -> str | None:
+    winner = found.winner
+    reason = (
+        f"{winner.trial.name} of {len(found.results)} has the best {found.monitor}, "
+        f"{winner.figure:.4f}: {winner.trial}"
+    )
+    run.layout.search_result(run.run_id).write(format_json(found.model_dump(mode="json")))
+    run.write_record("train", TaskRecord(state="success", reason=reason, manifest=winner.manifest))
+    return winner.manifest
+
+
+def _collect_result(run: TaskRun, trial: Trial, monitor: str) -> TrialResult:
+    layout, run_id = run.layout, run.run_id
     try:
-        manifest = recorded_manifest(layout, run_id, trial.name, "train")
-        record = read_record(layout.task_record(run_id, trial.name), layout.root)
+        manifest = find_recorded_manifest(layout, run_id, trial.name, "train")
+        record = read_record(layout.task_record(run_id, trial.name))
     except DataError as error:
-        return Result(trial=trial, message=str(error))
+        return TrialResult(trial=trial, message=str(error))
     if manifest is None:
-        return Result(
+        return TrialResult(
             trial=trial,
-            message=record.message if record else "ended by Airflow, or by a person in its UI",
+            message=record.message if record else "ended by Airflow, or by a user in its UI",
         )
-    return result_of(trial, manifest, monitor)
+    return read_trial_result(trial, manifest, monitor)

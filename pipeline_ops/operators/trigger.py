@@ -1,4 +1,4 @@
-"""Watches a job from the triggerer, so that hours of training hold no worker slot.
+"""Monitors a job from the triggerer, so that hours of training hold no worker slot.
 
 Every exit of the triggerer calls `cleanup`, even a mere restart. It therefore does not touch the
 job. `on_kill` is called when a person marks the task failed or clears it, and ends the job. It is
@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from pipeline_ops.airflow_connections import use_airflow_connections
 from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.errors import MachineError
 from pipeline_ops.operators.process import JobHandle, ProgressLog
+from pipeline_ops.storage.open_store import open_root, register_store
+from pipeline_ops.storage.store_options import StoreOptions
+
+use_airflow_connections()
 
 _POLL_SECONDS = 0.5
+_MAX_POLL_SECONDS = 5.0
+"""The longest time between two looks into a bucket."""
 
 
 class JobTrigger(BaseTrigger):
@@ -26,51 +33,60 @@ class JobTrigger(BaseTrigger):
 
     Args:
       root: the storage root, from the author's config.
+      options: how to reach it if it is a bucket (`StoreOptions`).
       pipeline: the pipeline's name.
       run_id: the run.
       record: the name of the record and of the folder of the task's attempts.
-      attempt: the name of the attempt.
+      attempt: the name of the attempt. Any other value than the name of one raises DataError.
       offset: the position in the progress file at which to begin.
     """
 
     def __init__(
-        self, root: str, pipeline: str, run_id: str, record: str, attempt: str, offset: int = 0
+        self,
+        root: str,
+        options: dict[str, Any],
+        pipeline: str,
+        run_id: str,
+        record: str,
+        attempt: str,
+        offset: int = 0,
     ):
-        super().__init__()
-        self.root, self.pipeline, self.run_id, self.record, self.attempt, self.offset = (
-            root,
-            pipeline,
-            run_id,
-            record,
-            attempt,
-            offset,
-        )
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._arguments = {
+            "root": root,
+            "options": options,
+            "pipeline": pipeline,
+            "run_id": run_id,
+            "record": record,
+            "attempt": attempt,
+            "offset": offset,
+        }
+        register_store(root, StoreOptions.model_validate(options))
+        self._job = JobHandle(Layout(open_root(root), pipeline).attempt(run_id, record, attempt))
+        self._progress = ProgressLog(self._job.attempt, offset)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        names = ("root", "pipeline", "run_id", "record", "attempt", "offset")
-        return "pipeline_ops.operators.trigger.JobTrigger", {
-            name: getattr(self, name) for name in names
-        }
-
-    @property
-    def job(self) -> JobHandle:
-        """The job. Raises DataError if the arguments name no attempt."""
-        return JobHandle(
-            Layout(Path(self.root), self.pipeline).attempt(self.run_id, self.record, self.attempt)
-        )
+        return "pipeline_ops.operators.trigger.JobTrigger", self._arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        job = self.job
-        progress = ProgressLog(job.attempt, self.offset)
-        while await asyncio.to_thread(job.outcome) is None:
-            self._tell(progress)
-            await asyncio.sleep(_POLL_SECONDS)
-        self._tell(progress)
-        yield TriggerEvent({"attempt": self.attempt})
+        seconds = _POLL_SECONDS
+        while not await asyncio.to_thread(self._look):
+            await asyncio.sleep(seconds)
+            if not self._job.attempt.folder.is_local:
+                seconds = min(seconds * 1.1, _MAX_POLL_SECONDS)
+        yield TriggerEvent({"attempt": self._arguments["attempt"]})  # type: ignore[no-untyped-call]
 
-    def _tell(self, progress: ProgressLog) -> None:
-        for line in progress.lines():
-            self.log.info(line)
+    def _look(self) -> bool:
+        """Logs the progress. Returns whether the job has ended."""
+        try:
+            has_ended = self._job.read_outcome() is not None
+            self._progress.write_due_lines(self.log.info)
+        except MachineError as error:  # the bucket is away: the job goes on, and so does this
+            self.log.warning("%s", error)
+            return False
+        return has_ended
 
     async def on_kill(self) -> None:
-        await asyncio.to_thread(self.job.end, "its task was ended in Airflow while it was deferred")
+        await asyncio.to_thread(
+            self._job.end, "its task was ended in Airflow while it was deferred"
+        )

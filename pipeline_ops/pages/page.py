@@ -15,6 +15,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from pipeline_ops.pages.charts import draw_legend
+
 _HERE = Path(__file__).parent
 STYLE = _HERE / "page.css"
 """The style that all pages share."""
@@ -42,4 +44,5 @@ def render_part(template: Path, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.globals["draw_legend"] = draw_legend
     return environment.get_template(template.name).render(**values)

@@ -2,75 +2,64 @@
 
 A data set is made from the raw files and, if there is one, from the data set before it. Unchanged
 examples are taken over. A job can only start from a data set with the same code, package versions
-and config. The config may differ in the rules for rejects, schema or drift. Other rules are a new
-question, but they do not change the example that a record becomes.
+and config. The config may differ in the rules for rejects, schema or drift. Other rules change the
+fingerprint, but not the example that a record becomes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
+from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.input_names import BASE
-from pipeline_ops.artifacts.manifest import Input, Manifest, find_damage, read_manifest
-from pipeline_ops.errors import DataError
+from pipeline_ops.artifacts.layout import iterate_manifests
+from pipeline_ops.artifacts.manifest import Input, Manifest
+from pipeline_ops.storage.store_path import StorePath
 
-_CHANGES_NO_SHARD = ("rejects", "schema", "drift", "balance", "deltas")
+_KEYS_WITHOUT_EFFECT_ON_SHARDS = ("rejects", "schema", "drift", "balance", "incremental")
 """Keys of `preprocess` that decide what is checked, weighed or taken over.
 
 They do not change the example that a record becomes.
 """
 
 
-def choose_base(artifacts: Path, question: Fingerprint) -> Input | None:
+def choose_base(artifacts: StorePath, fingerprint: Fingerprint) -> Input | None:
     """Returns the data set to start from, or None if everything has to be made from scratch.
 
-    A whole data set may already answer the very same question, for the same raw files and the same
-    reference. Its own base is then the result, so the fingerprint of the request is that of the
-    answer. Otherwise the result is the newest whole data set. It may be one of the same files with
-    another reference, of which everything is taken over. Damaged data sets count as absent.
+    A complete data set may already have the very same fingerprint, for the same raw files and the
+    same reference. Its own base is then the result, so the request gets the fingerprint of
+    that data set. Otherwise the result is the newest complete data set. It may be one of the same
+    files with another reference, of which everything is taken over. Damaged data sets count as
+    absent.
 
     Args:
       artifacts: the folder of all data sets of the pipeline.
-      question: the fingerprint, without a base.
+      fingerprint: the fingerprint of the data set to make, without a base.
     """
     newest = None
-    for uri, manifest in _made_alike(artifacts, question):
-        if without_base(manifest.fingerprint) == question:
+    for uri, manifest in _find_compatible(artifacts, fingerprint):
+        if manifest.fingerprint.without_inputs(BASE) == fingerprint:
             return manifest.inputs.get(BASE)
         newest = newest or Input(uri=str(uri), digest=manifest.digest)
     return newest
 
 
-def without_base(fingerprint: Fingerprint) -> Fingerprint:
-    """Returns the question that a data set answers, without its base."""
-    return fingerprint.model_copy(
-        update={
-            "inputs": {name: digest for name, digest in fingerprint.inputs.items() if name != BASE}
-        }
-    )
-
-
-def _made_alike(artifacts: Path, question: Fingerprint) -> Iterator[tuple[Path, Manifest]]:
+def _find_compatible(
+    artifacts: StorePath, fingerprint: Fingerprint
+) -> Iterator[tuple[StorePath, Manifest]]:
     """Yields whole data sets in which a record becomes the same example, newest first."""
-    chain = _chain_of(question)
-    for uri in sorted(
-        artifacts.glob("*/manifest.json"),
-        key=lambda path: (path.stat().st_mtime_ns, path),
-        reverse=True,
-    ):
-        try:
-            manifest = read_manifest(uri)
-        except DataError:  # made by another version of Trainyard, so it cannot be a base
-            continue
-        if _chain_of(manifest.fingerprint) == chain and not find_damage(uri, manifest):
+    shard_keys = _keep_shard_keys(fingerprint)
+    for uri, manifest in iterate_manifests(artifacts):
+        if _keep_shard_keys(manifest.fingerprint) == shard_keys and not find_damage(uri, manifest):
             yield uri, manifest
 
 
-def _chain_of(fingerprint: Fingerprint) -> Fingerprint:
-    """The part of a fingerprint that determines the example that a record becomes."""
+def _keep_shard_keys(fingerprint: Fingerprint) -> Fingerprint:
+    """Returns the part of a fingerprint that determines the example that a record becomes."""
     config = {
-        key: value for key, value in fingerprint.config.items() if key not in _CHANGES_NO_SHARD
+        key: value
+        for key, value in fingerprint.config.items()
+        if key not in _KEYS_WITHOUT_EFFECT_ON_SHARDS
     }
     return fingerprint.model_copy(update={"inputs": {}, "config": config})

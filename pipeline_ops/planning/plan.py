@@ -5,31 +5,36 @@ The operators act on these plans, and `trainyard explain` prints them.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from pipeline_ops.artifacts.dataset import split_digest
-from pipeline_ops.artifacts.fingerprint import Fingerprint, digest_code
+from pipeline_ops.artifacts.damage import find_damage
+from pipeline_ops.artifacts.dataset import compute_split_digest
+from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.input_names import BASE, RAW_FILES, WARM_START
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, find_damage, read_manifest
+from pipeline_ops.artifacts.layout import Layout, iterate_manifests
+from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, read_manifest
 from pipeline_ops.artifacts.results import LAST_EVALUATION, TEST_SPLIT, ModelFigures
+from pipeline_ops.config.hosts import Hosts
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.planning.base_dataset import choose_base
 from pipeline_ops.planning.dataset_lookup import find_dataset
-from pipeline_ops.planning.job_kinds import KINDS
+from pipeline_ops.planning.job_kinds import KINDS, digest_job_code
 from pipeline_ops.planning.reference_dataset import find_reference
-from pipeline_ops.planning.warm_start import find_warm_start, with_warm_start
-from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, refuse_interval
+from pipeline_ops.planning.warm_start import find_warm_start
+from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_interval
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.user_code import models as user_models
-from pipeline_ops.user_code import stages as stage_plugins
-from pipeline_ops.user_code.callbacks import callback_code
-from pipeline_ops.user_code.interpreter import versions_in
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.snapshot import prefetch, read_once
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.user_code.interpreter import read_versions
+from pipeline_ops.user_code.models import digest_user_code, find_user_versions
+from pipeline_ops.user_code.stages import digest_stage_code, find_stage_versions
 
 _ONNX = ("onnx", "onnxruntime", "tf2onnx")
 
@@ -39,13 +44,30 @@ class JobPlan:
     """One job of one run: its request, whether the artifact exists already, and the reason."""
 
     request: Request
-    manifest: Path
+    manifest: StorePath
     is_cached: bool
     reason: str
     damage: tuple[str, ...] = ()
-    """The damage of an existing artifact, which is set aside before the job starts."""
+    """The damage of an existing artifact, whose manifest the job removes first."""
     python: Path | None = None
     """The interpreter to start the job with, or None for that of the caller."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """The subject of a plan: one run of a pipeline."""
+
+    config: PipelineConfig
+    run_id: str
+    manifests: Mapping[str, str]
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.config.root, self.config.pipeline)
+
+    def inputs(self, job: str) -> dict[str, Input]:
+        """The artifacts of earlier jobs that a job reads, by job."""
+        return {name: _as_input(self.manifests[name]) for name in KINDS[job].reads}
 
 
 def plan_job(
@@ -63,146 +85,169 @@ def plan_job(
       DataError: an input is missing or is not what its manifest says.
       ConfigError: the config asks for a data set, a version or a file that does not exist.
     """
-    if job == "preprocess" and config.preprocess.dataset:
-        return _plan_given(config, run_id, config.preprocess.dataset)
-    if job == "preprocess":
-        refuse_interval(config)
-    kind, section = KINDS[job], getattr(config, job)
-    layout = Layout(config.root, config.pipeline)
-    inputs = {name: _as_input(manifests[name]) for name in kind.reads}
-    digests = {name: entry.digest for name, entry in inputs.items()}
-    if job == "preprocess":
-        digests[RAW_FILES] = list_folder(find_raw_folder(config), layout.listings).digest
-    if job == "evaluate":
-        digests[TEST_SPLIT] = split_digest(read_manifest(manifests["preprocess"]), "test")
-        if champion := _baseline(config, inputs["train"]):
-            inputs["champion"] = champion
-            digests["champion"] = champion.digest
-    foreign_code, foreign_versions = _foreign(job, config)
-    fingerprint = Fingerprint(
-        config=section.fingerprinted() | _hosts_of(job, config),
-        inputs=digests,
-        code=digest_code(kind.code(config)) | foreign_code,
-        versions=versions_in(config.interpreter(job), _packages(job, config)) | foreign_versions,
+    with read_once():
+        run = _Run(config, run_id, manifests)
+        prefetch(*_list_questions(job, run))
+        return _PLANNERS[job](run)
+
+
+def _list_questions(job: str, run: _Run) -> list[Callable[[], object]]:
+    """The requests to the store that each plan of a job makes, whatever the answers are."""
+    return [
+        *(partial(read_manifest, run.manifests[name]) for name in KINDS[job].reads),
+        partial(run.layout.artifacts(job).find_in_folders, NAME),
+        Registry(run.config.registry).list_versions,
+    ]
+
+
+def _plan_preprocess(run: _Run) -> JobPlan:
+    config, layout = run.config, run.layout
+    if config.preprocess.dataset:
+        return _plan_given(run, config.preprocess.dataset)
+    validate_interval(config)
+    stages = [stage.name for stage in config.preprocess.stages]
+    fingerprint = _fingerprint(
+        "preprocess",
+        run,
+        {RAW_FILES: list_folder(find_raw_folder(config), layout.listings).digest},
+        code=digest_stage_code(stages),
+        versions=find_stage_versions(stages),
     )
-    if job == "train":
-        code = fingerprint.code | callback_code(config.train.callbacks, config.file.parent)
-        fingerprint = fingerprint.model_copy(update={"code": code})
-    if job == "train" and (warm_start := find_warm_start(config, fingerprint)):
-        fingerprint = with_warm_start(fingerprint, warm_start)
+    reference = find_reference(config, layout, fingerprint)
+    fingerprint = fingerprint.with_inputs(reference.digests)
+    base = choose_base(layout.artifacts("preprocess"), fingerprint)
+    bases = {BASE: base} if base else {}
+    fingerprint = fingerprint.with_inputs(_digests(bases))
+    return _decide(_request("preprocess", run, fingerprint, reference.inputs | bases), run)
+
+
+def _plan_train(run: _Run) -> JobPlan:
+    config, inputs = run.config, run.inputs("train")
+    hosts = config.hosts
+    fingerprint = _fingerprint(
+        "train",
+        run,
+        _digests(inputs),
+        config={"hosts": hosts.code_digests} if hosts and hosts.code_digests else {},
+        code=digest_user_code(config.train, config.file.parent),
+        versions=find_user_versions(config.train),
+    )
+    if warm_start := find_warm_start(config, fingerprint):
+        fingerprint = fingerprint.with_inputs({WARM_START: warm_start.digest})
         inputs[WARM_START] = warm_start
-    if job == "preprocess":
-        reference = find_reference(config, layout, fingerprint)
-        fingerprint = _with_inputs(fingerprint, reference.digests)
-        base = choose_base(layout.artifacts(job), fingerprint)
-        fingerprint = _with_inputs(fingerprint, {BASE: base.digest} if base else {})
-        inputs |= reference.inputs | ({BASE: base} if base else {})
-    if job == "evaluate" and (before := _evaluation_before(layout, fingerprint)):
-        inputs[LAST_EVALUATION] = before  # only reported, so no part of the fingerprint
-    resolved = (
-        {"registry": config.registry, "signing_key": _signing_key(config)}
-        if job == "export"
-        else {}
+    return _decide(_request("train", run, fingerprint, inputs, hosts=hosts), run)
+
+
+def _plan_evaluate(run: _Run) -> JobPlan:
+    inputs = run.inputs("evaluate")
+    if champion := _baseline(run.config, inputs["train"]):
+        inputs["champion"] = champion
+    test_split = compute_split_digest(read_manifest(run.manifests["preprocess"]), "test")
+    digests = _digests(inputs) | {TEST_SPLIT: test_split}
+    fingerprint = _fingerprint("evaluate", run, digests)
+    if previous := _previous_evaluation(run.layout, fingerprint):
+        inputs[LAST_EVALUATION] = previous  # only reported, so no part of the fingerprint
+    return _decide(_request("evaluate", run, fingerprint, inputs), run)
+
+
+def _plan_export(run: _Run) -> JobPlan:
+    config, inputs = run.config, run.inputs("export")
+    # Another pipeline may have installed the optional packages. That changes no fingerprint here.
+    packages = _ONNX if "onnx" in config.export.formats else ()
+    fingerprint = _fingerprint("export", run, _digests(inputs), packages=packages)
+    resolved = {"registry": config.registry, "signing_key": _signing_key(config)}
+    return _decide(_request("export", run, fingerprint, inputs, resolved), run)
+
+
+_PLANNERS: Mapping[str, Callable[[_Run], JobPlan]] = {
+    "preprocess": _plan_preprocess,
+    "train": _plan_train,
+    "evaluate": _plan_evaluate,
+    "export": _plan_export,
+}
+
+
+def _fingerprint(
+    job: str,
+    run: _Run,
+    inputs: Mapping[str, str],
+    config: Mapping[str, Any] = MappingProxyType({}),
+    code: Mapping[str, str] = MappingProxyType({}),
+    versions: Mapping[str, str] = MappingProxyType({}),
+    packages: tuple[str, ...] = (),
+) -> Fingerprint:
+    """The fingerprint of a job. The arguments add to the parts that each job has."""
+    section = getattr(run.config, job)
+    installed = read_versions(run.config.resolve_interpreter(job), KINDS[job].packages + packages)
+    return Fingerprint(
+        config={**section.to_fingerprint_dict(), **config},
+        inputs=dict(inputs),
+        code={**digest_job_code(job, run.config), **code},
+        versions={**installed, **versions},
     )
-    request = Request(
+
+
+def _request(
+    job: str,
+    run: _Run,
+    fingerprint: Fingerprint,
+    inputs: Mapping[str, Input],
+    resolved: Mapping[str, Any] = MappingProxyType({}),
+    hosts: Hosts | None = None,
+) -> Request:
+    """The request of a job. `resolved` are values that its section of the config does not hold."""
+    config, section = run.config, getattr(run.config, job)
+    return Request(
         job=job,
         pipeline=config.pipeline,
-        run_id=run_id,
+        run_id=run.run_id,
         config_file=str(config.file),
         config=section.model_dump(mode="json") | resolved,
-        hosts=config.hosts.model_dump(mode="json") if job == "train" and config.hosts else None,
+        hosts=hosts.model_dump(mode="json") if hosts else None,
         inputs=inputs,
         root=str(config.root),
-        artifact=str(layout.artifact(job, fingerprint.digest)),
+        artifact=str(run.layout.artifact(job, fingerprint.digest)),
         fingerprint=fingerprint,
         deadline_seconds=section.timeout_seconds,
     )
-    return dataclasses.replace(_decide(request, layout), python=config.interpreter(job))
 
 
-def _signing_key(config: PipelineConfig) -> str | None:
-    return config.export.signing_key and str(config.path(config.export.signing_key))
-
-
-def _plan_given(config: PipelineConfig, run_id: str, version: str) -> JobPlan:
+def _plan_given(run: _Run, version: str) -> JobPlan:
     """Plans a run with an existing data set, regardless of its inputs and code."""
-    path = find_dataset(Layout(config.root, config.pipeline), version)
+    path = find_dataset(run.layout, version)
     manifest = read_manifest(path)
-    request = Request(
-        job="preprocess",
-        pipeline=config.pipeline,
-        run_id=run_id,
-        config_file=str(config.file),
-        config=config.preprocess.model_dump(mode="json"),
-        inputs=manifest.inputs,
-        root=str(config.root),
-        artifact=str(path.parent),
-        fingerprint=manifest.fingerprint,
-        deadline_seconds=config.preprocess.timeout_seconds,
-    )
+    request = _request("preprocess", run, manifest.fingerprint, manifest.inputs)
+    request = request.model_copy(update={"artifact": str(path.parent)})
     return JobPlan(request, path, True, f"preprocess.dataset asks for the data set {version}")
 
 
-def _foreign(job: str, config: PipelineConfig) -> tuple[dict[str, str], dict[str, str]]:
-    """Digests of the code, and versions of the packages, that do not belong to Trainyard.
-
-    They come from stages, models, losses and metrics.
-    """
-    if job == "preprocess":
-        stages = [stage.name for stage in config.preprocess.stages]
-        return stage_plugins.code_of(stages), stage_plugins.distributions_of(stages)
-    if job == "train":
-        return user_models.code_of(config.train, config.file.parent), user_models.versions_of_own(
-            config.train
-        )
-    return {}, {}
+def _digests(inputs: Mapping[str, Input]) -> dict[str, str]:
+    return {name: entry.digest for name, entry in inputs.items()}
 
 
-def _hosts_of(job: str, config: PipelineConfig) -> dict[str, dict[str, str]]:
-    """The code that the hosts of a training select, as part of its config."""
-    program = config.hosts.program if job == "train" and config.hosts else {}
-    return {"hosts": program} if program else {}
+def _signing_key(config: PipelineConfig) -> str | None:
+    return config.export.signing_key and str(config.resolve_path(config.export.signing_key))
 
 
-def _packages(job: str, config: PipelineConfig) -> tuple[str, ...]:
-    """The packages of a job, with optional ones only if the config asks for them.
-
-    Another pipeline may have installed them. That changes no fingerprint here.
-    """
-    return KINDS[job].packages + (
-        _ONNX if job == "export" and "onnx" in config.export.formats else ()
-    )
-
-
-def _with_inputs(fingerprint: Fingerprint, digests: Mapping[str, str]) -> Fingerprint:
-    return fingerprint.model_copy(update={"inputs": fingerprint.inputs | digests})
-
-
-def _decide(request: Request, layout: Layout) -> JobPlan:
-    manifest = layout.manifest(request.job, request.fingerprint.digest)
-    if not manifest.exists():
-        return JobPlan(request, manifest, False, _why_anew(request, layout))
-    damage = tuple(
-        find_damage(manifest, read_manifest(manifest))
-        or _find_unpublished(request, read_manifest(manifest))
-    )
-    if damage:
-        return JobPlan(request, manifest, False, f"the artifact was damaged: {damage[0]}", damage)
-    return JobPlan(
-        request, manifest, True, "unchanged: same inputs, config, code and package versions"
-    )
+def _decide(request: Request, run: _Run) -> JobPlan:
+    path, python = open_path(request.artifact) / NAME, run.config.resolve_interpreter(request.job)
+    if not path.exists():
+        reason = _why_new(request, run.layout)
+        return JobPlan(request, path, False, reason, python=python)
+    manifest = read_manifest(path)
+    if damage := tuple(find_damage(path, manifest) or _find_unpublished(request, manifest)):
+        damaged = request.model_copy(update={"is_damaged": True})
+        reason = f"the artifact was damaged: {damage[0]}"
+        return JobPlan(damaged, path, False, reason, damage, python)
+    reason = "unchanged: same inputs, config, code and package versions"
+    return JobPlan(request, path, True, reason, python=python)
 
 
-def _evaluation_before(layout: Layout, fingerprint: Fingerprint) -> Input | None:
+def _previous_evaluation(layout: Layout, fingerprint: Fingerprint) -> Input | None:
     """The newest readable evaluation of the pipeline, except this one."""
-    others = [
-        path
-        for path in layout.artifacts("evaluate").glob(f"*/{NAME}")
-        if path.parent.name != fingerprint.digest
-    ]
-    for path in sorted(others, key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
-        with contextlib.suppress(DataError):
-            return _as_input(str(path))
+    for path, manifest in iterate_manifests(layout.artifacts("evaluate")):
+        if path.parent.name != fingerprint.digest:
+            return Input(uri=str(path), digest=manifest.digest)
     return None
 
 
@@ -211,25 +256,27 @@ def _find_unpublished(request: Request, manifest: Manifest) -> list[str]:
     if request.job != "export":
         return []
     figures = ModelFigures.model_validate(manifest.figures)
-    published = {version.number for version in Registry(request.config["registry"]).versions()}
-    return (
-        []
-        if figures.version in published
-        else [f"version {figures.version} of the model {figures.name} is gone"]
-    )
+    published = {version.number for version in Registry(request.config["registry"]).list_versions()}
+    is_gone = figures.version not in published
+    return [f"version {figures.version} of the model {figures.name} is gone"] if is_gone else []
 
 
-def _why_anew(request: Request, layout: Layout) -> str:
-    """The reason to run a job: the changes since its newest artifact."""
-    made = sorted(
-        layout.artifacts(request.job).glob("*/manifest.json"), key=lambda path: path.stat().st_mtime
-    )
-    if not made:
+def _why_new(request: Request, layout: Layout) -> str:
+    """The reason to run a job: the changes since its newest artifact, or the damage of that one.
+
+    A damaged data set is named even if there are changes, because it explains a full rebuild.
+    """
+    path, newest = next(iterate_manifests(layout.artifacts(request.job)), (None, None))
+    if path is None or newest is None:
         return "never made before"
-    changes = request.fingerprint.changes_since(read_manifest(made[-1]).fingerprint)
     changes = [
-        change for change in changes if not change.startswith(f"inputs {BASE} ")
-    ]  # the base is no reason to run
+        change
+        for change in request.fingerprint.describe_changes_since(newest.fingerprint)
+        if not change.startswith(f"inputs {BASE} ")  # the base is no reason to run
+    ]
+    if request.job == "preprocess" or not changes:
+        damage = find_damage(path, newest)
+        changes += [f"the last artifact is damaged: {problem}" for problem in damage[:1]]
     return "; ".join(changes) or "the last artifact is gone"
 
 
@@ -245,8 +292,8 @@ def _baseline(config: PipelineConfig, challenger: Input) -> Input | None:
     finds it answered.
     """
     registry = Registry(config.registry)
-    champion = registry.champion()
-    if champion and champion.manifest().inputs["train"].digest == challenger.digest:
-        compared_with = champion.manifest().figures["compared_with"]
-        champion = next((v for v in registry.versions() if v.number == compared_with), None)
-    return Input(uri=champion.uri, digest=champion.manifest().digest) if champion else None
+    champion = registry.find_champion()
+    if champion and champion.read_manifest().inputs["train"].digest == challenger.digest:
+        compared_with = champion.read_manifest().figures["compared_with"]
+        champion = next((v for v in registry.list_versions() if v.number == compared_with), None)
+    return Input(uri=champion.uri, digest=champion.read_manifest().digest) if champion else None

@@ -7,25 +7,29 @@ The parts that the check can fail by belong to the fingerprint: the reference's 
 parts do not belong to it. Another champion is no reason to make a data set again, and the page of
 an existing one shows the champion of its time.
 
-If the reference was made from the same files with the same config and code, it was asked the same
-question. So its own reference counts, and an unchanged second run finds everything made. Without a
-champion the same holds for any older data set of the same files. Damaged data sets count as absent.
+If the reference was made from the same files with the same config and code, it has the same
+fingerprint. So its own reference counts, and an unchanged second run finds everything made. Without
+a champion the same holds for any older data set of the same files. Damaged data sets count as
+absent.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.dataset import SCHEMA, STATISTICS
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.input_names import BASE, REFERENCES
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, find_damage, read_manifest
+from pipeline_ops.artifacts.layout import Layout, iterate_manifests
+from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
+from pipeline_ops.artifacts.moved_root import find_input
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.store_path import StorePath
 
 if TYPE_CHECKING:
     from pipeline_ops.config.pipeline import PipelineConfig
@@ -52,13 +56,13 @@ def find_reference(
     The fingerprint has no reference and no base yet. An artifact that is gone, or that has no
     schema because an older version made it, is no reference.
     """
-    name, found = "champion_data", _champions_data(config)
+    name, found = "champion_data", _find_champion_dataset(config)
     if found is None:
-        name, found = "previous_data", _data_before(layout, fingerprint)
+        name, found = "previous_data", _find_previous_dataset(layout, fingerprint)
     if found is None:
         return ReferenceInputs()
     uri, manifest = found
-    if _raw_question(manifest) == fingerprint:
+    if _without_reference(manifest) == fingerprint:
         return ReferenceInputs(
             {key: entry for key, entry in manifest.inputs.items() if key in REFERENCES},
             {
@@ -69,52 +73,44 @@ def find_reference(
         )
     digests = {}
     if config.preprocess.schema.can_fail:
-        digests[_SCHEMA_DIGEST] = digest_of(manifest.file(SCHEMA).model_dump())
+        digests[_SCHEMA_DIGEST] = compute_digest(manifest.get_file(SCHEMA).identity)
     if config.preprocess.drift.action == "fail":
-        digests[_STATISTICS_DIGEST] = digest_of(manifest.file(STATISTICS).model_dump())
+        digests[_STATISTICS_DIGEST] = compute_digest(manifest.get_file(STATISTICS).identity)
     return ReferenceInputs({name: Input(uri=uri, digest=manifest.digest)}, digests)
 
 
-def _champions_data(config: PipelineConfig) -> tuple[str, Manifest] | None:
-    champion = Registry(config.registry).champion()
+def _find_champion_dataset(config: PipelineConfig) -> tuple[str, Manifest] | None:
+    champion = Registry(config.registry).find_champion()
     if champion is None:
         return None
     try:
-        uri = read_manifest(champion.manifest().inputs["train"].uri).inputs["preprocess"].uri
+        train = find_input(champion.read_manifest().inputs["train"], config.root)
+        uri = find_input(read_manifest(train.uri).inputs["preprocess"], config.root).uri
+        manifest = read_manifest(uri)
     except TrainyardError:
         return None
-    return (uri, manifest) if (manifest := _read_described(Path(uri))) else None
+    return (uri, manifest) if _is_described(open_path(uri), manifest) else None
 
 
-def _data_before(layout: Layout, fingerprint: Fingerprint) -> tuple[str, Manifest] | None:
-    """The data set that was asked the same question, or else the newest."""
-    made = sorted(
-        layout.artifacts("preprocess").glob(f"*/{NAME}"),
-        key=lambda path: (path.stat().st_mtime_ns, path),
-        reverse=True,
-    )
-    found = [(str(path), manifest) for path in made if (manifest := _read_described(path))]
+def _find_previous_dataset(layout: Layout, fingerprint: Fingerprint) -> tuple[str, Manifest] | None:
+    """Finds the data set with the same fingerprint, or else the newest."""
+    found = [
+        (str(path), manifest)
+        for path, manifest in iterate_manifests(layout.artifacts("preprocess"))
+        if _is_described(path, manifest)
+    ]
     return next(
-        (each for each in found if _raw_question(each[1]) == fingerprint),
+        (each for each in found if _without_reference(each[1]) == fingerprint),
         found[0] if found else None,
     )
 
 
-def _read_described(path: Path) -> Manifest | None:
-    """The manifest of a whole data set that has a schema and statistics, or None."""
-    try:
-        manifest = read_manifest(path)
-    except TrainyardError:
-        return None
+def _is_described(path: StorePath, manifest: Manifest) -> bool:
+    """Returns whether a data set is whole and has a schema and statistics."""
     is_described = {SCHEMA, STATISTICS} <= {file.path for file in manifest.files}
-    return manifest if is_described and not find_damage(path, manifest) else None
+    return is_described and not find_damage(path, manifest)
 
 
-def _raw_question(manifest: Manifest) -> Fingerprint:
-    """The question of a data set, without its reference and its base."""
-    kept = {
-        key: value
-        for key, value in manifest.fingerprint.inputs.items()
-        if key not in (_SCHEMA_DIGEST, _STATISTICS_DIGEST, BASE)
-    }
-    return manifest.fingerprint.model_copy(update={"inputs": kept})
+def _without_reference(manifest: Manifest) -> Fingerprint:
+    """Returns the fingerprint of a data set without its reference and its base."""
+    return manifest.fingerprint.without_inputs(_SCHEMA_DIGEST, _STATISTICS_DIGEST, BASE)

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage.atomic import remove_own
-from pipeline_ops.storage.object_store import is_remote
+from pipeline_ops.storage.open_store import is_remote
+from pipeline_ops.storage.staging import remove_own_folder
+from pipeline_ops.storage.store_path import StorePath
 
-_NOT_THERE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EPERM)
+_UNSUPPORTED_ERRNOS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EPERM)
 """The error numbers of a missing function. Other errors are those of a bad disk."""
 
 
@@ -29,9 +30,31 @@ def check_storage(config: PipelineConfig) -> None:
       ConfigError: a file system lacks a function. The message names the key, the folder and the
         function.
     """
-    _check("storage.root", config.root)
+    if config.root.is_local:
+        _check("storage.root", config.root.local)
+    else:
+        _check_bucket("storage.root", config.root)
     if config.export.registry and not is_remote(config.export.registry):
-        _check("export.registry", config.path(config.export.registry))
+        _check("export.registry", config.resolve_path(config.export.registry))
+
+
+def _check_bucket(key: str, root: StorePath) -> None:
+    """Raises ConfigError if a bucket is missing, denies access or has no conditional writes."""
+    probe = root / f".probe.{secrets.token_hex(8)}"
+    try:
+        probe.create(b"first")
+        try:
+            probe.create(b"second")
+        except FileExistsError:
+            return
+        finally:
+            probe.remove()
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
+    raise ConfigError(
+        f"{key}: the store of {root} accepts If-None-Match and ignores it, so two runs could "
+        "overwrite each other. Use a store with conditional writes."
+    )
 
 
 def _check(key: str, root: Path) -> None:
@@ -45,26 +68,26 @@ def _check(key: str, root: Path) -> None:
     try:
         missing = [
             f"{name} ({problem})"
-            for name, attempt in _ATTEMPTS.items()
-            if (problem := _problem_of(attempt, folder))
+            for name, probe in _PROBES.items()
+            if (problem := _try_probe(probe, folder))
         ]
     finally:
-        remove_own(folder)
+        remove_own_folder(folder)
     if missing:
         raise ConfigError(
-            f"{key}: the file system of {root} lacks {', '.join(missing)}; name a folder "
-            "on a local disk, on NFS 4, or on another file system that has it"
+            f"{key}: the file system of {root} lacks {', '.join(missing)}. Name a folder "
+            "on a local disk, on NFS 4, or on another file system that has it."
         )
 
 
-def _problem_of(attempt: Callable[[Path], str | None], folder: Path) -> str | None:
+def _try_probe(probe: Callable[[Path], str | None], folder: Path) -> str | None:
     try:
-        return attempt(folder)
+        return probe(folder)
     except OSError as error:
-        return error.strerror if error.errno in _NOT_THERE else None
+        return error.strerror if error.errno in _UNSUPPORTED_ERRNOS else None
 
 
-def _lock(folder: Path) -> str | None:
+def _probe_flock(folder: Path) -> str | None:
     with open(folder / "lock", "w") as first, open(folder / "lock", "w") as second:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
@@ -74,14 +97,14 @@ def _lock(folder: Path) -> str | None:
     return "two hold the same lock"
 
 
-def _rename_file(folder: Path) -> str | None:
+def _probe_file_rename(folder: Path) -> str | None:
     (folder / "old").write_bytes(b"old")
     (folder / "new").write_bytes(b"new")
     os.rename(folder / "new", folder / "old")
     return None if (folder / "old").read_bytes() == b"new" else "the old file is still there"
 
 
-def _rename_folder(folder: Path) -> str | None:
+def _probe_folder_rename(folder: Path) -> str | None:
     for name in ("full", "other"):
         (folder / name).mkdir()
         (folder / name / "file").touch()
@@ -92,14 +115,14 @@ def _rename_folder(folder: Path) -> str | None:
     return "a folder that is not empty is replaced"
 
 
-def _flush_file(folder: Path) -> None:
+def _probe_file_fsync(folder: Path) -> None:
     with open(folder / "flushed", "wb") as file:
         file.write(b"1")
         file.flush()
         os.fsync(file.fileno())
 
 
-def _flush_folder(folder: Path) -> None:
+def _probe_folder_fsync(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -107,10 +130,10 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-_ATTEMPTS: dict[str, Callable[[Path], str | None]] = {
-    "flock": _lock,
-    "rename of files": _rename_file,
-    "rename of folders": _rename_folder,
-    "fsync of files": _flush_file,
-    "fsync of folders": _flush_folder,
+_PROBES: dict[str, Callable[[Path], str | None]] = {
+    "flock": _probe_flock,
+    "rename of files": _probe_file_rename,
+    "rename of folders": _probe_folder_rename,
+    "fsync of files": _probe_file_fsync,
+    "fsync of folders": _probe_folder_fsync,
 }

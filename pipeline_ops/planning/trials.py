@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline_ops.artifacts.layout import Layout, trial_name
+from pipeline_ops.artifacts.layout import Layout, format_trial_name
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.config.pipeline import PipelineConfig
@@ -33,16 +33,16 @@ class Trial(BaseModel):
     @property
     def name(self) -> str:
         """The name of its record and of the folder of its attempts."""
-        return trial_name(self.number)
+        return format_trial_name(self.number)
 
     def __str__(self) -> str:
         return ", ".join(
-            f"{key.removeprefix('train.')} {_short(value)}"
+            f"{key.removeprefix('train.')} {_format_value(value)}"
             for key, value in self.parameters.items()
         )
 
 
-class Result(BaseModel):
+class TrialResult(BaseModel):
     """The end of a trial: its figure, or the message of a failed one."""
 
     model_config = ConfigDict(frozen=True)
@@ -59,21 +59,21 @@ class SearchResult(BaseModel):
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
     monitor: str
-    results: list[Result]
+    results: list[TrialResult]
     best: int
 
     @property
-    def winner(self) -> Result:
+    def winner(self) -> TrialResult:
         return next(result for result in self.results if result.trial.number == self.best)
 
-    def table(self) -> list[str]:
-        """Lines for display, the best first."""
+    def format_table(self) -> list[str]:
+        """Formats the results as lines for display, the best first."""
         lines = []
-        for result in ranked(self.results, self.monitor):
+        for result in rank_results(self.results, self.monitor):
             figure = (
                 f"{self.monitor} {result.figure:.4f}"
                 if result.figure is not None
-                else f"failed: {_first_line(result.message)}"
+                else f"failed: {_extract_first_line(result.message)}"
             )
             lines.append(
                 f"{'*' if result.trial.number == self.best else ' '} {result.trial.name}  "
@@ -84,9 +84,7 @@ class SearchResult(BaseModel):
 
 def read_search(layout: Layout, run_id: str) -> SearchResult | None:
     """Returns the result of a run's search. Raises DataError if the file is not one."""
-    return read_json_as(
-        SearchResult, layout.root, str(layout.search_result(run_id).relative_to(layout.root))
-    )
+    return read_json_as(SearchResult, layout.search_result(run_id))
 
 
 def plan_trials(config: PipelineConfig) -> list[Trial]:
@@ -99,7 +97,11 @@ def plan_trials(config: PipelineConfig) -> list[Trial]:
       ConfigError: there are too many.
     """
     search = config.search
-    combinations = _grid(search) if search.method == "grid" else _drawn(search)
+    if search is None:
+        return []
+    combinations = (
+        _list_combinations(search) if search.method == "grid" else _draw_combinations(search)
+    )
     distinct = list(
         {
             repr(sorted(parameters.items())): parameters for parameters in reversed(combinations)
@@ -107,22 +109,22 @@ def plan_trials(config: PipelineConfig) -> list[Trial]:
     )[::-1]
     if len(distinct) > MAX_TRIALS:
         raise ConfigError(
-            f"search: the grid has {len(distinct)} combinations, more than {MAX_TRIALS}; "
-            "take fewer values, or method: random"
+            f"search: the grid has {len(distinct)} combinations, more than {MAX_TRIALS}. "
+            "Take fewer values, or method: random."
         )
     return [
         Trial(number=number, parameters=parameters) for number, parameters in enumerate(distinct)
     ]
 
 
-def trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
+def build_trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
     """Returns the config of one trial: that of its run, with the trial's own values.
 
     Raises:
-      ConfigError: the values do not fit. The message names the trial.
+      ConfigError: the values are not valid together. The message names the trial.
     """
     try:
-        return config.changed(trial.parameters)
+        return config.with_overrides(trial.parameters)
     except ConfigError as error:
         raise ConfigError(f"search, {trial.name} ({trial}): {error}") from None
 
@@ -136,18 +138,20 @@ def check_trials(config: PipelineConfig, trials: Sequence[Trial]) -> None:
     problems = []
     for trial in trials:
         try:
-            trial_config(config, trial)
+            build_trial_config(config, trial)
         except ConfigError as error:
             problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
 
 
-def monitor_of(config: PipelineConfig) -> str:
-    return config.search.monitor or config.train.best_monitor or "validation_loss"
+def get_monitor(config: PipelineConfig) -> str:
+    """Returns the name of the metric that decides which trial is the best."""
+    searched = config.search and config.search.monitor
+    return searched or config.train.best_monitor or "validation_loss"
 
 
-def result_of(trial: Trial, manifest: str, monitor: str) -> Result:
+def read_trial_result(trial: Trial, manifest: str, monitor: str) -> TrialResult:
     """Returns the result of a trial that ended well.
 
     The figure is that of the epoch whose weights became the model. A figure that is not a number
@@ -156,13 +160,15 @@ def result_of(trial: Trial, manifest: str, monitor: str) -> Result:
     figures = TrainingFigures.model_validate(read_manifest(manifest).figures)
     figure = figures.history[figures.best_epoch].metrics[monitor]
     if math.isnan(figure):
-        return Result(trial=trial, message=f"its {monitor} is not a number")
-    return Result(trial=trial, manifest=manifest, figure=figure)
+        return TrialResult(trial=trial, message=f"its {monitor} is not a number")
+    return TrialResult(trial=trial, manifest=manifest, figure=figure)
 
 
-def choose(results: Sequence[Result], monitor: str) -> SearchResult | None:
+def choose_best_trial(results: Sequence[TrialResult], monitor: str) -> SearchResult | None:
     """Returns the result with the earliest of the best trials, or None if all have failed."""
-    best = next((result for result in ranked(results, monitor) if result.figure is not None), None)
+    best = next(
+        (result for result in rank_results(results, monitor) if result.figure is not None), None
+    )
     return (
         None
         if best is None
@@ -170,7 +176,7 @@ def choose(results: Sequence[Result], monitor: str) -> SearchResult | None:
     )
 
 
-def ranked(results: Sequence[Result], monitor: str) -> list[Result]:
+def rank_results(results: Sequence[TrialResult], monitor: str) -> list[TrialResult]:
     """Returns the results with the best first and the failed ones last.
 
     A loss or an error is better when it is lower, anything else when it is higher.
@@ -185,7 +191,7 @@ def ranked(results: Sequence[Result], monitor: str) -> list[Result]:
     )
 
 
-def _grid(search: Search) -> list[dict[str, Any]]:
+def _list_combinations(search: Search) -> list[dict[str, Any]]:
     keys = list(search.parameters)
     return [
         dict(zip(keys, values, strict=True))
@@ -193,22 +199,22 @@ def _grid(search: Search) -> list[dict[str, Any]]:
     ]
 
 
-def _drawn(search: Search) -> list[dict[str, Any]]:
+def _draw_combinations(search: Search) -> list[dict[str, Any]]:
     return [
         {
-            key: _draw(values, random.Random(f"{search.seed} {number} {key}"))  # noqa: S311
+            key: _draw_value(values, random.Random(f"{search.seed} {number} {key}"))  # noqa: S311
             for key, values in search.parameters.items()
         }
-        for number in range(search.trials)
+        for number in range(search.trials or 0)
     ]
 
 
-def _draw(values: list[Any] | Range, rng: random.Random) -> Any:
+def _draw_value(values: list[Any] | Range, rng: random.Random) -> Any:
     if isinstance(values, list):
         return rng.choice(values)
     low, high = (
         values.low,
-        values.high + values.is_whole,
+        values.high + values.is_integer,
     )  # whole numbers are all equally likely, including the last one
     drawn = (
         math.exp(rng.uniform(math.log(low), math.log(high)))
@@ -216,13 +222,13 @@ def _draw(values: list[Any] | Range, rng: random.Random) -> Any:
         else rng.uniform(low, high)
     )
     return (
-        min(int(drawn), values.high) if values.is_whole else float(f"{drawn:.4g}")
+        min(int(drawn), values.high) if values.is_integer else float(f"{drawn:.4g}")
     )  # digits that a person can read and repeat
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:200] if text.strip() else "it left no message"
+def _extract_first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:200] if text.strip() else "no message"

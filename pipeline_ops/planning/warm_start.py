@@ -1,24 +1,26 @@
 """The weights that a training begins with (`train.warm_start`), as an input of its plan.
 
 The digest of the input is in the fingerprint. `champion` is the model in service when the training
-is planned. An unchanged second run asks the same question as the first and finds it answered. So if
-the champion itself came out of this very training, the input of that training counts again.
+is planned. An unchanged second run has the same fingerprint as the first and finds its artifact. So
+if the champion itself came out of this very training, the input of that training counts again.
 `version 3` is that version, whether it is in service or not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.input_names import WARM_START
 from pipeline_ops.artifacts.manifest import Input, read_manifest
+from pipeline_ops.artifacts.moved_root import find_input
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.storage.checksums import checksums_of
-from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.storage.checksums import compute_checksums
+from pipeline_ops.storage.digest import compute_digest
 
 CHAMPION = "champion"
 _VERSION = re.compile(r"version (\d+)")
@@ -37,7 +39,11 @@ def find_warm_start(config: PipelineConfig, fingerprint: Fingerprint) -> Input |
     source = config.train.warm_start
     if source is None:
         return None
-    return _champion(config, fingerprint) if source == CHAMPION else _named(config, source)
+    return (
+        _find_champion_input(config, fingerprint)
+        if source == CHAMPION
+        else _find_named_input(config, source)
+    )
 
 
 def check_warm_start(config: PipelineConfig) -> None:
@@ -47,63 +53,53 @@ def check_warm_start(config: PipelineConfig) -> None:
       ConfigError: as for `find_warm_start`.
     """
     if config.train.warm_start not in (None, CHAMPION):
-        _named(config, config.train.warm_start)
+        _find_named_input(config, config.train.warm_start)
 
 
-def with_warm_start(fingerprint: Fingerprint, warm_start: Input | None) -> Fingerprint:
-    return fingerprint.model_copy(
-        update={
-            "inputs": fingerprint.inputs | ({WARM_START: warm_start.digest} if warm_start else {})
-        }
-    )
-
-
-def _champion(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
-    champion = Registry(config.registry).champion()
+def _find_champion_input(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
+    champion = Registry(config.registry).find_champion()
     if champion is None:
         return None
-    manifest = champion.manifest()
-    try:
-        training = read_manifest(manifest.inputs["train"].uri)
-    except DataError:  # its training has been removed; the model itself still exists
-        training = None
-    if (
-        training is not None
-        and training.fingerprint.digest
-        == with_warm_start(fingerprint, began := training.inputs.get(WARM_START)).digest
-    ):
-        return began
+    manifest = champion.read_manifest()
+    with contextlib.suppress(DataError):  # its training may have been removed
+        training = read_manifest(find_input(manifest.inputs["train"], config.root).uri)
+        start = training.inputs.get(WARM_START)
+        digests = {WARM_START: start.digest} if start else {}
+        if training.fingerprint.digest == fingerprint.with_inputs(digests).digest:
+            return start
     return Input(uri=champion.uri, digest=manifest.digest)
 
 
-def _named(config: PipelineConfig, source: str) -> Input:
+def _find_named_input(config: PipelineConfig, source: str) -> Input:
     if not (number := _VERSION.fullmatch(source)):
-        return _at(config.path(source))
-    versions = Registry(config.registry).versions()
+        return _make_path_input(config.resolve_path(source))
+    versions = Registry(config.registry).list_versions()
     for version in versions:
         if version.number == int(number[1]):
-            return Input(uri=version.uri, digest=version.manifest().digest)
+            return Input(uri=version.uri, digest=version.read_manifest().digest)
     raise ConfigError(
-        f"train.warm_start: there is no {source} of the model {config.export.model}; there are "
-        f"{', '.join(str(version.number) for version in versions) or 'none'}"
+        f"train.warm_start: there is no {source} of the model {config.export.model}. Its versions "
+        f"are {', '.join(str(version.number) for version in versions) or 'none'}."
     )
 
 
-def _at(path: Path) -> Input:
+def _make_path_input(path: Path) -> Input:
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
         return Input(
             uri=str(path),
-            digest=digest_of([[str(file.relative_to(path)), _sha256_of(file)] for file in files]),
+            digest=compute_digest(
+                [[str(file.relative_to(path)), _compute_sha256(file)] for file in files]
+            ),
         )
     if path.is_file():
-        return Input(uri=str(path), digest=_sha256_of(path))
+        return Input(uri=str(path), digest=_compute_sha256(path))
     raise ConfigError(
-        f"train.warm_start: there is no {path}; give champion, a published one such as "
-        "`version 3`, the folder of a SavedModel, or a file of weights"
+        f"train.warm_start: there is no {path}. Give champion, a published version such as "
+        "`version 3`, the folder of a SavedModel, or a file of weights."
     )
 
 
-def _sha256_of(path: Path) -> str:
+def _compute_sha256(path: Path) -> str:
     with open(path, "rb") as file:
-        return checksums_of(file).sha256
+        return compute_checksums(file).sha256

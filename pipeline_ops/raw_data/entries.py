@@ -1,7 +1,7 @@
-"""The entries below a folder of raw data: files that may be read, and refused entries.
+"""The entries below a folder of raw data: files that may be read, and rejected entries.
 
 Raw data come from outside. A link that leads out of the folder could name any file that the job may
-read, a pipe would block the job, and a sparse file could cost hours. Such an entry is refused
+read, a pipe would block the job, and a sparse file could cost hours. Such an entry is rejected
 without being opened, and the other entries are read. `local.py` calls this module.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pipeline_ops.errors import DataError
+from pipeline_ops.storage.atomic import describe_os_error
 
 MAX_FILE_BYTES = 16 << 30
 MAX_DEPTH = 100
@@ -22,7 +23,7 @@ MAX_DEPTH = 100
 class RawEntry(NamedTuple):
     """An entry that is not a folder. `relative` is its path below the folder.
 
-    `reason` and `detail` say why it is refused. Both are empty for a file that may be read.
+    `reason` and `detail` explain why it is rejected. Both are empty for a file that may be read.
     """
 
     relative: bytes
@@ -43,13 +44,13 @@ def walk_entries(folder: bytes) -> Iterator[RawEntry]:
       OSError: a folder cannot be read.
     """
     root = os.path.realpath(folder)
-    waiting = [(folder, b"", (root,))]
+    waiting: list[tuple[bytes, bytes, tuple[bytes, ...]]] = [(folder, b"", (root,))]
     while waiting:
         path, prefix, trail = waiting.pop()
         if prefix.count(b"/") > MAX_DEPTH:
             raise DataError(
-                f"{os.fsdecode(path)}: folders are nested more than {MAX_DEPTH} deep; "
-                "move the files up"
+                f"{os.fsdecode(path)}: folders are nested more than {MAX_DEPTH} deep. "
+                "Move the files up."
             )
         with os.scandir(path) as entries:
             for entry in entries:
@@ -57,20 +58,22 @@ def walk_entries(folder: bytes) -> Iterator[RawEntry]:
                     continue
                 if _is_folder(entry):
                     waiting.append(
-                        (entry.path, prefix + entry.name + b"/", _trail_to(entry, trail, root))
+                        (entry.path, prefix + entry.name + b"/", _resolve_trail(entry, trail, root))
                     )
                 else:
-                    yield _checked(entry, prefix + entry.name, root)
+                    yield _check_entry(entry, prefix + entry.name, root)
 
 
-def _is_folder(entry: os.DirEntry) -> bool:
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
     try:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
 
 
-def _trail_to(entry: os.DirEntry, trail: tuple[bytes, ...], root: bytes) -> tuple[bytes, ...]:
+def _resolve_trail(
+    entry: os.DirEntry[bytes], trail: tuple[bytes, ...], root: bytes
+) -> tuple[bytes, ...]:
     """The real path of a folder, after the paths of the folders in which links were followed.
 
     Raises DataError for a link that may not be followed.
@@ -82,53 +85,43 @@ def _trail_to(entry: os.DirEntry, trail: tuple[bytes, ...], root: bytes) -> tupl
     if not _is_below(target, root):
         raise DataError(
             f"{os.fsdecode(entry.path)}: this link leads to {os.fsdecode(target)}, "
-            "out of the folder of raw data; move or mount the files below the folder, "
-            "or name another one in preprocess.source.path"
+            "out of the folder of raw data. Move or mount the files below the folder, "
+            "or set preprocess.source.path to another folder."
         )
     if any(_is_below(passed, target) for passed in trail):
         raise DataError(
             f"{os.fsdecode(entry.path)}: this link leads to {os.fsdecode(target)}, "
-            "which holds the link itself; remove it"
+            "which holds the link itself. Remove it."
         )
     return (*trail, target)
 
 
-def _checked(entry: os.DirEntry, relative: bytes, root: bytes) -> RawEntry:
+def _check_entry(entry: os.DirEntry[bytes], relative: bytes, root: bytes) -> RawEntry:
     found = entry.stat(follow_symlinks=False)
+
+    def reject(reason: str, detail: str) -> RawEntry:
+        return RawEntry(relative, entry.path, found, reason, detail)
+
     if stat.S_ISLNK(found.st_mode):
         try:
-            found, target = entry.stat(), os.path.realpath(entry.path)
+            target_stat, target = entry.stat(), os.path.realpath(entry.path)
         except FileNotFoundError:
-            return RawEntry(
-                relative, entry.path, found, "dead_link", "a link that leads nowhere; remove it"
-            )
+            return reject("dead_link", "a link that leads nowhere. Remove it.")
         except OSError as error:
-            return RawEntry(
-                relative,
-                entry.path,
-                found,
-                "dead_link",
-                f"a link that cannot be followed: {error.strerror}; remove it",
-            )
+            problem = describe_os_error(error)
+            return reject("dead_link", f"a link that cannot be followed: {problem}. Remove it.")
+        found = target_stat
         if not _is_below(target, root):
-            return RawEntry(
-                relative,
-                entry.path,
-                found,
+            return reject(
                 "link_outside",
-                "a link that leads out of the folder of raw data; put the file itself there",
+                "a link that leads out of the folder of raw data. Put the file itself there.",
             )
     if not stat.S_ISREG(found.st_mode):
-        return RawEntry(
-            relative, entry.path, found, "not_regular", "neither a file nor a folder; remove it"
-        )
+        return reject("not_regular", "neither a file nor a folder. Remove it.")
     if found.st_size > MAX_FILE_BYTES:
-        return RawEntry(
-            relative,
-            entry.path,
-            found,
+        return reject(
             "too_large",
-            f"has {found.st_size} bytes, allowed are {MAX_FILE_BYTES}; divide it",
+            f"has {found.st_size} bytes. At most {MAX_FILE_BYTES} are allowed. Divide it.",
         )
     return RawEntry(relative, entry.path, found)
 

@@ -1,4 +1,4 @@
-"""The place of a pipeline's raw files: a local folder, or a place in an object store.
+"""The location of a pipeline's raw files: a local folder, or a URI in an object store.
 
 Only this module distinguishes the two.
 """
@@ -12,26 +12,27 @@ import os
 from pathlib import Path
 
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.yaml_source import nearest
+from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.local import list_raw_files, list_stats
 from pipeline_ops.raw_data.remote import RemoteFolder
+from pipeline_ops.storage.store_path import StorePath
 
 
-def raw_folder(named: str, config_folder: Path) -> RawFolder:
+def resolve_raw_folder(path_or_uri: str, config_folder: Path) -> RawFolder:
     """The folder that a source names: a URI, or a path relative to the config file's folder."""
-    if "://" in named and not named.startswith("file://"):
-        return RemoteFolder(named.rstrip("/"))
-    return (config_folder / Path(named.removeprefix("file://")).expanduser()).resolve()
+    if "://" in path_or_uri and not path_or_uri.startswith("file://"):
+        return RemoteFolder(path_or_uri.rstrip("/"))
+    return (config_folder / Path(path_or_uri.removeprefix("file://")).expanduser()).resolve()
 
 
 def find_raw_folder(config: PipelineConfig) -> RawFolder:
-    """The place of a pipeline's raw files."""
-    return raw_folder(config.preprocess.source.folder, config.file.parent)
+    """The location of a pipeline's raw files."""
+    return resolve_raw_folder(config.preprocess.source.folder, config.file.parent)
 
 
-def list_folder(folder: RawFolder, indexes: Path) -> Listing:
+def list_folder(folder: RawFolder, indexes: StorePath) -> Listing:
     """Lists a folder. `indexes` is for local folders, see `list_raw_files`.
 
     Raises ConfigError, DataError, MachineError.
@@ -43,7 +44,7 @@ def list_folder(folder: RawFolder, indexes: Path) -> Listing:
     )
 
 
-def glance(folder: RawFolder) -> tuple[str, int]:
+def read_folder_state(folder: RawFolder) -> tuple[str, int]:
     """The state of a folder: a text and the number of files.
 
     The text changes when files are added, removed or written. No file is read. Raises as
@@ -59,17 +60,17 @@ def glance(folder: RawFolder) -> tuple[str, int]:
     return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest(), len(lines)
 
 
-def refuse_interval(config: PipelineConfig) -> None:
-    """Checks that the place of the raw data does not depend on a missing data interval.
+def validate_interval(config: PipelineConfig) -> None:
+    """Checks that the location of the raw data does not depend on a missing data interval.
 
     Raises:
-      ConfigError: each data interval has its own place, and this run has no data interval.
+      ConfigError: each data interval has its own location, and this run has no data interval.
     """
     if config.preprocess.source.has_interval:
         raise ConfigError(
-            f"preprocess.source.path is {config.preprocess.source.path}, "
-            "and this run has no data interval, because the clock has not started it; "
-            "give it a preprocess.source.path of its own, or start a backfill"
+            f"preprocess.source.path is {config.preprocess.source.path}, and this run has no data "
+            "interval, because it was not scheduled. Set preprocess.source.path for this run, or "
+            "start a backfill."
         )
 
 
@@ -85,46 +86,41 @@ def validate_folder(config: PipelineConfig) -> None:
     folder, source = find_raw_folder(config), config.preprocess.source
     if not isinstance(folder, Path) or source.has_interval:
         return
-    key = f"preprocess.source.path in {config.file}"
+    remedy = f"correct preprocess.source.path in {config.file}."
     if not folder.is_dir():
-        raise DataError(f"{folder}: {_why_no_folder(folder)}; correct {key}")
+        raise DataError(f"{folder}: {_explain_missing_folder(folder)}. C{remedy[1:]}")
     if not os.access(folder, os.R_OK | os.X_OK):
-        raise DataError(
-            f"{folder}: cannot be read by this user; change its permissions, or correct {key}"
-        )
+        raise DataError(f"{folder}: this user cannot read it. Change its permissions, or {remedy}")
     with os.scandir(folder) as entries:
         kinds = [
             entry.is_dir()
-            for entry in itertools.islice(entries, _MOST_LOOKED_AT)
+            for entry in itertools.islice(entries, _MAX_SCANNED_ENTRIES)
             if not entry.name.startswith(".")
         ]
     if not kinds:
-        raise DataError(f"{folder}: is empty; put the raw data there, or correct {key}")
+        raise DataError(f"{folder}: is empty. Put the raw data there, or {remedy}")
     if source.type == "image_folder" and not any(kinds):
         raise DataError(
-            f"{folder}: its files lie in no folder; put the images of each class into a folder of "
-            "its own, named as the class"
+            f"{folder}: its files lie in no folder. Put the images of each class into a folder of "
+            "its own, named as the class."
         )
-    for name, path in source.named_files.items():
+    for name, path in source.required_files.items():
         if not (folder / path).is_file():
             raise DataError(
-                f"{folder / path}: no such file; "
-                f"it is named by preprocess.source.{name} in {config.file}"
+                f"{folder / path}: no such file. Correct preprocess.source.{name} in {config.file}."
             )
 
 
-_MOST_LOOKED_AT = 1000
+_MAX_SCANNED_ENTRIES = 1000
 
 
-def _why_no_folder(folder: Path) -> str:
+def _explain_missing_folder(folder: Path) -> str:
     if folder.exists():
         return "is a file, not a folder"
     try:
-        beside = [entry.name for entry in os.scandir(folder.parent) if entry.is_dir()]
+        siblings = [entry.name for entry in os.scandir(folder.parent) if entry.is_dir()]
     except OSError:
         return "no such folder"
-    return (
-        f"no such folder; {nearest(folder.name, beside)}"
-        if difflib.get_close_matches(folder.name, beside, n=1)
-        else "no such folder"
-    )
+    if difflib.get_close_matches(folder.name, siblings, n=1):
+        return f"no such folder; {suggest_name(folder.name, siblings)}"
+    return "no such folder"

@@ -12,12 +12,11 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import IO
 
 from pipeline_ops.errors import DataError, MachineError
-from pipeline_ops.storage.atomic import write_whole
-from pipeline_ops.storage.safe_paths import open_below
+from pipeline_ops.storage.atomic import describe_os_error
+from pipeline_ops.storage.store_path import StorePath
 
 MAX_BYTES = 4 << 30
 MAX_LINES = 20_000_000
@@ -26,7 +25,7 @@ _ENTRY = re.compile(r"[0-9]{1,20} -?[0-9]{1,20} -?[0-9]{1,20} [0-9a-f]{32}")
 _log = logging.getLogger(__name__)
 
 
-def read_index(file: Path) -> dict[str, str]:
+def read_index(file: StorePath) -> dict[str, str]:
     """Returns size, mtime and ctime in nanoseconds, and digest, by key.
 
     The result is empty if there is no index.
@@ -35,20 +34,20 @@ def read_index(file: Path) -> dict[str, str]:
       MachineError: the index can't be read.
     """
     try:
-        with open_below(file.parent, file.name, MAX_BYTES) as lines:
+        with file.open(MAX_BYTES) as lines:
             return parse_index(lines, str(file))
     except FileNotFoundError:
         return {}
     except DataError as error:
-        _log.warning("%s; all raw files are read again", error)
+        _log.warning("%s. All raw files are read again.", error)
         return {}
     except OSError as error:
         raise MachineError(
-            f"{file} can't be read: {error.strerror}; mend the disk, then retry"
+            f"cannot read {file}: {describe_os_error(error)}. Repair the disk, then retry."
         ) from error
 
 
-def parse_index(lines: IO[bytes], place: str) -> dict[str, str]:
+def parse_index(lines: IO[bytes], source: str) -> dict[str, str]:
     """Parses an index. Raises DataError that names the first invalid line."""
     found: dict[str, str] = {}
     read = iter(lambda: lines.readline(_MAX_LINE_BYTES), b"")
@@ -61,16 +60,18 @@ def parse_index(lines: IO[bytes], place: str) -> dict[str, str]:
             if not isinstance(key, str):
                 raise ValueError
         except (ValueError, RecursionError):
-            raise DataError(f"{place}, line {number}: not an index of raw files") from None
+            raise DataError(f"{source}, line {number}: not an index of raw files") from None
         found[key] = entry
     return found
 
 
-def write_index(file: Path, entries: Mapping[str, str], files: Iterable[tuple[str, str]]) -> None:
+def write_index(
+    file: StorePath, entries: Mapping[str, str], files: Iterable[tuple[str, str]]
+) -> None:
     """Writes the entries that match one of the files, given as key and present digest."""
     lines = (
         f"{json.dumps(key)}\t{entries[key]}\n"
         for key, digest in files
         if entries.get(key, "").endswith(digest)
     )
-    write_whole(file, "".join(lines).encode())
+    file.write("".join(lines).encode())

@@ -20,13 +20,21 @@ from pipeline_ops.errors import DataError, MachineError, TrainyardError
 from pipeline_ops.raw_data.entries import walk_entries
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.listing_index import read_index, write_index
-from pipeline_ops.raw_data.raw_file import RawFile, RefusedFile, key_of, new_hash, version_of
+from pipeline_ops.raw_data.raw_file import (
+    RawFile,
+    RejectedFile,
+    new_hash,
+    to_file_version,
+    to_raw_key,
+)
+from pipeline_ops.storage.atomic import describe_os_error
+from pipeline_ops.storage.store_path import StorePath
 
 _UNSETTLED_NS = 2_000_000_000
-_key_of = operator.attrgetter("key")
+_get_key = operator.attrgetter("key")
 
 
-def list_raw_files(folder: Path, indexes: Path) -> Listing:
+def list_raw_files(folder: Path, indexes: StorePath) -> Listing:
     """Lists a folder. Names that begin with a dot are not data.
 
     Args:
@@ -34,7 +42,7 @@ def list_raw_files(folder: Path, indexes: Path) -> Listing:
       indexes: the folder of the indexes of all listings.
 
     Raises:
-      DataError: there is no such folder, it can't be read, or `walk_entries` refuses a link to a
+      DataError: there is no such folder, it can't be read, or `walk_entries` rejects a link to a
         folder in it.
       MachineError: a file vanished during the listing.
     """
@@ -43,56 +51,58 @@ def list_raw_files(folder: Path, indexes: Path) -> Listing:
     )
     known, settled_ns = read_index(index_file), time.time_ns() - _UNSETTLED_NS
     num_known, num_kept = len(known), 0
-    files, fresh, refused = [], {}, []
+    files, fresh, rejected = [], {}, []
     try:
         for entry in walk_entries(os.fsencode(folder)):
-            key, stat = key_of(entry.relative), entry.stat
+            key, stat = to_raw_key(entry.relative), entry.stat
             if entry.reason:
-                refused.append(RefusedFile(key, entry.reason, entry.detail))
+                rejected.append(RejectedFile(key, entry.reason, entry.detail))
                 continue
             signature = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} "
             line = known.get(key, "")
             is_known = line.startswith(signature)
-            digest = line[len(signature) :] if is_known else _digest(entry.path)
+            digest = line[len(signature) :] if is_known else _compute_digest(entry.path)
             is_settled = stat.st_ctime_ns < settled_ns
-            files.append(RawFile(key, stat.st_size, digest, version_of(stat) if is_settled else ""))
+            files.append(
+                RawFile(key, stat.st_size, digest, to_file_version(stat) if is_settled else "")
+            )
             num_kept += is_known
             if not is_known and is_settled:
                 fresh[key] = signature + digest
     except OSError as error:
-        raise _unreadable(error, os.fsencode(folder)) from None
-    files.sort(key=_key_of)
+        raise _make_listing_error(error, os.fsencode(folder)) from None
+    files.sort(key=_get_key)
     if fresh or num_kept < num_known:
         write_index(index_file, known | fresh, ((file.key, file.digest) for file in files))
-    return Listing(folder, tuple(files), tuple(sorted(refused, key=_key_of)))
+    return Listing(folder, tuple(files), tuple(sorted(rejected, key=_get_key)))
 
 
 def list_stats(folder: Path) -> list[tuple[str, os.stat_result]]:
     """Key and `os.stat_result` of each file, in any order. Raises as `list_raw_files` does."""
     try:
-        return [(key_of(entry.relative), entry.stat) for entry in walk_entries(os.fsencode(folder))]
+        return [
+            (to_raw_key(entry.relative), entry.stat) for entry in walk_entries(os.fsencode(folder))
+        ]
     except OSError as error:
-        raise _unreadable(error, os.fsencode(folder)) from None
+        raise _make_listing_error(error, os.fsencode(folder)) from None
 
 
-def _unreadable(error: OSError, root: bytes) -> TrainyardError:
-    place = os.fsdecode(error.filename or root)
-    if isinstance(error, FileNotFoundError) and os.fsencode(place) == root:
-        return DataError(f"{place}: no such file or folder; it is named by preprocess.source.path")
+def _make_listing_error(error: OSError, root: bytes) -> TrainyardError:
+    path, problem = os.fsdecode(error.filename or root), describe_os_error(error)
+    if isinstance(error, FileNotFoundError) and os.fsencode(path) == root:
+        return DataError(f"{path}: no such file or folder. Correct preprocess.source.path.")
     if isinstance(error, FileNotFoundError):
         return MachineError(
-            f"{place}: vanished while the raw files were listed; retry when nobody writes there"
+            f"{path}: vanished while the raw files were listed. Retry when no process writes there."
         )
     if error.errno in (errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP):
         return DataError(
-            f"{place}: {error.strerror}; it is below the folder that preprocess.source.path names"
+            f"{path}: {problem}. Correct the permissions or links below preprocess.source.path."
         )
-    return MachineError(f"{place}: {error.strerror}; mend the disk, then retry")
+    return MachineError(f"{path}: {problem}. Repair the disk, then retry.")
 
 
-def _digest(path: bytes) -> str:
-    descriptor = os.open(
-        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    )  # a pipe in the file's place must not block
-    with open(descriptor, "rb") as file:
+def _compute_digest(path: bytes) -> str:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in place of the file must not block
+    with open(os.open(path, flags), "rb") as file:
         return hashlib.file_digest(file, new_hash).hexdigest()

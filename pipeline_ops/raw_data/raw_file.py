@@ -23,27 +23,27 @@ class RawFile:
     num_bytes: int
     digest: str
     version: str = dataclasses.field(default="", compare=False)
-    """A text that changes when the file is written, see `version_of`.
+    """A text that changes when the file is written, see `to_file_version`.
 
     "" if only the content shows a change.
     """
 
-    def path(self, folder: Path) -> bytes:
+    def to_path(self, folder: Path) -> bytes:
         """The path for `open`, in bytes because a file name need not be text."""
         if "%" not in self.key:  # almost always true, and takes a third of the time
             return os.fsencode(f"{folder}/{self.key}")
         return os.path.join(os.fsencode(folder), unquote_to_bytes(self.key))
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[type[RawFile], tuple[str, int, str, str]]:
         """Pickles the file in a fifth of the time that pickle takes for slots."""
         return RawFile, (self.key, self.num_bytes, self.digest, self.version)
 
-    def holds(self, content: bytes) -> bool:
+    def has_content(self, content: bytes) -> bool:
         """Returns whether this is the content that the file had when it was listed."""
         return new_hash(content).hexdigest() == self.digest
 
 
-def version_of(stat: os.stat_result) -> str:
+def to_file_version(stat: os.stat_result) -> str:
     """The version of a file, which shows a change without reading the file twice.
 
     Every write sets the ctime, and no program can set it back. Its resolution is that of the
@@ -53,7 +53,7 @@ def version_of(stat: os.stat_result) -> str:
     return f"{stat.st_mtime_ns}.{stat.st_ctime_ns}"
 
 
-class RefusedFile(NamedTuple):
+class RejectedFile(NamedTuple):
     """An entry that may not be read: a reason to count by, and the detail for people."""
 
     key: str
@@ -61,7 +61,7 @@ class RefusedFile(NamedTuple):
     detail: str
 
 
-def key_of(relative: bytes) -> str:
+def to_raw_key(relative: bytes) -> str:
     """The key of the file with this path below its folder."""
     if b"%" not in relative:
         with contextlib.suppress(UnicodeDecodeError):  # almost never raised

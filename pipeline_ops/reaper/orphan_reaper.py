@@ -4,7 +4,7 @@ Airflow's own hooks are not sufficient. `on_kill` of a task is not called if its
 and is cut short if the machine is busy. `on_kill` of a trigger is not called if the triggerer is
 down, or had not started the trigger. There is no hook for a task without tries left. Therefore each
 job is checked once a second by the rule of `jobs/cancellation.py`: unless its task instance still
-needs it, it is ordered to end.
+needs it, it is cancelled.
 
 The API server must be able to reach the storage root, which the pages need as well. Several API
 servers do the same work, which does no harm.
@@ -15,109 +15,116 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from typing import Any
 
-from airflow.models.dagrun import DagRun
-from airflow.models.task_state_store import TaskStateStoreModel
-from airflow.models.taskinstance import TaskInstance
-from airflow.utils.session import create_session
 from sqlalchemy import Row, Select, and_, delete, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from pipeline_ops.airflow_internals import (
+    DagRun,
+    TaskInstance,
+    TaskStateStoreModel,
+    create_session,
+)
 from pipeline_ops.airflow_runs import find_author_config
-from pipeline_ops.artifacts.layout import Attempt, Layout, trial_name
+from pipeline_ops.artifacts.layout import Attempt, Layout, format_trial_name
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.jobs.cancellation import (
     STORE_KEY,
     StoredJob,
     TaskInstanceRef,
-    ask_to_end,
-    reason_to_end,
-    why_unwanted,
+    find_cancellation_reason,
+    read_cancellation_reason,
+    request_cancellation,
 )
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.storage.parsing import parse_json_as
-from pipeline_ops.storage.safe_paths import folder_below
+from pipeline_ops.storage.store_path import StorePath
 
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 _MAX_REPORTED, _MAX_PROBLEM = 10_000, 2000
 _log = logging.getLogger(__name__)
+_KnownJobs = dict[tuple[int, str], Attempt]
 _jobs, _tasks = TaskStateStoreModel, TaskInstance
 
 
 def start() -> None:
     """Checks the jobs continuously, in a thread that ends with the process."""
-    threading.Thread(target=_look_for_ever, name="trainyard-custodian", daemon=True).start()
+    threading.Thread(target=_check_forever, name="trainyard-orphan-reaper", daemon=True).start()
 
 
-class Custodian:
-    """Ends the jobs that are no longer wanted.
+class OrphanReaper:
+    """Ends the jobs that are no longer needed.
 
-    It remembers the jobs of its last look, because deleting a run also deletes the rows of its
+    It remembers the jobs of its last check, because deleting a run also deletes the rows of its
     jobs, and it remembers the problems that it has reported. Data of a job are not trusted, and a
     problem with one job does not affect the others.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str], Attempt] = {}
+        self._known: _KnownJobs = {}
         """The folder of each job, by the row and the value that name it."""
         self._reported: dict[object, str] = {}
         """The last problem that was logged, by row or folder."""
 
-    def look(self, session: Session) -> None:
-        """Ends the jobs that are not wanted now, and forgets them."""
-        rows, known = session.execute(_every_job()).all(), {}
+    def check_jobs(self, session: Session) -> None:
+        """Ends the jobs that are not needed now, and forgets them."""
+        rows = session.execute(_select_jobs()).all()
+        known: _KnownJobs = {}
         for row in rows:
             try:
-                self._look_at(row, session, known)
+                self._check_job(row, session, known)
             except SQLAlchemyError:
                 raise
             except Exception as error:  # any error: it must not keep the other jobs alive
                 self._report(
                     row.id,
-                    f"The job of {row.task_id} in {row.dag_id}, {row.run_id}, "
-                    f"can't be looked after: {type(error).__name__}: {error}",
+                    f"cannot check the job of {row.task_id} in {row.dag_id}, {row.run_id}: "
+                    f"{type(error).__name__}: {error}",
                 )
         present = {(row.id, row.value) for row in rows}
         still_known = {attempt.folder for attempt in known.values()}
-        for place, attempt in self._known.items():
-            if place not in present and attempt.folder not in still_known:
-                self._end(attempt, "its run is not in Airflow any more")
+        for key, attempt in self._known.items():
+            if key not in present and attempt.folder not in still_known:
+                self._request_end(attempt, "its run is no longer in Airflow")
         self._known = known
 
-    def _look_at(self, row: Row, session: Session, known: dict[tuple[int, str], Attempt]) -> None:
+    def _check_job(
+        self, row: Row[Any], session: Session, known: dict[tuple[int, str], Attempt]
+    ) -> None:
         stored = parse_json_as(StoredJob, row.value, f"{STORE_KEY} in Airflow's task state store")
-        place = (row.id, row.value)
-        attempt = self._known.get(place) or _attempt_of(row, stored.attempt, session)
-        known[place] = attempt
-        reason = why_unwanted(stored.claim, _now(row), row.state)
-        if reason and self._end(attempt, reason):
+        key = (row.id, row.value)
+        attempt = self._known.get(key) or _find_attempt(row, stored.attempt, session)
+        known[key] = attempt
+        reason = find_cancellation_reason(stored.owner, _read_current_instance(row), row.state)
+        if reason and self._request_end(attempt, reason):
             session.execute(
                 delete(_jobs).where(_jobs.id == row.id, _jobs.value == row.value)
             )  # the next try may have written its own job there
-            del known[place]
+            del known[key]
 
-    def _end(self, attempt: Attempt, reason: str) -> bool:
-        """Returns whether the job needs no more work: it has ended, or has the order to end."""
-        must_end = f"The job in {attempt.folder} has to end ({reason}), and"
+    def _request_end(self, attempt: Attempt[StorePath], reason: str) -> bool:
+        """Returns whether the job needs no more work: it has ended, or was asked to end."""
+        problem = f"cannot cancel the job in {attempt.folder} ({reason})"
         try:
-            with folder_below(*attempt.below_root(attempt.folder)):
-                pass
-            if not self._has_ended(attempt) and reason_to_end(attempt) is None:
-                ask_to_end(attempt, reason)
-                _log.info("The job in %s is told to end: %s", attempt.folder, reason)
+            attempt.request.read_range(0, 1)
+            if not self._has_ended(attempt) and read_cancellation_reason(attempt) is None:
+                request_cancellation(attempt, reason)
+                _log.info("requested the end of the job in %s: %s", attempt.folder, reason)
         except FileNotFoundError:
             self._report(
                 attempt.folder,
-                f"{must_end} its folder is not in reach of the API server, so it can't be told",
+                f"{problem}: the API server cannot find its request. Give it access to the storage "
+                "root.",
             )
             return False
         except (TrainyardError, OSError) as error:
-            self._report(attempt.folder, f"{must_end} can't be told: {error}")
+            self._report(attempt.folder, f"{problem}: {error}")
             return False
         return True
 
-    def _has_ended(self, attempt: Attempt) -> bool:
+    def _has_ended(self, attempt: Attempt[StorePath]) -> bool:
         """Returns whether the job has written its status. An unreadable status counts as none."""
         try:
             return read_status(attempt) is not None
@@ -134,28 +141,28 @@ class Custodian:
             _log.error("%s", problem[:_MAX_PROBLEM])
 
 
-def _attempt_of(row: Row, name: str, session: Session) -> Attempt:
+def _find_attempt(row: Row[Any], name: str, session: Session) -> Attempt[StorePath]:
     """The attempt of a job, from the config of the DAG's author and the task instance.
 
-    The row is not trusted with the place.
+    The row is not trusted to name the folder.
 
     Raises:
       TrainyardError: there is no such DAG or attempt, or the config can't be used now.
     """
     config = find_author_config(row.dag_id, row.run_id, session)
-    task = row.task_id if row.map_index < 0 else trial_name(row.map_index)
+    task = row.task_id if row.map_index < 0 else format_trial_name(row.map_index)
     return Layout(config.root, config.pipeline).attempt(row.run_id, task, name)
 
 
-def _now(row: Row) -> TaskInstanceRef | None:
-    """The claim that the task would make now. None if it no longer exists."""
+def _read_current_instance(row: Row[Any]) -> TaskInstanceRef | None:
+    """The present task instance of a job. None if it no longer exists."""
     return row.instance and TaskInstanceRef(
         task_instance=str(row.instance), max_tries=row.max_tries, clear_number=row.clear_number
     )
 
 
-def _every_job() -> Select:
-    """Selects the jobs that a task has claimed and that still have a row.
+def _select_jobs() -> Select[*tuple[Any, ...]]:
+    """Selects the jobs that a task owns and that still have a row.
 
     Each comes with the present state of its task instance and run.
     """
@@ -184,18 +191,16 @@ def _every_job() -> Select:
     )
 
 
-def _look_for_ever() -> None:
-    custodian, is_blind = Custodian(), False
+def _check_forever() -> None:
+    reaper, is_failing = OrphanReaper(), False
     while True:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_CHECK_SECONDS)
         try:
             with create_session() as session:
-                custodian.look(session)
-        except (
-            Exception
-        ):  # the database may be down for a long time; the next look finds the missed jobs
-            if not is_blind:
-                _log.exception("Can't look after the jobs; trying again every second")
-            is_blind = True
+                reaper.check_jobs(session)
+        except Exception:  # the database may be down; the next check finds the missed jobs
+            if not is_failing:
+                _log.exception("cannot check the jobs. The next check is in a second.")
+            is_failing = True
         else:
-            is_blind = False
+            is_failing = False

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from pipeline_ops.errors import ConfigError, DataError, MachineError
-from pipeline_ops.registry.model_store import MAX_RECORD_BYTES, ModelStore
+from pipeline_ops.registry.model_store import ModelStore
+from pipeline_ops.storage.parsing import parse_json_as
+from pipeline_ops.storage.store_path import MAX_RECORD_BYTES
 
 CHAMPION, PREVIOUS = "champion", "previous"
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -34,21 +37,21 @@ _PENDING_SECONDS = 0.1
 _MAX_REASON = 1000
 _log = logging.getLogger(__name__)
 
-Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN.pattern}$")]
-Number = Annotated[int, Field(ge=1, lt=1 << 31)]
-Numbers = Annotated[list[Number], Field(max_length=100_000)]
+AliasName = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN.pattern}$")]
+VersionNumber = Annotated[int, Field(ge=1, lt=1 << 31)]
+VersionNumbers = Annotated[list[VersionNumber], Field(max_length=100_000)]
 
 
-class Move(BaseModel):
+class AliasMove(BaseModel):
     """One change: an alias that names another version or none, or versions that were retired."""
 
     model_config = ConfigDict(frozen=True)
 
-    alias: Name | None
-    version: Number | None
+    alias: AliasName | None
+    version: VersionNumber | None
     time: float = Field(ge=0, lt=1e11, allow_inf_nan=False)
     reason: str = Field(max_length=10_000)
-    retired: Numbers = []
+    retired: VersionNumbers = []
 
 
 class Aliases(BaseModel):
@@ -56,33 +59,23 @@ class Aliases(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    names: dict[Name, Number] = Field(default={}, max_length=10_000)
-    succession: Numbers = []
-    retired: Numbers = []
-    last: Move | None = None
+    names: dict[AliasName, VersionNumber] = Field(default={}, max_length=10_000)
+    succession: VersionNumbers = []
+    retired: VersionNumbers = []
+    last: AliasMove | None = None
 
-    def named(self, version: int) -> list[str]:
+    def find_names(self, version: int) -> list[str]:
         """The aliases of a version."""
         return sorted(alias for alias, number in self.names.items() if number == version)
 
     def with_champion(self, version: int, reason: str) -> Aliases:
         """Puts a version in service. An earlier champion undoes the champions after it."""
-        kept = (
-            self.succession[: self.succession.index(version)]
-            if version in self.succession
-            else self.succession
-        )
-        succession = [*kept, version]
-        names = {alias: number for alias, number in self.names.items() if alias != PREVIOUS} | {
-            CHAMPION: version
-        }
-        if len(succession) > 1:
-            names[PREVIOUS] = succession[-2]
-        return self._after(
-            Move(alias=CHAMPION, version=version, time=time.time(), reason=reason[:_MAX_REASON]),
-            names=names,
-            succession=succession,
-        )
+        earlier = list(itertools.takewhile(lambda number: number != version, self.succession))
+        names = {**self.names, CHAMPION: version}
+        names.pop(PREVIOUS, None)
+        if earlier:
+            names[PREVIOUS] = earlier[-1]
+        return self._apply(CHAMPION, version, reason, names=names, succession=[*earlier, version])
 
     def with_alias(self, alias: str, version: int | None, reason: str) -> Aliases:
         """Sets or removes an alias.
@@ -92,72 +85,77 @@ class Aliases(BaseModel):
         """
         if not NAME_PATTERN.fullmatch(alias):
             raise ConfigError(
-                "an alias must begin with a letter, and hold small letters, digits, "
-                f"- and _ only, got {alias!r}"
+                "an alias must begin with a lower-case letter and hold only lower-case letters, "
+                f"digits, - and _, got {alias!r}"
             )
         if alias in (CHAMPION, PREVIOUS):
             raise ConfigError(
-                f"the alias {alias} follows from what is in service; "
-                "promote a version, or roll back"
+                f"the alias {alias} cannot be set, because it follows from what is in service. "
+                "Promote a version, or roll back."
             )
-        names = {name: number for name, number in self.names.items() if name != alias} | (
-            {alias: version} if version else {}
-        )
-        return self._after(
-            Move(alias=alias, version=version, time=time.time(), reason=reason[:_MAX_REASON]),
-            names=names,
-        )
+        names = {name: number for name, number in self.names.items() if name != alias}
+        if version:
+            names[alias] = version
+        return self._apply(alias, version, reason, names=names)
 
-    def without(self, versions: list[int], reason: str) -> Aliases:
+    def with_retired(self, versions: list[int], reason: str) -> Aliases:
         """Retires versions that no alias names."""
-        return self._after(
-            Move(
-                alias=None,
-                version=None,
-                time=time.time(),
-                reason=reason[:_MAX_REASON],
-                retired=versions,
-            ),
+        return self._apply(
+            None,
+            None,
+            reason,
+            versions,
             retired=sorted({*self.retired, *versions}),
             succession=[number for number in self.succession if number not in versions],
         )
 
-    def _after(self, move: Move, **changes) -> Aliases:
-        return self.model_copy(update={**changes, "last": move})
+    def _apply(
+        self,
+        alias: str | None,
+        version: int | None,
+        reason: str,
+        retired_now: Sequence[int] = (),
+        **changes: object,
+    ) -> Aliases:
+        """The state after a move that changes these fields."""
+        last = AliasMove(
+            alias=alias,
+            version=version,
+            time=time.time(),
+            reason=reason[:_MAX_REASON],
+            retired=[*retired_now],
+        )
+        return self.model_copy(update={**changes, "last": last})
 
 
 @dataclasses.dataclass(frozen=True)
 class AliasHistory:
     """Every move, oldest first, and the problems of invalid records."""
 
-    moves: list[Move]
+    moves: list[AliasMove]
     problems: list[str]
 
 
-def parse_record(content: bytes, place: str) -> Aliases:
-    """Parses a record. Raises DataError with the record's place if it is invalid."""
-    rule = f"{place}: not a record of aliases, so it is passed over"
+def parse_record(content: bytes, source: str) -> Aliases:
+    """Parses a record. Raises DataError with the source if it is invalid."""
     if len(content) > MAX_RECORD_BYTES:
-        raise DataError(f"{rule}: it has more than {MAX_RECORD_BYTES} bytes")
+        raise DataError(f"{source}: ignored, because it has more than {MAX_RECORD_BYTES} bytes")
     try:
-        return Aliases.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise DataError(
-            f"{rule}: {'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}; remove it"
-        ) from None
+        return parse_json_as(Aliases, content, source)
+    except DataError as error:
+        raise DataError(f"{error}. This record of aliases is ignored. Remove it.") from None
 
 
 def read_aliases(store: ModelStore) -> Aliases:
-    """Returns the aliases of the newest record that can be read."""
-    return _newest(store).aliases
+    """Returns the aliases of the latest record that can be read."""
+    return _read_latest(store).aliases
 
 
 def read_records(store: ModelStore) -> AliasHistory:
     """Reads all records. An unreadable record is one problem."""
-    names, records = store.records(_FOLDER), AliasHistory([], [])
-    for name, content in zip(names, store.read(_FOLDER, names), strict=True):
-        parsed = _parse(store, name, content)
+    names, records = store.list_records(_FOLDER), AliasHistory([], [])
+    for name, content in zip(names, store.read_records(_FOLDER, names), strict=True):
+        parsed = _parse_record_or_error(store, name, content)
         if isinstance(parsed, DataError):
             records.problems.append(str(parsed))
         elif parsed.last:
@@ -177,30 +175,27 @@ def move(store: ModelStore, decide: Callable[[Aliases], Aliases]) -> Aliases:
       MachineError: other processes move all the time.
     """
     for attempt in range(2 * _TRIES):
-        newest = _newest(store)
-        if newest.is_pending and attempt < _TRIES:  # later, its writer counts as killed
+        latest = _read_latest(store)
+        if latest.is_pending and attempt < _TRIES:  # later, its writer counts as killed
             time.sleep(_PENDING_SECONDS)
             continue
-        wanted = decide(newest.aliases)
-        if wanted is newest.aliases:
-            return wanted
+        decided = decide(latest.aliases)
+        if decided is latest.aliases:
+            return decided
         try:
-            store.create(
-                _FOLDER,
-                f"{newest.number + 1:08d}.json",
-                (wanted.model_dump_json(indent=2) + "\n").encode(),
-            )
+            content = f"{decided.model_dump_json(indent=2)}\n".encode()
+            store.create_record(_FOLDER, f"{latest.number + 1:08d}.json", content)
         except FileExistsError:
             continue
-        return wanted
-    raise MachineError(f"{store}: others move its aliases all the time; try again later")
+        return decided
+    raise MachineError(f"{store.location}: other processes keep moving its aliases. Retry later.")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Newest:
+class _LatestRecord:
     """The latest record.
 
-    `number` is 0 before the first record, `is_pending` says whether the record is still empty, and
+    `number` is 0 before the first record, `is_pending` shows whether the record is still empty, and
     `aliases` is the present state.
     """
 
@@ -209,34 +204,36 @@ class _Newest:
     aliases: Aliases
 
 
-def _newest(store: ModelStore) -> _Newest:
-    names = [name for name in store.records(_FOLDER) if _RECORD.fullmatch(name)]
+def _read_latest(store: ModelStore) -> _LatestRecord:
+    names = [name for name in store.list_records(_FOLDER) if _RECORD.fullmatch(name)]
     number, is_pending = (int(names[-1][:8]) if names else 0), False
     for name in reversed(names):
-        [content] = store.read(_FOLDER, [name])
+        [content] = store.read_records(_FOLDER, [name])
         is_pending |= content == b"" and name == names[-1]
-        parsed = _parse(store, name, content)
+        parsed = _parse_record_or_error(store, name, content)
         if isinstance(parsed, Aliases):
-            return _Newest(number, is_pending, parsed)
-        _report(str(parsed))
-    return _Newest(number, is_pending, Aliases())
+            return _LatestRecord(number, is_pending, parsed)
+        _warn_once(str(parsed))
+    return _LatestRecord(number, is_pending, Aliases())
 
 
-def _parse(store: ModelStore, name: str, content: bytes | DataError) -> Aliases | DataError:
-    place = f"{store.place}/{_FOLDER}/{name}"
+def _parse_record_or_error(
+    store: ModelStore, name: str, content: bytes | DataError
+) -> Aliases | DataError:
+    source = f"{store.location}/{_FOLDER}/{name}"
     if isinstance(content, DataError):
         return content
     if not _RECORD.fullmatch(name):
         return DataError(
-            f"{place}: not a record of aliases, so it is passed over: "
-            "it is not named by eight digits; remove it"
+            f"{source}: not a record of aliases, because its name is not eight digits and .json. "
+            "It is ignored. Remove it."
         )
     try:
-        return parse_record(content, place)
+        return parse_record(content, source)
     except DataError as error:
         return error
 
 
 @functools.cache  # once for each message
-def _report(problem: str) -> None:
+def _warn_once(problem: str) -> None:
     _log.warning("%s", problem)

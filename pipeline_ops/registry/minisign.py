@@ -16,8 +16,10 @@ import os
 import stat
 import time
 from pathlib import Path
+from types import ModuleType
 
 from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.storage.atomic import describe_os_error
 
 _KEY, _PREHASHED = b"Ed", b"ED"
 _UNENCRYPTED = b"\0\0"
@@ -33,35 +35,37 @@ class PublicKey:
     key: bytes
     file: str
 
-    def verify(self, content: bytes, signature: bytes | None, place: str) -> None:
-        """Verifies the signature of a content. `place` is for messages.
+    def verify(self, content: bytes, signature: bytes | None, source: str) -> None:
+        """Verifies the signature of a content. `source` is for messages.
 
         Raises:
           DataError: there is no signature, it is by another key, or it is wrong.
         """
         if signature is None:
             raise DataError(
-                f"{place} is not signed, and {self.file} was given to verify it; "
-                "publish the model again with export.signing_key"
+                f"{source} is not signed, and {self.file} requires a signature. "
+                "Publish the model again with export.signing_key."
             )
         wrong = DataError(
-            f"{place}: its signature is not valid for {self.file}: the content or "
-            "the signature was changed; do not use it"
+            f"{source}: its signature is not valid for {self.file}, because the content or "
+            "the signature was changed. Do not use it."
         )
-        key_id, signed, comment, signed_comment = _parse_signature(signature, place)
+        key_id, signed, comment, signed_comment = _parse_signature(signature, source)
         if key_id != self.key_id:
             raise DataError(
-                f"{place} is signed by the key {_name(key_id)}, and {self.file} is the "
-                f"key {_name(self.key_id)}; give the key of the one who published it"
+                f"{source} is signed by the key {_format_key_id(key_id)}, and {self.file} is the "
+                f"key {_format_key_id(self.key_id)}. Use the public key of the publisher."
             )
-        verify = _ed25519().Ed25519PublicKey.from_public_bytes(self.key).verify
+        verify = _import_ed25519().Ed25519PublicKey.from_public_bytes(self.key).verify
+        from cryptography.exceptions import InvalidSignature
+
         for signature_bytes, message in (
             (signed, hashlib.blake2b(content).digest()),
             (signed_comment, signed + comment),
         ):
             try:
                 verify(signature_bytes, message)
-            except _invalid_signature():
+            except InvalidSignature:
                 raise wrong from None
 
 
@@ -74,7 +78,7 @@ class SecretKey:
 
     def sign(self, content: bytes, file: str) -> bytes:
         """The content of a signature file. `file` goes into the trusted comment, with the time."""
-        sign = _ed25519().Ed25519PrivateKey.from_private_bytes(self.seed).sign
+        sign = _import_ed25519().Ed25519PrivateKey.from_private_bytes(self.seed).sign
         signed = sign(hashlib.blake2b(content).digest())
         comment = f"timestamp:{int(time.time())}\tfile:{file}\thashed".encode()
         return b"\n".join(
@@ -91,7 +95,7 @@ class SecretKey:
 def read_public_key(path: Path) -> PublicKey:
     """Reads a public key. Raises ConfigError if the file does not hold one."""
     value = _decode(
-        _lines(path, "public")[1], _PUBLIC_BYTES, f"{path}: not a public key of minisign"
+        _read_lines(path, "public")[1], _PUBLIC_BYTES, f"{path}: not a public key of minisign"
     )
     if value[:2] != _KEY:
         raise ConfigError(f"{path}: not a public key of minisign, which begins with RW")
@@ -104,51 +108,52 @@ def read_secret_key(path: Path) -> SecretKey:
     Raises:
       ConfigError: the file does not hold such a key, or other users can read it.
     """
-    lines = _lines(path, "secret")
+    lines = _read_lines(path, "secret")
     if mode := stat.S_IMODE(os.stat(path).st_mode) & 0o077:
         raise ConfigError(
-            f"{path} can be read by other users (mode {mode:03o}); run chmod 600 on it"
+            f"{path} can be read by other users (mode {mode:03o}). Run chmod 600 on it."
         )
     value = _decode(lines[1], _SECRET_BYTES, f"{path}: not a secret key of minisign")
     if value[:2] != _KEY or value[2:4] != _UNENCRYPTED:
         raise ConfigError(
-            f"{path} is encrypted by a password, which a job can't enter; make a key "
-            "with minisign -G -W, and protect its file"
+            f"{path} is encrypted by a password, which a job can't enter. Create a key "
+            "with minisign -G -W, and protect its file."
         )
     key_id, seed, public = value[54:62], value[62:94], value[94:126]
-    private = _ed25519().Ed25519PrivateKey.from_private_bytes(seed)
+    private = _import_ed25519().Ed25519PrivateKey.from_private_bytes(seed)
     if private.public_key().public_bytes_raw() != public:
         raise ConfigError(
-            f"{path}: the secret key is damaged: its two halves do not belong together"
+            f"{path}: the secret key is damaged, because its two halves do not belong together. "
+            "Restore the file."
         )
     return SecretKey(key_id, seed)
 
 
-def _parse_signature(content: bytes, place: str) -> tuple[bytes, bytes, bytes, bytes]:
+def _parse_signature(content: bytes, source: str) -> tuple[bytes, bytes, bytes, bytes]:
     """Key, signature, trusted comment and the signature that covers both."""
-    rule = f"{place}: its signature is not in the format of minisign"
+    rule = f"{source}: its signature is not in the format of minisign"
     lines = content.replace(b"\r\n", b"\n").rstrip(b"\n").split(b"\n")
     prefix = b"trusted comment: "
     if len(content) > _MAX_BYTES or len(lines) != 4 or not lines[2].startswith(prefix):
-        raise DataError(f"{rule}; publish the model again")
+        raise DataError(f"{rule}. Publish the model again.")
     try:
         value = _decode(lines[1], _SIGNATURE_BYTES, rule)
         signed_comment = _decode(lines[3], 64, rule)
     except ConfigError as error:
         raise DataError(str(error)) from None
     if value[:2] != _PREHASHED:
-        raise DataError(f"{rule} with a prehashed content; sign it with minisign 0.10 or later")
+        raise DataError(f"{rule} with a prehashed content. Sign it with minisign 0.10 or later.")
     return value[2:10], value[10:], lines[2].removeprefix(prefix), signed_comment
 
 
-def _lines(path: Path, kind: str) -> list[bytes]:
+def _read_lines(path: Path, kind: str) -> list[bytes]:
     try:
         with open(path, "rb") as file:
             lines = file.read(_MAX_BYTES).splitlines()
     except OSError as error:
-        raise ConfigError(f"{path}: can't be read as a {kind} key: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot read a {kind} key: {describe_os_error(error)}") from None
     if len(lines) < 2 or not lines[0].startswith(b"untrusted comment:"):
-        raise ConfigError(f"{path}: not a {kind} key of minisign; make one with minisign -G -W")
+        raise ConfigError(f"{path}: not a {kind} key of minisign. Create one with minisign -G -W.")
     return lines
 
 
@@ -162,23 +167,17 @@ def _decode(text: bytes, num_bytes: int, rule: str) -> bytes:
     return value
 
 
-def _name(key_id: bytes) -> str:
+def _format_key_id(key_id: bytes) -> str:
     """The name of a key as minisign writes it."""
     return key_id[::-1].hex().upper()
 
 
-def _ed25519():
+def _import_ed25519() -> ModuleType:
     """Imports the package late, because every DAG file reads manifests and few are signed."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
         raise ConfigError(
-            f"signatures need the package {error.name}; install cryptography for this interpreter"
+            f"signatures need the package {error.name}. Install cryptography for this interpreter."
         ) from None
     return ed25519
-
-
-def _invalid_signature() -> type[Exception]:
-    from cryptography.exceptions import InvalidSignature
-
-    return InvalidSignature

@@ -1,9 +1,9 @@
-"""The place of one model's versions: a folder whose versions are whole or absent.
+"""The store of one model's versions: a folder whose versions are whole or absent.
 
 `registry.py` defines the meaning of versions. Two kinds of stores have the same guarantees: a local
-folder (`local_model_store.py`), by renames, links and a lock, and a place in an object store
-(`object_model_store.py`), by conditional puts. Small records lie next to the versions. Each is
-written once. If two writers write the same record, one of them is refused.
+folder (`local_model_store.py`), by renames, links and a lock, and a folder in a bucket
+(`object_model_store.py`), by conditional puts and a lease. Small records lie next to the versions.
+Each is written once. If two writers write the same record, one of them is refused.
 """
 
 from __future__ import annotations
@@ -16,15 +16,22 @@ from typing import Protocol
 
 from pipeline_ops.errors import DataError
 
-MAX_RECORD_BYTES = 4 << 20
-"""The size limit of a record next to the versions."""
 PUBLISH_SECONDS = 600.0
 """The maximum wait of a publisher for another one, which takes as long as the copy of a model."""
 _VERSION_NAME = re.compile("[1-9][0-9]{0,9}")
-Fill = Callable[[Path, int], None]
+VersionWriter = Callable[[Path, int], None]
 """Writes a version's files, including its manifest, into an empty local folder.
 
 The arguments are the folder and the version's number.
+"""
+AddVersion = Callable[[int, VersionWriter], int]
+"""Adds one version and returns its number, the next one that was never used.
+
+The arguments are the smallest number that the version may get, and the writer of its files.
+
+Raises:
+  MachineError: the store failed, or this process was paused or cut off for so long that another one
+    publishes now. A retry finds the version, if it was published all the same.
 """
 
 
@@ -32,42 +39,34 @@ class ModelStore(Protocol):
     """The versions of one model, by number, and small records next to them."""
 
     @property
-    def place(self) -> str:
-        """The place of the model, a path or a URI."""
+    def location(self) -> str:
+        """The location of the model, a path or a URI."""
 
-    def numbers(self) -> list[int]:
+    def list_numbers(self) -> list[int]:
         """The numbers of the present versions, in order, without unfinished ones."""
 
-    def uri(self, number: int) -> str:
+    def get_uri(self, number: int) -> str:
         """The folder of a version. The folder need not exist."""
 
-    def manifest(self, number: int) -> bytes | None:
-        """The content of a version's manifest. None if there is no such version."""
+    def read_file(self, number: int, name: str) -> bytes | None:
+        """The content of a version's manifest or signature. None if there is none."""
 
-    def signature(self, number: int) -> bytes | None:
-        """The content of the file next to the manifest that signs it. None if there is none."""
-
-    def publishing(self) -> contextlib.AbstractContextManager[None]:
-        """Holds the store while a version is added. Removes the leftovers of killed publishers."""
-
-    def add(self, at_least: int, owner: str, fill: Fill) -> int:
-        """Adds a version and returns its number, the next one that was never used.
-
-        Args:
-          at_least: the smallest number that the version may get.
-          owner: identifies the content. If two publishers add the same content at the same time,
-            one of them is refused.
-          fill: writes the version's files.
+    def publishing(self) -> contextlib.AbstractContextManager[AddVersion]:
+        """Holds the store while a version is added. Removes the leftovers of killed publishers.
 
         Raises:
-          MachineError: another process is publishing the same content right now, or the store
-            failed.
+          MachineError: another process publishes for more than PUBLISH_SECONDS.
         """
 
-    def fetch(self, number: int, cache: Path) -> Path:
+    def fetch(self, number: int) -> Path:
         """A local folder that holds a version.
 
-        A copy, if one is necessary, is kept below `cache` and checked against the manifest.
+        A copy, if one is necessary, is kept in the host's cache (`system/disk_cache.py`), and was
+        checked against the manifest when it was made.
+
+        Raises:
+          DataError: it cannot be copied, because there is no such version, or a file of it does
+            not match the manifest.
         """
 
     def remove(self, number: int) -> None:
@@ -76,13 +75,13 @@ class ModelStore(Protocol):
         A missing version is ignored.
         """
 
-    def records(self, folder: str) -> list[str]:
+    def list_records(self, folder: str) -> list[str]:
         """The names of the records in a folder, in order."""
 
-    def read(self, folder: str, names: Sequence[str]) -> list[bytes | DataError]:
+    def read_records(self, folder: str, names: Sequence[str]) -> list[bytes | DataError]:
         """The contents of some records. A DataError takes the place of an unreadable record."""
 
-    def create(self, folder: str, name: str, content: bytes) -> None:
+    def create_record(self, folder: str, name: str, content: bytes) -> None:
         """Writes a record. Raises FileExistsError if it already exists."""
 
 

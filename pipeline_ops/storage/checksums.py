@@ -26,37 +26,36 @@ class Checksums:
     sha256: str
 
 
-class Summing:
+class ChecksumAccumulator:
     """Computes both checksums of a content that comes in blocks, in one pass."""
 
     def __init__(self) -> None:
-        self._num_bytes = 0
-        self._crc32c, self._sha256 = google_crc32c.Checksum(), hashlib.sha256()
+        self._num_bytes = self._crc32c = 0
+        self._sha256 = hashlib.sha256()
 
-    def through(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    def pass_through(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         """Yields the blocks unchanged and adds each of them to the checksums."""
         for block in blocks:
             self._num_bytes += len(block)
-            self._crc32c.update(block)
+            self._crc32c = google_crc32c.extend(self._crc32c, block)
             self._sha256.update(block)
             yield block
 
     @property
     def result(self) -> Checksums:
-        return Checksums(self._num_bytes, self._crc32c.digest().hex(), self._sha256.hexdigest())
+        return Checksums(self._num_bytes, f"{self._crc32c:08x}", self._sha256.hexdigest())
 
 
-def checksums_of(file: IO[bytes]) -> Checksums:
+def compute_checksums(file: IO[bytes]) -> Checksums:
     """Reads an open file to its end."""
-    summing = Summing()
-    for _ in summing.through(blocks_of(file)):
+    accumulator = ChecksumAccumulator()
+    for _ in accumulator.pass_through(read_blocks(file)):
         pass
-    return summing.result
+    return accumulator.result
 
 
-def blocks_of(file: IO[bytes]) -> Iterator[bytes]:
-    while block := file.read(_READ_BYTES):
-        yield block
+def read_blocks(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(lambda: file.read(_READ_BYTES), b"")
 
 
 def map_in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 
-def digest_of(value: Any) -> str:
+def compute_digest(value: Any) -> str:
     """32 hex digits over a JSON value, independent of the order of keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

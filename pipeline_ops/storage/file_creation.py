@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
-"""Errors of `link` if the file system has no hard links, or none between the two places."""
+"""Errors of `link` if the file system has no hard links, or none between the two locations."""
 _NO_RENAME_FLAGS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM)
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -28,7 +28,7 @@ def create_or_truncate(path: Path, mode: int) -> IO[bytes]:
     return open(os.open(path, _CREATE | os.O_TRUNC, mode), "wb")
 
 
-def name_once(temporary: Path, path: Path) -> None:
+def link_exclusively(temporary: Path, path: Path) -> None:
     """Gives a finished file a name that no other file has. The temporary name may remain.
 
     A reader finds the whole file or none. On a file system that has neither links nor renames
@@ -43,10 +43,10 @@ def name_once(temporary: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        _rename_once(temporary, path)
+        _rename_exclusively(temporary, path)
 
 
-def _rename_once(temporary: Path, path: Path) -> None:
+def _rename_exclusively(temporary: Path, path: Path) -> None:
     if (
         _libc.renameat2(
             _AT_FDCWD, os.fsencode(temporary), _AT_FDCWD, os.fsencode(path), _RENAME_NOREPLACE
@@ -57,10 +57,10 @@ def _rename_once(temporary: Path, path: Path) -> None:
     number = ctypes.get_errno()
     if number not in _NO_RENAME_FLAGS:
         raise OSError(number, os.strerror(number), str(path))
-    _copy_once(temporary, path)
+    _copy_exclusively(temporary, path)
 
 
-def _copy_once(temporary: Path, path: Path) -> None:
+def _copy_exclusively(temporary: Path, path: Path) -> None:
     descriptor = os.open(path, _CREATE | os.O_EXCL, 0o666)
     try:
         with open(temporary, "rb") as reader, open(descriptor, "wb") as writer:

@@ -1,120 +1,266 @@
-"""Object stores through fsspec: finds the driver for a URI and translates its errors into ours.
+"""A store in a bucket of S3, Google Cloud Storage or Azure, through obstore.
 
-The driver finds endpoint and credentials itself. For S3, they come from the environment
-(`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, `AWS_PROFILE`, ...) and from AWS's files, for any driver
-from fsspec's own configuration. None of them belong in a pipeline's YAML.
+There are no renames and no locks. A put is whole or absent, and a conditional put creates a file
+once. `object_log.py` has files that grow.
+
+obstore repeats failed requests. It takes credentials from the environment, as the tools of each
+cloud do.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
-import errno
-import logging
+import dataclasses
+import functools
+import io
+import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
 
-from pipeline_ops.errors import ConfigError, MachineError
+import obstore
+
+from pipeline_ops.errors import MachineError
+from pipeline_ops.storage.atomic import write_blocks
+from pipeline_ops.storage.checksums import Checksums
+from pipeline_ops.storage.object_client import open_client
+from pipeline_ops.storage.object_errors import is_empty_range, translate_errors
+from pipeline_ops.storage.object_log import (
+    ObjectLogWriter,
+    open_object_log,
+    read_object_log,
+    read_object_log_end,
+)
+from pipeline_ops.storage.safe_paths import UnsafePath, parse_relative_path
+from pipeline_ops.storage.snapshot import map_requests, remember
+from pipeline_ops.storage.store import BLOCK_BYTES, Entry, count_usage
+from pipeline_ops.storage.store_options import StoreOptions
 
 if TYPE_CHECKING:
-    import fsspec
+    from obstore import ObjectMeta
 
-_DRIVERS = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "azure", "requests", "urllib3")
-STORES = ("s3",)
-"""The schemes whose drivers are known to refuse the second of two conditional puts."""
-_EXTRAS = {
-    "s3": "trainyard[s3]",
-    "s3a": "trainyard[s3]",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-    "az": "adlfs",
-    "hdfs": "pyarrow",
-}
+_PARALLEL_READS = 4
 
 
-def is_remote(place: str) -> bool:
-    """Returns whether a place is in an object store, and not a local folder."""
-    return "://" in place
+@dataclasses.dataclass(frozen=True)
+class ObjectStore:
+    """The objects below a URI. See `store.Store` for the methods.
 
-
-def file_system(place: str) -> fsspec.AbstractFileSystem:
-    """The driver for a URI. It caches no listing, because other processes write there, too.
-
-    Raises:
-      ConfigError: fsspec knows no such scheme, or the driver's package is not installed.
+    Attributes:
+      root: the URI, such as `s3://bucket/prefix`.
+      options: how to reach it.
     """
-    import fsspec  # here, because every DAG file reads configs, and few of them name a store
 
-    scheme = place.partition("://")[0]
-    for driver in _DRIVERS:
-        logging.getLogger(driver).setLevel(
-            logging.WARNING
-        )  # each driver logs the source of its credentials for every connection
-    try:
-        return fsspec.filesystem(scheme, use_listings_cache=False)
-    except ImportError as error:
-        raise ConfigError(
-            f"{place}: {error}; install {_EXTRAS.get(scheme, 'the package that it names')}"
-        ) from None
-    except ValueError as error:
-        raise ConfigError(
-            f"{place}: {error}; a place is a local folder, or a URI such as s3://bucket/folder"
-        ) from None
+    root: str
+    options: StoreOptions = StoreOptions()
 
+    @property
+    def _client(self) -> Any:
+        """The client of the bucket, which all roots in it share."""
+        bucket = "/".join(self.root.split("/", 3)[:3])
+        endpoint = self.options.find_endpoint(bucket)
+        return open_client(bucket, self.options.model_copy(update={"endpoint": endpoint}))
 
-def is_known(place: str) -> bool:
-    """Returns whether fsspec knows the scheme of a URI. Its driver need not be installed."""
-    from fsspec.registry import known_implementations
+    def _to_object(self, key: str) -> str:
+        """The name of an object in the bucket."""
+        prefix = self.root.partition("://")[2].partition("/")[2]
+        return "/".join(filter(None, [prefix, key and parse_relative_path(key)]))
 
-    return place.partition("://")[0] in known_implementations
-
-
-def refuse_credentials(place: str) -> str:
-    """Returns a place that holds no user name or password.
-
-    Raises:
-      ValueError: the place holds one. The message does not repeat it.
-    """
-    scheme, separator, rest = place.partition("://")
-    if separator and "@" in rest.partition("/")[0]:
-        raise ValueError(
-            f"a {scheme}:// URI must not hold a user name or a password, which everybody who sees "
-            "this file can read; give them to the driver by its environment or its own files"
+    def read(self, key: str, max_bytes: int) -> bytes:
+        content = remember(
+            ("read", self._to_uri(key), max_bytes),
+            lambda: b"".join(self._read_from_start(key, max_bytes)),
         )
-    return place
+        if len(content) > max_bytes:
+            raise UnsafePath(
+                f"{self._to_uri(key)} is too large. At most {max_bytes} bytes are allowed."
+            )
+        return content
+
+    def open(self, key: str, max_bytes: int) -> contextlib.AbstractContextManager[IO[bytes]]:
+        return io.BytesIO(self.read(key, max_bytes))
+
+    def read_range(self, key: str, start: int, num_bytes: int) -> bytes:
+        if num_bytes == 0:
+            return b""
+        with self._translate_errors(key):
+            try:
+                content = bytes(
+                    obstore.get_range(
+                        self._client, self._to_object(key), start=start, length=num_bytes
+                    )
+                )
+            except obstore.exceptions.GenericError as error:
+                if not is_empty_range(error):
+                    raise
+                content = b""
+        count_usage(read=len(content))
+        return content
+
+    def read_blocks(self, key: str) -> Iterator[bytes]:
+        return self._read_from_start(key, None)
+
+    def _read_from_start(self, key: str, max_bytes: int | None) -> Iterator[bytes]:
+        """Yields the content, or more than `max_bytes` of it, in parts that are read in parallel.
+
+        The first request asks for a part, too: its answer has the size of the whole file.
+        """
+        with self._translate_errors(key):
+            try:
+                first = obstore.get(
+                    self._client, self._to_object(key), options={"range": (0, BLOCK_BYTES)}
+                )
+                content = bytes(first.bytes())
+            except obstore.exceptions.GenericError as error:
+                if not is_empty_range(error):
+                    raise
+                count_usage()
+                return
+        count_usage(read=len(content))
+        yield content
+        size = first.meta["size"]
+        if max_bytes is not None:
+            size = min(size, max_bytes + 1)
+        starts = range(BLOCK_BYTES, size, BLOCK_BYTES)
+        if not starts:
+            return
+        with concurrent.futures.ThreadPoolExecutor(_PARALLEL_READS) as pool:
+            pending = [
+                pool.submit(self.read_range, key, start, BLOCK_BYTES)
+                for start in starts[:_PARALLEL_READS]
+            ]
+            for start in starts:
+                content = pending.pop(0).result()
+                later = start + _PARALLEL_READS * BLOCK_BYTES
+                if later < size:
+                    pending.append(pool.submit(self.read_range, key, later, BLOCK_BYTES))
+                yield content
+
+    def write(self, key: str, data: bytes, mode: int = 0o666) -> None:
+        self._put(key, data, "overwrite")
+
+    def create(self, key: str, data: bytes) -> None:
+        for tries_left in (2, 1, 0):
+            try:
+                self._put(key, data, "create")
+                break
+            except FileExistsError:
+                if not self._has_content(key, data):
+                    raise
+                break  # it is this put's own, whose answer was lost
+            except MachineError:  # the client does not repeat a conditional put after a timeout
+                if not tries_left:
+                    raise
+
+    def _has_content(self, key: str, data: bytes) -> bool:
+        try:
+            return self.read(key, len(data)) == data
+        except (FileNotFoundError, UnsafePath):
+            return False
+
+    def _put(self, key: str, data: bytes, mode: Literal["create", "overwrite"]) -> None:
+        with self._translate_errors(key):
+            obstore.put(self._client, self._to_object(key), data, mode=mode, use_multipart=False)
+        count_usage(written=len(data))
+
+    def upload(self, key: str, file: Path) -> None:
+        num_bytes = file.stat().st_size
+        try:
+            with self._translate_errors(key):
+                obstore.put(self._client, self._to_object(key), file, max_concurrency=4)
+        except (FileNotFoundError, MachineError) as error:
+            # The answer to the last request may be lost, and its repetition is refused.
+            found = self._stat(key)
+            if found is None or found.num_bytes != num_bytes:
+                raise MachineError(f"{self._to_uri(key)} was not uploaded: {error}") from error
+        count_usage(requests=1 + num_bytes // (5 << 20), written=num_bytes)
+
+    def download(self, key: str, target: Path) -> Checksums:
+        blocks = self.read_blocks(key)
+        first = next(blocks, b"")  # now, because a missing file is no problem of the disk
+        return write_blocks(itertools.chain([first], blocks), target)
+
+    def stat(self, key: str) -> Entry | None:
+        return remember(("stat", self._to_uri(key)), lambda: self._stat(key))
+
+    def _stat(self, key: str) -> Entry | None:
+        try:
+            with self._translate_errors(key):
+                meta = obstore.head(self._client, self._to_object(key))
+        except FileNotFoundError:
+            return None
+        finally:
+            count_usage()
+        return _to_entry(meta, self._to_object(key).rpartition("/")[0])
+
+    def list_folder(self, key: str) -> list[Entry]:
+        return remember(("list", self._to_uri(key)), lambda: self._list_folder(key))
+
+    def _list_folder(self, key: str) -> list[Entry]:
+        with self._translate_errors(key, is_listing=True):
+            found = obstore.list_with_delimiter(self._client, self._to_object(key) or None)
+        count_usage(requests=1 + len(found["objects"]) // 1000)
+        folders = (prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"])
+        entries = [_to_entry(meta, self._to_object(key)) for meta in found["objects"]]
+        entries += [Entry(name, 0, 0.0, is_folder=True) for name in folders]
+        return sorted(entries, key=lambda entry: entry.name)
+
+    def find_in_folders(self, key: str, name: str) -> list[Entry]:
+        folders = [each.name for each in self.list_folder(key) if each.is_folder]
+        paths = [f"{folder}/{name}" for folder in folders if not folder.startswith(".")]
+        return remember(("find", self._to_uri(key), name), lambda: self._stat_all(key, paths))
+
+    def _stat_all(self, key: str, paths: list[str]) -> list[Entry]:
+        """The existing ones among some files below a folder."""
+        keys = [f"{key}/{path}" if key else path for path in paths]
+        found = dict(zip(keys, map_requests(self._stat, keys, parallel=16), strict=True))
+        for each in found:
+            remember(("stat", self._to_uri(each)), functools.partial(found.get, each))
+        entries = zip(paths, found.values(), strict=True)
+        return [dataclasses.replace(entry, name=path) for path, entry in entries if entry]
+
+    def walk(self, key: str) -> list[Entry]:
+        return remember(("walk", self._to_uri(key)), lambda: self._walk(key))
+
+    def _walk(self, key: str) -> list[Entry]:
+        with self._translate_errors(key, is_listing=True):
+            folder = self._to_object(key)
+            found = obstore.list(self._client, folder or None, chunk_size=1000).collect()
+        count_usage(requests=1 + len(found) // 1000)
+        return sorted((_to_entry(meta, folder) for meta in found), key=lambda entry: entry.name)
+
+    def remove(self, key: str) -> None:
+        self._delete([key])
+
+    def remove_tree(self, key: str) -> None:
+        self._delete([f"{parse_relative_path(key)}/{entry.name}" for entry in self.walk(key)])
+
+    def _delete(self, keys: list[str]) -> None:
+        if not keys:
+            return
+        with contextlib.suppress(FileNotFoundError), self._translate_errors(keys[0]):
+            obstore.delete(self._client, [self._to_object(key) for key in keys])
+        count_usage(requests=1 + len(keys) // 1000)
+
+    def open_log(self, key: str) -> ObjectLogWriter:
+        return open_object_log(self, parse_relative_path(key))
+
+    def read_log(self, key: str, offset: int, max_bytes: int) -> bytes:
+        return read_object_log(self, parse_relative_path(key), offset, max_bytes)
+
+    def read_log_end(self, key: str, num_bytes: int) -> tuple[int, bytes]:
+        return read_object_log_end(self, parse_relative_path(key), num_bytes)
+
+    def _to_uri(self, key: str) -> str:
+        return f"{self.root}/{key}" if key else self.root
+
+    def _translate_errors(
+        self, key: str, is_listing: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
+        return translate_errors(self._to_uri(key), self.root, is_listing)
 
 
-@contextlib.contextmanager
-def translated(place: str) -> Iterator[None]:
-    """Translates the driver's errors into ours.
-
-    FileNotFoundError and FileExistsError stay as they are.
-    """
-    try:
-        yield
-    except (FileNotFoundError, FileExistsError):
-        raise
-    except PermissionError as error:
-        raise ConfigError(
-            f"{place}: {error}; check the credentials, and what they may do"
-        ) from error
-    except OSError as error:
-        if error.errno == errno.EINVAL and "recondition" in str(
-            error
-        ):  # a store that does not name the condition
-            raise FileExistsError(errno.EEXIST, str(error)) from error
-        raise _unreachable(place, error) from error
-    except Exception as error:  # the driver's own, which is not imported here
-        if "Credentials" in type(error).__name__:
-            raise ConfigError(
-                f"{place}: {error}; the driver looks for them in the environment "
-                "and in its own files"
-            ) from error
-        if type(error).__module__.partition(".")[0] in _DRIVERS:
-            raise _unreachable(place, error) from error
-        raise
-
-
-def _unreachable(place: str, error: Exception) -> MachineError:
-    return MachineError(f"{place}: {error}; see whether the store can be reached, then retry")
+def _to_entry(meta: ObjectMeta, folder: str) -> Entry:
+    name = meta["path"].removeprefix(f"{folder}/") if folder else meta["path"]
+    return Entry(name, meta["size"], meta["last_modified"].timestamp())

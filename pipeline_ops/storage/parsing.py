@@ -1,61 +1,57 @@
 """Parses JSON from outside a process into a validated value.
 
-One bad file is one error with its place. The parser is pydantic's own. It limits depth and digits,
+One bad file is one error with its source. The parser is pydantic's own. It limits depth and digits,
 so a hostile text causes a ValidationError and never a RecursionError or minutes of work. The size
 is limited where the file is opened.
 """
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline_ops.errors import DataError
-from pipeline_ops.storage.safe_paths import read_below
+from pipeline_ops.storage.store_path import MAX_RECORD_BYTES, StorePath
 
-MAX_RECORD_BYTES = 4 << 20
-"""The size limit for a small file that one process writes and another one reads."""
 _MAX_PROBLEMS = 3
 Model = TypeVar("Model")
+_adapters: dict[object, TypeAdapter[Any]] = {}
 
 
-def parse_json_as(model: type[Model], content: bytes | str, place: object) -> Model:
+def parse_json_as(model: type[Model], content: bytes | str, source: object) -> Model:
     """Parses a JSON text into a value of `model`, a pydantic class.
 
     Raises:
-      DataError: the text is not JSON, or does not fit the model. The message names the place.
+      DataError: the text is not JSON, or does not fit the model. The message names the source.
     """
+    adapter = _adapters.get(model) or _adapters.setdefault(model, TypeAdapter(model))
     try:
-        return _adapter(model).validate_json(content)
+        value: Model = adapter.validate_json(content)
+        return value
     except ValidationError as error:
-        raise DataError(f"{place}: not a valid {model.__name__}: {describe(error)}") from None
+        raise DataError(
+            f"{source}: not a valid {model.__name__}: {describe_validation_error(error)}"
+        ) from None
 
 
 def read_json_as(
-    model: type[Model], root: Path, path: str, max_bytes: int = MAX_RECORD_BYTES
+    model: type[Model], file: StorePath, max_bytes: int = MAX_RECORD_BYTES
 ) -> Model | None:
-    """The value in a file below a trusted root, or None if there is no such file.
+    """The value in a file, or None if there is no such file.
 
     Raises:
       DataError: the file is a link or too large, or its content does not fit the model.
       OSError: the disk failed.
     """
     try:
-        content = read_below(root, path, max_bytes)
+        content = file.read(max_bytes)
     except FileNotFoundError:
         return None
-    return parse_json_as(model, content, root / path)
+    return parse_json_as(model, content, file)
 
 
-@functools.cache
-def _adapter(model: type[Model]) -> TypeAdapter[Model]:
-    return TypeAdapter(model)
-
-
-def describe(error: ValidationError) -> str:
+def describe_validation_error(error: ValidationError) -> str:
     """The first problems of a validation in one line, without the values, which may be large."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     shown = [

@@ -12,14 +12,14 @@ import re
 from pydantic import ValidationError
 
 from pipeline_ops.errors import DataError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.storage.parsing import describe
+from pipeline_ops.storage.parsing import describe_validation_error
 
-_PLACE = "[[{{node"
+_NODE_PREFIX = "[[{{node"
 """Follows the reason. The lines before the reason are headings and Python stacks."""
 _OPERATION = re.compile(r"^{{function_node [^}]*}} | \[Op:\w+\].*$")
 """Surrounds the reason of an operation outside of any graph."""
-_ASSERTION = "assertion failed: ["
-_OF_THE_DISK = frozenset(
+_ASSERTION_PREFIX = "assertion failed: ["
+_DISK_ERROR_TYPES = frozenset(
     {
         "PermissionDeniedError",
         "ResourceExhaustedError",
@@ -29,11 +29,11 @@ _OF_THE_DISK = frozenset(
     }
 )
 """TensorFlow's error types for EACCES, EPERM, ENOSPC, ENOSYS and EIO."""
-_OF_THE_CONTENT = frozenset(
+_CONTENT_ERRNOS = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 )
 """Errors of the operating system that no retry resolves."""
-_REASONS = tuple(
+_DISK_ERROR_SUFFIXES = tuple(
     f"; {os.strerror(number)}"
     for number in (
         errno.EACCES,
@@ -59,25 +59,27 @@ _REASONS = tuple(
 """Ends of TensorFlow's messages if the error type is not specific, as in restoring variables."""
 
 
-def reason_of(error: Exception) -> str:
-    """One line that says why an operation failed.
+def summarize_error(error: Exception) -> str:
+    """The reason of a failed operation in one line.
 
     It is the reason of an error in a graph, the problems of a record, or the first line of any
     other message.
     """
     if isinstance(error, ValidationError):
-        return describe(error)
+        return describe_validation_error(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    place = next((index for index, line in enumerate(lines) if line.startswith(_PLACE)), 0)
-    reason = _OPERATION.sub("", lines[max(0, place - 1)]) if lines else type(error).__name__
+    node_line = next(
+        (index for index, line in enumerate(lines) if line.startswith(_NODE_PREFIX)), 0
+    )
+    reason = _OPERATION.sub("", lines[max(0, node_line - 1)]) if lines else type(error).__name__
     return (
-        reason.removeprefix(_ASSERTION).removesuffix("]")
-        if reason.startswith(_ASSERTION)
+        reason.removeprefix(_ASSERTION_PREFIX).removesuffix("]")
+        if reason.startswith(_ASSERTION_PREFIX)
         else reason
     )
 
 
-def unreadable(message: str, error: Exception, cure: str = "") -> TrainyardError:
+def make_read_error(message: str, error: Exception, remedy: str = "") -> TrainyardError:
     """The error for a file that was whole when the job began.
 
     A disk failure is retried. Wrong content is not.
@@ -85,22 +87,23 @@ def unreadable(message: str, error: Exception, cure: str = "") -> TrainyardError
     Args:
       message: the file and its purpose.
       error: TensorFlow's error, or an OSError.
-      cure: what to do about wrong content, with the separator before it.
+      remedy: what to do about wrong content, with the separator before it.
     """
-    if _is_of_the_disk(error):
+    if _is_disk_error(error):
         return MachineError(
-            f"{message}: {reason_of(error)}; mend the disk or who may read it, then retry"
+            f"{message}: {summarize_error(error)}. "
+            "Repair the disk or the file's permissions, then retry."
         )
-    return DataError(f"{message}: {reason_of(error)}{cure}")
+    return DataError(f"{message}: {summarize_error(error)}{remedy}")
 
 
-def _is_of_the_disk(error: Exception) -> bool:
+def _is_disk_error(error: Exception) -> bool:
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno not in _OF_THE_CONTENT
-    return type(error).__name__ in _OF_THE_DISK or names_a_disk_error(error)
+        return error.errno not in _CONTENT_ERRNOS
+    return type(error).__name__ in _DISK_ERROR_TYPES or has_disk_error_message(error)
 
 
-def exit_code_of(error: Exception) -> ExitCode:
+def to_exit_code(error: Exception) -> ExitCode:
     """The exit code of a process that this error has ended.
 
     Errors of the machine are retried. Any unexpected error is a bug.
@@ -109,16 +112,17 @@ def exit_code_of(error: Exception) -> ExitCode:
         return error.exit_code
     return (
         ExitCode.RETRY
-        if isinstance(error, OSError | MemoryError) or names_a_disk_error(error)
+        if isinstance(error, OSError | MemoryError) or has_disk_error_message(error)
         else ExitCode.BUG
     )
 
 
-def names_a_disk_error(error: Exception) -> bool:
+def has_disk_error_message(error: Exception) -> bool:
     """Returns whether a line of the message ends with an error of the operating system.
 
     TensorFlow writes such lines: "/path/file; Input/output error".
     """
     return any(
-        _OPERATION.sub("", line.strip()).endswith(_REASONS) for line in str(error).splitlines()
+        _OPERATION.sub("", line.strip()).endswith(_DISK_ERROR_SUFFIXES)
+        for line in str(error).splitlines()
     )

@@ -49,7 +49,7 @@ def parse_relative_path(text: str) -> str:
       UnsafePath: the path is absolute, has `..`, `.` or empty parts, a backslash or a control
         character, or is too long.
     """
-    if reason := _why_unsafe(text):
+    if reason := _find_path_problem(text):
         raise UnsafePath(f"{text[:200]!r} is not a usable relative path: {reason}")
     return text
 
@@ -58,9 +58,9 @@ RelativePath = Annotated[str, AfterValidator(parse_relative_path)]
 """A field of a pydantic model that holds such a path."""
 
 
-def _why_unsafe(text: str) -> str | None:
+def _find_path_problem(text: str) -> str | None:
     if not 0 < len(text) <= MAX_PATH:
-        return f"it has {len(text)} characters, allowed are 1 to {MAX_PATH}"
+        return f"it has {len(text)} characters, and 1 to {MAX_PATH} are allowed"
     if any(ord(char) < 32 or ord(char) == 127 or char == "\\" for char in text):
         return "it has a control character or a backslash"
     if any("\ud800" <= char <= "\udfff" for char in text):
@@ -103,21 +103,12 @@ def read_below(root: Path, path: str, max_bytes: int) -> bytes:
     with open_below(root, path, max_bytes) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise UnsafePath(f"{root / path} has grown beyond {max_bytes} bytes while it was read")
+        raise UnsafePath(f"{root / path} grew beyond {max_bytes} bytes while it was read")
     return content
 
 
-def is_file_below(root: Path, path: str) -> bool:
-    """Returns whether `open_below` finds a regular file there."""
-    try:
-        with open_below(root, path):
-            return True
-    except (OSError, UnsafePath):
-        return False
-
-
 @contextlib.contextmanager
-def folder_below(root: Path, path: str) -> Iterator[int]:
+def open_folder_below(root: Path, path: str) -> Iterator[int]:
     """The descriptor of a folder below a root, for the functions of `os` that take a `dir_fd`.
 
     Raises:
@@ -140,7 +131,7 @@ def write_below(root: Path, path: str, content: bytes, mode: int = 0o600) -> Non
     """
     folder, _, name = parse_relative_path(path).rpartition("/")
     temporary = f".{name[:200]}.{secrets.token_hex(4)}.tmp"
-    with folder_below(root, folder) if folder else _root_folder(root) as parent:
+    with open_folder_below(root, folder) if folder else open_folder(root) as parent:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with open(os.open(temporary, flags, mode, dir_fd=parent), "wb") as file:
@@ -156,14 +147,15 @@ def write_below(root: Path, path: str, content: bytes, mode: int = 0o600) -> Non
 
 def _check_regular(found: os.stat_result, path: Path, max_bytes: int | None) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise UnsafePath(f"{path} is not a regular file; remove it")
+        raise UnsafePath(f"{path} is not a regular file. Remove it.")
     if max_bytes is not None and found.st_size > max_bytes:
-        raise UnsafePath(f"{path} has {found.st_size} bytes, allowed are {max_bytes}")
+        raise UnsafePath(f"{path} has {found.st_size} bytes. At most {max_bytes} are allowed.")
 
 
 @contextlib.contextmanager
-def _root_folder(root: Path) -> Iterator[int]:
-    descriptor = os.open(root, _FOLDER)
+def open_folder(folder: Path) -> Iterator[int]:
+    """The descriptor of a trusted folder, for the functions of `os` that take a `dir_fd`."""
+    descriptor = os.open(folder, _FOLDER)
     try:
         yield descriptor
     finally:
@@ -172,7 +164,7 @@ def _root_folder(root: Path) -> Iterator[int]:
 
 def _open(root: Path, path: str, flags: int) -> int:
     """Raises UnsafePath if the path passes a link or a file, and otherwise the system's OSError."""
-    with _root_folder(root) as start:
+    with open_folder(root) as start:
         try:
             try:
                 return open_by_openat2(start, path, flags)
@@ -184,7 +176,7 @@ def _open(root: Path, path: str, flags: int) -> int:
             if error.errno in _LINK_ERRORS:
                 raise UnsafePath(
                     f"{root / path} is a link or is reached through one, or it is of "
-                    f"the wrong kind: {error.strerror}; remove it"
+                    f"the wrong kind: {error.strerror}. Remove it."
                 ) from None
             raise type(error)(error.errno, error.strerror, str(root / path)) from None
 
@@ -196,7 +188,7 @@ class _OpenHow(ctypes.Structure):
 def open_by_openat2(start: int, path: str, flags: int) -> int:
     """Opens a path below a folder by one system call (Linux 5.6 or later). Raises OSError."""
     how = _OpenHow(flags | os.O_NOFOLLOW, 0, _RESOLVE)
-    number = _libc.syscall(
+    number: int = _libc.syscall(
         _SYS_OPENAT2, start, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)
     )
     if number < 0:
@@ -207,12 +199,12 @@ def open_by_openat2(start: int, path: str, flags: int) -> int:
 def open_by_walking(start: int, path: str, flags: int) -> int:
     """Opens a path below a folder part by part. No part may be a link. Raises OSError."""
     *folders, name = path.split("/")
-    here = os.dup(start)
+    current = os.dup(start)
     try:
         for folder in folders:
-            deeper = os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
-            os.close(here)
-            here = deeper
-        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=here)
+            child = os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=current)
+            os.close(current)
+            current = child
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=current)
     finally:
-        os.close(here)
+        os.close(current)

@@ -1,40 +1,67 @@
-"""The disk cache of a host: staged shards, decoded images and proofs of checksums.
+"""The disk cache of a host: shards, decoded images and proofs of checksums.
 
 Every entry can be made again. An entry is a folder, whole or absent. One process makes it while the
-others of this host wait. Each user of an entry holds a shared lock on it until its process ends in
-any way. If the cache is too large, entries without a holder are removed, the oldest first.
+others of this host wait. Each user of an entry holds a shared lock on its folder, until it closes
+the entry or ends in any way. If the cache is too large, unused entries are removed, the oldest
+first.
 
     <local folder>/trainyard-cache/<user id>/    private to the user
         <kind>-<digest>/                         an entry
-        .<kind>-<digest>.lock                    held exclusively while it is made or removed
-        .<kind>-<digest>.use                     held shared while it is used
+        .<kind>-<two digits>.lock                held exclusively while such an entry is made
+        .space.lock                              held exclusively while room is made
 
-Nothing else in the local folder is read, counted or removed.
+A maker that knows the size of its entry reserves the room before it starts: the staging folder then
+holds a file of this size without any content. Nothing else in the local folder is read, counted or
+removed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
-from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.atomic import exclusive_lock, staging_folder
-from pipeline_ops.storage.own_folders import private_folder, remove_folder, report_foreign
+from pipeline_ops.storage.atomic import make_write_error, translate_write_errors
+from pipeline_ops.storage.own_folders import (
+    open_private_folder,
+    remove_folder,
+    warn_unowned_folder,
+)
+from pipeline_ops.storage.staging import remove_by_rename, staging_folder
+from pipeline_ops.system.cache_entry import (
+    CacheEntry,
+    EntryPlace,
+    find_entry,
+    lock_new_entry,
+    measure_bytes,
+    open_entry_folder,
+    use_entry,
+)
+from pipeline_ops.system.locks import exclusive_lock, try_lock
 
-_held: dict[Path, IO] = {}
-"""The locks of the entries that this process uses. The kernel releases them when it ends."""
-
-KINDS = ("checked", "dataset", "offsets", "parsed")
+KINDS = ("artifact", "checked", "dataset", "offsets", "parsed", "shard", "version")
 _ENTRY = re.compile(f"({'|'.join(KINDS)})-[0-9a-f]+")
-_CURE = "remove it, or name another train.input.local_folder"
+_STAGING = re.compile(rf"\.({_ENTRY.pattern})\.[0-9]+\.[0-9a-f]+\.staging")
+_RESERVATION = ".reserved"
+_ALTERNATIVE = "set train.input.local_folder to another folder"
 _WAIT_SECONDS = 24 * 3600.0
 """The maximum wait for another maker. The job's own deadline ends a wait that takes too long."""
+
+Fill = Callable[[Path], None]
+"""A function that writes an entry into an empty folder."""
+
+
+_kept: dict[Path, CacheEntry] = {}
+"""The entries that this process uses until it ends."""
+
+
+def release_entry(path: Path) -> None:
+    """Ends this process's use of an entry of `get_or_create`. Any other folder is ignored."""
+    if entry := _kept.pop(path, None):
+        entry.close()
 
 
 class HostCache:
@@ -42,48 +69,115 @@ class HostCache:
 
     Args:
       local_folder: a folder on a disk of this host, created if it is missing.
-      limit_bytes: the maximum size of unused entries.
+      limit_bytes: the maximum size of all entries. Entries in use stay, even beyond it.
     """
 
     def __init__(self, local_folder: Path, limit_bytes: int):
         self._shared = local_folder.expanduser() / "trainyard-cache"
-        self._folder, self._limit_bytes = self._shared / str(os.geteuid()), limit_bytes
+        self._folder, self.limit_bytes = self._shared / str(os.geteuid()), limit_bytes
 
-    def entry(self, kind: str, digest: str, fill: Callable[[Path], None]) -> Path:
-        """Returns the folder of an entry, which `fill` creates if it is missing.
+    def get_or_create(self, kind: str, digest: str, fill: Fill) -> Path:
+        """Returns the folder of an entry, which this process uses until it ends or releases it.
 
-        This process uses the entry from now on.
+        Works like `open_entry`.
+        """
+        entry = self.open_entry(kind, digest, fill)
+        _kept.setdefault(entry.path, entry)
+        return entry.path
+
+    def open_entry(self, kind: str, digest: str, fill: Fill, num_bytes: int = 0) -> CacheEntry:
+        """Returns an entry, which `fill` creates if it is missing.
 
         Args:
           kind: one of KINDS.
           digest: hex digits.
           fill: writes the entry into an empty folder.
+          num_bytes: the size of the entry, if it is known. Room is made for it.
 
         Raises:
           MachineError: the disk failed, or the cache is not private to this user.
 
         An error of `fill` is passed on, and its output is removed.
         """
+        with self._open(kind, digest) as place:
+            with exclusive_lock(self._get_maker_lock(place.name), str(place.final), _WAIT_SECONDS):
+                entry = use_entry(place)
+                if entry is None:
+                    if num_bytes:
+                        self._make_room(place.here, num_bytes)
+                    with staging_folder(place.final) as staging:
+                        fill(staging)
+                        entry = lock_new_entry(place, staging)
+            self._make_room(place.here, 0)
+        return entry
+
+    def try_open_entry(
+        self, kind: str, digest: str, fill: Fill, num_bytes: int
+    ) -> CacheEntry | None:
+        """Returns an entry like `open_entry`, but never waits and never exceeds the limit.
+
+        Returns:
+          None if another process is making the entry, or the cache is full of entries in use.
+        """
+        with (
+            self._open(kind, digest) as place,
+            contextlib.ExitStack() as stack,
+            open(self._get_maker_lock(place.name), "a") as lock,
+        ):
+            if entry := use_entry(place):
+                return entry
+            if not try_lock(lock.fileno()):
+                return None
+            if entry := use_entry(place):  # made in the meantime
+                return entry
+            with exclusive_lock(self._folder / ".space.lock", str(self._folder), _WAIT_SECONDS):
+                if not self._make_room(place.here, num_bytes):
+                    return None
+                staging = stack.enter_context(staging_folder(place.final))
+                reservation = staging / _RESERVATION
+                with translate_write_errors(reservation), open(reservation, "xb") as file:
+                    file.truncate(num_bytes)
+            fill(staging)
+            reservation.unlink()
+            entry = lock_new_entry(place, staging)
+            stack.close()
+            return entry
+
+    @contextlib.contextmanager
+    def _open(self, kind: str, digest: str) -> Iterator[EntryPlace]:
         name = f"{kind}-{digest}"
         if not _ENTRY.fullmatch(name):
             raise ValueError(
-                f"{name} is not a name of an entry: <one of {', '.join(KINDS)}>-<hex digits>"
+                f"{name} is not the name of a cache entry. "
+                f"Use <one of {', '.join(KINDS)}>-<hex digits>."
             )
-        final = self._folder / name
         self._make_folder()
-        with private_folder(self._folder, _CURE) as here:
-            with exclusive_lock(
-                self._folder / f".{name}.lock",
-                f"{final}, which is being made by another process,",
-                _WAIT_SECONDS,
-            ):
-                self._hold(name)
-                if not _is_own(here, name):
-                    with staging_folder(final) as staging:
-                        fill(staging)
-                os.utime(name, dir_fd=here, follow_symlinks=False)
-            self._remove_unused(here)
-        return final
+        with open_private_folder(self._folder, _ALTERNATIVE) as here:
+            yield EntryPlace(here, name, self._folder / name)
+
+    def _get_maker_lock(self, name: str) -> Path:
+        """The lock file of the makers of an entry. Some entries share one: there are 256 a kind."""
+        kind, _, digest = name.partition("-")
+        return self._folder / f".{kind}-{digest[:2]}.lock"
+
+    def remove_older(self, before: float, is_dry_run: bool = False) -> tuple[int, int]:
+        """Removes the entries that were last used before a time, unless a process uses them.
+
+        Returns:
+          The number of removed entries, and their bytes. In a dry run, those of old entries.
+        """
+        num_entries, num_bytes = 0, 0
+        if self._folder.is_dir():
+            with open_private_folder(self._folder, _ALTERNATIVE) as here:
+                for name in self._list_entries(here):
+                    entry = find_entry(here, name)
+                    if entry and entry.st_mtime < before:
+                        size = measure_bytes(self._folder / name)
+                        if not is_dry_run:
+                            self._remove_if_unused(here, name)
+                        if is_dry_run or find_entry(here, name) is None:
+                            num_entries, num_bytes = num_entries + 1, num_bytes + size
+        return num_entries, num_bytes
 
     def _make_folder(self) -> None:
         """Creates the cache folder.
@@ -99,70 +193,51 @@ class HostCache:
             with contextlib.suppress(FileExistsError):
                 self._folder.mkdir(mode=0o700)
         except OSError as error:
-            raise MachineError(
-                f"could not make {self._folder}: {error.strerror}; "
-                "make it, or name another train.input.local_folder"
+            raise make_write_error(
+                self._folder, error, f"Check its permissions, or {_ALTERNATIVE}."
             ) from error
 
-    def _hold(self, name: str) -> None:
-        path = self._folder / f".{name}.use"
-        if path not in _held:
-            _held[path] = open(path, "a")  # noqa: SIM115 (it stays open)
-            fcntl.flock(_held[path], fcntl.LOCK_SH)
+    def _make_room(self, here: int, num_bytes: int) -> bool:
+        """Removes unused entries until `num_bytes` more fit. Returns whether they do."""
+        entries, total = self._list_entries(here), num_bytes
+        for name in filter(_STAGING.fullmatch, os.listdir(here)):
+            total += self._measure_staging(here, name)
+        sizes = {name: measure_bytes(self._folder / name) for name in entries}
+        total += sum(sizes.values())
+        for name in entries:
+            if total <= self.limit_bytes:
+                break
+            if self._remove_if_unused(here, name):
+                total -= sizes[name]
+        return total <= self.limit_bytes
 
-    def _remove_unused(self, here: int) -> None:
-        total = 0
-        for name in self._entries(here):
-            total += _num_bytes(self._folder / name)
-            if total > self._limit_bytes:
-                self._remove_if_unused(here, name)
-
-    def _entries(self, here: int) -> list[str]:
-        """The names of this user's entries, the newest first. Reports other visible entries."""
+    def _list_entries(self, here: int) -> list[str]:
+        """The names of this user's entries, the oldest first. Reports other visible entries."""
         found = {}
         for name in os.listdir(here):
-            if _ENTRY.fullmatch(name) and _is_own(here, name):
-                found[name] = _modified(here, name)
+            if _ENTRY.fullmatch(name) and (entry := find_entry(here, name)):
+                found[name] = entry.st_mtime_ns
             elif not name.startswith("."):
-                report_foreign(str(self._folder / name))
-        return sorted(found, key=lambda name: found[name], reverse=True)
+                warn_unowned_folder(str(self._folder / name))
+        return sorted(found, key=found.__getitem__)
 
-    def _remove_if_unused(self, here: int, name: str) -> None:
-        with open(self._folder / f".{name}.use", "a") as used:
-            try:
-                fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return
-            # A name that the next maker cleans up if this process dies.
-            doomed = f".{name}.{os.getpid()}.staging"
-            try:
-                os.rename(name, doomed, src_dir_fd=here, dst_dir_fd=here)
-            except FileNotFoundError:  # another process was faster
-                return
-            remove_folder(doomed, here, {os.geteuid()})
+    def _remove_if_unused(self, here: int, name: str) -> bool:
+        with open_entry_folder(here, name) as folder:
+            if folder is None or not try_lock(folder):
+                return folder is None
+            remove_by_rename(self._folder / name)
+            return True
 
+    def _measure_staging(self, here: int, name: str) -> int:
+        """The present or reserved size of what is being made.
 
-def _is_own(here: int, name: str) -> bool:
-    """Returns whether the entry exists and is a folder, not a link or a file."""
-    try:
-        found = os.stat(name, dir_fd=here, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-
-
-def _modified(here: int, name: str) -> int:
-    try:
-        return os.stat(name, dir_fd=here, follow_symlinks=False).st_mtime_ns
-    except FileNotFoundError:
-        return 0
-
-
-def _num_bytes(folder: Path) -> int:
-    """Adds up the sizes of all files below a folder. A file that vanishes in between counts 0."""
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.lstat(os.path.join(place, name)).st_size
-    return total
+        Removes what a killed maker has left.
+        """
+        entry = name.removeprefix(".").split(".")[0]
+        with open(self._get_maker_lock(entry), "a") as lock:
+            if try_lock(lock.fileno()):
+                remove_folder(name, here)
+                return 0
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(f"{name}/{_RESERVATION}", dir_fd=here).st_size
+        return measure_bytes(self._folder / name)

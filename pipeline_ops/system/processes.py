@@ -16,19 +16,15 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import psutil
 import pydantic
 import pydantic.dataclasses
 
-_STATE, _GROUP, _SESSION, _START_TICKS = (
-    0,
-    2,
-    3,
-    19,
-)  # fields of /proc/<pid>/stat after the command's name
+_STATE, _START_TICKS = 0, 19  # fields of /proc/<pid>/stat after the command's name
+_DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 _POLL_SECONDS = 0.05
-
 
 ATTEMPT_VARIABLE = "TRAINYARD_ATTEMPT"
 """The environment variable that holds the folder of the attempt in each process of a job."""
@@ -46,24 +42,19 @@ class ProcessIdentity:
     start_ticks: _Number
 
     @classmethod
-    def of(cls, pid: int) -> ProcessIdentity:
+    def from_pid(cls, pid: int) -> ProcessIdentity:
         """The identity of a process that runs now on this host. Raises ProcessLookupError."""
-        fields = _stat(pid)
+        fields = _read_stat(pid)
         if fields is None:
             raise ProcessLookupError(pid)
         return cls(socket.gethostname(), pid, int(fields[_START_TICKS]))
 
-    @classmethod
-    def from_json(cls, value: Mapping) -> ProcessIdentity:
-        """Parses an identity. Raises ValueError or TypeError if the value is invalid."""
-        return cls(**value)
-
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     def is_alive(self) -> bool:
         """Returns whether the process still runs here. A zombie is dead."""
-        fields = _stat(self.pid)
+        fields = _read_stat(self.pid)
         return (
             fields is not None
             and fields[_STATE] not in "ZX"
@@ -73,39 +64,48 @@ class ProcessIdentity:
 
 def is_stopped(pid: int) -> bool:
     """Returns whether a signal or a debugger has stopped the process."""
-    fields = _stat(pid)
+    fields = _read_stat(pid)
     return fields is not None and fields[_STATE] in "Tt"
 
 
-def _stat(pid: int) -> list[str] | None:
+def _read_stat(pid: int) -> list[str] | None:
+    """State and start time of a process. psutil's start time follows changes of the clock."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
 
 
-def group_members(group: int) -> list[int]:
+def find_group_members(group: int) -> list[int]:
     """The living processes of a process group, without zombies."""
     found = []
-    for entry in os.listdir("/proc"):
-        fields = _stat(int(entry)) if entry.isdigit() else None
-        if fields and int(fields[_GROUP]) == group and fields[_STATE] not in "ZX":
-            found.append(int(entry))
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(pid) == group and psutil.Process(pid).status() not in _DEAD:
+                found.append(pid)
     return found
 
 
-def bears(pid: int, mark: tuple[str, str]) -> bool:
+def has_environment_variable(pid: int, variable: tuple[str, str]) -> bool:
     """Returns whether a process of this user was started with that variable in its environment."""
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # it is gone, or belongs to another user
+        return bool(psutil.Process(pid).environ().get(variable[0]) == variable[1])
+    except psutil.Error:  # it is gone, or belongs to another user
         return False
-    return f"{mark[0]}={mark[1]}".encode(errors="surrogateescape") in environment.split(b"\0")
+
+
+def find_environment_values(name: str) -> set[str]:
+    """The values of an environment variable in the processes of this user on this host."""
+    values = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it is gone, or belongs to another user
+            values.add(process.environ().get(name, ""))
+    return values - {""}
 
 
 def start_detached(
     argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> subprocess.Popen:
+) -> subprocess.Popen[bytes]:
     """Starts a process as the leader of its own session. Appends both of its outputs to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
@@ -121,9 +121,9 @@ def start_detached(
 
 
 def kill_group(
-    leader: ProcessIdentity, grace_seconds: float, mark: tuple[str, str] | None = None
+    leader: ProcessIdentity, grace_seconds: float, variable: tuple[str, str] | None = None
 ) -> bool:
-    """Ends a process group: SIGTERM, then SIGKILL to the rest after the grace time.
+    """Ends a process group: SIGTERM, then SIGKILL to the remaining processes after the grace time.
 
     Members outlive a leader that was killed by signal 9, so they are looked up even if the leader
     is gone. That is safe, because the kernel assigns no pid that is still in use as a process
@@ -132,26 +132,25 @@ def kill_group(
     Args:
       leader: the leader that the caller has started, or that a file names.
       grace_seconds: the time between the two signals.
-      mark: a variable that all members inherit from their start. A group without a member that has
-        it belongs to another program and gets no signal. None if the caller has started the leader.
+      variable: an environment variable that all members inherit, as name and value. A group
+        without a member that has it belongs to another program and gets no signal. None if the
+        caller has started the leader.
 
     Returns:
       Whether no process of the group is left.
     """
-    if not leader.is_alive() and _is_reused(leader):
+    stat = _read_stat(leader.pid)
+    if stat and int(stat[_START_TICKS]) != leader.start_ticks:  # the pid belongs to another process
         return True
-    if mark and not any(bears(pid, mark) for pid in group_members(leader.pid)):
+    if variable and not any(
+        has_environment_variable(pid, variable) for pid in find_group_members(leader.pid)
+    ):
         return True
     _signal_group(leader.pid, signal.SIGTERM)
     if _wait_until_empty(leader.pid, grace_seconds):
         return True
     _signal_group(leader.pid, signal.SIGKILL)
     return _wait_until_empty(leader.pid, grace_seconds)
-
-
-def _is_reused(leader: ProcessIdentity) -> bool:
-    fields = _stat(leader.pid)
-    return fields is not None and int(fields[_START_TICKS]) != leader.start_ticks
 
 
 def _signal_group(group: int, number: int) -> None:
@@ -161,7 +160,7 @@ def _signal_group(group: int, number: int) -> None:
 
 def _wait_until_empty(group: int, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while group_members(group):
+    while find_group_members(group):
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_SECONDS)

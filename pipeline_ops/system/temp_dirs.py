@@ -4,11 +4,11 @@
 
 TensorFlow, Beam and multiprocessing write into the temporary folder, and clean up only if Python
 ends normally. Our processes are killed by signals, or leave by `os._exit`. Each job, and each gang
-on each of its hosts, therefore has its own temporary folder and holds a lock on it. The holder
-removes the folder in the end. The folder of a killed holder is removed by the next process that
+on each of its hosts, therefore has its own temporary folder and holds a lock on it. The owner
+removes the folder in the end. The folder of a killed owner is removed by the next process that
 sweeps and gets the lock (`sweep`).
 
-The lock is on the folder itself, so folder and lock always have the same holder, and
+The lock is on the folder itself, so folder and lock always have the same owner, and
 systemd-tmpfiles spares a locked folder. The lock is valid on one host only, even if the temporary
 folder is a share that other hosts see. The host is therefore part of the path. Names are short,
 because the path of a socket has at most 108 bytes. These folders hold no files for the next try
@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import logging
 import os
 import secrets
@@ -31,23 +30,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.storage.atomic import make_write_error
+from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.own_folders import (
     FOLDER_FLAGS,
     empty_folder,
-    path_of,
-    private_folder,
-    report_foreign,
+    get_descriptor_path,
+    open_private_folder,
+    warn_unowned_folder,
 )
+from pipeline_ops.system.locks import try_lock
 
 _log = logging.getLogger(__name__)
 _REMOVAL_TRIES, _REMOVAL_PAUSE_SECONDS = 20, 0.05
 _VARIABLE = "TMPDIR"
 """The variable that tempfile, TensorFlow, Beam and multiprocessing obey."""
+_ALTERNATIVE = f"set {_VARIABLE} to another folder"
 
 
 @dataclasses.dataclass(frozen=True)
-class Scratch:
+class ScratchFolder:
     """A folder that is held until its lock is closed in every process that has inherited it."""
 
     folder: Path
@@ -66,7 +68,7 @@ class Scratch:
         for _ in range(_REMOVAL_TRIES):
             empty_folder(self.lock)
             try:
-                with _opened(self.folder.parent) as root:
+                with _open_root(self.folder.parent) as root:
                     if _is_entry(self.lock, root, self.folder.name):
                         os.rmdir(self.folder.name, dir_fd=root)
                 break
@@ -78,46 +80,46 @@ class Scratch:
 
 
 @contextlib.contextmanager
-def own_temporary_folder(purpose: str) -> Iterator[Path]:
+def use_temporary_folder(purpose: str) -> Iterator[Path]:
     """Gives this process and its new children their own temporary folder for the block.
 
     It also removes the folders that other processes have left.
 
     Raises:
-      MachineError: see `try_to_hold`.
+      MachineError: see `try_acquire_scratch_folder`.
     """
     sweep()
-    while (scratch := try_to_hold(f"{purpose}-{secrets.token_hex(4)}")) is None:
+    while (scratch := try_acquire_scratch_folder(f"{purpose}-{secrets.token_hex(4)}")) is None:
         pass  # another sweep was faster
-    kept, kept_by_tempfile = os.environ.get(_VARIABLE), tempfile.tempdir
+    previous, previous_tempdir = os.environ.get(_VARIABLE), tempfile.tempdir
     os.environ |= scratch.environment
     tempfile.tempdir = str(scratch.folder)
     try:
         yield scratch.folder
     finally:
-        if kept is None:
+        if previous is None:
             del os.environ[_VARIABLE]
         else:
-            os.environ[_VARIABLE] = kept
-        tempfile.tempdir = kept_by_tempfile
+            os.environ[_VARIABLE] = previous
+        tempfile.tempdir = previous_tempdir
         scratch.remove()
         sweep()
 
 
-def try_to_hold(name: str) -> Scratch | None:
+def try_acquire_scratch_folder(name: str) -> ScratchFolder | None:
     """The folder of that name, held and empty, or None while another process holds it.
 
-    Files that a killed holder has left in it are removed.
+    Files that a killed owner has left in it are removed.
 
     Raises:
       MachineError: this user can't use the temporary folder.
     """
     _make_root()
     try:
-        with _opened(_root()) as root:
+        with _open_root(_root()) as root:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, mode=0o700, dir_fd=root)
-            scratch = _lock(root, name)
+            scratch = _try_lock_folder(root, name)
     except FileNotFoundError:  # another sweep has removed the empty root
         return None
     if scratch:
@@ -131,9 +133,9 @@ def sweep() -> None:
     A root that is not ours is reported and stays, with all its content.
     """
     try:
-        with _opened(_root()) as root:
+        with _open_root(_root()) as root:
             for name in os.listdir(root):
-                if scratch := _lock(root, name):
+                if scratch := _try_lock_folder(root, name):
                     scratch.remove()
             with contextlib.suppress(OSError):  # it is in use, or gone
                 os.rmdir(_root())
@@ -143,7 +145,7 @@ def sweep() -> None:
         _log.warning("%s", error)
 
 
-def folder_of(name: str) -> Path:
+def get_scratch_path(name: str) -> Path:
     """The path of a scratch folder. The folder need not exist."""
     return _root() / name
 
@@ -154,7 +156,7 @@ def _root() -> Path:
     If this process's temporary folder is a scratch folder, its root is used. The children's folders
     are then next to that folder, and not inside.
     """
-    name = f"trainyard-{os.getuid()}-{digest_of(socket.gethostname())[:8]}"
+    name = f"trainyard-{os.getuid()}-{compute_digest(socket.gethostname())[:8]}"
     temporary = Path(tempfile.gettempdir())
     return temporary.parent if temporary.parent.name == name else temporary / name
 
@@ -166,13 +168,10 @@ def _make_root() -> None:
         with contextlib.suppress(FileExistsError):
             root.mkdir(mode=0o700)
     except OSError as error:
-        raise MachineError(
-            f"could not make {root}: {error.strerror}; "
-            f"mend the disk, or name another temporary folder by {_VARIABLE}"
-        ) from error
+        raise make_write_error(root, error, f"Check its permissions, or {_ALTERNATIVE}.") from error
 
 
-def _opened(root: Path) -> contextlib.AbstractContextManager[int]:
+def _open_root(root: Path) -> contextlib.AbstractContextManager[int]:
     """The root's descriptor.
 
     The temporary folder belongs to every user of this host, so another user may have taken the
@@ -182,37 +181,23 @@ def _opened(root: Path) -> contextlib.AbstractContextManager[int]:
       FileNotFoundError: there is no root.
       MachineError: it is not a private folder of this user.
     """
-    return private_folder(root, f"remove it, or name another temporary folder by {_VARIABLE}")
+    return open_private_folder(root, _ALTERNATIVE)
 
 
-def _lock(root: int, name: str) -> Scratch | None:
+def _try_lock_folder(root: int, name: str) -> ScratchFolder | None:
     """Locks a folder. Returns None if it is missing, is not ours, or another process holds it."""
-    try:
-        lock = os.open(name, FOLDER_FLAGS, dir_fd=root)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    if os.fstat(lock).st_uid == os.geteuid() and os.fstat(lock).st_dev == os.fstat(root).st_dev:
-        if _try_flock(lock) and _is_entry(lock, root, name):
-            return Scratch(folder_of(name), lock)
-    else:
-        report_foreign(os.path.join(path_of(root), name))
-    os.close(lock)
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = os.open(name, FOLDER_FLAGS, dir_fd=root)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        stack.callback(os.close, lock)
+        if os.fstat(lock).st_uid != os.geteuid() or os.fstat(lock).st_dev != os.fstat(root).st_dev:
+            warn_unowned_folder(os.path.join(get_descriptor_path(root), name))
+        elif try_lock(lock, alternative=_ALTERNATIVE) and _is_entry(lock, root, name):
+            stack.pop_all()
+            return ScratchFolder(get_scratch_path(name), lock)
     return None
-
-
-def _try_flock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        place = path_of(lock)
-        os.close(lock)
-        raise MachineError(
-            f"could not lock {place}: {error.strerror}; "
-            f"name another temporary folder by {_VARIABLE}"
-        ) from error
-    return True
 
 
 def _is_entry(lock: int, root: int, name: str) -> bool:

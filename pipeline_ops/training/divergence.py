@@ -17,8 +17,8 @@ from pipeline_ops.artifacts.dataset import KEY
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.atomic import write_json
-from pipeline_ops.training.checkpointing.state import Diverged, TrainingState
-from pipeline_ops.training.loops.synchronous import Taken
+from pipeline_ops.training.checkpointing.state import DivergedStep, TrainingState
+from pipeline_ops.training.loops.loop import StepResult
 
 
 class DivergedError(Exception):
@@ -32,47 +32,44 @@ class DivergedError(Exception):
         self.until, self.step, self.loss = until, step, loss
 
 
-def is_sound(taken: Taken, config: Train) -> bool:
-    """Returns whether training may go on after these steps."""
+def is_sound(result: StepResult, config: Train) -> bool:
+    """Returns whether training may continue after these steps."""
     limit = config.on_divergence.max_loss
-    return taken.is_sound and (limit is None or loss_of(taken) <= limit)
+    return result.is_sound and (limit is None or result.worst_loss <= limit)
 
 
-def loss_of(taken: Taken) -> float:
-    """The mean loss of the worst step, or of all steps if the worst is not known."""
-    return float(taken.sums[0] / taken.sums[-1]) if taken.worst_loss is None else taken.worst_loss
-
-
-def decide(config: Train, state: TrainingState, step: int, loss: float, batch: Path) -> None:
+def apply_divergence_policy(
+    config: Train, state: TrainingState, step: int, loss: float, batch: Path
+) -> None:
     """Applies the policy for divergences to the state.
 
     Raises:
       ConfigError: The policy is to stop, or the budget is spent.
     """
     policy = config.on_divergence
-    what = (
+    description = (
         f"the loss or the weights diverged at step {step} (loss {loss:g}, "
-        f"learning rate {state.learning_rate:g}); its batch is in {batch}"
+        f"learning rate {state.learning_rate:g}). Its batch is in {batch}."
     )
     if policy.action == "stop":
         raise ConfigError(
-            f"{what}; look at it, lower train.optimizer.learning_rate, set train.optimizer.clip, "
-            "or choose an action in train.on_divergence"
+            f"{description} Check the batch, lower train.optimizer.learning_rate, "
+            "set train.optimizer.clip, or choose an action in train.on_divergence."
         )
     if len(state.divergences) >= policy.max_times:
         raise ConfigError(
-            f"{what}; that was once more than train.on_divergence.max_times "
-            f"({policy.max_times}) allows"
+            f"{description} This is one divergence more than train.on_divergence.max_times "
+            f"({policy.max_times}) allows. Raise the limit, or check the batches and the optimizer."
         )
-    if policy.action == "lower_learning_rate":
+    if policy.factor is not None:
         state.learning_rate *= policy.factor
-        done = f"the learning rate is {state.learning_rate:g} from step {state.step} on"
+        consequence = f"The learning rate is {state.learning_rate:g} from step {state.step} on."
     else:
-        done = "it was left out"
+        consequence = "The batch was skipped."
     state.divergences.append(
-        Diverged(step=step, loss=repr(loss), is_skipped=policy.action == "skip_batch")
+        DivergedStep(step=step, loss=repr(loss), is_skipped=policy.action == "skip_batch")
     )
-    state.warnings.append(f"{what}; {done}")
+    state.warnings.append(f"{description} {consequence}")
 
 
 def save_batch(
@@ -80,7 +77,7 @@ def save_batch(
 ) -> None:
     """Writes the examples of a step as a TFRecord file, and their keys as a JSON file."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = batch_file(folder, step)
+    file = get_batch_path(folder, step)
     with tf.io.TFRecordWriter(str(file)) as writer:
         for example in examples:
             writer.write(example)
@@ -97,5 +94,5 @@ def save_batch(
     )
 
 
-def batch_file(folder: Path, step: int) -> Path:
+def get_batch_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:09d}.tfrecord"

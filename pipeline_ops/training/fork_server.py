@@ -1,6 +1,7 @@
 """The fork server: one process per host that has imported TensorFlow and forks the workers.
 
-It has executed no operation. A worker takes its first step about one second after the fork instead
+It has executed no operation, and made no request to a bucket, because a client does not survive a
+fork. A worker takes its first step about one second after the fork instead
 of twelve, which makes a restart cheap. The host's agent starts it with `python -m
 pipeline_ops.training.fork_server` and holds its standard input. When that closes, because the agent
 ended or was killed, every fork is killed.
@@ -9,7 +10,6 @@ ended or was killed, every fork is killed.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import select
@@ -24,9 +24,9 @@ from typing import NoReturn
 
 from pipeline_ops.errors import ExitCode, TrainyardError
 from pipeline_ops.jobs.gang_protocol import (
-    BEAT_SECONDS,
-    BEATS_VARIABLE,
-    PRELOADED,
+    FORK_SERVER,
+    HEARTBEAT_SECONDS,
+    HEARTBEATS_VARIABLE,
     CandidateSpec,
     Event,
     Fork,
@@ -34,10 +34,8 @@ from pipeline_ops.jobs.gang_protocol import (
 )
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.atomic import write_json
-from pipeline_ops.storage.read_errors import exit_code_of
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+from pipeline_ops.storage.read_errors import to_exit_code
+from pipeline_ops.system.prctl import die_with_parent
 
 
 def main() -> None:
@@ -45,9 +43,7 @@ def main() -> None:
     events = os.dup(1)
     os.dup2(2, 1)  # a stray print must not look like an event
     os.set_inheritable(events, False)
-    from pipeline_ops.input.tensorflow_start import import_tensorflow
-
-    import_tensorflow()
+    import pipeline_ops.input.tensorflow_start  # noqa: F401  (before other imports of TensorFlow)
     from pipeline_ops.training import saved_model_export, worker  # noqa: F401  (once for all forks)
 
     # Keeps the collector from touching, and so copying, the memory that the forks share.
@@ -71,22 +67,21 @@ class ForkServer:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(
-            signal.SIGTERM, signal.SIG_IGN
-        )  # a signal to the whole group is meant for the forks
+        # A signal to the whole group is meant for the forks.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.set_wakeup_fd(wake_write)
-        self._say(Event(event="ready", pid=os.getpid()))
+        self._send_event(Event(event="ready", pid=os.getpid()))
         while True:
-            beat(PRELOADED)
-            readable, _, _ = select.select([0, wake_read], [], [], BEAT_SECONDS)
+            send_heartbeat(FORK_SERVER)
+            readable, _, _ = select.select([0, wake_read], [], [], HEARTBEAT_SECONDS)
             if wake_read in readable:
                 os.read(wake_read, 4096)
-                self._report_ended()
-            if 0 in readable and not self._obey():
+                self._report_exits()
+            if 0 in readable and not self._handle_requests():
                 self._kill_all()
                 return
 
-    def _obey(self) -> bool:
+    def _handle_requests(self) -> bool:
         """Executes the requests that have come in. Returns False at the end of the input."""
         data = os.read(0, 1 << 16)
         *lines, self._unread = (self._unread + data).split(b"\n")
@@ -97,15 +92,15 @@ class ForkServer:
     def _fork(self, fork: Fork) -> None:
         pid = os.fork()
         if pid == 0:
-            _be_child(fork)
+            _run_child(fork)
         self._names[pid] = fork.name
-        self._say(Event(event="started", name=fork.name, pid=pid))
+        self._send_event(Event(event="started", name=fork.name, pid=pid))
 
-    def _report_ended(self) -> None:
+    def _report_exits(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
-                self._say(
+                self._send_event(
                     Event(
                         event="ended",
                         name=self._names.pop(pid),
@@ -118,37 +113,35 @@ class ForkServer:
         for pid in self._names:
             os.kill(pid, signal.SIGKILL)
 
-    def _say(self, event: Event) -> None:
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # the launcher is gone; the end of the input comes next
+    def _send_event(self, event: Event) -> None:
+        # The launcher may have ended. The end of the input follows.
+        with contextlib.suppress(BrokenPipeError):
             os.write(self._events, event.model_dump_json().encode() + b"\n")
 
 
-def beat(name: str) -> None:
+def send_heartbeat(name: str) -> None:
     """Writes a heartbeat to the agent's pipe, short enough for an atomic write."""
-    with contextlib.suppress(
-        BrokenPipeError
-    ):  # the agent is gone, and this process will be in a moment
-        os.write(int(os.environ[BEATS_VARIABLE]), name.encode() + b"\n")
+    # The agent may have ended. This process is killed next.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(int(os.environ[HEARTBEATS_VARIABLE]), name.encode() + b"\n")
 
 
-def _beat_for_ever(name: str) -> NoReturn:
+def _send_heartbeats(name: str) -> NoReturn:
     """Sends heartbeats from a thread of each fork.
 
-    They go on through a long step, and stop when the process is stopped or its machine hangs.
+    They continue through a long step, and stop when the process is stopped or its machine hangs.
     """
     while True:
-        beat(name)
-        time.sleep(BEAT_SECONDS)
+        send_heartbeat(name)
+        time.sleep(HEARTBEAT_SECONDS)
 
 
-def _be_child(fork: Fork) -> NoReturn:
+def _run_child(fork: Fork) -> NoReturn:
     """Runs a fork's work and ends with `os._exit`, without the interpreter's shutdown.
 
     After a failed collective, TensorFlow's threads may hang or crash during that shutdown.
     """
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -157,28 +150,29 @@ def _be_child(fork: Fork) -> NoReturn:
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.environ.update(fork.env)
-    threading.Thread(target=_beat_for_ever, args=(fork.name,), daemon=True).start()
-    status, _held = run_entry(_entry(fork), Path(fork.status))
+    threading.Thread(target=_send_heartbeats, args=(fork.name,), daemon=True).start()
+    status, _result = run_entry(_resolve_entry(fork), Path(fork.status))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status.exit_code)
 
 
-def _entry(fork: Fork) -> Callable[[], object]:
+def _resolve_entry(fork: Fork) -> Callable[[], object]:
     from pipeline_ops.training import saved_model_export, worker
 
-    argument = Path(fork.argument).read_bytes()
     if fork.entry == "worker":
         return lambda: worker.run_worker(
-            WorkerSpec.model_validate_json(argument), bytes.fromhex(fork.token)
+            WorkerSpec.model_validate_json(fork.argument), bytes.fromhex(fork.token)
         )
-    return lambda: saved_model_export.write_candidate(CandidateSpec.model_validate_json(argument))
+    return lambda: saved_model_export.export_saved_model(
+        CandidateSpec.model_validate_json(fork.argument)
+    )
 
 
 def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, object]:
-    """Runs a fork's work and writes a status file that says how it ended.
+    """Runs a fork's work and writes its status file.
 
-    Returns the work's result, too, which keeps it alive.
+    Returns the status, and the work's result, which the caller keeps alive.
     """
     from tensorflow import errors
 
@@ -188,32 +182,26 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
         status = Status(exit_code=ExitCode.SUCCESS)
     except TrainyardError as error:
         status = Status(exit_code=error.exit_code, message=str(error))
-    except (
-        errors.UnavailableError,
-        errors.DeadlineExceededError,
-        errors.AbortedError,
-        errors.CancelledError,
-        errors.InternalError,
-        errors.UnknownError,
-        errors.ResourceExhaustedError,
-        errors.FailedPreconditionError,
-    ) as error:
-        traceback.print_exc()
-        status = Status(
-            exit_code=ExitCode.RETRY, message=f"{type(error).__name__}: {_in_short(error)}"
-        )
     except Exception as error:
         traceback.print_exc()
+        retried = (
+            errors.UnavailableError,
+            errors.DeadlineExceededError,
+            errors.AbortedError,
+            errors.CancelledError,
+            errors.InternalError,
+            errors.UnknownError,
+            errors.ResourceExhaustedError,
+            errors.FailedPreconditionError,
+        )
+        # The first lines. TensorFlow's messages can fill pages, and the log has them.
+        lines = [line.strip() for line in str(error).strip().splitlines()[:4]]
         status = Status(
-            exit_code=exit_code_of(error), message=f"{type(error).__name__}: {_in_short(error)}"
+            exit_code=ExitCode.RETRY if isinstance(error, retried) else to_exit_code(error),
+            message=f"{type(error).__name__}: {' '.join(lines)[:500]}",
         )
     write_json(status_file, status.model_dump(mode="json"))
     return status, result
-
-
-def _in_short(error: BaseException) -> str:
-    """The first lines. TensorFlow's messages go on for pages, and the log has them."""
-    return " ".join(line.strip() for line in str(error).strip().splitlines()[:4])[:500]
 
 
 if __name__ == "__main__":

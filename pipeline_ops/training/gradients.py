@@ -10,30 +10,30 @@ import tensorflow as tf
 Differentiate = Callable[[int | tf.Tensor, Any, Any], tuple[tf.Tensor, list[tf.Tensor]]]
 """Maps the number of a micro-batch, its features and its labels to sums and gradients.
 
-The sums are those of `Task.batch_sums`.
+The sums are those of `Task.compute_batch_sums`.
 """
 
 
-def as_floats(features: Any) -> Any:
+def cast_to_float(features: Any) -> Any:
     """Casts images, which travel as bytes, to the floats that a model takes."""
     return tf.nest.map_structure(
         lambda values: tf.cast(values, tf.float32) if values.dtype.is_integer else values, features
     )
 
 
-def part_of(batch: Any, number: int | tf.Tensor, count: int) -> Any:
-    """The given one of `count` parts of every tensor, along its first axis.
+def slice_batch(batch: Any, number: int | tf.Tensor, count: int) -> Any:
+    """Returns the given one of `count` parts of every tensor, along its first axis.
 
     The sizes of the parts differ by one example at most.
     """
     return (
         batch
         if count == 1
-        else tf.nest.map_structure(lambda values: _part(values, number, count), batch)
+        else tf.nest.map_structure(lambda values: _slice_tensor(values, number, count), batch)
     )
 
 
-def _part(values: tf.Tensor, number: int | tf.Tensor, count: int) -> tf.Tensor:
+def _slice_tensor(values: tf.Tensor, number: int | tf.Tensor, count: int) -> tf.Tensor:
     size = values.shape[0] or tf.shape(values)[0]
     part = values[number * size // count : (number + 1) * size // count]
     if values.shape[0] and values.shape[0] % count == 0:
@@ -41,20 +41,20 @@ def _part(values: tf.Tensor, number: int | tf.Tensor, count: int) -> tf.Tensor:
     return part
 
 
-def in_micro_batches(
+def accumulate_gradients(
     count: int,
     differentiate: Differentiate,
     features: Any,
     labels: Any,
     shapes: Sequence[tf.TensorShape],
-    num_sums: int,
+    count_sums: int,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Applies `differentiate` part by part, so that each part reuses the memory of the last.
 
     Args:
       count: The number of parts.
       shapes: The shapes of the gradients.
-      num_sums: The length of the sums.
+      count_sums: The length of the sums.
     """
     if count == 1:
         return differentiate(0, features, labels)
@@ -62,11 +62,11 @@ def in_micro_batches(
     def add_next(
         number: tf.Tensor, sums: tf.Tensor, *gradients: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        more, new = differentiate(number, *part_of((features, labels), number, count))
+        more, new = differentiate(number, *slice_batch((features, labels), number, count))
         return number + 1, sums + more, *(a + b for a, b in zip(gradients, new, strict=True))
 
-    nothing = (tf.constant(0), tf.zeros([num_sums]), *(tf.zeros(shape) for shape in shapes))
+    initial = (tf.constant(0), tf.zeros([count_sums]), *(tf.zeros(shape) for shape in shapes))
     _, sums, *gradients = tf.while_loop(
-        lambda number, *_: number < count, add_next, nothing, parallel_iterations=1
+        lambda number, *_: number < count, add_next, initial, parallel_iterations=1
     )
     return sums, gradients

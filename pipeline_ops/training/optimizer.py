@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,6 +18,7 @@ from pipeline_ops.config.optimizer import (
     Optimizer,
     Piecewise,
 )
+from pipeline_ops.input.framework_internals import get_slots, replace_average_update
 
 
 def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimizers.Optimizer:
@@ -26,35 +28,32 @@ def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimiz
       config: The section of the optimizer.
       scale_loss: Whether to wrap it into an optimizer that scales the loss, for float16.
     """
-    clip = {"global_norm": "global_clipnorm", "norm": "clipnorm", "value": "clipvalue"}
-    options = {
-        clip[name]: value
-        for name, value in (config.clip.model_dump() if config.clip else {}).items()
-        if value is not None
-    }
+    options: dict[str, Any] = {}
+    if clip := config.clip:
+        options = {
+            "global_clipnorm": clip.global_norm,
+            "clipnorm": clip.norm,
+            "clipvalue": clip.value,
+        }
     if config.average_weights is not None:
         options |= {"use_ema": True, "ema_momentum": config.average_weights}
-    match config.name:
-        case "sgd":
-            optimizer = keras.optimizers.SGD(
-                config.learning_rate,
-                momentum=config.momentum,
-                weight_decay=config.weight_decay or None,
-                **options,
-            )
-        case "adamw":
-            optimizer = keras.optimizers.AdamW(
-                config.learning_rate, weight_decay=config.weight_decay, **options
-            )
-        case "adam":
-            optimizer = keras.optimizers.Adam(config.learning_rate, **options)
+    if config.weight_decay or config.name == "adamw":
+        options["weight_decay"] = config.weight_decay
+    if config.name == "sgd":
+        options["momentum"] = config.momentum
+    kinds = {
+        "sgd": keras.optimizers.SGD,
+        "adam": keras.optimizers.Adam,
+        "adamw": keras.optimizers.AdamW,
+    }
+    optimizer = kinds[config.name](config.learning_rate, **options)
     if config.average_weights is not None:
         _warm_up_average(optimizer, config.average_weights)
     return keras.optimizers.LossScaleOptimizer(optimizer) if scale_loss else optimizer
 
 
-def average_decay(decay: float, step: tf.Tensor) -> tf.Tensor:
-    """The share of the averaged weights that a step keeps.
+def compute_average_decay(decay: float, step: tf.Tensor) -> tf.Tensor:
+    """Returns the share of the averaged weights that a step keeps.
 
     It is 0 in the first step, then `min(decay, (1 + step) / (10 + step))`, the rule of
     `tf.train.ExponentialMovingAverage`. With a constant decay of 0.999, an average of 200 steps
@@ -67,25 +66,20 @@ def average_decay(decay: float, step: tf.Tensor) -> tf.Tensor:
 
 
 def _warm_up_average(optimizer: keras.optimizers.Optimizer, decay: float) -> None:
-    """Replaces Keras's update of the averages, which has no warm-up.
-
-    The hook is private, so Keras is pinned.
-    """
+    """Replaces Keras's update of the averages, which has no warm-up."""
 
     def update(variables: Sequence[keras.Variable]) -> None:
-        kept = average_decay(decay, optimizer.iterations.value)
-        for variable, average in zip(
-            variables, optimizer._model_variables_moving_average, strict=True
-        ):
+        kept = compute_average_decay(decay, optimizer.iterations.value)
+        for variable, average in zip(variables, get_slots(optimizer)["averages"], strict=True):
             average.assign(
                 kept * tf.convert_to_tensor(average) + (1 - kept) * tf.convert_to_tensor(variable)
             )
 
-    optimizer._update_model_variables_moving_average = update
+    replace_average_update(optimizer, update)
 
 
-def schedule_factor(schedule: AnySchedule, step: int, total_steps: int) -> float:
-    """The factor of the learning rate in a step.
+def compute_schedule_factor(schedule: AnySchedule, step: int, total_steps: int) -> float:
+    """Returns the factor of the learning rate in a step.
 
     It depends on the step alone, so a restart changes nothing.
 
@@ -106,6 +100,6 @@ def schedule_factor(schedule: AnySchedule, step: int, total_steps: int) -> float
                 schedule.end_factor + (1 - schedule.end_factor) * (1 + math.cos(math.pi * done)) / 2
             )
         case Exponential():
-            return schedule.factor ** ((step - schedule.warmup_steps) / schedule.decay_steps)
+            return math.pow(schedule.factor, (step - schedule.warmup_steps) / schedule.decay_steps)
         case Piecewise():
             return [1.0, *schedule.factors][bisect.bisect_right(schedule.boundaries_steps, step)]

@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.name_scope import (
-    current_path,  # the path of the variable being created; Keras is pinned
-)
 
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.input.framework_internals import get_creation_path, list_layers
+
+_Value = TypeVar("_Value")
 
 
-def device_of(layer: str, placement: Mapping[str, str]) -> str | None:
-    """The device of the first pattern that matches a layer's name."""
+def find_match(name: str, by_pattern: Mapping[str, _Value]) -> _Value | None:
+    """Returns the value of the first pattern that matches a name."""
     return next(
-        (device for pattern, device in placement.items() if fnmatch.fnmatchcase(layer, pattern)),
+        (value for pattern, value in by_pattern.items() if fnmatch.fnmatchcase(name, pattern)),
         None,
     )
 
 
+def find_unmatched(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Returns the patterns that match no name."""
+    names = list(names)
+    return [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
+
+
 @contextlib.contextmanager
-def variables_on_devices(placement: Mapping[str, str]) -> Iterator[None]:
+def place_variables(placement: Mapping[str, str]) -> Iterator[None]:
     """Creates variables on the devices of their layers while the block runs.
 
     Raises:
@@ -41,13 +47,15 @@ def variables_on_devices(placement: Mapping[str, str]) -> Iterator[None]:
         device for device in placement.values() if device.strip("/").upper() not in known
     ]:
         raise ConfigError(
-            f"train.placement: there is no device {', '.join(unknown)}; "
-            f"this worker has {', '.join(known)} (train.devices_per_worker)"
+            f"train.placement: there is no device {', '.join(unknown)}. "
+            f"This worker has {', '.join(known)} (train.devices_per_worker)."
         )
 
     def create(next_creator: Any, **options: Any) -> tf.Variable:
-        layers = reversed((current_path() or "").split("/"))
-        device = next((device for layer in layers if (device := device_of(layer, placement))), None)
+        layers = reversed((get_creation_path() or "").split("/"))
+        device = next(
+            (device for layer in layers if (device := find_match(layer, placement))), None
+        )
         with tf.device(device):
             return next_creator(**options)
 
@@ -55,27 +63,27 @@ def variables_on_devices(placement: Mapping[str, str]) -> Iterator[None]:
         yield
 
 
-def compute_on_devices(model: keras.Model, placement: Mapping[str, str]) -> None:
+def place_layers(model: keras.Model, placement: Mapping[str, str]) -> None:
     """Makes every layer that has a device compute there.
 
     Raises:
       ConfigError: A pattern matches no layer.
     """
-    layers = list(model._flatten_layers(include_self=False))
+    layers = list_layers(model)
     for layer in layers:
-        if device := device_of(layer.name, placement):
-            layer.call = _on(device, layer.call)
+        if device := find_match(layer.name, placement):
+            layer.call = _run_on_device(device, layer.call)
     names = [layer.name for layer in layers]
-    if unused := [pattern for pattern in placement if not fnmatch.filter(names, pattern)]:
+    if unused := find_unmatched(placement, names):
         raise ConfigError(
-            f"train.placement: no layer matches {', '.join(unused)}; "
-            f"the layers are {', '.join(names)}"
+            f"train.placement: no layer matches {', '.join(unused)}. "
+            f"The layers are {', '.join(names)}."
         )
 
 
-def _on(device: str, call: Any) -> Any:
-    def call_there(*arguments: Any, **options: Any) -> Any:
+def _run_on_device(device: str, call: Any) -> Any:
+    def call_on_device(*arguments: Any, **options: Any) -> Any:
         with tf.device(device):
             return call(*arguments, **options)
 
-    return call_there
+    return call_on_device

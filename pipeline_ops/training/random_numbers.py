@@ -1,7 +1,7 @@
 """Random numbers of layers in training, of dropout above all, from seed, step and part alone.
 
 Keras's layers draw from generators with a state that advances with every draw. Here, every step
-sets the states. So a training that resumes from a checkpoint draws the same numbers as an
+sets the states. A training that resumes from a checkpoint therefore draws the same numbers as an
 uninterrupted one, although no checkpoint holds a state. A repeated step draws the same numbers.
 Each replica draws its own, while Keras would give all replicas the same mask.
 
@@ -11,7 +11,8 @@ restart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,7 +20,7 @@ import tensorflow as tf
 _STATE = "seed_generator_state"
 
 
-class Generators:
+class SeedGenerators:
     """The generators of a model's layers. Created before the first step.
 
     Each generator is known by the seed in its initial state.
@@ -28,7 +29,7 @@ class Generators:
       model: The model, already built.
 
     Attributes:
-      others: The model's non-trainable variables that are not states.
+      other_variables: The model's non-trainable variables that are not states.
     """
 
     def __init__(self, model: keras.Model):
@@ -36,37 +37,36 @@ class Generators:
         self._is_state = [variable.name == _STATE for variable in variables]
         self._states = [variable for variable in variables if variable.name == _STATE]
         self._seeds = [int(state.numpy()[0]) for state in self._states]
-        self.others: list[keras.Variable] = self.without_states(variables)
+        self.other_variables: list[keras.Variable] = self.drop_states(variables)
 
-    def begin(self, step: int | tf.Tensor, part: int | tf.Tensor) -> None:
+    def set_states(self, step: int | tf.Tensor, part: int | tf.Tensor) -> None:
         """Sets the states for the beginning of a step. The layers advance them from there.
 
         Args:
           step: The step, counted from the first of the training.
           part: The replica or the micro-batch. Each draws different numbers.
         """
-        for state, value in zip(self._states, self.states_of(step, part), strict=True):
+        for state, value in zip(self._states, self.compute_states(step, part), strict=True):
             state.assign(value)
 
-    def states_of(self, step: int | tf.Tensor, part: int | tf.Tensor) -> list[tf.Tensor]:
-        """The states at the beginning of a step, int64 [2] each."""
+    def compute_states(self, step: int | tf.Tensor, part: int | tf.Tensor) -> list[tf.Tensor]:
+        """Returns the states at the beginning of a step, int64 [2] each."""
         step, part = tf.cast(step, tf.int64), tf.cast(part, tf.int64)
-        keys = [
-            tf.stack([seed + part * 2**32, step]) for seed in self._seeds
-        ]  # Keras's seeds are smaller than 2**32
+        # Keras's seeds are smaller than 2**32.
+        keys = [tf.stack([seed + part * 2**32, step]) for seed in self._seeds]
         return [
             tf.random.stateless_uniform([2], seed=key, minval=None, maxval=None, dtype=tf.int64)
             for key in keys
         ]
 
-    def with_states(
-        self, states: Sequence[tf.Tensor], others: Sequence[tf.Tensor]
+    def merge_states(
+        self, states: Sequence[tf.Tensor], other_values: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Values for `model.non_trainable_variables`, to call the model as a function."""
-        states, others = iter(states), iter(others)
-        return [next(states if is_state else others) for is_state in self._is_state]
+        """Returns values for `model.non_trainable_variables`, to call the model as a function."""
+        sources = iter(other_values), iter(states)
+        return [next(sources[is_state]) for is_state in self._is_state]
 
-    def without_states(self, values: Sequence) -> list:
+    def drop_states(self, values: Iterable[Any]) -> list[Any]:
         """Drops the states from values of `model.non_trainable_variables`."""
         return [
             value for value, is_state in zip(values, self._is_state, strict=True) if not is_state

@@ -6,14 +6,14 @@ So the gang's devices and addresses stay out of the SavedModel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import ENCODED, DatasetFigures, removed_positions, shard_paths
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.dataset import ENCODED, DatasetFigures
 from pipeline_ops.artifacts.results import (
     REFERENCE_EXAMPLES,
     REFERENCE_OUTPUTS,
@@ -21,44 +21,54 @@ from pipeline_ops.artifacts.results import (
     WEIGHTS,
 )
 from pipeline_ops.config.train import Train
-from pipeline_ops.input.detections import pack
-from pipeline_ops.input.records import read_records
+from pipeline_ops.input.detections import pack_detections
+from pipeline_ops.input.open_split import open_split
+from pipeline_ops.input.remote_split import raise_read_errors
+from pipeline_ops.input.streaming import read_batches
+from pipeline_ops.jobs.file_exchange import fetch_files, store_files
 from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
-from pipeline_ops.jobs.local_copy import host_cache, with_local_dataset
-from pipeline_ops.jobs.request import Request, read_request
-from pipeline_ops.models import build_model, make_head
-from pipeline_ops.storage.atomic import names_file
+from pipeline_ops.jobs.host_dataset import HostDataset, open_host_cache, open_host_dataset
+from pipeline_ops.jobs.request import read_request
+from pipeline_ops.models import make_head
+from pipeline_ops.storage.atomic import translate_write_errors
+from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.storage.staging import remove_own_folder
+from pipeline_ops.training.builders import make_model
 from pipeline_ops.training.checkpointing.state import read_arrays, write_arrays
 from pipeline_ops.training.served_classifier import ServedClassifier
 from pipeline_ops.training.served_detector import ServedDetector
 from pipeline_ops.training.served_images import ServedImages
 
-_NUM_REFERENCES = 64
+_NUM_REFERENCE_EXAMPLES = 64
 
 
-def write_candidate(spec: CandidateSpec) -> None:
+def export_saved_model(spec: CandidateSpec) -> None:
     """Writes SavedModel, weights and reference outputs into the artifact of the train job."""
-    request = read_request(spec.request)
-    config, folder = Train.model_validate(request.config), Path(spec.folder)
-    request = with_local_dataset(request, config.input, host_cache(config.input), print)
-    manifest = read_manifest(request.inputs["preprocess"].uri)
-    figures = DatasetFigures.model_validate(manifest.figures)
-    model = build_model(
-        config,
-        figures.image_shape,
-        len(figures.class_names),
-        Path(request.config_file).parent,
-        for_training=False,
-    )
-    weights = read_arrays(Path(spec.work) / TRAINED)
+    request = read_request(open_path(spec.request))
+    config, folder, work = Train.model_validate(request.config), Path(spec.folder), Path(spec.work)
+    if spec.source:
+        remove_own_folder(folder)
+        for each in (folder, work):
+            each.mkdir(parents=True, exist_ok=True)
+        fetch_files(open_root(spec.source), work, only=[TRAINED])
+    uri, cache = request.inputs["preprocess"].uri, open_host_cache(config.input)
+    dataset = open_host_dataset(uri, config.input, cache, print)
+    figures = dataset.figures
+    model = make_model(config, request, figures, for_training=False)
+    weights = read_arrays(work / TRAINED)
     model.set_weights(weights)
     write_arrays(folder / WEIGHTS, weights)
-    served = _served(config, model, figures)
-    _write_references(request, served, folder)
+    served = _make_served_model(config, model, figures)
+    _write_references(dataset, served, folder)
     tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
+    if spec.target:
+        files = (file for file in folder.rglob("*") if file.is_file())
+        store_files(
+            folder, [str(file.relative_to(folder)) for file in files], open_root(spec.target)
+        )
 
 
-def _served(config: Train, model: keras.Model, figures: DatasetFigures) -> ServedImages:
+def _make_served_model(config: Train, model: keras.Model, figures: DatasetFigures) -> ServedImages:
     if figures.task == "detection":
         return ServedDetector(
             model,
@@ -68,22 +78,23 @@ def _served(config: Train, model: keras.Model, figures: DatasetFigures) -> Serve
     return ServedClassifier(model, figures.image_shape)
 
 
-def _write_references(request: Request, served: ServedImages, folder: Path) -> None:
+def _write_references(dataset: HostDataset, served: ServedImages, folder: Path) -> None:
     """Writes real test examples, and the outputs of the model in memory for them.
 
     The published model must give the same outputs.
     """
-    uri = request.inputs["preprocess"].uri
-    manifest = read_manifest(uri)
-    tests = read_records(shard_paths(uri, manifest, "test"), removed_positions(manifest, "test"))
-    examples = list(tests.take(_NUM_REFERENCES).as_numpy_iterator())
+    tests = read_batches(open_split(dataset, "test"), _NUM_REFERENCE_EXAMPLES)
+    with raise_read_errors():
+        examples: Sequence[bytes] = next(tests.take(1).as_numpy_iterator(), [])
     with tf.io.TFRecordWriter(str(folder / REFERENCE_EXAMPLES)) as writer:
         for example in examples:
             writer.write(example)
     features = tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})
-    answer = served.serving_default(features[ENCODED])
+    predictions = served.serving_default(features[ENCODED])
     outputs = (
-        pack(answer) if isinstance(served, ServedDetector) else answer["probabilities"].numpy()
+        pack_detections(predictions)
+        if isinstance(served, ServedDetector)
+        else predictions["probabilities"].numpy()
     )
-    with names_file(folder / REFERENCE_OUTPUTS):
+    with translate_write_errors(folder / REFERENCE_OUTPUTS):
         np.save(folder / REFERENCE_OUTPUTS, outputs)

@@ -7,10 +7,11 @@ is stretched to the model's input.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
-from pipeline_ops.models.detection import Head, PortableHead
+from pipeline_ops.models.detection import Head
 from pipeline_ops.training.served_images import ServedImages
 
 
@@ -26,23 +27,21 @@ class ServedDetector(ServedImages):
     def __init__(self, model: tf.Module, image_shape: tuple[int, int, int], head: Head):
         super().__init__(model, image_shape)
         self._head = head
-        self.portable = None
-        if isinstance(head, PortableHead):
-            self.portable = tf.function(
-                self._answer_portably, input_signature=self.images.input_signature
-            )
+        self.portable = tf.function(
+            self._predict_portably, input_signature=self.images.input_signature
+        )
 
     @property
-    def signatures(self) -> dict[str, Callable]:
-        """The signatures of `ServedImages`, and `portable` if the head supports it.
+    def signatures(self) -> dict[str, Callable[..., Any]]:
+        """The signatures of `ServedImages`, and `portable`.
 
         `portable` is like `images`, but uses only operations that other formats have, too. Exports
         to those formats are made from it.
         """
-        return super().signatures | ({"portable": self.portable} if self.portable else {})
+        return super().signatures | {"portable": self.portable}
 
-    def _answer(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _predict(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
         return self._head.detect(self.model(images, training=False))._asdict()
 
-    def _answer_portably(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _predict_portably(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
         return self._head.detect_portably(self.model(images, training=False))._asdict()

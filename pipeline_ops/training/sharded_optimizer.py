@@ -1,82 +1,86 @@
-"""The optimizers for weights in pieces: on parameter servers, or divided among devices of a mesh.
+"""The optimizers for sharded weights: on parameter servers, or divided among devices of a mesh.
 
-Keras binds its optimizers to variables of its own, which cannot be in pieces. The formulas here are
-Keras's, element by element, so the place of an element makes no difference. The tests compare all
-of them with Keras. The norm, which needs a whole gradient, is computed before the gradient is cut.
+Keras binds its optimizers to variables of its own, which cannot be sharded. The formulas here are
+Keras's, element by element, so the location of an element makes no difference. The tests compare
+all of them with Keras. Clipping needs whole gradients and precedes the split.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from pipeline_ops.config.optimizer import Clip, Optimizer
-from pipeline_ops.training.optimizer import average_decay, make_optimizer
+from pipeline_ops.input.framework_internals import get_slots
+from pipeline_ops.training.optimizer import compute_average_decay, make_optimizer
 
-Pieces = list[tf.Variable]
-"""One weight, cut along its first axis."""
+VariableShards = list[tf.Variable]
+"""The shards of one weight, along its first axis."""
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-7  # Keras's defaults
-_AVERAGES = "_model_variables_moving_average"
+_AVERAGES = "averages"
 
 
-def read(pieces: Pieces) -> tf.Tensor:
-    values = [piece.read_value() for piece in pieces]
+def read_variable(shards: VariableShards) -> tf.Tensor:
+    values = [shard.read_value() for shard in shards]
     return values[0] if len(values) == 1 else tf.concat(values, axis=0)
 
 
-class PiecewiseOptimizer:
+def split_like(shards: VariableShards, value: Any) -> list[Any]:
+    """Splits the value of a whole weight into the values of its shards."""
+    return [value] if len(shards) == 1 else tf.split(value, [shard.shape[0] for shard in shards])
+
+
+class ShardedOptimizer:
     """SGD, Adam or AdamW with clipping and averaged weights.
 
     Args:
       config: The section of the optimizer.
       weights: The trainable weights.
-      like: Creates a variable of zeros in the place of the given one, or a scalar int64 counter for
-        None.
+      create_like: Creates a variable of zeros on the device of the given one, or a scalar int64
+        counter for None.
     """
 
     def __init__(
         self,
         config: Optimizer,
-        weights: Sequence[Pieces],
-        like: Callable[[tf.Variable | None], tf.Variable],
+        weights: Sequence[VariableShards],
+        create_like: Callable[[tf.Variable | None], tf.Variable],
     ):
         self._config, self._weights = config, weights
-        self.iterations = like(None)
-        names = {
-            "sgd": ["momentums"] if config.momentum else [],
-            "adam": ["_momentums", "_velocities"],
-            "adamw": ["_momentums", "_velocities"],
+        self.iterations = create_like(None)
+        if config.name == "sgd":
+            slots = ["momentums"] if config.momentum else []
+        else:
+            slots = ["momentums", "velocities"]
+        if config.average_weights:
+            slots.append(_AVERAGES)
+        self.slots: dict[str, list[VariableShards]] = {
+            name: [[create_like(shard) for shard in shards] for shards in weights] for name in slots
         }
-        slots = names[config.name] + ([_AVERAGES] if config.average_weights else [])
-        self.slots: dict[str, list[Pieces]] = {
-            name: [[like(piece) for piece in pieces] for pieces in weights] for name in slots
-        }
-        """The slots, by the name of the corresponding list in Keras's optimizer."""
+        """The slots of all weights, by the names of `get_slots`."""
 
     @property
-    def averages(self) -> list[Pieces] | None:
+    def averages(self) -> list[VariableShards] | None:
         return self.slots.get(_AVERAGES)
 
     def apply(self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> list[tf.Tensor]:
-        """Takes one step with the gradients of whole weights. Returns the new pieces."""
-        step, after = self.iterations.read_value(), []
-        for number, gradient in enumerate(clipped(self._config.clip, gradients)):
-            pieces = self._weights[number]
-            parts = (
-                [gradient]
-                if len(pieces) == 1
-                else tf.split(gradient, [piece.shape[0] for piece in pieces])
-            )
-            for index, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
+        """Takes one step with the gradients of whole weights. Returns the new shards."""
+        step, new_shards = self.iterations.read_value(), []
+        if self._config.clip is not None:
+            gradients = _clip_gradients(self._config.clip, gradients)
+        for number, (shards, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
+            parts = split_like(shards, gradient)
+            for index, (shard, part) in enumerate(zip(shards, parts, strict=True)):
                 slots = {name: values[number][index] for name, values in self.slots.items()}
-                after.append(self._apply_to(piece, part, slots, learning_rate, step))
+                new_shards.append(self._update_weight(shard, part, slots, learning_rate, step))
         self.iterations.assign(step + 1)
-        return after
+        return new_shards
 
-    def _apply_to(
+    def _update_weight(
         self,
         weight: tf.Variable,
         gradient: tf.Tensor,
@@ -92,17 +96,17 @@ class PiecewiseOptimizer:
         if self._config.weight_decay:
             value -= value * self._config.weight_decay * rate
         value += (
-            self._momentum_step(gradient, slots, rate)
+            self._compute_momentum_update(gradient, slots, rate)
             if self._config.name == "sgd"
-            else _adam_step(gradient, slots, rate, step)
+            else _compute_adam_update(gradient, slots, rate, step)
         )
         weight.assign(value)
-        if _AVERAGES in slots:
-            kept = average_decay(self._config.average_weights, step)
-            slots[_AVERAGES].assign(kept * slots[_AVERAGES].read_value() + (1 - kept) * value)
+        if self._config.average_weights is not None:
+            decay = compute_average_decay(self._config.average_weights, step)
+            slots[_AVERAGES].assign(decay * slots[_AVERAGES].read_value() + (1 - decay) * value)
         return value
 
-    def _momentum_step(
+    def _compute_momentum_update(
         self, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor
     ) -> tf.Tensor:
         if not self._config.momentum:
@@ -112,7 +116,7 @@ class PiecewiseOptimizer:
         return velocity
 
 
-def _adam_step(
+def _compute_adam_update(
     gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor, step: tf.Tensor
 ) -> tf.Tensor:
     """Algorithm 1 of Kingma and Ba (2015).
@@ -121,17 +125,15 @@ def _adam_step(
     """
     number = tf.cast(step + 1, tf.float32)
     alpha = rate * tf.sqrt(1 - tf.pow(_BETA_2, number)) / (1 - tf.pow(_BETA_1, number))
-    momentum, velocity = slots["_momentums"].read_value(), slots["_velocities"].read_value()
+    momentum, velocity = slots["momentums"].read_value(), slots["velocities"].read_value()
     momentum += (gradient - momentum) * (1 - _BETA_1)
     velocity += (tf.square(gradient) - velocity) * (1 - _BETA_2)
-    slots["_momentums"].assign(momentum)
-    slots["_velocities"].assign(velocity)
+    slots["momentums"].assign(momentum)
+    slots["velocities"].assign(velocity)
     return -momentum * alpha / (tf.sqrt(velocity) + _EPSILON)
 
 
-def clipped(config: Clip | None, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    if config is None:
-        return gradients
+def _clip_gradients(config: Clip, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     if config.global_norm is not None:
         norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in gradients]))
         return [
@@ -144,27 +146,26 @@ def clipped(config: Clip | None, gradients: Sequence[tf.Tensor]) -> Sequence[tf.
             gradient * config.norm / tf.maximum(norm, config.norm)
             for gradient, norm in zip(gradients, norms, strict=True)
         ]
-    return [tf.clip_by_value(gradient, -config.value, config.value) for gradient in gradients]
+    if config.value is not None:
+        return [tf.clip_by_value(gradient, -config.value, config.value) for gradient in gradients]
+    return gradients
 
 
-def checkpoint_order(config: Optimizer, model: keras.Model) -> list[tuple[str, int]]:
-    """The place of each of a Keras optimizer's variables in `PiecewiseOptimizer`.
+def build_checkpoint_order(config: Optimizer, model: keras.Model) -> list[tuple[str, int]]:
+    """Maps each variable of a Keras optimizer to its slot in `ShardedOptimizer`.
 
-    A place is the name of a list and an index in it, or the name of a scalar and 0. So a checkpoint
+    A slot is the name of a list and an index in it, or the name of a scalar and 0. A checkpoint
     has the same arrays in the same order under every strategy, and a training can resume under
     another one.
     """
     reference = make_optimizer(config)
     reference.build(model.trainable_variables)
-    places = {
+    slots_by_id = {
         id(variable): (name, index)
-        for name, values in vars(reference).items()
-        if isinstance(values, list)
-        and name in ("momentums", "_momentums", "_velocities", _AVERAGES)
-        for index, variable in enumerate(values)
-    }
-    scalars = {
+        for name, variables in get_slots(reference).items()
+        for index, variable in enumerate(variables)
+    } | {
         id(reference.iterations): ("iterations", 0),
-        id(reference._learning_rate): ("learning_rate", 0),
+        id(reference.learning_rate): ("learning_rate", 0),
     }
-    return [(places | scalars)[id(variable)] for variable in reference.variables]
+    return [slots_by_id[id(variable)] for variable in reference.variables]

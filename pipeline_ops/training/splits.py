@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from pipeline_ops.artifacts.dataset import DatasetFigures, removed_positions, shard_paths, shards_of
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.config.train import Train
+import dataclasses
+
+from pipeline_ops.artifacts.dataset import DatasetFigures, list_shards
 from pipeline_ops.errors import DataError
+from pipeline_ops.input.open_split import open_split
 from pipeline_ops.input.split import SplitShards
-from pipeline_ops.jobs.request import Request
+from pipeline_ops.jobs.host_dataset import HostDataset
+
+_VALIDATION_SHARE = 4
+"""The validation split gets at most this part of the cache."""
 
 
-def open_splits(request: Request) -> tuple[SplitShards, SplitShards, DatasetFigures]:
-    """The training split, the validation split and the data set's figures."""
-    uri = request.inputs["preprocess"].uri
-    manifest = read_manifest(uri)
-    figures = DatasetFigures.model_validate(manifest.figures)
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    """The splits that a training reads, and the data set's figures."""
 
-    def split(name: str) -> SplitShards:
-        num_bytes = sum(file.num_bytes for file in shards_of(manifest, name))
-        return SplitShards(
-            tuple(shard_paths(uri, manifest, name)),
-            figures.num_examples[name],
-            num_bytes,
-            removed_positions(manifest, name),
-        )
-
-    return split("train"), split("validation"), figures
+    train: SplitShards
+    validation: SplitShards
+    figures: DatasetFigures
 
 
-def refuse_small(split: SplitShards, config: Train) -> None:
-    """Raises DataError if the split has less than one global batch."""
-    if split.num_examples < config.global_batch:
+def open_splits(dataset: HostDataset, global_batch_size: int = 1) -> Splits:
+    """Opens the splits. Raises DataError if there is less than one global batch to train on."""
+    limit = dataset.cache.limit_bytes
+    num_bytes = sum(shard.num_bytes for shard in list_shards(dataset.manifest, "validation"))
+    for_validation = min(num_bytes, limit // _VALIDATION_SHARE)
+    train = open_split(dataset, "train", limit - for_validation)
+    if train.num_examples < global_batch_size:
         raise DataError(
-            f"the train split has {split.num_examples} examples, fewer than one global_batch "
-            f"({config.global_batch}); lower train.global_batch or add data"
+            f"the train split of {dataset.uri} has {train.num_examples} examples, fewer than one "
+            f"global_batch_size ({global_batch_size}). Lower train.global_batch_size or add data."
         )
+    return Splits(train, open_split(dataset, "validation", for_validation), dataset.figures)

@@ -6,14 +6,12 @@ import dataclasses
 import os
 
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
-from tensorflow.python.eager import context
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.input.framework_internals import disable_thread_spinning, override_local_devices
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
-from pipeline_ops.training.collectives.ring import join_ring
+from pipeline_ops.training.collectives.rendezvous import join_ring
 from pipeline_ops.training.collectives.ring_strategy import RingStrategy
 
 
@@ -41,56 +39,48 @@ def make_strategy(config: Train, spec: WorkerSpec, token: bytes) -> ChosenStrate
     Raises:
       ConfigError: This worker lacks the devices that the strategy needs.
     """
-    use_threads(spec)
+    configure_threads(spec)
     gpus = len(tf.config.list_physical_devices("GPU"))
     name, reason = (
-        choose(config, spec.workers, gpus) if config.strategy == "auto" else (config.strategy, "")
+        choose_strategy(config, spec.workers, gpus)
+        if config.strategy == "auto"
+        else (config.strategy, "")
     )
     num_devices = (
         max(gpus, config.devices_per_worker)
         if name == "mirrored" and config.strategy == "auto"
         else config.devices_per_worker
     )
-    devices = local_devices(num_devices, gpus)
+    devices = configure_devices(num_devices, gpus)
     match name:
         case "one_device":
             strategy = tf.distribute.OneDeviceStrategy(devices[0])
         case "mirrored":
             strategy = tf.distribute.MirroredStrategy(devices)
         case "multi_worker_mirrored":
-            strategy = _join(config, spec, devices, token)
+            strategy = _join_gang(config, spec, devices, token)
         case "parameter_server":
-            strategy = _coordinate(config, spec)
+            strategy = _make_parameter_server_strategy(config, spec)
         case "tpu":
-            strategy = find_tpu(config)
+            strategy = connect_tpu(config)
         case _:
             strategy = tf.distribute.get_strategy()
     return ChosenStrategy(name, reason, strategy, devices)
 
 
-def use_threads(spec: WorkerSpec) -> None:
+def configure_threads(spec: WorkerSpec) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(spec.threads)
     tf.config.threading.set_inter_op_parallelism_threads(max(2, spec.threads))
+    # By default an idle thread polls for work for a while, which on one core blocks the working
+    # thread. Without polling, a step of the digits CNN takes a tenth less CPU time.
     if spec.threads == 1:
-        _let_idle_threads_sleep()
+        disable_thread_spinning()
 
 
-def _let_idle_threads_sleep() -> None:
-    """Makes idle threads sleep at once.
-
-    By default TensorFlow lets a thread poll for work for a while, which on one core blocks the
-    working thread. A step of the digits CNN then takes a tenth less CPU time. The switch has a
-    private name. TensorFlow is pinned, and a test checks the name.
-    """
-    switches = config_pb2.ConfigProto()
-    switches.experimental.disable_thread_spinning = True
-    context.context()._config = switches
-
-
-def choose(config: Train, workers: int, gpus: int) -> tuple[str, str]:
+def choose_strategy(config: Train, workers: int, gpus: int) -> tuple[str, str]:
     """Returns the strategy for `auto`, and the reason.
 
-    It needs only devices that exist, and uses all of them.
+    The strategy uses all devices that exist, and needs no others.
     """
     if workers > 1:
         return "multi_worker_mirrored", f"the gang has {workers} workers"
@@ -101,8 +91,8 @@ def choose(config: Train, workers: int, gpus: int) -> tuple[str, str]:
     return "one_device", f"there is one worker, and its host has {'one GPU' if gpus else 'no GPU'}"
 
 
-def local_devices(count: int, gpus: int) -> list[str]:
-    """This worker's devices.
+def configure_devices(count: int, gpus: int) -> list[str]:
+    """Returns this worker's devices.
 
     Without a GPU these are logical CPUs, so that a config for several devices runs anywhere.
 
@@ -112,7 +102,8 @@ def local_devices(count: int, gpus: int) -> list[str]:
     if gpus:
         if count > gpus:
             raise ConfigError(
-                f"train.devices_per_worker is {count}, but a worker here sees {gpus} GPUs"
+                f"train.devices_per_worker is {count}, but a worker here sees {gpus} GPUs. "
+                "Lower it, or train on hosts with more GPUs."
             )
         return [f"/gpu:{number}" for number in range(count)]
     if count > 1:
@@ -123,14 +114,14 @@ def local_devices(count: int, gpus: int) -> list[str]:
     return [f"/cpu:{number}" for number in range(count)]
 
 
-def _join(
+def _join_gang(
     config: Train, spec: WorkerSpec, devices: list[str], token: bytes
 ) -> tf.distribute.Strategy:
     """Joins the ring if workers train on CPUs. NCCL, for GPUs, needs TensorFlow's servers."""
     if spec.workers == 1:
         return tf.distribute.MirroredStrategy(devices)
     if devices[0].startswith("/gpu"):
-        return _join_by_servers(config, spec, devices)
+        return _make_multi_worker_strategy(config, spec, devices)
     ring = join_ring(
         spec.index,
         spec.cluster["worker"],
@@ -141,66 +132,46 @@ def _join(
     return RingStrategy(devices, ring)
 
 
-def _join_by_servers(config: Train, spec: WorkerSpec, devices: list[str]) -> tf.distribute.Strategy:
+def _make_multi_worker_strategy(
+    config: Train, spec: WorkerSpec, devices: list[str]
+) -> tf.distribute.Strategy:
     os.environ["TF_CONFIG"] = spec.tf_config
     # A longer step means a lost peer. A killed peer is noticed at once.
     options = tf.distribute.experimental.CommunicationOptions(
         timeout_seconds=float(config.step_timeout_seconds)
     )
-    with _use_of(devices):
+    with override_local_devices(devices):
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
-def _coordinate(config: Train, spec: WorkerSpec) -> tf.distribute.Strategy:
+def _make_parameter_server_strategy(config: Train, spec: WorkerSpec) -> tf.distribute.Strategy:
     """Returns the chief's strategy once all workers and servers have answered."""
     partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
         config.min_variable_shard_bytes, max_shards=len(spec.cluster["ps"])
     )
     return tf.distribute.ParameterServerStrategy(
-        cluster_resolver(spec), variable_partitioner=partitioner
+        make_cluster_resolver(spec), variable_partitioner=partitioner
     )
 
 
-def cluster_resolver(spec: WorkerSpec) -> tf.distribute.cluster_resolver.TFConfigClusterResolver:
+def make_cluster_resolver(
+    spec: WorkerSpec,
+) -> tf.distribute.cluster_resolver.TFConfigClusterResolver:
     os.environ["TF_CONFIG"] = spec.tf_config
     return tf.distribute.cluster_resolver.TFConfigClusterResolver()
 
 
-class _use_of:
-    """Makes a MultiWorkerMirroredStrategy take the given devices while the block runs.
-
-    Otherwise it takes all GPUs, or one CPU, without a choice. So the private method in which it
-    looks for them is replaced. TensorFlow is pinned, and the tests train with several devices in
-    each worker.
-    """
-
-    def __init__(self, devices: list[str]):
-        self._devices = devices
-
-    def __enter__(self) -> None:
-        self._original = CollectiveAllReduceExtended._initialize_local_devices
-        CollectiveAllReduceExtended._initialize_local_devices = self._find
-
-    def __exit__(self, *_) -> None:
-        CollectiveAllReduceExtended._initialize_local_devices = self._original
-
-    def _find(self, _resolver: object, worker_device: str) -> tuple[tuple[str, ...], str]:
-        kind = self._devices[0].strip("/").partition(":")[0].upper()
-        return tuple(
-            f"{worker_device}/device:{kind}:{number}" for number in range(len(self._devices))
-        ), kind
-
-
-def find_tpu(config: Train) -> tf.distribute.Strategy:
+def connect_tpu(config: Train) -> tf.distribute.Strategy:
     """Connects to the TPU. Raises ConfigError if none is found."""
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=config.tpu or "")
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
+        name = f" under the name {config.tpu}" if config.tpu else ""
         raise ConfigError(
-            "train.strategy is tpu, but no TPU was found"
-            f"{f' under the name {config.tpu}' if config.tpu else ''}: "
-            f"{str(error).strip().splitlines()[0]}; name it in train.tpu, or take another strategy"
+            f"train.strategy is tpu, but no TPU was found{name}: "
+            f"{str(error).strip().splitlines()[0]}. "
+            "Set its name in train.tpu, or choose another strategy."
         ) from error
     return tf.distribute.TPUStrategy(resolver)

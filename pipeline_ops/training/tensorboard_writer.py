@@ -7,22 +7,23 @@ already, and the graph and the predictions come from a second model that never j
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.diagnostics import Tensorboard
 from pipeline_ops.training.checkpointing.state import Arrays
-from pipeline_ops.training.loops.synchronous import as_floats
+from pipeline_ops.training.gradients import cast_to_float
 
 _MIN_SIDE = 96
 _CAPTION_PIXELS = 14
-_RIGHT, _WRONG = (40, 160, 70), (200, 50, 40)
+_CORRECT_COLOR, _WRONG_COLOR = (40, 160, 70), (200, 50, 40)
 
 
 @dataclasses.dataclass
@@ -48,7 +49,6 @@ class TensorboardWriter:
 
     def __post_init__(self) -> None:
         self._writer = tf.summary.create_file_writer(str(self.folder))
-        self._model: keras.Model | None = None
 
     def write(self, epoch: Epoch, weights: Arrays) -> None:
         """Writes one epoch. `weights` are the evaluated ones, in the order of `model.weights`."""
@@ -58,7 +58,7 @@ class TensorboardWriter:
             if self.config.graph and epoch.epoch == 0:
                 self._write_graph()
             if self.config.histograms:
-                for variable, values in zip(self._second_model().weights, weights, strict=True):
+                for variable, values in zip(self._model.weights, weights, strict=True):
                     tf.summary.histogram(f"weights/{variable.path}", values)
             if self.config.images:
                 self._write_images(weights)
@@ -67,59 +67,44 @@ class TensorboardWriter:
     def close(self) -> None:
         self._writer.close()
 
-    def _second_model(self) -> keras.Model:
-        if self._model is None:
-            self._model = self.build()
-        return self._model
+    @functools.cached_property
+    def _model(self) -> keras.Model:
+        return self.build()
+
+    @functools.cached_property
+    def _examples(self) -> tuple[tf.Tensor, tf.Tensor]:
+        return self.examples()
 
     def _write_graph(self) -> None:
-        model = self._second_model()
-        images = tf.TensorSpec(
-            [None, *self.image_shape], tf.float32
-        )  # a model of the user's own class does not declare its inputs
-        tf.summary.graph(
-            tf.function(lambda images: model(images, training=False))
-            .get_concrete_function(images)
-            .graph
-        )
+        model = self._model
+        # A model of a user's class does not declare its inputs.
+        images = tf.TensorSpec([None, *self.image_shape], tf.float32)
+        call = tf.function(lambda images: model(images, training=False))
+        tf.summary.graph(call.get_concrete_function(images).graph)
 
     def _write_images(self, weights: Arrays) -> None:
-        images_NHWC, labels_N = self._examples()
-        model = self._second_model()
+        images_NHWC, labels_N = self._examples
+        model = self._model
         model.set_weights(weights)
-        answers_N = np.argmax(model(as_floats(images_NHWC), training=False), axis=-1)
+        predictions_N = np.argmax(model(cast_to_float(images_NHWC), training=False), axis=-1)
         drawn = [
-            _draw(image, self.class_names[label], self.class_names[answer])
-            for image, label, answer in zip(
-                images_NHWC.numpy(), labels_N.numpy(), answers_N, strict=True
+            _draw_prediction(image, self.class_names[label], self.class_names[prediction])
+            for image, label, prediction in zip(
+                images_NHWC.numpy(), labels_N.numpy(), predictions_N, strict=True
             )
         ]
         tf.summary.image("predictions", np.stack(drawn), max_outputs=len(drawn))
 
-    def _examples(self) -> tuple[tf.Tensor, tf.Tensor]:
-        if not hasattr(self, "_shown"):
-            self._shown = self.examples()
-        return self._shown
 
-
-def _draw(image_HWC: np.ndarray, label: str, answer: str) -> np.ndarray:
-    """Draws an image with the answer under it, and the label if they differ, on green or red."""
-    picture = Image.fromarray(image_HWC if image_HWC.shape[-1] == 3 else image_HWC[..., 0]).convert(
-        "RGB"
-    )
+def _draw_prediction(image_HWC: np.ndarray, label: str, prediction: str) -> np.ndarray:
+    """Draws an image with its prediction below, and the label if they differ, on green or red."""
+    pixels = image_HWC if image_HWC.shape[-1] == 3 else image_HWC[..., 0]
+    picture = Image.fromarray(pixels).convert("RGB")
     scale = max(1, -(-_MIN_SIDE // min(picture.size)))
-    picture = picture.resize(
-        (picture.width * scale, picture.height * scale), Image.Resampling.NEAREST
-    )
-    canvas = Image.new(
-        "RGB",
-        (picture.width, picture.height + _CAPTION_PIXELS),
-        _RIGHT if answer == label else _WRONG,
-    )
-    canvas.paste(picture, (0, 0))
-    ImageDraw.Draw(canvas).text(
-        (2, picture.height + 1),
-        answer if answer == label else f"{answer}, is {label}",
-        fill=(255, 255, 255),
-    )
+    picture = ImageOps.scale(picture, scale, Image.Resampling.NEAREST)
+    is_correct = prediction == label
+    color = _CORRECT_COLOR if is_correct else _WRONG_COLOR
+    canvas = ImageOps.expand(picture, (0, 0, 0, _CAPTION_PIXELS), color)
+    caption = prediction if is_correct else f"{prediction}, is {label}"
+    ImageDraw.Draw(canvas).text((2, picture.height + 1), caption, fill=(255, 255, 255))
     return np.asarray(canvas)

@@ -11,22 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow.models.dagrun import DagRun
-from airflow.utils.session import create_session
 from sqlalchemy import event
 
+from pipeline_ops.airflow_internals import DagRun, create_session
 from pipeline_ops.airflow_runs import NotFound, find_config_file
-from pipeline_ops.config.run_config import run_config
+from pipeline_ops.config.run_config import load_run_config
 from pipeline_ops.errors import ConfigError
 
 
-def start() -> None:
+def install() -> None:
     """Installs the check in the API server. A second call has no effect."""
-    if not event.contains(DagRun, "init", refuse):
-        event.listen(DagRun, "init", refuse)
+    if not event.contains(DagRun, "init", check_conf):
+        event.listen(DagRun, "init", check_conf)
 
 
-def refuse(_: DagRun, arguments: Sequence[Any], values: Mapping[str, Any]) -> None:
+def check_conf(_: DagRun, arguments: Sequence[Any], values: Mapping[str, Any]) -> None:
     """Called before a run is made. Raises ValueError for a conf that the pipeline forbids."""
     conf, dag_id = values.get("conf"), values.get("dag_id")
     if not conf or not isinstance(dag_id, str):
@@ -37,6 +36,6 @@ def refuse(_: DagRun, arguments: Sequence[Any], values: Mapping[str, Any]) -> No
     except NotFound:  # a DAG of another project
         return
     try:
-        run_config(file, conf, values.get("run_id"))
+        load_run_config(file, conf, values.get("run_id"))
     except ConfigError as error:
         raise ValueError(str(error)) from None

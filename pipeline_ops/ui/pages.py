@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from fastapi.responses import HTMLResponse
 
 from pipeline_ops.pages.page import STYLE
-from pipeline_ops.ui.charts import metric_title
+from pipeline_ops.ui.charts import format_metric_title
 from pipeline_ops.ui.models import describe_move
-from pipeline_ops.ui.progress import as_duration
+from pipeline_ops.ui.progress import format_duration
 
-_HERE = Path(__file__).parent
-_FILES = _HERE / "templates"
+_TEMPLATES = Path(__file__).parent / "templates"
+
+IN_PIPELINE = "../../"
+"""The way from the address of a pipeline's page to the plugin's root."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -43,43 +46,45 @@ HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
 }
 
-STYLE_SHEET = STYLE.read_text(encoding="utf-8") + (_FILES / "ui.css").read_text(encoding="utf-8")
-SCRIPT = (_FILES / "live.js").read_text(encoding="utf-8")
-_ICON = (_FILES / "models.svg").read_text(encoding="utf-8")
+STYLE_SHEET = STYLE.read_text(encoding="utf-8") + (_TEMPLATES / "ui.css").read_text(
+    encoding="utf-8"
+)
+SCRIPT = (_TEMPLATES / "live.js").read_text(encoding="utf-8")
+_ICON = (_TEMPLATES / "models.svg").read_text(encoding="utf-8")
 
 
-def icon(colour: str, rim: str) -> str:
-    """The icon. The rim makes it visible on a selected entry of the navigation.
+def render_icon(colour: str, rim: str) -> str:
+    """Renders the icon. The rim makes it visible on a selected entry of the navigation.
 
     There Airflow draws everything else in the other colour.
     """
     return _ICON.replace("currentColor", colour).replace("rimColor", rim)
 
 
-def render(template: str, base: str, **values: Any) -> str:
-    """Renders a page as text.
+def render(template: str, base: str, **values: Any) -> HTMLResponse:
+    """Renders a page.
 
     Args:
       base: the way from the page's address to the plugin's root, such as `../../`.
       values: the variables of the template. A missing one is an error.
     """
-    return _environment.get_template(template).render(base=base, **values)
+    return HTMLResponse(_environment.get_template(template).render(base=base, **values))
 
 
-def _as_moment(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 _environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(_FILES),
+    loader=jinja2.FileSystemLoader(_TEMPLATES),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
 _environment.filters |= {
-    "duration": as_duration,
-    "moment": _as_moment,
+    "duration": format_duration,
+    "utc_time": format_time,
     "move": describe_move,
-    "metric": metric_title,
+    "metric": format_metric_title,
 }

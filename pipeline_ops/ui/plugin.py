@@ -8,43 +8,56 @@ pages are imported with their first request.
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING, Any
+
 from airflow.plugins_manager import AirflowPlugin
 
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+_API_SERVER = "airflow.api_fastapi.app"
+"""A module of Airflow that the API server has imported when it loads plugins."""
 _PREFIX = "trainyard"
 _RUN = f"{_PREFIX}/pipelines/{{DAG_ID}}"
 
 
-async def pages(scope, receive, send) -> None:
+async def serve_pages(scope: Scope, receive: Receive, send: Send) -> None:
     """The application of `app.py`, in the API server."""
     from pipeline_ops.ui.app import app
 
     await app(scope, receive, send)
 
 
-class WithCustodian:
+class BackgroundServices:
     """Starts the orphan reaper and the check of confs together with the API server.
 
     Airflow has no other hook that is called only there.
     """
 
-    def __init__(self, app):
+    def __init__(self, app: ASGIApp):
         self._app = app
 
-    async def __call__(self, scope, receive, send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            from pipeline_ops.reaper import orphan_reaper as custodian
+            from pipeline_ops.reaper import orphan_reaper
             from pipeline_ops.ui import conf_check
 
-            custodian.start()
-            conf_check.start()
+            orphan_reaper.start()
+            conf_check.install()
         await self._app(scope, receive, send)
 
 
 class TrainyardPlugin(AirflowPlugin):
     name = "trainyard"
-    fastapi_apps = [{"app": pages, "url_prefix": f"/{_PREFIX}", "name": "Trainyard"}]
+    fastapi_apps = [{"app": serve_pages, "url_prefix": f"/{_PREFIX}", "name": "Trainyard"}]
     fastapi_root_middlewares = [
-        {"middleware": WithCustodian, "args": [], "kwargs": {}, "name": "Trainyard's custodian"}
+        {
+            "middleware": BackgroundServices,
+            "args": [],
+            "kwargs": {},
+            "name": "Trainyard's background services",
+        }
     ]
     external_views = [
         {
@@ -75,3 +88,13 @@ class TrainyardPlugin(AirflowPlugin):
             "icon_dark_mode": f"{_PREFIX}/models-dark.svg",
         },
     ]
+
+    @classmethod
+    def on_load(cls, *args: Any, **kwargs: Any) -> None:
+        """Raises ConfigError in an API server that lacks what the pages import from Airflow.
+
+        Airflow logs the error, lists it among the import errors of plugins, and runs without this
+        plugin.
+        """
+        if _API_SERVER in sys.modules:
+            import pipeline_ops.airflow_internals  # noqa: F401

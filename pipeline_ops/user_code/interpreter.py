@@ -14,12 +14,12 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline_ops.artifacts.fingerprint import versions_of
+from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.system.processes import SAFE_PATH
 
-_ASK_SECONDS = 60
-_QUESTION = """
+_QUERY_TIMEOUT_SECONDS = 60
+_QUERY = """
 import importlib.metadata, json, sys
 found = {}
 for name in sys.argv[1:]:
@@ -31,33 +31,37 @@ print(json.dumps(found))
 """
 
 
-def versions_in(python: Path | None, packages: Iterable[str]) -> dict[str, str]:
-    """Returns the versions like `versions_of`, for another interpreter or, with None, this one.
+def read_versions(python: Path | None, packages: Iterable[str]) -> dict[str, str]:
+    """Returns the versions like `find_versions`, for another interpreter or, with None, this one.
 
     Raises:
       ConfigError: it cannot be started.
     """
-    return versions_of(packages) if python is None else dict(_ask(python, tuple(packages)))
+    return (
+        find_versions(packages)
+        if python is None
+        else dict(_query_versions(python, tuple(packages)))
+    )
 
 
 @functools.lru_cache(256)
-def _ask(python: Path, packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _query_versions(python: Path, packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Asks the interpreter once per process, which is the process of one task."""
     try:
         answer = subprocess.run(
-            [python, "-c", _QUESTION, *packages],
+            [python, "-c", _QUERY, *packages],
             cwd="/",
             env=os.environ | SAFE_PATH,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=True,
-            timeout=_ASK_SECONDS,
+            timeout=_QUERY_TIMEOUT_SECONDS,
         )
         return tuple(json.loads(answer.stdout).items())
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", "") or "").strip().splitlines()[-1:]
+        stderr_tail = (getattr(error, "stderr", "") or "").strip().splitlines()[-1:]
         raise ConfigError(
-            f"{python} can't be used as an interpreter: {'; '.join([*said, str(error)])}; "
-            "`python` of a task must be the path of a Python of 3.11 to 3.13"
+            f"{python} cannot be used as an interpreter: {'; '.join([*stderr_tail, str(error)])}. "
+            "`python` of a task must be the path of a Python of 3.11 to 3.13."
         ) from None

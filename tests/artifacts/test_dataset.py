@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline_ops.artifacts.dataset import generation_of, removed_positions, shard_name, shards_of
+from pipeline_ops.artifacts.dataset import (
+    build_shard_name,
+    list_removed_positions,
+    list_shards,
+    parse_generation,
+)
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
 
@@ -18,8 +23,8 @@ NAMES = {
 
 @pytest.mark.parametrize("parts", NAMES)
 def test_a_name_says_split_place_and_generation(parts):
-    assert shard_name(*parts) == NAMES[parts]
-    assert generation_of(NAMES[parts]) == parts[3]
+    assert build_shard_name(*parts) == NAMES[parts]
+    assert parse_generation(NAMES[parts]) == parts[3]
 
 
 def test_shards_of_a_split_are_those_of_all_its_generations_and_know_what_is_removed():
@@ -38,7 +43,7 @@ def test_shards_of_a_split_are_those_of_all_its_generations_and_know_what_is_rem
         figures={"removed": {names[3]: [0, 4]}},
         files=[ManifestFile(path=name, num_bytes=1, crc32c="00000000") for name in names],
     )
-    assert [file.path for file in shards_of(manifest, "train")] == names[2:]
-    assert removed_positions(manifest, "train") == ((), (0, 4))
-    assert removed_positions(manifest, "test") == ((),)
-    assert removed_positions(manifest.model_copy(update={"figures": {}}), "train") == ((), ())
+    assert [file.path for file in list_shards(manifest, "train")] == names[2:]
+    assert list_removed_positions(manifest, "train") == ((), (0, 4))
+    assert list_removed_positions(manifest, "test") == ((),)
+    assert list_removed_positions(manifest.model_copy(update={"figures": {}}), "train") == ((), ())

@@ -8,6 +8,7 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
+from pipeline_ops.artifacts.damage import check_files, find_damage
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import (
     MAX_BYTES,
@@ -15,17 +16,15 @@ from pipeline_ops.artifacts.manifest import (
     SIGNATURE,
     Input,
     Manifest,
-    find_damage,
     list_files,
     parse_manifest,
     read_input,
     read_manifest,
-    refuse_damage,
     write_manifest,
 )
-from pipeline_ops.artifacts.results import files_of_saved_model
+from pipeline_ops.artifacts.results import list_saved_model_files
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.storage.digest import compute_digest
 
 FINGERPRINT = Fingerprint(config={"epochs": 3}, inputs={}, code={}, versions={})
 
@@ -58,13 +57,13 @@ def test_every_file_is_listed_once_with_size_checksum_and_examples(tmp_path):
         ("a", 9, 7),
         ("sub/b", 2, None),
     ]
-    assert manifest.file("a").crc32c == "e3069283"
+    assert manifest.get_file("a").crc32c == "e3069283"
     assert list_files(tmp_path, {"a": 7}) == manifest.files  # the manifest itself is no part of it
 
 
 def test_a_file_that_is_not_listed_is_a_key_error(tmp_path):
     with pytest.raises(KeyError):
-        fill(tmp_path, a=b"1").file("b")
+        fill(tmp_path, a=b"1").get_file("b")
 
 
 def test_equal_contents_have_equal_digests_wherever_they_are(tmp_path):
@@ -82,7 +81,7 @@ def test_other_contents_have_another_digest(tmp_path, files):
 
 def test_a_manifest_that_is_not_there_says_what_to_do(tmp_path):
     with pytest.raises(
-        DataError, match="there is no such manifest; run the task that makes it again"
+        DataError, match="there is no such manifest. Run the task that makes it again"
     ):
         read_manifest(tmp_path / NAME)
 
@@ -110,19 +109,19 @@ def test_damage_names_the_file_and_what_is_wrong(tmp_path):
     (tmp_path / "c").write_bytes(b"334")
     missing, size, checksum = find_damage(tmp_path / NAME, manifest, checksums=True)
     assert missing == f"{tmp_path}/a is missing"
-    assert size == f"{tmp_path}/b has 1 bytes, the manifest says 2"
-    assert checksum == f"{tmp_path}/c has another checksum than the manifest says"
+    assert size == f"{tmp_path}/b has 1 bytes, but 2 in the manifest"
+    assert checksum == f"{tmp_path}/c has another checksum than in the manifest"
     assert find_damage(tmp_path / NAME, manifest) == [missing, size]
 
 
 def test_only_the_files_that_are_asked_for_are_refused(tmp_path):
     manifest = fill(tmp_path, a=b"1", saved_model__b=b"22")
     (tmp_path / "a").write_bytes(b"x")
-    refuse_damage(tmp_path / NAME, manifest, files_of_saved_model(manifest))
+    check_files(tmp_path / NAME, manifest, list_saved_model_files(manifest))
     with pytest.raises(
-        DataError, match="a has another checksum .*; remove the artifact, and run the task"
+        DataError, match="a has another checksum .*. Remove the artifact that holds it"
     ):
-        refuse_damage(tmp_path / NAME, manifest, manifest.files)
+        check_files(tmp_path / NAME, manifest, manifest.files)
 
 
 def test_an_input_is_the_one_that_was_planned_with_or_refused(tmp_path):
@@ -131,15 +130,9 @@ def test_an_input_is_the_one_that_was_planned_with_or_refused(tmp_path):
     assert read_input(entry) == manifest
     fill(tmp_path, a=b"2")
     with pytest.raises(
-        DataError, match=f"but was {manifest.digest} when this job was planned; start a new run"
+        DataError, match=f"but was {manifest.digest} when this job was planned. Start a new run"
     ):
         read_input(entry)
-
-
-def test_a_file_that_another_manifest_knows_is_not_read_again(tmp_path):
-    manifest = fill(tmp_path, a=b"1", b=b"2")
-    known = manifest.file("a").model_copy(update={"crc32c": "from the other"})
-    assert list_files(tmp_path, known={"a": known}) == [known, manifest.file("b")]
 
 
 def manifest_json(**changes) -> dict:
@@ -253,7 +246,7 @@ def test_what_only_looks_like_the_file_by_its_crc32c_is_found(tmp_path):
     assert (tmp_path / "a").read_bytes() != b"a" * 8
     assert google_crc32c.value(b"a" * 8) == google_crc32c.value((tmp_path / "a").read_bytes())
     assert find_damage(tmp_path / NAME, manifest, checksums=True) == [
-        f"{tmp_path}/a has another checksum than the manifest says"
+        f"{tmp_path}/a has another checksum than in the manifest"
     ]
     old = manifest.model_copy(
         update={"files": [manifest.files[0].model_copy(update={"sha256": None})]}
@@ -274,7 +267,7 @@ def test_a_manifest_of_an_earlier_version_is_read_and_keeps_its_digest(tmp_path)
     del value["files"][0]["sha256"]
     manifest = parse_manifest(json.dumps(value).encode(), "there")
     assert manifest.files[0].sha256 is None
-    assert manifest.digest == digest_of(
+    assert manifest.digest == compute_digest(
         [{"path": "a", "num_bytes": 1, "crc32c": "00000000", "num_examples": None}]
     )
     write_manifest(tmp_path, manifest)
@@ -293,5 +286,5 @@ def test_a_manifest_of_an_earlier_version_is_read_and_keeps_its_digest(tmp_path)
 )
 def test_no_uri_makes_a_process_ask_a_web_server(uri):
     """F7, F9: the inputs of a manifest are URIs."""
-    with pytest.raises(ConfigError, match="is no place of an artifact"):
+    with pytest.raises(ConfigError, match="is not a place for artifacts. Use a folder, or a URI"):
         read_manifest(uri)

@@ -1,4 +1,4 @@
-"""A raw image folder, a pipeline config beside it, and the real job run on them."""
+"""A raw image folder, a pipeline config, and the real job run on them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,8 @@ from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import read_status, write_request
 from pipeline_ops.jobs.runner import run_request
 from pipeline_ops.planning.plan import JobPlan, plan_job
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.processes import ATTEMPT_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -73,7 +76,7 @@ class Outcome:
 
     exit_code: ExitCode
     message: str
-    attempt: Attempt
+    attempt: Attempt[StorePath]
     artifact: Path
 
     @property
@@ -82,11 +85,11 @@ class Outcome:
 
     @property
     def shards(self) -> dict[str, str]:
-        """Digests by name, without the quarantine's."""
+        """Digests by name, without the quarantine's, wherever the shards lie."""
         return {
-            file.name: hashlib.blake2b(file.read_bytes()).hexdigest()
-            for file in sorted(self.artifact.glob("*.tfrecord"))
-            if file.name != QUARANTINE_SHARD
+            file.path: hashlib.blake2b(file.locate(self.artifact).read_bytes()).hexdigest()
+            for file in self.manifest.files
+            if file.path.endswith(".tfrecord") and file.path != QUARANTINE_SHARD
         }
 
     @property
@@ -107,7 +110,7 @@ class Outcome:
 
     @property
     def progress(self) -> list:
-        return ProgressReader(self.attempt.progress).new()
+        return ProgressReader(self.attempt.progress).read_new()
 
 
 class Pipeline:
@@ -133,8 +136,8 @@ class Pipeline:
         keys = {f"preprocess.{name.replace('__', '.')}": value for name, value in overrides.items()}
         return plan_job("preprocess", load_config(self.config_file, keys), "run", {})
 
-    def request(self, plan: JobPlan) -> Attempt:
-        attempt = Attempt(self.folder / "attempts" / f"{time.monotonic_ns()}")
+    def request(self, plan: JobPlan) -> Attempt[StorePath]:
+        attempt = Attempt(open_root(self.folder) / "attempts" / f"{time.monotonic_ns()}")
         write_request(attempt, plan.request)
         return attempt
 
@@ -142,13 +145,13 @@ class Pipeline:
         """In this process."""
         plan = plan or self.plan(**overrides)
         attempt = self.request(plan)
-        run_request(preprocess, attempt.request)
+        run_request(preprocess, str(attempt.request))
         return self.outcome(plan, attempt)
 
-    def start(self, plan: JobPlan) -> tuple[subprocess.Popen, Attempt]:
+    def start(self, plan: JobPlan) -> tuple[subprocess.Popen, Attempt[StorePath]]:
         """In a process group of its own, as an operator does."""
         attempt = self.request(plan)
-        with open(attempt.log, "wb") as log:
+        with open(attempt.log.local, "wb") as log:
             argv = [sys.executable, "-m", "beam_jobs.preprocess", "--request", str(attempt.request)]
             environment = os.environ | {ATTEMPT_VARIABLE: str(attempt.folder)}
             return subprocess.Popen(
@@ -160,7 +163,18 @@ class Pipeline:
                 start_new_session=True,
             ), attempt
 
-    def outcome(self, plan: JobPlan, attempt: Attempt) -> Outcome:
+    def check_that_a_second_run_waits(self, plan: JobPlan, process: subprocess.Popen) -> None:
+        """The process does the work for the plan. It is stopped, so that it is not done before the
+        second run begins."""
+        os.killpg(process.pid, signal.SIGSTOP)
+        threading.Timer(2.0, os.killpg, (process.pid, signal.SIGCONT)).start()
+        second = self.run(plan)
+        assert second.exit_code is ExitCode.SUCCESS, second.message
+        assert second.message == "made by another run in the meantime"
+        [waited] = [event for event in second.progress if event.phase == "wait"]
+        assert f"is held by process {process.pid}" in waited.message
+
+    def outcome(self, plan: JobPlan, attempt: Attempt[StorePath]) -> Outcome:
         status = read_status(attempt)
         return Outcome(status.exit_code, status.message, attempt, Path(plan.request.artifact))
 
@@ -226,7 +240,7 @@ def wait_for() -> Callable[..., None]:
     def wait(condition: Callable[[], Any], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
+            assert time.monotonic() < deadline, f"not true after {seconds} s"
             time.sleep(0.02)
 
     return wait

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from beam_jobs.planning.balance import class_weights
+from beam_jobs.planning.balance import compute_class_weights
 
 
 @pytest.mark.parametrize(
@@ -18,15 +18,15 @@ from beam_jobs.planning.balance import class_weights
     ],
 )
 def test_every_class_has_the_same_sum_of_weights_and_the_mean_is_1(counts, wanted):
-    assert class_weights(counts) == pytest.approx(wanted)
+    assert compute_class_weights(counts) == pytest.approx(wanted)
     sums = {
         round(counts[name] * weight, 9)
-        for name, weight in class_weights(counts).items()
+        for name, weight in compute_class_weights(counts).items()
         if counts[name]
     }
     assert len(sums) == 1
     assert sum(
-        counts[name] * weight for name, weight in class_weights(counts).items()
+        counts[name] * weight for name, weight in compute_class_weights(counts).items()
     ) == pytest.approx(sum(counts.values()))
 
 

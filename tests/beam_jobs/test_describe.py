@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html.parser
 import json
 import shutil
 
@@ -131,7 +130,7 @@ def test_what_no_stage_has_decoded_is_not_measured_and_the_page_says_so(animals)
     )
     assert all_features - features == {"brightness", "contrast"}
     assert (
-        "Brightness is known of 0 of 60 examples: no stage needed the pixels of the others."
+        "Brightness was measured for 0 of 60 examples: no stage needed the pixels of the others."
         in by_header.contents["data.html"].decode()
     )
     assert "Brightness is known" not in decoded.contents["data.html"].decode()
@@ -185,10 +184,10 @@ def test_a_new_class_fails_and_says_how_to_allow_it(animals, encode):
     add_birds(animals, encode)
     outcome = animals.run()
     assert outcome.exit_code is ExitCode.DATA
-    assert "this is not what the data set before this was" in outcome.message
+    assert "the data differ from the previous data set" in outcome.message
     assert "new classes: bird (allow it with preprocess.schema.new_classes)" in outcome.message
     assert not outcome.artifact.exists()
-    assert "new classes: bird" in (outcome.attempt.folder / "data.html").read_text()
+    assert "new classes: bird" in (outcome.attempt.folder.local / "data.html").read_text()
 
 
 def test_what_the_config_allows_is_reported(animals, encode):
@@ -229,7 +228,7 @@ def test_an_unchanged_second_run_has_nothing_to_do(animals):
 
 @pytest.mark.parametrize("action", ["report", "fail"])
 def test_a_run_after_a_change_is_cached_too_and_keeps_its_reference(animals, encode, action):
-    drift = {"action": action, "js_above": 1.0, "linf_above": 1.0}
+    drift = {"action": action, "max_js_distance": 1.0, "max_linf_distance": 1.0}
     first = animals.run(drift=drift)
     animals.add("cat/new.png", encode(seed=500))
     second = animals.run(drift=drift)
@@ -270,7 +269,7 @@ def test_another_reference_with_the_same_schema_is_the_same_question_where_drift
     before = animals.plan().request.fingerprint
     publish_champion(animals, first.artifact / "manifest.json")
     assert animals.plan().request.fingerprint == before
-    fails = {"action": "fail", "js_above": 0.9}
+    fails = {"action": "fail", "max_js_distance": 0.9}
     assert "reference statistics" in animals.plan(drift=fails).request.fingerprint.inputs
     assert "reference statistics" not in before.inputs
 
@@ -286,7 +285,7 @@ def test_without_a_rule_that_can_fail_the_reference_is_no_part_of_the_fingerprin
 def test_another_champion_is_another_question_where_drift_can_fail_and_is_answered_without_building(
     animals, encode
 ):
-    drift = {"action": "fail", "js_above": 1.0, "linf_above": 1.0}
+    drift = {"action": "fail", "max_js_distance": 1.0, "max_linf_distance": 1.0}
     first = animals.run(drift=drift)
     animals.add("cat/new.png", encode(seed=500))
     second = animals.run(drift=drift)
@@ -358,13 +357,13 @@ def test_a_drift_is_reported_with_its_distance(animals):
     assert drift["brightness"]["is_above"]
     assert drift["brightness"]["jensen_shannon"] > 0.9
     assert not drift["labels"]["is_above"]
-    assert "Drifted from the data set before this: " in (outcome.artifact / "data.html").read_text()
+    assert "Drifted from the previous data set: " in (outcome.artifact / "data.html").read_text()
 
 
 def test_a_drift_can_fail_the_task_with_features_and_numbers(animals):
     animals.run()
     darken(animals)
-    outcome = animals.run(drift={"action": "fail", "js_above": 0.5})
+    outcome = animals.run(drift={"action": "fail", "max_js_distance": 0.5})
     assert outcome.exit_code is ExitCode.DATA
     assert (
         "brightness has drifted: Jensen-Shannon 1.000 (at most 0.5), L-infinity" in outcome.message
@@ -373,64 +372,3 @@ def test_a_drift_can_fail_the_task_with_features_and_numbers(animals):
 
 
 # The page
-
-
-class Page(html.parser.HTMLParser):
-    """Collects tags, attributes and text."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags, self.attributes, self.text = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
-def test_hostile_names_are_text_and_nothing_is_loaded(animals, encode):
-    name = "<script>alert(1)<" + "∕script>\"'&"
-    for index in range(20):
-        animals.add(f"{name}/{index}.png", encode(seed=700 + index))
-    animals.add(f"{name}/'\"><img src=x onerror=alert(1)>.png", b"<b>no image</b>")
-    text = (animals.run(rejects={"max_count": 1}).artifact / "data.html").read_text()
-    page = Page(text)
-    assert not {"script", "iframe", "link", "object"} & set(page.tags)
-    assert all(
-        value.startswith("data:image/png;base64,")
-        for key, value in page.attributes
-        if key in ("src", "href")
-    )
-    assert not [key for key, _ in page.attributes if key.startswith("on")]
-    assert name in page.text
-    assert "default-src 'none'" in text
-    assert "http" not in text.replace("http-equiv", "")
-
-
-def test_the_page_shows_what_is_left_of_a_truncated_image(animals, encode):
-    whole = encode(64, 64, 3, seed=9, kind=".jpg")
-    animals.add("cat/truncated.jpg", whole[: len(whole) * 3 // 4])
-    text = (animals.run(rejects={"max_count": 1}).artifact / "data.html").read_text()
-    assert "data:image/png;base64," in text
-    assert "truncated" in text
-
-
-def test_every_class_split_and_histogram_is_on_the_page(animals):
-    outcome = animals.run()
-    text = "\n".join(Page((outcome.artifact / "data.html").read_text()).text)
-    for wanted in (
-        "60 examples",
-        "cat",
-        "dog",
-        "Train",
-        "Validation",
-        "Test",
-        "Brightness",
-        "Contrast",
-        "Image width",
-        "Empty: every record became",
-    ):
-        assert wanted in text

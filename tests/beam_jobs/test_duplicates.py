@@ -16,14 +16,14 @@ def record(key: str, content: str, label: str = "cat", **keys) -> Record:
     return Record(RawFile(key, 1, content), label, **keys)
 
 
-def decide(train=(), validation=(), test=(), pictures=None, max_bits=None):
+def decide(train=(), validation=(), test=(), perceptual_hashes=None, max_bits=None):
     """The keys that stay, by split, and what the quarantine says: (key, reason, detail)."""
     decision = remove_duplicates(
         {"train": list(train), "validation": list(validation), "test": list(test)},
-        pictures or {},
+        perceptual_hashes or {},
         max_bits,
     )
-    assert [record.key for record in decision.kept_out] == [
+    assert [record.key for record in decision.quarantined] == [
         reject.key for reject in decision.rejected
     ]
     return (
@@ -47,7 +47,7 @@ def test_copies_that_were_removed_are_neither_bad_nor_good():
         {},
         None,
     )
-    assert [member.key for member in decision.without_copies] == ["a", "c", "d"]
+    assert [member.key for member in decision.records_without_copies] == ["a", "c", "d"]
 
 
 def test_without_a_test_image_the_one_in_validation_stays():
@@ -98,7 +98,7 @@ def test_near_is_what_differs_in_few_bits(num_bits, is_near):
         kept, out = decide(
             train=[record("a", "x")],
             test=[record("b", "y")],
-            pictures={"x": f"{one:016x}", "y": f"{other:016x}"},
+            perceptual_hashes={"x": f"{one:016x}", "y": f"{other:016x}"},
             max_bits=3,
         )
         assert kept["train"] == ([] if is_near else ["a"])
@@ -109,7 +109,7 @@ def test_near_images_with_different_labels_both_stay():
     kept, out = decide(
         train=[record("a", "x", "cat")],
         test=[record("b", "y", "dog")],
-        pictures={"x": "0" * 16, "y": "0" * 16},
+        perceptual_hashes={"x": "0" * 16, "y": "0" * 16},
         max_bits=3,
     )
     assert (kept["train"], kept["test"], out) == (["a"], ["b"], [])
@@ -118,7 +118,7 @@ def test_near_images_with_different_labels_both_stay():
 def test_what_has_no_hash_is_near_to_nothing():
     kept, _ = decide(
         train=[record("a", "x"), record("b", "y"), record("c", "z")],
-        pictures={"x": "-", "y": "-"},
+        perceptual_hashes={"x": "-", "y": "-"},
         max_bits=8,
     )
     assert kept["train"] == ["a", "b", "c"]
@@ -133,14 +133,14 @@ def test_no_two_that_stay_are_near_and_each_that_goes_is_near_one_that_stays(see
         ^ sum({1 << chance.randrange(64) for _ in range(chance.randrange(5))})
         for index in range(200)
     }
-    pictures = {key: f"{number:016x}" for key, number in numbers.items()}
+    perceptual_hashes = {key: f"{number:016x}" for key, number in numbers.items()}
     every = [record(key, key) for key in numbers]
     chance.shuffle(every)
     kept, out = decide(
         train=every[:120],
         validation=every[120:160],
         test=every[160:],
-        pictures=pictures,
+        perceptual_hashes=perceptual_hashes,
         max_bits=4,
     )
     staying = [key for keys in kept.values() for key in keys]

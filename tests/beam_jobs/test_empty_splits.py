@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.planning.empty_splits import cause_in_plan, cause_in_shards
+from beam_jobs.planning.empty_splits import explain_from_plan, explain_from_shards
 from beam_jobs.planning.plan import Record
 from beam_jobs.planning.splits import split_records
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
@@ -33,13 +33,13 @@ def split(**options) -> Split:
         (
             records(12),
             {"seed": 2},
-            "preprocess.split.test is 0.1 of 12 images; add images, or raise "
+            "preprocess.split.test is 0.1 of 12 images. Add images, or raise "
             "preprocess.split.test, or set preprocess.split.stratify: true",
         ),
         (
             records(4),
             {"stratify": True},
-            "preprocess.split.test is 0.1 of 4 images, which rounds to none; add images, or raise",
+            "preprocess.split.test is 0.1 of 4 images, which rounds to none. Add images, or raise",
         ),
         (
             records(9),
@@ -50,26 +50,26 @@ def split(**options) -> Split:
         (
             records(9),
             {"train": 0.9, "test": 0.0},
-            "preprocess.split.test is 0, and the source gives no image to it; raise it",
+            "preprocess.split.test is 0, and the source gives no image to it. Raise it",
         ),
         (
             records(9, split="train"),
             {"train": 0.9, "test": 0.0},
             "the source gives every image a split (train), none of them test, and "
-            "preprocess.split.test is 0; give some images to it in the source, or raise",
+            "preprocess.split.test is 0. Give some images to it in the source, or raise",
         ),
     ],
 )
 def test_the_cause_of_a_split_that_is_empty_in_the_plan(found, options, message):
-    assert message in cause_in_plan(found, NONE, split(**options))("test")
+    assert message in explain_from_plan(found, NONE, split(**options))("test")
 
 
 def test_removed_duplicates_and_unusable_boxes_are_causes(record_property):
     given = records(4, split="test")
-    assert cause_in_plan(given, NONE, split())("test").startswith(
-        "all of its 4 images are equal to others or contradict them; add other images"
+    assert explain_from_plan(given, NONE, split())("test").startswith(
+        "all of its 4 images are equal to others or contradict them. Add other images"
     )
-    assert cause_in_plan(given, NONE | {"test": given}, split())("test").startswith(
+    assert explain_from_plan(given, NONE | {"test": given}, split())("test").startswith(
         "none of its 4 images has a label or a box that the stages keep"
     )
 
@@ -92,11 +92,11 @@ def test_what_the_stages_kept_out_is_counted_by_its_reasons():
             nanoseconds={},
         )
     ]
-    assert cause_in_shards(planned, rejected, summaries)("test") == (
-        "its 3 images were kept out (1 by decode: damaged, 2 by filter: class); correct them, or "
-        "the stages that keep them out"
+    assert explain_from_shards(planned, rejected, summaries)("test") == (
+        "all of its 3 images were rejected or skipped (1 by decode: damaged, 2 by filter: class). "
+        "Correct them, or the stages."
     )
-    assert "no box of them is left" in cause_in_shards(planned, [], [])("test")
+    assert "the stages keep no box of its 3 images" in explain_from_shards(planned, [], [])("test")
 
 
 def test_the_job_says_that_all_images_of_a_split_are_damaged(animals):
@@ -111,8 +111,8 @@ def test_the_job_says_that_all_images_of_a_split_are_damaged(animals):
     outcome = animals.run(rejects={"max_count": len(tests)})
     assert outcome.exit_code is ExitCode.DATA
     assert (
-        f"the test split has no example; its {len(tests)} images were kept out ({len(tests)} by "
-        "decode: " in outcome.message
+        f"the test split has no example: all of its {len(tests)} images were rejected or skipped "
+        f"({len(tests)} by decode: " in outcome.message
     )
 
 

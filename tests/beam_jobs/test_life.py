@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -18,14 +17,14 @@ from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.operators.process import JobHandle
 from pipeline_ops.storage.atomic import write_json
-from pipeline_ops.system.processes import ProcessIdentity, group_members
+from pipeline_ops.system.processes import ProcessIdentity, find_group_members
 
 
 def num_done(attempt) -> int:
     return max(
         (
             moment.done or 0
-            for moment in ProgressReader(attempt.progress).new()
+            for moment in ProgressReader(attempt.progress).read_new()
             if moment.phase == "preprocess"
         ),
         default=0,
@@ -43,12 +42,12 @@ def started(large_animals, wait_for):
         process, attempt = large_animals.start(plan)
         groups.append(process.pid)
         wait_for(lambda: num_done(attempt) or process.poll() is not None)
-        assert process.poll() is None, attempt.log.read_text()
+        assert process.poll() is None, attempt.log.local.read_text()
         return plan, process, attempt
 
     yield start
     for group in groups:
-        if group_members(group):
+        if find_group_members(group):
             os.killpg(group, signal.SIGKILL)
 
 
@@ -69,12 +68,12 @@ def test_what_a_killed_job_has_written_for_itself_goes_when_its_operator_reaps_i
     temporary, started
 ):
     _, process, attempt = started(runner={"mode": "multi_processing", "workers": 2})
-    write_json(attempt.process, ProcessIdentity.of(process.pid).to_json())
+    write_json(attempt.process.local, ProcessIdentity.from_pid(process.pid).to_json())
     process.kill()
     process.wait()
-    assert list(attempt.scratch.iterdir()) and list(temporary.iterdir())
+    assert list(attempt.scratch.local.iterdir()) and list(temporary.iterdir())
     assert JobHandle(attempt).reap()
-    assert not attempt.scratch.exists()
+    assert not attempt.scratch.local.exists()
     assert list(temporary.iterdir()) == []
 
 
@@ -82,7 +81,7 @@ def test_while_it_runs_the_task_log_gets_elements_rate_and_eta(started):
     """An operator writes the text of each moment into the log of its task."""
     _, process, attempt = started()
     assert process.wait(240) == 0
-    lines = [str(moment) for moment in ProgressReader(attempt.progress).new()]
+    lines = [str(moment) for moment in ProgressReader(attempt.progress).read_new()]
     assert any(
         re.fullmatch(r"preprocess \d+/200 images  [\d.]+ images/s  ETA \d+ s  rejected 0", line)
         for line in lines
@@ -93,15 +92,7 @@ def test_while_it_runs_the_task_log_gets_elements_rate_and_eta(started):
 def test_a_second_job_for_the_same_artifact_waits_for_the_first(large_animals, started):
     """F20: a second Airflow that met the lock of a long training failed after three tries."""
     plan, process, _ = started()
-    os.killpg(process.pid, signal.SIGSTOP)  # so that it is not done before the second one looks
-    threading.Timer(2.0, os.killpg, (process.pid, signal.SIGCONT)).start()
-    second = large_animals.run(plan)
-    assert second.exit_code is ExitCode.SUCCESS, second.message
-    assert second.message == "made by another run meanwhile"
-    [waited] = [
-        moment for moment in ProgressReader(second.attempt.progress).new() if moment.phase == "wait"
-    ]
-    assert f"is held by process {process.pid}" in waited.message
+    large_animals.check_that_a_second_run_waits(plan, process)
     assert process.wait(240) == 0
     assert plan.manifest.exists()
 
@@ -112,32 +103,32 @@ def test_a_cancelled_job_ends_at_once_with_everything_it_started(
 ):
     plan, process, attempt = started(runner={"mode": mode})
     os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(60) == ExitCode.CANCELLED, attempt.log.read_text()
+    assert process.wait(60) == ExitCode.CANCELLED, attempt.log.local.read_text()
     assert read_status(attempt).exit_code is ExitCode.CANCELLED
-    wait_for(lambda: not group_members(process.pid), 30)
+    wait_for(lambda: not find_group_members(process.pid), 30)
     assert not plan.manifest.exists()
     assert [
         path.name
-        for path in plan.manifest.parent.parent.iterdir()
+        for path in plan.manifest.parent.parent.local.iterdir()
         if path.name.endswith(".staging")
     ] == []
 
 
 def test_a_dead_worker_process_is_noticed(large_animals, started, wait_for):
     plan, process, attempt = started(runner={"mode": "multi_processing", "workers": 2})
-    worker = next(pid for pid in group_members(process.pid) if pid != process.pid)
+    worker = next(pid for pid in find_group_members(process.pid) if pid != process.pid)
     os.kill(worker, signal.SIGKILL)
     assert process.wait(60) == ExitCode.RETRY
     assert "a worker process died (exit status -9)" in read_status(attempt).message
-    wait_for(lambda: not group_members(process.pid), 30)
+    wait_for(lambda: not find_group_members(process.pid), 30)
 
 
 def test_workers_die_with_their_job(started, wait_for):
     _, process, _ = started(runner={"mode": "multi_processing", "workers": 2})
-    assert len(group_members(process.pid)) == 3
+    assert len(find_group_members(process.pid)) == 3
     process.kill()
     process.wait()
-    wait_for(lambda: not group_members(process.pid), 30)
+    wait_for(lambda: not find_group_members(process.pid), 30)
 
 
 @pytest.mark.parametrize("mode", ["multi_threading", "multi_processing"])
@@ -150,15 +141,15 @@ def test_a_full_disk_is_a_reason_to_retry(pipeline, encode, mode):
     plan = pipeline.plan(stages=["decode"], shards=1, runner={"mode": mode})
     attempt = pipeline.request(plan)
     limit = (1_000_000, 1_000_000)
-    with open(attempt.log, "wb") as log:
+    with open(attempt.log.local, "wb") as log:
         code = subprocess.call(
             [sys.executable, "-m", "beam_jobs.preprocess", "--request", str(attempt.request)],
             stdout=log,
             stderr=log,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
         )
-    assert code == ExitCode.RETRY, attempt.log.read_text()
-    assert "make room or mend the disk, then retry" in read_status(attempt).message
+    assert code == ExitCode.RETRY, attempt.log.local.read_text()
+    assert "Free disk space or repair the disk, then retry" in read_status(attempt).message
     assert not plan.manifest.exists()
 
 
@@ -169,9 +160,9 @@ def test_the_log_is_short_and_ours(animals):
         animals.plan(runner={"mode": "multi_processing", "workers": 2})
     )
     assert process.wait(240) == 0
-    lines = attempt.log.read_text().splitlines()
+    lines = attempt.log.local.read_text().splitlines()
     assert [line.split(" ", 4)[-1] for line in lines] == [
         "60 files, 2 classes, 9 shards",
         lines[-1].split(" ", 4)[-1],
     ], lines
-    assert "0 kept out" in lines[-1]
+    assert "0 rejected" in lines[-1]

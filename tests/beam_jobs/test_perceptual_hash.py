@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from beam_jobs.planning.perceptual_hash import NO_PICTURE, picture_hash, plan_blocks
+from beam_jobs.planning.perceptual_hash import NO_HASH, compute_perceptual_hash, plan_blocks
 from beam_jobs.planning.plan import Record
 from pipeline_ops.raw_data.raw_file import RawFile
 
@@ -26,7 +26,9 @@ def encoded(image, kind=".jpg", *options) -> bytes:
 
 
 def distance(one: bytes, other: bytes) -> int:
-    return (int(picture_hash(one), 16) ^ int(picture_hash(other), 16)).bit_count()
+    return (
+        int(compute_perceptual_hash(one), 16) ^ int(compute_perceptual_hash(other), 16)
+    ).bit_count()
 
 
 @pytest.mark.parametrize(
@@ -73,13 +75,13 @@ def test_different_images_are_far_from_each_other():
     ],
 )
 def test_what_is_no_image_or_has_no_contrast_has_no_hash(data):
-    assert picture_hash(data) == NO_PICTURE
+    assert compute_perceptual_hash(data) == NO_HASH
 
 
 def test_a_header_of_a_gigapixel_is_not_decoded():
     data = bytearray(encoded(photograph(1), ".png"))
     data[16:24] = (40_000).to_bytes(4, "big") * 2
-    assert picture_hash(bytes(data)) == NO_PICTURE
+    assert compute_perceptual_hash(bytes(data)) == NO_HASH
 
 
 def test_only_contents_without_a_hash_are_looked_at_and_each_once():

@@ -10,17 +10,21 @@ import pytest
 from beam_jobs.planning.plan import (
     Record,
     check_labels,
-    class_names_of,
-    num_shards_of,
-    plan_data_set,
+    collect_class_names,
+    compute_num_shards,
+    count_planned_labels,
+    infer_task,
+    plan_dataset,
     plan_shards,
-    planned_labels,
-    task_of,
 )
 from beam_jobs.stages.stage import Box
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile
+
+
+def explain(split: str) -> str:
+    return f"it is the {split} split"
 
 
 def records(count: int, num_bytes=lambda index: 1000) -> list[Record]:
@@ -137,18 +141,18 @@ def test_shards_of_a_later_generation_say_so():
 def test_a_target_size_gives_as_many_shards_as_it_takes_and_never_fewer_than_asked_for(
     count, megabytes, wanted
 ):
-    assert num_shards_of(records(count), config(shards=4, shard_megabytes=megabytes)) == wanted
+    assert compute_num_shards(records(count), config(shards=4, shard_megabytes=megabytes)) == wanted
 
 
 def test_a_train_split_too_small_for_its_shards_is_told():
     with pytest.raises(
         DataError,
         match=(
-            "the train split has 3 records, too few for 4 shards; "
-            "add images, or lower preprocess.shards"
+            "the train split has 3 records, too few for 4 shards. "
+            "Add images, or lower preprocess.shards"
         ),
     ):
-        plan_data_set(
+        plan_dataset(
             {"train": records(3), "validation": records(3), "test": records(3)}, config(shards=4)
         )
 
@@ -158,12 +162,14 @@ def test_a_detector_needs_one_class_and_its_boxes_are_counted():
         dataclasses.replace(record, label="", boxes=(Box(0, 0, 1, 1, "cell"),) * (index % 3))
         for index, record in enumerate(records(60))
     ]
-    assert (task_of(boxed), class_names_of(boxed)) == ("detection", ["cell"])
-    labels = planned_labels({"train": boxed[:40], "validation": boxed[40:50], "test": boxed[50:]})
+    assert (infer_task(boxed), collect_class_names(boxed)) == ("detection", ["cell"])
+    labels = count_planned_labels(
+        {"train": boxed[:40], "validation": boxed[40:50], "test": boxed[50:]}
+    )
     assert sum(counts["cell"] for counts in labels.values()) == 60
-    check_labels(labels, ["cell"], "raw", "detection")
+    check_labels(labels, ["cell"], "raw", "detection", explain)
     with pytest.raises(DataError, match="raw: a detector needs boxes, found none"):
-        check_labels(labels, [], "raw", "detection")
+        check_labels(labels, [], "raw", "detection", explain)
 
 
 def test_one_class_is_no_classification():
@@ -171,29 +177,28 @@ def test_one_class_is_no_classification():
     with pytest.raises(
         DataError,
         match=(
-            "two classes or more, found class1; "
-            "put the images of each class into a folder of its own"
+            "two classes or more, found class1. "
+            "Put the images of each class into a folder with the name of the class"
         ),
     ):
         check_labels(
-            planned_labels({"train": one, "validation": one, "test": one}),
-            class_names_of(one),
+            count_planned_labels({"train": one, "validation": one, "test": one}),
+            collect_class_names(one),
             "raw",
+            "classification",
+            explain,
         )
 
 
 def test_a_class_without_training_examples_is_named():
     labels = {"train": {"a": 5}, "validation": {"b": 1}, "test": {"a": 1}}
     with pytest.raises(DataError, match="no training example of b"):
-        check_labels(labels, ["a", "b"], "raw")
+        check_labels(labels, ["a", "b"], "raw", "classification", explain)
 
 
 def test_an_empty_split_is_named_with_what_to_do():
     labels = {"train": {"a": 5, "b": 5}, "validation": {}, "test": {"a": 1}}
     with pytest.raises(
-        DataError,
-        match=(
-            "the validation split has no example; add images, or raise preprocess.split.validation"
-        ),
+        DataError, match="the validation split has no example: it is the validation split"
     ):
-        check_labels(labels, ["a", "b"], "raw")
+        check_labels(labels, ["a", "b"], "raw", "classification", explain)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from listeners import ListenerWatch
+from listeners import ListenerMonitor
 
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.system.processes import group_members
+from pipeline_ops.system.processes import find_group_members
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,9 @@ def test_the_embedded_runner_opens_no_port(animals, runner):
     """F5: Beam's gRPC servers listen on all interfaces and hand out any file."""
     plan = animals.plan(runner=runner)
     process, attempt = animals.start(plan)
-    with ListenerWatch(lambda: group_members(process.pid)) as watch:
+    with ListenerMonitor(lambda: find_group_members(process.pid)) as watch:
         process.wait(240)
     outcome = animals.outcome(plan, attempt)
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
-    assert watch.looks > 5
+    assert watch.num_polls > 5
     assert watch.seen == set()

@@ -13,7 +13,7 @@ import pytest
 from beam_jobs.io.raw import RawReader
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError, ExitCode, MachineError
-from pipeline_ops.raw_data.folder import raw_folder
+from pipeline_ops.raw_data.folder import resolve_raw_folder
 from pipeline_ops.raw_data.remote import RemoteFolder
 
 
@@ -41,8 +41,8 @@ class Store:
 
 
 @pytest.fixture
-def store(s3_place) -> Store:
-    return Store(s3_place)
+def store(s3_uri) -> Store:
+    return Store(s3_uri)
 
 
 @pytest.fixture
@@ -183,11 +183,11 @@ def test_an_object_that_was_written_anew_since_the_listing_is_a_reason_to_retry(
     files = store.folder.list_files()
     store.put("cat/001.png", encode(seed=90)[:-1] + b"x")
     store.remove("cat/003.png")
-    with pytest.raises(MachineError, match="cat/001.png has changed since the run started; retry"):
+    with pytest.raises(MachineError, match="cat/001.png has changed since the run started. Retry"):
         store.folder.read(files[:1])
     with pytest.raises(
         MachineError,
-        match="cat/003.png could not be read: it was there when the run started, so retry",
+        match="cannot read cat/003.png, which existed when the run started",
     ):
         store.folder.read(files[1:2])
 
@@ -207,7 +207,7 @@ def test_an_object_in_parts_has_no_md5_and_is_asked_for_once_more(store):
 
 def test_a_bucket_that_is_not_there_is_named(store):
     with pytest.raises(
-        DataError, match="s3://no-such-bucket/raw: .*it is named by preprocess.source.path"
+        DataError, match="s3://no-such-bucket/raw: .*Correct preprocess.source.path"
     ):
         RemoteFolder("s3://no-such-bucket/raw").list_files()
 
@@ -216,8 +216,7 @@ def test_an_empty_place_says_where_images_belong(animals, store):
     outcome = animals.run(source__path=f"{store.uri}/nothing")
     assert outcome.exit_code is ExitCode.DATA
     assert (
-        f"{store.uri}/nothing: there are no files; "
-        "put the images of each class into a folder of its own there"
+        f"{store.uri}/nothing: there are no files. Put a folder with the images of each class there"
     ) in outcome.message
 
 
@@ -225,7 +224,7 @@ def test_a_store_that_does_not_answer_is_a_reason_to_retry(store, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     fsspec.filesystem("s3").clear_instance_cache()
-    with pytest.raises(MachineError, match="see whether the store can be reached, then retry"):
+    with pytest.raises(MachineError, match="Check that the store can be reached, then retry"):
         RemoteFolder("s3://trainyard/raw").list_files()
     fsspec.filesystem("s3").clear_instance_cache()
 
@@ -251,14 +250,16 @@ except ConfigError as error:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     ).stdout
     assert (
-        "s3://trainyard/raw: Unable to locate credentials; "
-        "the driver looks for them in the environment and in its own files"
+        "s3://trainyard/raw: Unable to locate credentials. "
+        "The driver looks for them in the environment and its own files"
     ) in said
 
 
 def test_a_driver_that_is_not_installed_is_named():
-    with pytest.raises(ConfigError, match=r"gs://bucket/raw: .*gcsfs.*; install gcsfs"):
-        RemoteFolder("gs://bucket/raw").list_files()
+    with pytest.raises(
+        ConfigError, match=r"oci://bucket/raw: .*ocifs.*\. Raw data need that package"
+    ):
+        RemoteFolder("oci://bucket/raw").list_files()
 
 
 @pytest.mark.parametrize(
@@ -303,9 +304,9 @@ def test_any_store_of_fsspec_will_do():
 
 
 def test_a_file_uri_is_a_local_folder(tmp_path):
-    assert raw_folder(f"file://{tmp_path}", tmp_path / "configs") == tmp_path
-    assert raw_folder("raw", tmp_path / "configs") == tmp_path / "configs" / "raw"
-    assert raw_folder("s3://bucket/raw/", tmp_path) == RemoteFolder("s3://bucket/raw")
+    assert resolve_raw_folder(f"file://{tmp_path}", tmp_path / "configs") == tmp_path
+    assert resolve_raw_folder("raw", tmp_path / "configs") == tmp_path / "configs" / "raw"
+    assert resolve_raw_folder("s3://bucket/raw/", tmp_path) == RemoteFolder("s3://bucket/raw")
 
 
 def test_a_wrong_prefix_is_named_with_the_nearest_one(remote):
@@ -313,5 +314,5 @@ def test_a_wrong_prefix_is_named_with_the_nearest_one(remote):
     animals, store = remote
     outcome = animals.run(source__path=f"{store.uri}x")
     assert outcome.exit_code is ExitCode.DATA
-    assert outcome.message.startswith(f"{store.uri}x: there are no files; ")
-    assert outcome.message.endswith(f"; the nearest place is {store.uri}")
+    assert outcome.message.startswith(f"{store.uri}x: there are no files. ")
+    assert outcome.message.endswith(f" The most similar URI is {store.uri}.")

@@ -81,7 +81,7 @@ def test_an_option_that_beam_does_not_take_is_the_configs_fault(animals):
         }
     )
     assert outcome.exit_code is ExitCode.CONFIG
-    assert "preprocess.runner.options: Beam does not take" in outcome.message
+    assert "preprocess.runner.options: Beam does not accept" in outcome.message
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,16 @@ def test_an_option_that_beam_does_not_take_is_the_configs_fault(animals):
     [
         (
             {"options": {"parallelism": 2}},
-            "options (parallelism) are for the other runners; embedded has mode and workers",
+            "options (parallelism) are for the other runners. The runner embedded has mode and "
+            "workers",
         ),
         (
             {"name": "flink", "workers": 2},
-            "mode and workers are for the runner embedded; flink has options",
+            "mode and workers are for the runner embedded, and flink has options",
         ),
         (
             {"name": "spark", "options": {"runner": "FlinkRunner"}},
-            "the option runner is what name is for",
+            "the option runner is not allowed",
         ),
     ],
 )
@@ -108,8 +109,8 @@ def test_what_does_not_belong_together_is_said(animals, runner, rule):
 
 @pytest.mark.parametrize("name", ["flink", "spark", "portable"])
 def test_every_runner_is_one_that_beam_has(name):
-    from beam_jobs.runner import engine_of
+    from beam_jobs.runner import create_engine
 
-    engine, options = engine_of(BeamRunner(name=name, options={"environment_type": "LOOPBACK"}))
+    engine, options = create_engine(BeamRunner(name=name, options={"environment_type": "LOOPBACK"}))
     assert type(engine).__name__.lower() == f"{name}runner"
     assert options.get_all_options(drop_default=True)["environment_type"] == "LOOPBACK"

@@ -8,27 +8,32 @@ import pytest
 
 from beam_jobs.output.shard import ShardBuilder, ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan
-from beam_jobs.progress_counter import ProgressCounter, StoppedByDriver, stop_workers
+from beam_jobs.workers.progress_counter import ProgressCounter, StoppedByDriver, stop_workers
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.local import list_raw_files
+from pipeline_ops.storage.open_store import open_root
 
 
 class Bench:
     """A builder, and the plan of one shard of everything in the folder `raw`."""
 
     def __init__(self, folder: Path):
-        self.raw, self.target, self.notes = folder / "raw", folder / "target", folder / "tally"
+        self.raw, self.target, self.progress_file = (
+            folder / "raw",
+            folder / "target",
+            folder / "progress",
+        )
         self.target.mkdir()
-        self.listing = list_raw_files(self.raw, folder / "listings")
-        self.tally = ProgressCounter(self.notes)
-        order = ShardBuildSpec(
+        self.listing = list_raw_files(self.raw, open_root(folder) / "listings")
+        self.counter = ProgressCounter(self.progress_file)
+        spec = ShardBuildSpec(
             self.raw,
             self.target,
             (StageConfig(name="decode", parameters={"channels": 1}),),
             ("cat", "dog"),
         )
-        self.builder = ShardBuilder(order, self.notes, folder)
+        self.builder = ShardBuilder(spec, self.progress_file, folder)
 
     def build(self):
         records = tuple(Record(file, file.key.split("/")[0]) for file in self.listing.files)
@@ -51,7 +56,7 @@ def test_the_summary_counts_what_was_built(raw, read_records):
     assert summary.num_examples == 3
     assert summary.shapes == [((8, 8, 1), "cat/1.png")]
     assert [record.key for record in summary.rejected] == ["dog/2.png"]
-    assert bench.tally.read() == (4, 1)
+    assert bench.counter.read() == (4, 1)
     assert len(read_records(bench.target / summary.name)) == 3
 
 
@@ -63,7 +68,7 @@ def test_a_summary_survives_its_way_through_json(raw):
 def test_a_file_that_changed_since_the_listing_is_a_reason_to_retry(raw, encode):
     bench = Bench(raw.parent)
     (raw / "cat" / "2.png").write_bytes(encode(seed=9))
-    with pytest.raises(MachineError, match="cat/2.png has changed since the run started; retry"):
+    with pytest.raises(MachineError, match="cat/2.png has changed since the run started. Retry"):
         bench.build()
     assert list(bench.target.iterdir()) == []
 
@@ -71,9 +76,7 @@ def test_a_file_that_changed_since_the_listing_is_a_reason_to_retry(raw, encode)
 def test_a_file_that_vanished_since_the_listing_is_a_reason_to_retry(raw):
     bench = Bench(raw.parent)
     (raw / "cat" / "2.png").unlink()
-    with pytest.raises(
-        MachineError, match="cat/2.png could not be read: No such file or directory"
-    ):
+    with pytest.raises(MachineError, match="cannot read cat/2.png: No such file or directory"):
         bench.build()
     assert list(bench.target.iterdir()) == []
 
@@ -82,11 +85,11 @@ def test_a_second_image_shape_ends_the_work_early(raw, encode):
     (raw / "cat" / "2.png").write_bytes(encode(9, 9))
     bench = Bench(raw.parent)
     assert bench.build().shapes == [((8, 8, 1), "cat/1.png"), ((9, 9, 1), "cat/2.png")]
-    assert bench.tally.read() == (2, 0)
+    assert bench.counter.read() == (2, 0)
 
 
 def test_a_builder_stops_when_the_driver_has_given_up(raw):
     bench = Bench(raw.parent)
-    stop_workers(bench.notes)
+    stop_workers(bench.progress_file)
     with pytest.raises(StoppedByDriver):
         bench.build()

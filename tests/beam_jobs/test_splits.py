@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from beam_jobs.planning.plan import Record
-from beam_jobs.planning.splits import split_of, split_records
+from beam_jobs.planning.splits import assign_split, split_records
 from beam_jobs.stages.stage import Box
 from pipeline_ops.config.preprocess import Split
 from pipeline_ops.errors import ConfigError, DataError
@@ -52,7 +52,7 @@ def test_a_record_stays_in_its_split_when_others_come():
 
 def test_a_key_keeps_its_split_over_versions_of_this_code():
     """Written down once: a change here moves test examples into the training of everybody."""
-    found = [split_of(f"cat/{index}.png", PLAIN) for index in range(24)]
+    found = [assign_split(f"cat/{index}.png", PLAIN) for index in range(24)]
     assert [index for index, split in enumerate(found) if split == "validation"] == [1, 6, 10, 20]
     assert [index for index, split in enumerate(found) if split == "test"] == [4, 5, 7, 16, 17]
     assert [
@@ -190,7 +190,7 @@ def test_a_given_split_that_there_is_not_is_named():
     with pytest.raises(
         DataError,
         match=(
-            "cat/1.png: the source gives it the split 'trainval'; "
+            "cat/1.png: the source gives it the split 'trainval', "
             "splits are train, validation, test"
         ),
     ):
@@ -200,8 +200,8 @@ def test_a_given_split_that_there_is_not_is_named():
 @pytest.mark.parametrize(
     "keys, message",
     [
-        ({"group_by": "regex"}, "belong together"),
-        ({"group_regex": "(a)"}, "belong together"),
+        ({"group_by": "regex"}, "need each other"),
+        ({"group_regex": "(a)"}, "need each other"),
         ({"group_by": "regex", "group_regex": "a("}, "one pair of brackets"),
         ({"group_by": "regex", "group_regex": "abc"}, "with 0"),
     ],
@@ -223,6 +223,6 @@ def test_an_exponential_group_regex_ends_with_a_message_about_itself():
     split = Split(**SHARES, group_by="regex", group_regex="^(?:a+)+(b)")
     with pytest.raises(
         ConfigError,
-        match=r"group_regex .* took more than 0.5 s; write it without a repetition inside",
+        match=r"group_regex .* took more than 0.5 s. Write it without a repetition inside",
     ):
         split_records([record("a" * 40)], split, max_search_seconds=0.5)

@@ -1,5 +1,4 @@
-"""Stages that change how many examples and classes there are, in the real job: what the figures,
-the shards and the user are told."""
+"""Stages that change the number of examples and classes: figures, shards and messages."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from pipeline_ops.errors import ExitCode
 DECODE = {"decode": {"channels": 1}}
 
 
-def figures_of(outcome) -> DatasetFigures:
+def read_figures(outcome) -> DatasetFigures:
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     return DatasetFigures.model_validate(outcome.manifest.figures)
 
@@ -31,7 +30,7 @@ def three_kinds(animals, encode):
 
 
 def test_merged_classes_are_one_class_in_figures_and_shards(three_kinds, read_records):
-    figures = figures_of(
+    figures = read_figures(
         three_kinds.run(stages=[DECODE, {"map_classes": {"rename": {"kitten": "cat"}}}])
     )
     assert figures.class_names == ["cat", "dog"]
@@ -48,7 +47,7 @@ def test_merged_classes_are_one_class_in_figures_and_shards(three_kinds, read_re
 )
 def test_examples_that_are_not_wanted_are_counted_and_take_no_budget(three_kinds, stage, name):
     outcome = three_kinds.run(stages=[DECODE, stage])
-    figures = figures_of(outcome)
+    figures = read_figures(outcome)
     assert figures.class_names == ["cat", "dog"]
     assert sum(figures.num_examples.values()) == 60
     assert figures.skipped_by_reason == {f"{name}: class": 20}
@@ -66,7 +65,7 @@ def test_two_classes_that_became_one_are_too_few(animals):
 def test_tiles_are_examples_and_progress_counts_files(animals, encode, read_records):
     animals.add("cat/large.png", encode(16, 12, seed=5))
     outcome = animals.run(stages=[DECODE, {"tile": {"height": 8, "width": 8}}])
-    figures = figures_of(outcome)
+    figures = read_figures(outcome)
     assert figures.image_shape == (8, 8, 1)
     assert sum(figures.num_examples.values()) == 64
     assert sum(figures.labels[split]["cat"] for split in figures.labels) == 34
@@ -87,9 +86,9 @@ def test_tiles_are_examples_and_progress_counts_files(animals, encode, read_reco
 
 
 def test_copies_are_made_of_training_examples_only(animals, read_records):
-    alone = figures_of(animals.run(stages=[DECODE]))
+    alone = read_figures(animals.run(stages=[DECODE]))
     outcome = animals.run(stages=[DECODE, {"augment": {"copies": 3, "brightness": 0.2}}])
-    figures = figures_of(outcome)
+    figures = read_figures(outcome)
     assert figures.num_examples == alone.num_examples | {"train": 4 * alone.num_examples["train"]}
     assert {
         name.split("-")[0]
@@ -131,8 +130,8 @@ def test_not_a_byte_of_tiles_copies_and_jpegs_depends_on_the_runner(animals):
         (
             {"clip_boxes": {}},
             (
-                "stages.1.clip_boxes: is for detection, and the source gives labels without boxes; "
-                "remove the stage"
+                "stages.1.clip_boxes: is for detection, and the source has labels without boxes. "
+                "Remove the stage"
             ),
         ),
     ],

@@ -1,11 +1,10 @@
-"""The speed of an Airflow with many pipelines: the time to read the DAG file, and the waiting time
-of users: `make bench`.
+"""The speed of an Airflow with many pipelines: parsing of the DAG file, and waiting time of runs.
 
-First without Airflow's programs: what reading the DAG file costs on top of the SDK, with 1 and with
-all pipelines. Then in an embedded Airflow that has all of them: its start, how long its DAG
-processor takes for the file, its memory and its CPU time with nothing to do, and of runs of one
-pipeline the time from the trigger to the first task and the gaps between tasks. The first of these
-runs does the work, the others find it done.
+The first part measures, without Airflow's programs, the cost of the DAG file in addition to the
+SDK, with one pipeline and with all. The second part starts an embedded Airflow with all pipelines.
+It measures the start, the parsing time, memory and CPU time when idle, and for runs of one pipeline
+the time from the trigger to the first task and the gaps between tasks. The first of these runs does
+the work, and the others are cached.
 
     python tests/bench/dags.py [--pipelines 200] [--runs 3] [--raw .trainyard/raw/digits]
                                [--parse-only]
@@ -22,17 +21,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 import yaml
 
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.embedded import USER, Home
+from pipeline_ops.cli.local_airflow.home import USER, AirflowHome
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 from pipeline_ops.cli.local_airflow.server import embedded_airflow
-from pipeline_ops.system.descendants import descendants
+from pipeline_ops.system.descendants import find_descendants
 
 ROOT = Path(__file__).resolve().parents[2]
 _READ = """
@@ -59,7 +58,7 @@ _IDLE_SECONDS = 30.0
 
 
 def write_pipelines(folder: Path, count: int, raw: Path) -> Path:
-    """As many pipelines as asked for, which differ by name; the folder that they are in."""
+    """Writes pipelines that differ by name. Returns their folder."""
     values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
     values["storage"]["root"], values["preprocess"]["source"]["path"] = (
         str(folder / "storage"),
@@ -84,8 +83,10 @@ def write_pipelines(folder: Path, count: int, raw: Path) -> Path:
 
 
 def print_cost_of_reading(folder: Path, count: int, raw: Path) -> None:
-    """CPU time, each number the median of three fresh processes; the SDK is what a DAG file without
-    Trainyard costs, too."""
+    """Prints CPU times, each the median of three fresh processes.
+
+    Any DAG file costs as much as the SDK.
+    """
     costs = {}
     for number in (1, count):
         pipelines = write_pipelines(folder, number, raw)
@@ -115,27 +116,27 @@ def print_cost_of_reading(folder: Path, count: int, raw: Path) -> None:
 
 
 def print_life_in_airflow(folder: Path, count: int, num_runs: int) -> None:
-    home, pipelines = Home(folder / "airflow"), folder / f"{count}-pipelines"
+    home, pipelines = AirflowHome(folder / "airflow"), folder / f"{count}-pipelines"
     begin = time.monotonic()
     with (
         embedded_airflow(home, [pipelines], print) as server,
         AirflowApi(server.url, USER, server.password) as api,
     ):
-        wait_until_healthy(api, home, server)
+        wait_until_healthy(api, server)
         healthy = time.monotonic() - begin
-        dag = wait_for_dag(api, home, server, "digits-000", since=0.0)
+        dag = wait_for_dag(api, server, "digits-000", since=0.0)
         print(
             f"start: API and all programs up after {healthy:.1f} s, "
             f"DAGs listed after {time.monotonic() - begin:.1f} s (with a new database)"
         )
         api.pause("digits-000", paused=False)
         runs = [run_once(api) for _ in range(num_runs)]
-        time.sleep(10)  # so that nothing of a run is in memory any more
+        time.sleep(10)  # until the memory of the runs is free
         idle = cpu_share(server.process.pid, _IDLE_SECONDS)
         shared, own = memory_mib(server.process.pid)
         print(
             f"with nothing to do: {shared:.0f} MiB PSS, {own:.0f} MiB of them private, "
-            f"of {len(descendants(server.process.pid)) + 1} processes; {idle:.1%} of a core"
+            f"of {len(find_descendants(server.process.pid)) + 1} processes; {idle:.1%} of a core"
         )
         dag = api.dag("digits-000") or dag
         print(
@@ -151,8 +152,10 @@ def print_life_in_airflow(folder: Path, count: int, num_runs: int) -> None:
 
 
 def run_once(api: AirflowApi) -> tuple[float, list[float]]:
-    """Seconds from the trigger to the start of the first task, and from the end of each to the
-    start of the next."""
+    """Measures one run.
+
+    Returns the seconds from the trigger to the start of the first task, and those between tasks.
+    """
     triggered = time.time()
     run_id, deadline = api.trigger("digits-000", {}), time.monotonic() + _RUN_SECONDS
     while (state := api.run("digits-000", run_id)["state"]) not in ("success", "failed"):
@@ -170,31 +173,29 @@ def run_once(api: AirflowApi) -> tuple[float, list[float]]:
 
 
 def memory_mib(root: int) -> tuple[float, float]:
-    """PSS, where what processes share is counted once, and what no two processes share."""
-    total = Counter()
-    for pid in (root, *descendants(root)):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
-                name, kib, *_ = line.split()
-                total[name] += int(kib)
-    return total["Pss:"] / 1024, (total["Private_Clean:"] + total["Private_Dirty:"]) / 1024
+    """PSS, which counts shared memory once, and the memory that no two processes share."""
+    pss = uss = 0
+    for pid in (root, *find_descendants(root)):
+        with contextlib.suppress(psutil.Error):
+            memory = psutil.Process(pid).memory_full_info()
+            pss, uss = pss + memory.pss, uss + memory.uss
+    return pss / 2**20, uss / 2**20
 
 
 def cpu_share(root: int, seconds: float) -> float:
-    """Of one core, over some time; also of processes that come and go meanwhile."""
+    """The share of one core, over some time, with processes that start and end during it."""
     before, begin = _cpu_seconds(root), time.monotonic()
     time.sleep(seconds)
     return (_cpu_seconds(root) - before) / (time.monotonic() - begin)
 
 
 def _cpu_seconds(root: int) -> float:
-    """Of a tree of processes, those among them that have ended and were waited for."""
-    ticks = 0
-    for pid in (root, *descendants(root)):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    """The CPU time of a process tree, with the processes that have ended and were waited for."""
+    seconds = 0.0
+    for pid in (root, *find_descendants(root)):
+        with contextlib.suppress(psutil.Error):
+            seconds += sum(psutil.Process(pid).cpu_times()[:4])
+    return seconds
 
 
 def main() -> None:

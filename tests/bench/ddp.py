@@ -49,7 +49,7 @@ def train(rank: int, workers: int, batch: int, steps: int, port: int, results) -
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=workers
         )
         model = nn.parallel.DistributedDataParallel(model)
-    optimizer, loss_of = torch.optim.Adam(model.parameters(), 1e-3), nn.CrossEntropyLoss()
+    optimizer, compute_loss = torch.optim.Adam(model.parameters(), 1e-3), nn.CrossEntropyLoss()
     images, labels = (
         torch.randint(0, 256, (4096, 1, 28, 28), dtype=torch.uint8),
         torch.randint(0, 10, (4096,)),
@@ -58,7 +58,7 @@ def train(rank: int, workers: int, batch: int, steps: int, port: int, results) -
         if step == _WARM_UP_STEPS:
             start, start_cpu = time.monotonic(), time.process_time()
         chosen = torch.randint(0, 4096, (batch,))
-        loss = loss_of(model(images[chosen].float() / 255), labels[chosen])
+        loss = compute_loss(model(images[chosen].float() / 255), labels[chosen])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

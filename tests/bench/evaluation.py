@@ -1,34 +1,34 @@
-"""How fast an evaluation is, beside what one would write by hand: `make bench`.
+"""The speed of an evaluation, next to code that a person would write by hand.
 
-Prediction: the evaluate job's own work on a SavedModel (reading, asking, all figures, slices,
-intervals), beside a plain `model.predict` of the same Keras model over a tf.data pipeline, and
-scikit-learn for the figures that it has. Boxes: COCO's figures from arrays, beside pycocotools. The
-programs run in turn in one process, so that what else the machine does hits both alike; medians of
-ratios are what counts.
+Prediction: the evaluate job's own work on a SavedModel (reading, predicting, all figures, slices,
+intervals), next to a plain `model.predict` of the same Keras model over a tf.data pipeline, with
+scikit-learn for the figures that it has. Boxes: COCO's figures from arrays, next to pycocotools.
+The programs run in turn in one process, so that other load of the machine affects both alike, and
+medians of ratios are compared.
 
     python tests/bench/evaluation.py [--images 18000] [--rounds 5] [--scenes 2400]
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from measuring import format_spread, make_parser
 
+from beam_jobs.io.example import pack
+from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
 from pipeline_ops.config.evaluate import Bootstrap, Slice
-from pipeline_ops.evaluation.coco import DetectionTable, Truths, evaluate_detections
-from pipeline_ops.evaluation.groups import slice_groups, whole_group
+from pipeline_ops.evaluation.coco import DetectionTable, GroundTruths, evaluate_detections
+from pipeline_ops.evaluation.groups import build_slice_groups, build_whole_group
 from pipeline_ops.evaluation.metrics import evaluate_model
-from pipeline_ops.evaluation.predictions import ask
-from pipeline_ops.input.saved_model_client import ServedModel, read_encoded
-from pipeline_ops.input.tensorflow_start import import_tensorflow
+from pipeline_ops.evaluation.predictions import predict_all
+from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
 
 BATCH, SHAPE, CLASSES, TOP_K = 256, (28, 28, 1), 10, 5
 
@@ -40,9 +40,11 @@ def in_turn(
     rounds: int,
     ours: Callable[[], float],
     other: Callable[[], float],
-) -> float:
-    """Runs both once to warm up and then in turn; prints each round and returns the median ratio.
-    Both must give the same figure."""
+) -> None:
+    """Runs both once to warm up and then in turn, and prints the ratios.
+
+    Both must give the same figure.
+    """
     assert abs(ours() - other()) < 1e-9, "the two programs don't agree"
     ratios = []
     for number in range(rounds):
@@ -57,12 +59,7 @@ def in_turn(
             f"ours {count / seconds[1]:8.0f} {unit}/s",
             flush=True,
         )
-    print(
-        f"=> {name}: {statistics.median(ratios):.2f} times as fast "
-        f"({' '.join(f'{ratio:.2f}' for ratio in ratios)})\n",
-        flush=True,
-    )
-    return statistics.median(ratios)
+    print(f"=> {name}: {format_spread(ratios)} times as fast\n", flush=True)
 
 
 def write_examples(path: Path, count: int) -> None:
@@ -70,16 +67,9 @@ def write_examples(path: Path, count: int) -> None:
     equal."""
     from sklearn.datasets import load_digits
 
-    tf = import_tensorflow()
-    digits, generator = load_digits(), np.random.default_rng(1)
+    from pipeline_ops.input.tensorflow_start import tf
 
-    def feature(**value):
-        return tf.train.Feature(
-            **{
-                f"{kind}_list": getattr(tf.train, f"{kind.capitalize()}List")(value=[v])
-                for kind, v in value.items()
-            }
-        )
+    digits, generator = load_digits(), np.random.default_rng(1)
 
     with tf.io.TFRecordWriter(str(path)) as writer:
         for i in range(count):
@@ -90,13 +80,11 @@ def write_examples(path: Path, count: int) -> None:
                 ]
             ).numpy()
             features = {
-                "image/encoded": feature(bytes=png),
-                "image/key": feature(bytes=f"{i % 7}/{i:06d}.png".encode()),
-                "image/class/label": feature(int64=int(digits.target[i % len(digits.target)])),
+                ENCODED: png,
+                KEY: f"{i % 7}/{i:06d}.png".encode(),
+                LABEL: int(digits.target[i % len(digits.target)]),
             }
-            writer.write(
-                tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-            )
+            writer.write(pack(features))
 
 
 def make_model():
@@ -111,10 +99,11 @@ def make_model():
 
 
 def save_as_served(model, folder: Path) -> Path:
+    from pipeline_ops.input.tensorflow_start import tf
     from pipeline_ops.training.saved_model_export import ServedClassifier
 
     served = ServedClassifier(model, SHAPE)
-    import_tensorflow().saved_model.save(
+    tf.saved_model.save(
         served,
         str(folder),
         signatures={"serving_default": served.serving_default, "images": served.images},
@@ -122,12 +111,12 @@ def save_as_served(model, folder: Path) -> Path:
     return folder
 
 
-def by_us(model: ServedModel, shard: str, count: int, scratch: Path) -> float:
-    """Everything that the job finds out of one model. Returns its accuracy."""
+def by_us(model: SavedModelClient, shard: str, count: int, scratch: Path) -> float:
+    """Computes all figures of one model, as the job does. Returns its accuracy."""
     names = [str(c) for c in range(CLASSES)]
-    answers = ask(
+    answers = predict_all(
         [model],
-        read_encoded([shard], BATCH),
+        read_encoded_batches([shard], BATCH),
         count,
         CLASSES,
         [Slice(by="folder")],
@@ -136,8 +125,10 @@ def by_us(model: ServedModel, shard: str, count: int, scratch: Path) -> float:
         lambda done: None,
     )
     evaluation, _ = evaluate_model(answers.labels, answers.models[0], names, TOP_K, 15)
-    whole_group(answers.labels, answers.models, [evaluation], TOP_K, Bootstrap()).intervals()
-    slice_groups(answers.labels, answers.models, answers.slices, names, TOP_K, Bootstrap())
+    build_whole_group(
+        answers.labels, answers.models, [evaluation], TOP_K, Bootstrap()
+    ).compute_intervals()
+    build_slice_groups(answers.labels, answers.models, answers.slices, names, TOP_K, Bootstrap())
     return evaluation.metrics["accuracy"]
 
 
@@ -153,14 +144,15 @@ def by_hand(model, shard: str) -> float:
         top_k_accuracy_score,
     )
 
-    tf = import_tensorflow()
-    wanted = {
+    from pipeline_ops.input.tensorflow_start import tf
+
+    feature_spec = {
         "image/encoded": tf.io.FixedLenFeature([], tf.string),
         "image/class/label": tf.io.FixedLenFeature([], tf.int64),
     }
 
     def parse(record):
-        example = tf.io.parse_single_example(record, wanted)
+        example = tf.io.parse_single_example(record, feature_spec)
         return tf.cast(
             tf.ensure_shape(tf.io.decode_png(example["image/encoded"], 1), SHAPE), tf.float32
         ), example["image/class/label"]
@@ -186,7 +178,7 @@ def by_hand(model, shard: str) -> float:
     return accuracy_score(labels, classes)
 
 
-def make_scenes(count: int) -> tuple[Truths, DetectionTable]:
+def make_scenes(count: int) -> tuple[GroundTruths, DetectionTable]:
     """Four boxes and thirty detections to a scene, of ten classes. Four in ten detections have any
     class, as those of low scores do."""
     generator = np.random.default_rng(1)
@@ -199,7 +191,7 @@ def make_scenes(count: int) -> tuple[Truths, DetectionTable]:
         )
         return np.concatenate([corner, corner + extent], axis=1)
 
-    truths = Truths(
+    truths = GroundTruths(
         np.repeat(np.arange(count), 4),
         boxes(num_truths),
         generator.integers(0, CLASSES, num_truths),
@@ -218,8 +210,8 @@ def make_scenes(count: int) -> tuple[Truths, DetectionTable]:
     )
 
 
-def by_pycocotools(truths: Truths, detections: DetectionTable, count: int) -> float:
-    """From the same arrays. Returns the average precision."""
+def by_pycocotools(truths: GroundTruths, detections: DetectionTable, count: int) -> float:
+    """Computes COCO's figures from the same arrays. Returns the average precision."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -268,18 +260,15 @@ def by_pycocotools(truths: Truths, detections: DetectionTable, count: int) -> fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--images", type=int, default=18_000)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scenes", type=int, default=2400)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         shard = str(Path(folder) / "test.tfrecord")
         write_examples(Path(shard), arguments.images)
         model = make_model()
-        served = ServedModel(
+        served = SavedModelClient(
             save_as_served(model, Path(folder) / "saved_model"), "the model", CLASSES
         )
         in_turn(
@@ -298,7 +287,7 @@ def main() -> None:
         arguments.rounds,
         lambda: evaluate_detections(
             truths, detections, arguments.scenes, [str(c) for c in range(CLASSES)]
-        ).metrics["ap"],
+        ).metrics["map"],
         lambda: by_pycocotools(truths, detections, arguments.scenes),
     )
 

@@ -1,8 +1,7 @@
-"""The cost and the size of each format of a published model, and its distance from the trained
-model: `make bench`.
+"""The cost and the size of each format of a published model, and its distance from the model.
 
-A small network is trained once; then the export job runs with the SavedModel alone, with each other
-format beside it, and with all. What a format costs is the difference to the SavedModel alone.
+A small network is trained once. Then the export job runs with the SavedModel alone, with each other
+format in addition, and with all. The cost of a format is the difference to the SavedModel alone.
 Latencies are those that the job measures.
 
     python tests/bench/export.py [--epochs 5] [--rounds 3] [--raw .trainyard/raw/digits]
@@ -10,109 +9,58 @@ Latencies are those that the job measures.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
-from chain import DIGITS, Cost, measure
+from measuring import (
+    Cost,
+    add_digits_arguments,
+    compute_median,
+    load_digits_config,
+    make_parser,
+    run_job,
+)
 
-from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import FormatFigures, ModelFigures
-from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.request import read_status, write_request
-from pipeline_ops.planning.job_kinds import JOBS, KINDS
-from pipeline_ops.planning.plan import plan_job
+from pipeline_ops.planning.job_kinds import JOBS
 
 OTHERS = ("tflite", "tflite_int8", "onnx")
 
 
-def load(root: Path, raw: Path, epochs: int, formats: list[str], run: int) -> PipelineConfig:
-    """Every run has a tolerance of its own, so that no export is found made."""
-    return load_config(
-        DIGITS,
-        {
-            "storage.root": str(root),
-            "preprocess.source.path": str(raw),
-            "train.epochs": epochs,
-            "export.formats": formats,
-            "export.tolerance": 1e-3 + run * 1e-9,
-            "evaluate.gate": [{"metric": "accuracy", "at_least": 0.5}],
-        },
-    )
-
-
-def run_job(job: str, config: PipelineConfig, run: int, manifests: dict[str, str]) -> Cost:
-    plan = plan_job(job, config, f"bench-{run}", manifests)
-    attempt = Attempt(
-        Layout(config.root, config.pipeline).attempts(f"bench-{run}", job) / "attempt-1"
-    )
-    write_request(attempt, plan.request)
-    cost = measure([sys.executable, "-m", KINDS[job].module, "--request", str(attempt.request)])
-    status = read_status(attempt)
-    assert status.exit_code is ExitCode.SUCCESS, status
-    manifests[job] = status.manifest
-    return cost
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--raw", type=Path, default=DIGITS.parents[1] / ".trainyard" / "raw" / "digits"
-    )
+    parser = make_parser(__doc__)
+    add_digits_arguments(parser)
     arguments = parser.parse_args()
-    kinds = (
-        {"saved_model": ["saved_model"]}
-        | {name: ["saved_model", name] for name in OTHERS}
-        | {"all": ["saved_model", *OTHERS]}
-    )
-    costs: dict[str, list[Cost]] = {name: [] for name in kinds}
-    found: dict[str, list[FormatFigures]] = {}
+    raw, epochs = arguments.raw.resolve(), arguments.epochs
+    kinds = {"saved_model": (), **{name: (name,) for name in OTHERS}, "all": OTHERS}
+    costs: dict[str, list[Cost]] = defaultdict(list)
+    found: dict[str, list[FormatFigures]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         root, manifests = Path(folder), {}
         for job in JOBS[:-1]:
-            run_job(
-                job,
-                load(root, arguments.raw.resolve(), arguments.epochs, kinds["saved_model"], 0),
-                0,
-                manifests,
-            )
-        for turn in range(arguments.rounds):
-            for index, (name, formats) in enumerate(kinds.items()):
-                run = 1 + turn * len(kinds) + index
-                costs[name].append(
-                    run_job(
-                        "export",
-                        load(root, arguments.raw.resolve(), arguments.epochs, formats, run),
-                        run,
-                        manifests,
-                    )
-                )
-                for each in ModelFigures.model_validate(
-                    read_manifest(manifests["export"]).figures
-                ).formats:
-                    found.setdefault(each.name, []).append(each)
+            run_job(job, load_digits_config(root, raw, epochs), manifests)
+        runs = (kind for _ in range(arguments.rounds) for kind in kinds.items())
+        for run, (name, formats) in enumerate(runs, 1):
+            # Every run has a tolerance of its own, so that no export is cached.
+            changes = {"formats": ["saved_model", *formats], "tolerance": 1e-3 + run * 1e-9}
+            more = {f"export__{key}": value for key, value in changes.items()}
+            config = load_digits_config(root, raw, epochs, **more)
+            costs[name].append(run_job("export", config, manifests, f"bench-{run}")[0])
+            figures = ModelFigures.model_validate(read_manifest(manifests["export"]).figures)
+            for each in figures.formats:
+                found[each.name].append(each)
     report(costs, found)
 
 
 def report(costs: dict[str, list[Cost]], found: dict[str, list[FormatFigures]]) -> None:
-    wall = {name: statistics.median(cost.wall for cost in each) for name, each in costs.items()}
-    cpu = {name: statistics.median(cost.cpu for cost in each) for name, each in costs.items()}
-    for name in costs:
-        more = (
-            ""
-            if name == "saved_model"
-            else (
-                f"  (+{wall[name] - wall['saved_model']:.2f} s wall, "
-                f"+{cpu[name] - cpu['saved_model']:.2f} s CPU)"
-            )
-        )
-        print(f"export of {name:12} {wall[name]:6.2f} s wall {cpu[name]:6.2f} s CPU{more}")
+    medians = {name: compute_median(each) for name, each in costs.items()}
+    alone = medians["saved_model"]
+    for name, cost in medians.items():
+        more = f"  (+{cost.wall - alone.wall:.2f} s wall, +{cost.cpu - alone.cpu:.2f} s CPU)"
+        print(f"export of {name:12} {cost}{'' if cost is alone else more}")
     for name, each in found.items():
         print(
             f"{name:12} {each[0].num_bytes:9,} bytes, "

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 from nets import build_cnn, build_dense
 
-from pipeline_ops.artifacts.dataset import ENCODED, LABEL, DatasetFigures, shard_paths
+from pipeline_ops.artifacts.dataset import ENCODED, LABEL, DatasetFigures, list_shard_paths
 from pipeline_ops.artifacts.manifest import read_manifest
 
 FEATURES = {
@@ -29,7 +29,7 @@ FEATURES = {
 
 
 class Clock(keras.callbacks.Callback):
-    """Seconds and CPU seconds at the end of each epoch."""
+    """Records seconds and CPU seconds at the end of each epoch."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ def cpu_seconds() -> float:
 
 
 def batches(paths: list[str], image_shape: tuple[int, int, int], batch: int) -> tf.data.Dataset:
-    """As the guides have it: parse, decode, keep in memory, shuffle, batch, prefetch."""
+    """Makes a data set as in the guides: parse, decode, cache, shuffle, batch, prefetch."""
 
     def parse(serialized):
         features = tf.io.parse_single_example(serialized, FEATURES)
@@ -65,7 +65,7 @@ def batches(paths: list[str], image_shape: tuple[int, int, int], batch: int) -> 
     ).prefetch(tf.data.AUTOTUNE)
 
 
-def main(manifest_uri: str, net: str, global_batch: int, epochs: int) -> None:
+def main(manifest_uri: str, net: str, global_batch_size: int, epochs: int) -> None:
     manifest = read_manifest(manifest_uri)
     figures = DatasetFigures.model_validate(manifest.figures)
     build = {"cnn": build_cnn, "dense": build_dense}[net]
@@ -74,13 +74,15 @@ def main(manifest_uri: str, net: str, global_batch: int, epochs: int) -> None:
         "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
     )
     train, validation = (
-        batches(shard_paths(manifest_uri, manifest, split), figures.image_shape, global_batch)
+        batches(
+            list_shard_paths(manifest_uri, manifest, split), figures.image_shape, global_batch_size
+        )
         for split in ("train", "validation")
     )
     clock = Clock()
     model.fit(train, validation_data=validation, epochs=epochs, verbose=0, callbacks=[clock])
     (start, start_cpu), (end, end_cpu) = clock.times[0], clock.times[-1]
-    steps = (figures.num_examples["train"] // global_batch) * (epochs - 1)
+    steps = (figures.num_examples["train"] // global_batch_size) * (epochs - 1)
     print(json.dumps({"steps": steps, "seconds": end - start, "cpu_seconds": end_cpu - start_cpu}))
 
 

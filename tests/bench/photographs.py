@@ -25,23 +25,23 @@ def make_photographs(folder: Path, count: int, processes: int = 2) -> Path:
     folder."""
     for label in range(NUM_CLASSES):
         (folder / f"class_{label:02d}").mkdir(parents=True, exist_ok=True)
-    missing = [index for index in range(count) if not path_of(folder, index).exists()]
+    missing = [index for index in range(count) if not build_photograph_path(folder, index).exists()]
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         pool.map(functools.partial(_write, folder), missing, chunksize=50)
     return folder
 
 
-def path_of(folder: Path, index: int) -> Path:
+def build_photograph_path(folder: Path, index: int) -> Path:
     return folder / f"class_{index % NUM_CLASSES:02d}" / f"img_{index:06d}.jpg"
 
 
-def size_of(index: int) -> tuple[int, int]:
+def compute_photograph_size(index: int) -> tuple[int, int]:
     """Height and width of an image."""
     return SIZES[int(np.random.default_rng(index).integers(len(SIZES)))]
 
 
 def _write(folder: Path, index: int) -> None:
-    path = path_of(folder, index)
+    path = build_photograph_path(folder, index)
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(photograph(index))
     os.replace(temporary, path)

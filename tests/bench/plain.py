@@ -21,10 +21,10 @@ def main(raw: Path, out: Path, epochs: int) -> None:
         hashlib.blake2b(str(file.relative_to(raw)).encode(), digest_size=1).digest()[0] < 51
         for file in files
     ]
-    for name, wanted in (("train", False), ("test", True)):
+    for name, belongs_to_test in (("train", False), ("test", True)):
         with tf.io.TFRecordWriter(str(out / f"{name}.tfrecord")) as writer:
             for file, test in zip(files, is_test, strict=True):
-                if test is wanted:
+                if test is belongs_to_test:
                     writer.write(example(file.read_bytes(), classes.index(file.parent.name)))
     keras.utils.set_random_seed(1)
     model = keras.Sequential(

@@ -1,7 +1,7 @@
-"""What a user would take in place of Trainyard: a builder of TensorFlow Datasets, with its
-generator writer or with Beam, in either mode of it.
+"""A builder of TensorFlow Datasets, which a user would take instead of Trainyard.
 
-Both decode, resize and encode as `by_hand.py` does. Started by `preprocess.py`.
+It uses its generator writer, or Beam in one of two modes. All decode, resize and encode as
+`by_hand.py` does. `preprocess.py` starts it.
 
     python tests/bench/tfds_writers.py RAW OUT generator|multi_threading|multi_processing
                                        jpeg|png NUM_IMAGES
@@ -26,7 +26,7 @@ RAW, OUT, KIND, ENCODING, NUM_IMAGES = (
 )
 
 
-def record_of(path: str) -> tuple[str, dict]:
+def make_record(path: str) -> tuple[str, dict]:
     import io
 
     image = resize(check(read(path.encode())), ENCODING)
@@ -52,10 +52,10 @@ class Photographs(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self):
         paths = sorted(map(str, RAW.rglob("*.jpg")))[:NUM_IMAGES]
         if KIND == "generator":
-            return map(record_of, paths)
+            return map(make_record, paths)
         import apache_beam as beam
 
-        return beam.Create(paths) | beam.Map(record_of)
+        return beam.Create(paths) | beam.Map(make_record)
 
 
 def main() -> None:

@@ -1,14 +1,14 @@
-"""What a checkpoint costs the training, and whether input or steps are the slower half.
+"""The cost of a checkpoint for the training, and the speeds of input and steps.
 
     python tests/bench/training_state.py
 
-Both by the code that workers run, alternated in one run, median of several rounds:
+The code is that of the workers. The measurements alternate, and medians of rounds count:
 
-- blocking time of a checkpoint (copy, and waiting for the one before) against a save that returns
-  when the file is on the disk, for the digits CNN and for a model of six million parameters, each
-  with Adam's two slots;
-- batches a second of the input pipeline alone against steps a second of the loop alone, on batches
-  that are there already.
+- The blocking time of a checkpoint (a copy, and the wait for the one before), next to a save that
+  returns when the file is on the disk. The models are the digits CNN and one of six million
+  parameters, each with Adam's two slots.
+- Batches per second of the input pipeline alone, next to steps per second of the loop alone, on
+  batches in memory.
 """
 
 from __future__ import annotations
@@ -22,30 +22,28 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from pipeline_ops.input.tensorflow_start import import_tensorflow
-
-tf = import_tensorflow()
-
 import numpy as np  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
+from beam_jobs.io.example import pack  # noqa: E402
 from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL  # noqa: E402
 from pipeline_ops.config.train import Train  # noqa: E402
-from pipeline_ops.input.dataset import training_batches  # noqa: E402
+from pipeline_ops.input.dataset import build_training_dataset  # noqa: E402
 from pipeline_ops.input.sources import EncodedSource, MemorySource  # noqa: E402
 from pipeline_ops.input.split import BatchSlice, SplitShards  # noqa: E402
+from pipeline_ops.input.tensorflow_start import tf
 from pipeline_ops.models import build_model  # noqa: E402
 from pipeline_ops.models.classification import Classification  # noqa: E402
 from pipeline_ops.training.checkpointing.checkpoints import Checkpoints  # noqa: E402
 from pipeline_ops.training.checkpointing.state import TrainingState  # noqa: E402
-from pipeline_ops.training.loops.synchronous import SynchronousLoop, snapshot  # noqa: E402
+from pipeline_ops.training.loops.synchronous import SynchronousLoop  # noqa: E402
 
 ROUNDS, STEPS_BETWEEN, BATCH = 7, 10, 64
 SHAPE = (28, 28, 1)
 
 
 def make_loop(**config) -> SynchronousLoop:
-    train = Train(workers=1, strategy="one_device", global_batch=BATCH, **config)
+    train = Train(workers=1, strategy="one_device", global_batch_size=BATCH, **config)
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     with strategy.scope():
         model = build_model(train, SHAPE, 10, Path.cwd(), for_training=True)
@@ -70,7 +68,7 @@ def checkpoint_seconds(loop: SynchronousLoop, folder: Path) -> tuple[float, floa
         for _ in range(3):
             loop.train(batches, 0, [1e-4] * STEPS_BETWEEN)
         begin = time.perf_counter()
-        checkpoints.save(TrainingState(step=next(step), learning_rate=1e-3), *snapshot(loop))
+        checkpoints.save(TrainingState(step=next(step), learning_rate=1e-3), *loop.get_views())
         if number % 2:
             checkpoints.wait()
             synchronous.append(time.perf_counter() - begin)
@@ -89,15 +87,8 @@ def write_digits(folder: Path) -> SplitShards:
             png = tf.io.encode_png(
                 tf.cast(tf.image.resize(image[..., None] * 15, SHAPE[:2]), tf.uint8)
             ).numpy()
-            features = {ENCODED: [png], KEY: [str(number).encode()]}
-            feature = {
-                name: tf.train.Feature(bytes_list=tf.train.BytesList(value=value))
-                for name, value in features.items()
-            }
-            feature[LABEL] = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
-            writer.write(
-                tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
-            )
+            features = {ENCODED: png, KEY: str(number).encode(), LABEL: int(label)}
+            writer.write(pack(features))
     return SplitShards((str(path),), len(digits.images), path.stat().st_size)
 
 
@@ -112,7 +103,7 @@ def halves(split: SplitShards, cached: bool, **model) -> tuple[float, float]:
     parse = Classification(SHAPE).parse
     source = MemorySource(split, parse) if cached else EncodedSource(split, parse)
     iterator, loop, ready = (
-        iter(training_batches(split, source, BATCH, BatchSlice(0, BATCH), 1, 0)),
+        iter(build_training_dataset(split, source, BATCH, BatchSlice(0, BATCH), 1, 0)),
         make_loop(**model),
         batches_in_memory(),
     )
@@ -141,8 +132,8 @@ def main() -> None:
                 {"model": "dense", "model_parameters": {"units": 2048, "hidden_layers": 2}},
             ),
         ):
-            (place := Path(folder) / name).mkdir()
-            background, synchronous = checkpoint_seconds(make_loop(**model), place)
+            (model_folder := Path(folder) / name).mkdir()
+            background, synchronous = checkpoint_seconds(make_loop(**model), model_folder)
             print(
                 f"checkpoint  {name:<17} blocks {background * 1e3:8.2f} ms   "
                 f"synchronous {synchronous * 1e3:8.2f} ms   "

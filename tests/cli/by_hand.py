@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.artifacts.dataset import shard_name
+from pipeline_ops.artifacts.dataset import build_shard_name
 from pipeline_ops.artifacts.manifest import Manifest, list_files, read_manifest, write_manifest
 from pipeline_ops.artifacts.results import REPORT
 from pipeline_ops.config.pipeline import PipelineConfig
@@ -78,18 +78,20 @@ def make_artifact(
     contents: bytes = b"bytes",
     **figures: Any,
 ) -> str:
-    """Makes the artifact of a job under the fingerprint of its plan; returns the manifest's URI.
+    """Makes the artifact of a job with the fingerprint of its plan. Returns its manifest's URI.
 
     Args:
+      config: the config of the pipeline.
+      job: the name of the job.
       manifests: URIs of the manifests of the earlier jobs, by job.
-      contents: of every file.
-      figures: change those in FIGURES.
+      contents: the content of every file.
+      figures: changes of FIGURES.
     """
     plan = plan_job(job, config, "run", manifests)
-    folder = plan.manifest.parent
+    folder = plan.manifest.parent.local
     folder.mkdir(parents=True)
     for name in (
-        [shard_name(split, 0, 1) for split in ("train", "validation", "test")]
+        [build_shard_name(split, 0, 1) for split in ("train", "validation", "test")]
         if job == "preprocess"
         else [REPORT]
     ):
@@ -110,7 +112,7 @@ def make_artifact(
 
 
 def publish(config: PipelineConfig, number: int, inputs: Mapping[str, str] | None = None) -> None:
-    """A version of the model, in service; `inputs` are URIs of manifests, by job."""
+    """Publishes a version of the model. `inputs` are URIs of manifests, by job."""
     folder = Path(config.registry) / str(number)
     folder.mkdir(parents=True)
     fingerprint = {"config": {}, "inputs": {}, "code": {}, "versions": {}}
@@ -135,9 +137,9 @@ def publish(config: PipelineConfig, number: int, inputs: Mapping[str, str] | Non
 
 
 def finish(config: PipelineConfig, contents: bytes = b"bytes", **figures: Any) -> dict[str, str]:
-    """All that a whole run leaves, with version 1 published: the next run finds everything made.
+    """Makes everything that a whole run leaves, and publishes version 1.
 
-    URIs of the manifests, by job.
+    The next run is cached. Returns the URIs of the manifests, by job.
     """
     manifests: dict[str, str] = {}
     for job in JOBS:

@@ -1,5 +1,4 @@
-"""A command as short as can be: holds the embedded Airflow until its standard input ends.
-Used by the tests beside it.
+"""The shortest command that holds the embedded Airflow, until the end of its standard input.
 
 python holder.py [--schedules] <home> <config>...
 """
@@ -9,36 +8,36 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline_ops.cli.local_airflow.embedded import Home
+from pipeline_ops.cli.local_airflow.home import AirflowHome
 from pipeline_ops.cli.local_airflow.server import check_alive, embedded_airflow
-from pipeline_ops.cli.local_airflow.stopping import Stopped, stop_signals
+from pipeline_ops.cli.local_airflow.stopping import Stopped, handle_stop_signals
 from pipeline_ops.errors import TrainyardError
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     print(text, flush=True)
 
 
 def main() -> int:
     home, *configs = (Path(word) for word in sys.argv[1:] if word != "--schedules")
-    home = Home(home)
+    home = AirflowHome(home)
     with (
-        stop_signals(),
+        handle_stop_signals(),
         embedded_airflow(
-            home, configs, say, schedules="--schedules" in sys.argv, dags=home.folder
+            home, configs, print_line, schedules="--schedules" in sys.argv, dags=home.folder
         ) as server,
     ):
-        say(f"up {server.process.pid} {server.port}")
+        print_line(f"up {server.process.pid} {server.port}")
         for line in sys.stdin:
-            check_alive(home, server)
-            say(f"alive {line.strip()}")
+            check_alive(server)
+            print_line(f"alive {line.strip()}")
     return 0
 
 
 try:
     sys.exit(main())
 except TrainyardError as error:
-    say(f"error {error}")
+    print_line(f"error {error}")
     sys.exit(error.exit_code)
 except Stopped as stopped:
     sys.exit(stopped.exit_status)

@@ -1,19 +1,21 @@
-"""The steps of a person who retrains a model with nothing but a browser, on the digits.
-Each leaves a picture."""
+"""The steps of a person who retrains a model of the digits with nothing but a browser.
+
+Each step leaves a picture.
+"""
 
 from __future__ import annotations
 
 import re
 from urllib.parse import unquote
 
-from airflow_ui import Person, wait_for
+from airflow_ui import BrowserUser
+from processes import wait_until
 
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
 
 
-def assert_refused(person: Person, form, api: AirflowApi) -> None:
-    """A value that is out of range stays as it was typed, is refused with the rule,
-    and starts nothing."""
+def assert_refused(person: BrowserUser, form, api: AirflowApi) -> None:
+    """Enters an invalid value. The form keeps it, shows the rule and starts nothing."""
     form.locator("[name='element_train.epochs']").wait_for()
     person.look("form")
     epochs = person.fill(form, "Run Parameters", "train.epochs", "0")
@@ -23,12 +25,11 @@ def assert_refused(person: Person, form, api: AirflowApi) -> None:
     ).first.scroll_into_view_if_needed()
     person.look("refused")
     assert epochs.input_value() == "0"
-    assert api.active_runs("digits") == []
+    assert api.list_active_runs("digits") == []
 
 
-def fill_in(person: Person, form, dataset: str) -> None:
-    """More epochs than the YAML has, all of them,
-    from a published model and on a data set that was made before."""
+def fill_in(person: BrowserUser, form, dataset: str) -> None:
+    """Fills in the form: epochs, no early stopping, a published model, and an existing data set."""
     person.fill(form, "Run Parameters", "train.epochs", "30")
     person.look("form-train")
     person.fill(form, "Train: early stopping", "train.early_stopping.patience_epochs", "30")
@@ -37,9 +38,8 @@ def fill_in(person: Person, form, dataset: str) -> None:
     person.look("form-start-from")
 
 
-def watch(person: Person) -> None:
-    """The page of the progress goes on by itself:
-    the number of steps grows while one looks at it."""
+def follow_progress(person: BrowserUser) -> None:
+    """Watches the progress page, whose number of steps grows by itself."""
     train, seen = person.open_tab("Progress").locator("section#train"), set()
 
     def grows() -> bool:
@@ -48,19 +48,19 @@ def watch(person: Person) -> None:
         )  # 30 epochs of 23 steps, or of 22 where examples are missing
         return len(seen) > 1
 
-    wait_for(grows, seconds=400)
+    wait_until(grows, seconds=400)
     person.look("progress")
     train.get_by_text("success", exact=True).wait_for()
 
 
-def read_report(person: Person, verdict: str) -> None:
+def read_report(person: BrowserUser, verdict: str) -> None:
     report = person.open_tab("Report").frame_locator("iframe[title='Evaluation']")
     report.get_by_text(verdict).first.wait_for()
     person.look(verdict.split()[0].lower())
 
 
-def approve(person: Person, run: str) -> None:
-    """In the list of what is to be done, which the run's page offers."""
+def approve(person: BrowserUser, run: str) -> None:
+    """Approves the export in the list of required actions of the run's page."""
     person.go(run)
     person.page.get_by_text("Required Actions").first.click()
     person.page.get_by_text("Publish a new version of digits?").first.wait_for()
@@ -71,8 +71,8 @@ def approve(person: Person, run: str) -> None:
     person.go(run)
 
 
-def roll_back(person: Person, challenger: int, champion: int) -> None:
-    """On the page of the models, in the navigation."""
+def roll_back(person: BrowserUser, challenger: int, champion: int) -> None:
+    """Rolls back on the page of the models."""
     models = person.open_tab("Models")
     models.get_by_text(f"version {challenger}", exact=True).wait_for()
     person.look("models")

@@ -1,8 +1,7 @@
-"""PostgreSQL and Redis for tests: both on loopback, on free ports, with a random password,
-in a folder that goes with them.
+"""PostgreSQL and Redis for tests, on free loopback ports, with random passwords.
 
-Nothing is kept for a crash of the machine (no fsync).
-Needs Debian's packages postgresql and redis-server, or the like.
+Their data are in a temporary folder and need not survive a crash of the machine (no fsync). They
+need Debian's packages postgresql and redis-server, or similar ones.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from processes import left_below, let_other_users_pass
+from processes import allow_other_users, find_remaining_processes
 
-from pipeline_ops.cli.local_airflow.ports import free_port
+from pipeline_ops.cli.local_airflow.ports import find_free_port
 
 _START_SECONDS = 60
 _PACKAGES = {"celery", "psycopg2-binary", "asyncpg", "redis", "apache-airflow-providers-celery"}
 
 
 def why_not() -> str | None:
-    """Why an Airflow can't be run with them here; None where it can."""
+    """The reason why Airflow cannot use both here. None if it can."""
     if _postgres_programs() is None:
         return "no PostgreSQL server here: install the package postgresql"
     if shutil.which("redis-server") is None:
@@ -38,8 +37,10 @@ def why_not() -> str | None:
 
 @contextlib.contextmanager
 def celery_settings(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment of an Airflow with CeleryExecutor on both of them,
-    which run in a new folder for as long as the block does."""
+    """The environment of an Airflow with CeleryExecutor.
+
+    PostgreSQL and Redis run in a new folder during the block.
+    """
     folder.mkdir()
     with postgres(folder) as database, redis(folder) as broker:
         yield {
@@ -49,88 +50,59 @@ def celery_settings(folder: Path) -> Iterator[dict[str, str]]:
             "AIRFLOW__CELERY__BROKER_URL": broker,
             "AIRFLOW__CELERY__WORKER_CONCURRENCY": "2",
         }
-    assert not (left := left_below(folder)), left
+    assert not (left := find_remaining_processes(folder)), left
 
 
 @contextlib.contextmanager
 def postgres(folder: Path) -> Iterator[str]:
-    """An empty database: user, password, host, port and name, as they stand in an address."""
-    programs, port, password = _postgres_programs(), free_port(), secrets.token_hex(16)
-    let_other_users_pass(folder)  # the server refuses to be root
-    data, password_file = folder / "postgres", folder / "postgres-password"
-    data.mkdir(mode=0o700)
-    password_file.write_text(password)
-    if os.geteuid() == 0:
-        shutil.chown(data, "postgres", "postgres")
-        shutil.chown(password_file, "postgres", "postgres")
-    as_its_user = (
-        ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--init-groups"]
-        if os.geteuid() == 0
-        else []
-    )
-    subprocess.run(
-        [
-            *as_its_user,
-            programs / "initdb",
-            "-D",
-            data,
-            "-A",
-            "scram-sha-256",
-            f"--pwfile={password_file}",
-            "-U",
-            "airflow",
-            "-E",
-            "UTF8",
-            "--no-sync",
-        ],
-        check=True,
-        capture_output=True,
-        cwd=folder,
-    )
-    settings = [
+    """Runs an empty database. Yields user, password, host, port and name as in a URL."""
+    port, password = find_free_port(), secrets.token_hex(16)
+    settings = (
         f"port={port}",
         "listen_addresses=127.0.0.1",
         "unix_socket_directories=",
         "fsync=off",
         "max_connections=200",
-    ]
-    argv = [
-        *as_its_user,
-        programs / "postgres",
-        "-D",
-        data,
-        *(word for setting in settings for word in ("-c", setting)),
-    ]
+    )
+    argv = _initialize_postgres(folder, password)
+    argv += [word for setting in settings for word in ("-c", setting)]
     environment = os.environ | {"PGPASSWORD": password}
-    command = [
-        programs / "psql",
-        "-qh",
-        "127.0.0.1",
-        "-p",
-        str(port),
-        "-U",
-        "airflow",
-        "-d",
-        "postgres",
-        "-c",
-    ]
+    login = ["-h", "127.0.0.1", "-p", str(port), "-U", "airflow", "-d", "postgres"]
+    command = [_postgres_programs() / "psql", "-q", *login, "-c", "CREATE DATABASE airflow"]
     with _server(argv, folder / "postgres.log", signal.SIGINT) as server:
         _wait_until(
-            lambda: (
-                subprocess.run(
-                    [*command, "CREATE DATABASE airflow"], env=environment, capture_output=True
-                ).returncode
-                == 0
-            ),
+            lambda: subprocess.run(command, env=environment, capture_output=True).returncode == 0,
             server,
         )
         yield f"airflow:{password}@127.0.0.1:{port}/airflow"
 
 
+def _initialize_postgres(folder: Path, password: str) -> list:
+    """Makes the folder of the data. Returns the command of the server, which refuses to be root."""
+    programs, is_root = _postgres_programs(), os.geteuid() == 0
+    allow_other_users(folder)
+    data, password_file = folder / "postgres", folder / "postgres-password"
+    data.mkdir(mode=0o700)
+    password_file.write_text(password)
+    user = []
+    if is_root:
+        shutil.chown(data, "postgres", "postgres")
+        shutil.chown(password_file, "postgres", "postgres")
+        user = ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--init-groups"]
+    options = ["-A", "scram-sha-256", f"--pwfile={password_file}", "-U", "airflow"]
+    subprocess.run(
+        [*user, programs / "initdb", "-D", data, *options, "-E", "UTF8", "--no-sync"],
+        check=True,
+        capture_output=True,
+        cwd=folder,
+    )
+    return [*user, programs / "postgres", "-D", data]
+
+
 @contextlib.contextmanager
 def redis(folder: Path) -> Iterator[str]:
-    """Its address."""
-    port, password = free_port(), secrets.token_hex(16)
+    """Runs Redis. Yields its URL."""
+    port, password = find_free_port(), secrets.token_hex(16)
     settings = folder / "redis.conf"
     settings.write_text(
         f'port {port}\nbind 127.0.0.1\nrequirepass {password}\ndir {folder}\nsave ""\n'
@@ -168,7 +140,7 @@ def _wait_until(is_up: Callable[[], bool], server: subprocess.Popen) -> None:
 
 
 def _postgres_programs() -> Path | None:
-    """Debian keeps them out of the PATH, a folder for each version."""
-    places = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    """The folder of PostgreSQL's programs. Debian has one per version, outside PATH."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     found = shutil.which("initdb")
-    return places[-1] if places else found and Path(found).parent
+    return folders[-1] if folders else found and Path(found).parent

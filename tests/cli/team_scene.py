@@ -1,6 +1,6 @@
 """The scene of an attack by a member of team A on team B.
 
-It has finished runs of both teams, a training of team B, and files that team A has laid out.
+It has finished runs of both teams, a training of team B, and prepared files of team A.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 
 import psutil
 from cli import by_hand
-from cli.programs import wait_until
 from cli.teams import CANARY, Member, Team, TeamRun, Teams
-from cli.touching import TouchWatch, state_of
-from processes import at_work_on, lives
+from cli.touching import TouchMonitor, read_states
+from processes import find_processes_using, is_running, wait_until
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.storage.store_path import StorePath
 
 SECRET = f"{CANARY}\n".encode()
-APPROVAL = {"timeout_seconds": 1, "without_answer": "reject"}
+APPROVAL = {"timeout_seconds": 1, "on_timeout": "reject"}
 _LONG = {
     "train__epochs": 100_000,
     "train__timeout_seconds": 3600,
@@ -36,7 +36,7 @@ _LONG = {
     "train__callbacks": ["pausing:pause"],
 }
 _PAUSING = "import time\n\n\ndef pause(run, epoch):\n    time.sleep(2)\n"
-"""Lets a training last long without keeping a core busy."""
+"""A callback that makes a training last long without load."""
 _TRIGGER = """
 import json, sys
 from airflow.api.common.trigger_dag import trigger_dag
@@ -70,10 +70,7 @@ tf.saved_model.save(Model(), sys.argv[1])
 
 @dataclasses.dataclass
 class Scene:
-    """Everything that an exploit needs.
-
-    `alice` is the attacker, `bob` the owner of what is attacked.
-    """
+    """The state for exploits. `alice` is the attacker, and `bob` belongs to team B."""
 
     teams: Teams
     alice: Member
@@ -85,7 +82,7 @@ class Scene:
     their_evaluation: Path
     """The manifest of an evaluation of team B."""
     requests: list[str]
-    """What a server on loopback was asked for; nothing should ask it."""
+    """The requests to a server on loopback, which must stay empty."""
     address: str
 
     @property
@@ -98,7 +95,7 @@ class Scene:
 
     @property
     def quiet(self) -> list[Path]:
-        """What is team B's, and what no process of its own works with while it is attacked."""
+        """Folders of team B that its own processes do not use during an attack."""
         return [self.b.raw, self.b.registry, self.b.folder / "storage", self.b.folder / "private"]
 
     @property
@@ -111,25 +108,25 @@ class Scene:
         return self.b.folder / "storage" / "planted"
 
     def trigger_unchecked(self, dag: str, confs: Sequence[Mapping[str, Any]]) -> list[TeamRun]:
-        """Runs of team A that the API server has not seen before they were there."""
+        """Triggers runs of team A without the checks of the API server."""
         ids = [f"manual__unchecked-{number}" for number in range(len(confs))]
         self.teams.python(_TRIGGER, dag, json.dumps(dict(zip(ids, confs, strict=True))))
         return [TeamRun(self.alice, dag, run_id) for run_id in ids]
 
-    def attempt(self, run: TeamRun) -> Attempt:
-        """The last job of a training."""
+    def attempt(self, run: TeamRun) -> Attempt[StorePath]:
+        """The newest attempt of a training."""
         team = self.a if run.dag.startswith("a_") else self.b
         return team.layout(run.dag, "live").newest_attempt(run.run_id, "train")
 
     def wait_for_steps(self, run: TeamRun) -> None:
-        """Until it trains, and its task has deferred."""
+        """Waits until a run trains, and its task has deferred."""
         run.wait_for("train", ("deferred",))
         progress = self.attempt(run).progress
-        wait_until(lambda: progress.exists() and '"train"' in progress.read_text(), 120)
+        wait_until(lambda: progress.exists() and b'"train"' in progress.read(), 120)
 
     def processes(self, run: TeamRun) -> list[psutil.Process]:
-        """Those of a training."""
-        return at_work_on(self.attempt(run).folder)
+        """The processes of a training."""
+        return find_processes_using(self.attempt(run).folder)
 
 
 def add_pipelines(teams: Teams) -> None:
@@ -207,10 +204,10 @@ def listening() -> Iterator[tuple[str, list[str]]]:
 
 
 @contextmanager
-def scene_of(teams: Teams) -> Iterator[Scene]:
+def open_scene(teams: Teams) -> Iterator[Scene]:
     """Airflow with both teams, from the first start to the end of every process."""
     add_pipelines(teams)
-    [evaluation] = teams.b.layout("b_digits").artifacts("evaluate").glob("*/manifest.json")
+    [evaluation] = teams.b.layout("b_digits").artifacts("evaluate").local.glob("*/manifest.json")
     try:
         teams.begin()
         alice, bob = teams.log_in("alice"), teams.log_in("bob")
@@ -237,17 +234,17 @@ def scene_of(teams: Teams) -> Iterator[Scene]:
 @contextmanager
 def untouched(scene: Scene) -> Iterator[None]:
     """Fails if the block opens or changes anything of team B, or disturbs its training."""
-    before, training = state_of(scene.quiet), scene.processes(scene.training_b)
+    before, training = read_states(scene.quiet), scene.processes(scene.training_b)
     assert training
-    watch = TouchWatch(scene.quiet)
+    monitor = TouchMonitor(scene.quiet)
     try:
         yield
-        assert not (touched := watch.touched()), touched
+        assert not (touched := monitor.touched()), touched
     finally:
-        watch.close()
-    assert state_of(scene.quiet) == before
-    assert all(map(lives, training)), "the training of team B has lost processes"
-    assert not scene.attempt(scene.training_b).unwanted.exists(), (
-        "the training of team B was told to end"
+        monitor.close()
+    assert read_states(scene.quiet) == before
+    assert all(map(is_running, training)), "the training of team B has lost processes"
+    assert not scene.attempt(scene.training_b).cancellation.exists(), (
+        "the training of team B was cancelled"
     )
     assert not scene.requests, scene.requests

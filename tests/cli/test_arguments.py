@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pipeline_ops.cli.arguments import parse_overrides
-from pipeline_ops.cli.commands.models import with_default_action
+from pipeline_ops.cli.commands.models import insert_default_action
 from pipeline_ops.cli.local_airflow.author_overrides import split_overrides
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
@@ -77,7 +77,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy():
     ],
 )
 def test_models_without_an_action_lists(words, meant):
-    assert with_default_action(words) == meant
+    assert insert_default_action(words) == meant
 
 
 def test_stages_lists_the_catalogue_with_parameters(capsys):
@@ -97,7 +97,7 @@ def test_one_stage_is_told_with_the_meaning_of_its_parameters(capsys):
     output = capsys.readouterr().out
     assert (
         "    height: int, at least 1, at most 16384, required\n"
-        "        Of the image that comes out, in pixels.\n"
+        "        Height of the resulting image, in pixels.\n"
     ) in output
     assert "encode" not in output
 
@@ -126,7 +126,7 @@ def test_what_is_part_of_the_dag_is_refused_for_a_single_run_before_airflow_star
     monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path / "home"))
     assert main(["run", str(config_file), "--set", override]) == ExitCode.CONFIG
     assert (
-        f"--set {key}: it cannot be set for a single run: Airflow reads it when it makes the DAG"
+        f"--set {key}: cannot be set for a single run: Airflow reads it when it makes the DAG"
         in capsys.readouterr().err
     )
     assert not (tmp_path / "home").exists()

@@ -1,5 +1,4 @@
-"""Broken configs beside a pipeline that runs,
-in a real Airflow with its own DAG processor (F11)."""
+"""Broken configs next to a pipeline that runs, in a real Airflow with its DAG processor (F11)."""
 
 from __future__ import annotations
 
@@ -7,63 +6,52 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
-from airflow_ui import needs_chromium, person_at_browser
+from airflow_ui import needs_chromium, open_browser
 from config.broken_yamls import ALL
+from config_files import write_config, write_digits
+from held_airflow import run_airflow
 
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.embedded import (
-    USER,
-    AirflowServer,
-    Home,
-    Secrets,
-    airflow_command,
-    airflow_environment,
-)
-from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
+from pipeline_ops.cli.local_airflow.home import AirflowHome, AirflowServer, Secrets
+from pipeline_ops.cli.local_airflow.programs import build_airflow_command, build_airflow_environment
+from pipeline_ops.cli.local_airflow.ready import wait_for_dag
 from pipeline_ops.errors import MachineError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 _ASK_SECONDS = 30.0
 
 
-def write_pipeline(folder: Path, name: str, **train) -> Path:
-    """A pipeline of the digits that is as fast as can be."""
-    values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text()) | {"pipeline": name}
-    values["storage"]["root"], values["preprocess"]["source"]["path"] = (
-        str(folder / "storage"),
-        str(folder / "raw"),
-    )
-    values["train"] |= {"epochs": 2, "workers": 1, "early_stopping": None, "retries": 5} | train
-    values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.01}]
-    values["export"]["model"] = name
-    file = folder / "configs" / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(values, sort_keys=False))
-    return file
+def write_pipeline(folder: Path, name: str) -> Path:
+    """Writes a pipeline of the digits that is as fast as possible."""
+    changes = {
+        "pipeline": name,
+        "storage.root": str(folder / "storage"),
+        "preprocess.source.path": str(folder / "raw"),
+        "train.epochs": 2,
+        "train.workers": 1,
+        "train.early_stopping": None,
+        "train.retries": 5,
+        "evaluate.gate": [{"metric": "accuracy", "at_least": 0.01}],
+        "export.model": name,
+    }
+    return write_config(folder / "configs", changes, name=f"{name}.yaml")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """The shipped DAG files, two good pipelines, and raw data."""
     folder = tmp_path_factory.mktemp("broken")
-    (folder / "configs").mkdir()
     shutil.copytree(ROOT / "dags", folder / "airflow", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "airflow" / ".airflowignore").write_text(
-        "logs/\n"
-    )  # Airflow's logs hold a link to a folder beside it
-    subprocess.run(
-        [sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    # Airflow's logs hold a link to a folder next to them.
+    (folder / "airflow" / ".airflowignore").write_text("logs/\n")
+    write_digits(folder / "raw")
     for name in ("good", "changed"):
         write_pipeline(folder, name)
     return folder
@@ -71,50 +59,33 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def airflow(folder, whole_module_survivors) -> Iterator[AirflowApi]:
-    argv = [
-        sys.executable,
-        str(Path(__file__).parent / "holder.py"),
-        str(folder / "airflow"),
-        str(folder / "configs"),
-    ]
-    holder = subprocess.Popen(
-        argv,
-        env=whole_module_survivors.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert [holder.stdout.readline() for _ in range(2)][1].startswith("up ")
-    home = Home(folder / "airflow")
-    server = AirflowServer.alive(home)
-    with AirflowApi(server.url, USER, server.password) as api:
-        wait_until_healthy(api, home, server)
-        for name in ("good", "changed"):
-            wait_for_dag(api, home, server, name, since=0.0)
+    home, configs, dags = folder / "airflow", folder / "configs", ("good", "changed")
+    with run_airflow(home, configs, dags, whole_module_survivors.environment) as api:
         yield api
-    holder.communicate(timeout=60)
 
 
 def tags(api: AirflowApi, dag_id: str) -> set[str]:
-    """The tags of a DAG; none where Airflow does not list it, or only as stale."""
+    """The tags of a DAG. Empty if Airflow does not list it, or only as stale."""
     return {tag["name"] for tag in (api.dag(dag_id) or {"tags": []})["tags"]}
 
 
 def parse_until(api: AirflowApi, condition: Callable[[], object], seconds: float = 240.0) -> None:
-    """Asks for the DAG file to be read, until it is so; not too often,
-    because what is asked for goes before the other file."""
+    """Requests parses of the DAG file until a condition holds.
+
+    The requests are rare, because a requested file is parsed before the other one.
+    """
     deadline, asked = time.monotonic() + seconds, 0.0
     while not condition():
         assert time.monotonic() < deadline
         if time.monotonic() - asked > _ASK_SECONDS:
-            api.parse_again(api.dag("good")["file_token"])
+            api.request_parse(api.dag("good")["file_token"])
             asked = time.monotonic()
         time.sleep(1)
 
 
 @pytest.fixture(scope="module")
 def corpus(folder, airflow) -> str:
-    """The whole corpus, written while a run of the good pipeline trains; the id of that run."""
+    """Writes the whole corpus while a run of the good pipeline trains. Returns that run's id."""
     run_id = airflow.trigger("good", {"train.epochs": 40})
     parse_until(
         airflow,
@@ -126,7 +97,8 @@ def corpus(folder, airflow) -> str:
     for broken in ALL:
         broken.write(folder / "configs")
     parse_until(
-        airflow, lambda: "broken" in tags(airflow, ALL[0].name) and airflow.import_errors(since=0.0)
+        airflow,
+        lambda: "broken" in tags(airflow, ALL[0].name) and airflow.list_import_errors(since=0.0),
     )
     return run_id
 
@@ -136,7 +108,7 @@ def state(api: AirflowApi, run_id: str, task: str) -> str | None:
 
 
 def test_a_run_ends_though_sixty_configs_beside_it_become_broken(airflow, corpus):
-    """F11: one bad file stops only itself; the DAG processor marks no other DAG stale."""
+    """F11: a broken file affects only its own pipeline. No other DAG becomes stale."""
     assert len(ALL) >= 60
     parse_until(
         airflow, lambda: airflow.run("good", corpus)["state"] in ("success", "failed"), seconds=600
@@ -150,9 +122,9 @@ def test_a_run_ends_though_sixty_configs_beside_it_become_broken(airflow, corpus
 
 
 def test_a_healthy_pipeline_starts_beside_them(airflow, folder, corpus):
-    """As `trainyard run` does it, which waits for its DAG and heeds import errors."""
-    home = Home(folder / "airflow")
-    wait_for_dag(airflow, home, AirflowServer.alive(home), "good", since=time.time())
+    """Starts a run as `trainyard run` does, which waits for its DAG and checks import errors."""
+    home = AirflowHome(folder / "airflow")
+    wait_for_dag(airflow, AirflowServer.find_running(home), "good", since=time.time())
     run_id = airflow.trigger("good", {})
     parse_until(
         airflow, lambda: airflow.run("good", run_id)["state"] in ("success", "failed"), seconds=600
@@ -165,29 +137,29 @@ def test_a_broken_pipeline_cannot_be_triggered_and_says_why(airflow, folder, cor
         with pytest.raises(
             MachineError,
             match=(
-                r"(?s)400 .*tab\.yaml:8: .*not valid YAML: a tab in the indentation; "
-                "replace it by .*spaces"
+                r"(?s)400 .*tab\.yaml:8: .*not valid YAML: a tab in the indentation. "
+                "Replace it by .*spaces"
             ),
         ):
             airflow.trigger("tab", conf)
-    assert airflow.active_runs("tab") == []
+    assert airflow.list_active_runs("tab") == []
     page = airflow._call("GET", "/api/v2/dags/tab/details")["doc_md"]
     assert f"    {folder}/configs/tab.yaml:8: not valid YAML: a tab" in page
 
 
 def test_the_import_errors_list_each_of_them(airflow, folder, corpus):
-    home = Home(folder / "airflow")
-    environment = airflow_environment(
+    home = AirflowHome(folder / "airflow")
+    environment = build_airflow_environment(
         os.environ,
         home,
         home.folder,
         [str(folder / "configs")],
-        AirflowServer.alive(home).port,
-        Secrets.of(home),
+        AirflowServer.find_running(home).port,
+        Secrets.load_or_create(home),
         schedules=False,
     )
     listed = subprocess.run(
-        airflow_command(["dags", "list-import-errors", "-o", "json"]),
+        build_airflow_command(["dags", "list-import-errors", "-o", "json"]),
         env=environment,
         capture_output=True,
         text=True,
@@ -220,7 +192,7 @@ def test_a_pipeline_keeps_its_runs_while_it_is_broken_and_comes_back_when_it_is_
 
 
 def test_a_run_of_a_pipeline_that_is_broken_for_a_while_ends_after_all(airflow, folder):
-    """Its job goes on, and its tasks are tried again."""
+    """The job continues, and the tasks are retried."""
     file = folder / "configs" / "changed.yaml"
     good = file.read_text()
     run_id = airflow.trigger("changed", {"train.epochs": 41})
@@ -246,7 +218,7 @@ def running(api: AirflowApi, dag_id: str, run_id: str) -> set[str]:
 
 @needs_chromium
 def test_the_page_of_a_broken_pipeline_shows_the_message(airflow, folder, corpus):
-    with person_at_browser(airflow) as person:
+    with open_browser(airflow) as person:
         person.log_in()
         person.look("home")
         person.go("/dags?tags=broken")

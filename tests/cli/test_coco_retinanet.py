@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from carrying_out import carry_out
+from job_chain import run_jobs
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import read_manifest
@@ -112,7 +112,7 @@ def test_its_eight_devices_are_seated_on_two_hosts_and_its_model_can_be_built():
 
 @pytest.mark.slow
 def test_it_is_carried_out_on_made_up_images(made_up_coco, tmp_path):
-    made = carry_out(
+    made = run_jobs(
         COCO,
         tmp_path,
         "export",

@@ -1,4 +1,4 @@
-"""`validate` and `explain`: what is said about a config before anything runs."""
+"""`validate` and `explain`: the checks of a config before a run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def test_a_good_config_is_described(config_file, capsys):
 
 
 def test_the_schedule_is_described_in_plain_words(config_file, capsys):
-    told = {
-        "null": "by hand only",
-        "'0 3 * * *'": "by the clock, 0 3 * * * (UTC)",
+    expected = {
+        "null": "manually only",
+        "'0 3 * * *'": "on the schedule 0 3 * * * (UTC)",
         "{assets: [raw, labels], watch_seconds: 60}": (
-            "when there is an event of raw or labels or when the raw files change "
-            "(looked at every 60 s)"
+            "on an event of the asset raw or labels or when the raw files change "
+            "(checked every 60 s)"
         ),
     }
-    for schedule, words in told.items():
+    for schedule, words in expected.items():
         assert main(["validate", str(config_file), "--set", f"schedule={schedule}"]) == 0
         assert f"digits; runs start {words}\n" in capsys.readouterr().out
 
@@ -42,13 +42,13 @@ def test_several_files_and_folders_are_validated_in_one_go(config_file, tmp_path
     assert main(["validate", str(broken.parent)]) == 78
     (tmp_path / "empty").mkdir()
     assert main(["validate", str(tmp_path / "empty")]) == 78
-    assert "empty: no file *.yaml in it" in capsys.readouterr().err
+    assert "empty: no YAML files found" in capsys.readouterr().err
 
 
 def test_a_folder_in_place_of_a_file_is_answered_with_its_files(config_file, capsys):
     assert main(["explain", str(config_file.parent)]) == 78
     assert (
-        f"{config_file.parent}: is a folder; name one of its YAML files: digits.yaml"
+        f"{config_file.parent}: is a folder. Name one of its YAML files: digits.yaml"
         in capsys.readouterr().err
     )
 
@@ -149,7 +149,7 @@ def test_a_gate_that_was_not_passed_skips_the_export_and_says_why(
     )
     assert explained(capsys, config_file)["export"] == (
         "skipped",
-        "the gate was not passed: accuracy 0.9 is below 0.975",
+        "the gate did not pass: accuracy 0.9 is below 0.975",
     )
 
 
@@ -163,14 +163,14 @@ def test_where_a_person_is_asked_it_says_so_and_where_there_is_nothing_to_ask_to
     assert list(before) == ["preprocess", "train", "evaluate", "approve", "export"]
     assert before["approve"] == (
         "asks",
-        "a person, for 60 s; without an answer: reject; only if the gate is passed",
+        "a person for 60 s, if the gate passes (without an answer: reject)",
     )
     data = make_artifact("preprocess", {})
     made = {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}
     made["evaluate"] = make_artifact("evaluate", made)
     assert explained(capsys, config_file)["approve"] == (
         "asks",
-        "a person, for 60 s; without an answer: reject",
+        "a person for 60 s (without an answer: reject)",
     )
     assert "approve" not in explained(capsys, config_file, "--set", "evaluate.approval=null")
 
@@ -189,22 +189,22 @@ def test_of_a_gate_that_was_not_passed_nobody_is_asked(config_file, make_artifac
     )
     assert explained(capsys, config_file)["approve"] == (
         "skipped",
-        "the gate was not passed: accuracy 0.9 is below 0.975",
+        "the gate did not pass: accuracy 0.9 is below 0.975",
     )
 
 
 def test_the_ui_says_which_schedules_run_and_which_are_paused():
-    from pipeline_ops.cli.commands.ui import schedule_lines
+    from pipeline_ops.cli.commands.ui import describe_schedules
 
     dags = [
         {"dag_id": "nightly", "timetable_summary": "0 3 * * *", "is_paused": False},
         {"dag_id": "held", "timetable_summary": "Asset", "is_paused": True},
         {"dag_id": "by_hand", "timetable_summary": None, "is_paused": True},
     ]
-    assert list(schedule_lines(dags)) == [
+    assert list(describe_schedules(dags)) == [
         "Schedules nightly (0 3 * * *)",
         (
-            "Paused    held: nothing starts by the schedule until you unpause it in the UI, "
-            "with the switch beside its name"
+            "Paused    held: scheduled runs start only after you unpause it in the UI, "
+            "with the switch next to its name"
         ),
     ]

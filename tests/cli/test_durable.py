@@ -1,8 +1,7 @@
-"""What becomes of a training when Airflow dies under it, and when a person ends it: real programs
-of a real Airflow, killed by signal 9.
+"""The fate of a training when Airflow dies, and when a person ends it.
 
-One table for two executors, each with one Airflow for all of its rows: LocalExecutor on SQLite, and
-CeleryExecutor on PostgreSQL and Redis.
+The programs of a real Airflow are killed by signal 9. Each row runs with two executors, each with
+one Airflow for all rows: LocalExecutor on SQLite, and CeleryExecutor on PostgreSQL and Redis.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from cli import services
-from cli.programs import Airflow, Run, make_pipeline, wait_until
-from processes import command_line, lives
+from cli.digits_airflow import Airflow, Run, make_pipeline
+from cli.training_ends import PEOPLE, act, bring_to, table
+from processes import is_running, read_command_line, wait_until
 
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.jobs.request import read_status
@@ -25,22 +25,8 @@ from pipeline_ops.jobs.task_record import read_record
 
 pytestmark = pytest.mark.timeout(1200)
 
-EXECUTORS = ("local", "celery")
-PEOPLE = {
-    "task failed": ("PATCH", "{run}/taskInstances/train", {"new_state": "failed"}),
-    "task success": ("PATCH", "{run}/taskInstances/train", {"new_state": "success"}),
-    "run failed": ("PATCH", "{run}", {"state": "failed"}),
-    "clear": (
-        "POST",
-        "clearTaskInstances",
-        {"dry_run": False, "task_ids": ["train"], "only_failed": False, "reset_dag_runs": True},
-    ),
-    "run clear": ("POST", "{run}/clear", {"dry_run": False, "only_failed": False}),
-}
-"""What a person can do in the UI or by REST, as calls of Airflow's API."""
 _ENDED_SECONDS = 60.0
-"""It takes 1 to 4 seconds on a machine that has nothing else to do.
-A job that nobody ends trains for an hour."""
+"""The end takes 1 to 4 seconds on an idle machine. A job that is not ended trains for an hour."""
 
 
 needs_another_host = pytest.mark.skipif(
@@ -49,38 +35,15 @@ needs_another_host = pytest.mark.skipif(
 )
 
 
-def table(*rows: tuple, fast: tuple = ()) -> Callable:
-    """Every row for every executor. All are slow but for some that every run of the tests has,
-    with Celery."""
-    executors = pytest.mark.parametrize(
-        "airflow",
-        [pytest.param("local", marks=pytest.mark.slow), "celery"],
-        indirect=True,
-        scope="module",
-    )
-    if not rows:
-        return lambda test: executors(pytest.mark.slow(test))
-    cells = [
-        pytest.param(
-            *row, marks=() if row in fast else pytest.mark.slow, id="-".join(row).replace(" ", "_")
-        )
-        for row in rows
-    ]
-    return lambda test: executors(
-        pytest.mark.parametrize(["when", "way"][: len(rows[0])], cells)(test)
-    )
-
-
 @pytest.fixture(scope="module")
 def airflow(request, tmp_path_factory) -> Iterator[Airflow]:
-    """With a data set that is made already."""
+    """An Airflow with a data set that exists already."""
     if request.param == "celery" and (reason := services.why_not()):
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp(f"durable-{request.param}")
     make_pipeline(folder)
-    servers = (
-        tmp_path_factory.mktemp("servers") / "both"
-    )  # not below Airflow's: what is left there, its end kills
+    # Not below Airflow's folder: its end kills all processes there.
+    servers = tmp_path_factory.mktemp("servers") / "both"
     with (
         services.celery_settings(servers)
         if request.param == "celery"
@@ -96,17 +59,14 @@ def airflow(request, tmp_path_factory) -> Iterator[Airflow]:
 
 @pytest.fixture
 def training(airflow):
-    """Starts a run that trains for long; afterwards nothing of it may be left,
-    whatever became of it, and Airflow is whole again."""
+    """Starts a run with a long training. After the test, nothing of it may be left."""
     runs = []
 
     def start(
         epochs: int = 5000, task: str = "train", author: Mapping[str, Any] | None = None, **conf
     ) -> Run:
-        conf = {
-            "train__epochs": epochs,
-            "train__seed": time.time_ns() % 2**31,
-        } | conf  # a training that no other row has made
+        seed = time.time_ns() % 2**31  # for a training that no other row has made
+        conf = {"train__epochs": epochs, "train__seed": seed} | conf
         runs.append(airflow.trigger(task, author, **conf))
         return runs[-1]
 
@@ -120,29 +80,12 @@ def training(airflow):
         wait_until(lambda run=run: not run.processes(), _ENDED_SECONDS)
 
 
-def bring_to(run: Run, when: str):
-    """The job of a run, once its task is in that state."""
-    if when == "running":
-        attempt = run.wait_for_job()
-        assert run.task()["state"] == "running", "the order has to come before the task defers"
-        return attempt
-    run.wait_for("deferred")
-    return run.wait_for_steps()
-
-
-def order(airflow: Airflow, run: Run, way: str) -> None:
-    method, path, body = PEOPLE[way]
-    body = body | ({"dag_run_id": run.run_id} if way == "clear" else {})
-    answer = airflow.call(method, path.format(run=run.path), body)
-    assert answer.is_success, answer.text
-
-
 def check_nothing_is_half_published(airflow: Airflow) -> None:
-    published = airflow.layout.root / "models" / "digits"
+    published = airflow.layout.root.local / "models" / "digits"
     assert not list(published.glob(".*")) if published.exists() else True
     assert all(
         read_manifest(path / "manifest.json")
-        for path in airflow.layout.artifacts("train").glob("[!.]*")
+        for path in airflow.layout.artifacts("train").local.glob("[!.]*")
     )
 
 
@@ -154,16 +97,16 @@ def test_a_person_who_ends_a_training_ends_every_process_of_it(airflow, training
     run = training()
     attempt = bring_to(run, when)
     if when == "deferred":
-        assert len(run.processes()) >= 4  # the launcher, the preloaded process, two workers
+        assert len(run.processes()) >= 4  # the launcher, the fork server, two workers
         assert airflow.call("DELETE", run.path).status_code == 409, (
             "a run that is running can't be deleted"
         )
-    order(airflow, run, way)
-    run.wait_for_end_of(attempt, _ENDED_SECONDS)
+    act(airflow, run, way)
+    run.wait_for_end(attempt, _ENDED_SECONDS)
     check_nothing_is_half_published(airflow)
     if way in ("clear", "run clear"):
         wait_until(lambda: run.attempts[-1] != attempt and run.processes(run.attempts[-1]), 180)
-    if way == "task success":  # nobody can evaluate what was not trained, and the record says so
+    if way == "task success":  # there is no model to evaluate, and the record has the reason
         run.wait_for("failed", "evaluate")
         assert (
             "train has left no manifest"
@@ -175,9 +118,9 @@ def test_a_person_who_ends_a_training_ends_every_process_of_it(airflow, training
 def test_a_run_that_is_deleted_at_once_leaves_nothing_that_runs(airflow, training, when):
     run = training()
     attempt = bring_to(run, when)
-    order(airflow, run, "run failed")
+    act(airflow, run, "run failed")
     assert airflow.call("DELETE", run.path).is_success
-    run.wait_for_end_of(attempt, _ENDED_SECONDS)
+    run.wait_for_end(attempt, _ENDED_SECONDS)
 
 
 @table(("deferred", "task failed"), ("deferred", "clear"))
@@ -185,8 +128,8 @@ def test_a_training_ends_though_the_triggerer_is_dead(airflow, training, when, w
     run = training()
     attempt = bring_to(run, when)
     airflow.kill("triggerer")
-    order(airflow, run, way)
-    run.wait_for_end_of(attempt, _ENDED_SECONDS)
+    act(airflow, run, way)
+    run.wait_for_end(attempt, _ENDED_SECONDS)
 
 
 @table(("running", "task failed"), ("running", "clear"))
@@ -194,8 +137,8 @@ def test_a_training_ends_though_its_worker_is_dead(airflow, training, when, way)
     run = training()
     attempt = bring_to(run, when)
     airflow.kill(airflow.worker)
-    order(airflow, run, way)
-    run.wait_for_end_of(attempt, _ENDED_SECONDS)
+    act(airflow, run, way)
+    run.wait_for_end(attempt, _ENDED_SECONDS)
 
 
 @table(("deferred", "task failed"), ("running", "task failed"))
@@ -205,33 +148,32 @@ def test_a_training_ends_though_scheduler_triggerer_and_worker_are_dead(
     run = training()
     attempt = bring_to(run, when)
     airflow.kill(*{"scheduler", "triggerer", airflow.worker})
-    order(airflow, run, way)
-    run.wait_for_end_of(attempt, _ENDED_SECONDS)
+    act(airflow, run, way)
+    run.wait_for_end(attempt, _ENDED_SECONDS)
 
 
 @table(("running", "task failed"), ("running", "task success"))
 def test_a_training_ends_though_its_worker_hangs_and_is_killed_before_it_has_heard_of_it(
     airflow, training, when, way
 ):
-    """As on a machine that is so busy that the task is killed before its `on_kill` is done."""
+    """Happens on a machine so busy that the task is killed before its `on_kill` is done."""
     run = training()
     attempt = bring_to(run, when)
     airflow.send(signal.SIGSTOP, airflow.worker)
-    order(airflow, run, way)
-    run.wait_for_end_of(attempt, _ENDED_SECONDS)
+    act(airflow, run, way)
+    run.wait_for_end(attempt, _ENDED_SECONDS)
     airflow.kill(airflow.worker)
 
 
 @table(("deferred", "task failed"), ("deferred", "clear"))
 def test_a_training_ends_though_the_triggerer_has_not_begun_with_it(airflow, training, when, way):
-    """It hangs while the task defers, so that it meets a trigger whose task has ended,
-    which it never starts."""
+    """The triggerer hangs while the task defers. It never starts the trigger of an ended task."""
     run = training()
     attempt = bring_to(run, "running")
     airflow.send(signal.SIGSTOP, "triggerer")
     run.wait_for(when)
-    order(airflow, run, way)
-    run.wait_for_end_of(attempt, _ENDED_SECONDS)
+    act(airflow, run, way)
+    run.wait_for_end(attempt, _ENDED_SECONDS)
     airflow.send(signal.SIGCONT, "triggerer")
 
 
@@ -239,7 +181,7 @@ def test_a_training_ends_though_the_triggerer_has_not_begun_with_it(airflow, tra
 def test_a_training_that_is_not_done_in_time_ends_with_every_process(airflow, training):
     run = training(author={"train.timeout_seconds": 15})
     attempt = run.wait_for_job()
-    run.wait_for_end_of(attempt, 15 + _ENDED_SECONDS)
+    run.wait_for_end(attempt, 15 + _ENDED_SECONDS)
     assert read_status(attempt).message == "not done after timeout_seconds (15)"
 
 
@@ -254,7 +196,7 @@ def test_the_same_gang_goes_on_when_scheduler_triggerer_and_all_of_airflow_are_k
         airflow.kill(*victims)
         time.sleep(2)
         airflow.restart(*victims)
-        assert all(map(lives, gang)), f"the gang died with {victims}"
+        assert all(map(is_running, gang)), f"the gang died with {victims}"
     run.wait_for("deferred")
     assert len(run.attempts) == 1
     assert run.task()["try_number"] == 1
@@ -262,7 +204,7 @@ def test_the_same_gang_goes_on_when_scheduler_triggerer_and_all_of_airflow_are_k
 
 @table(("deferred",), ("running",))
 def test_a_training_goes_on_to_its_end_through_a_deployment(airflow, training, when):
-    """All programs are stopped as a deployment does, and started again."""
+    """The programs are stopped and started as a deployment does it."""
     run = training(epochs=150)
     attempt = bring_to(run, when)
     airflow.stop(*airflow.commands)
@@ -270,9 +212,7 @@ def test_a_training_goes_on_to_its_end_through_a_deployment(airflow, training, w
         assert run.processes(attempt) or read_status(attempt).manifest
     airflow.restart(*airflow.commands)
     run.wait_for("success", seconds=900)
-    if (
-        when == "deferred"
-    ):  # a task that runs may need another try, because it can't reach Airflow any more
+    if when == "deferred":  # a running task that cannot reach Airflow may need another try
         assert len(run.attempts) == 1
         assert run.task()["try_number"] == 1
     wait_until(lambda: run.state == "success", 180)
@@ -284,7 +224,7 @@ def test_a_killed_worker_costs_a_try_and_the_next_one_finds_the_same_gang(airflo
     run = training()
     attempt = bring_to(run, "running")
     [leader] = [
-        process for process in run.processes(attempt) if "--request" in command_line(process)
+        process for process in run.processes(attempt) if "--request" in read_command_line(process)
     ]
     airflow.kill(airflow.worker)
     airflow.restart(airflow.worker)
@@ -294,14 +234,13 @@ def test_a_killed_worker_costs_a_try_and_the_next_one_finds_the_same_gang(airflo
     )
     run.wait_for("deferred")
     assert len(run.attempts) == 1
-    assert lives(leader)
+    assert is_running(leader)
 
 
 @needs_another_host
 @table()
 def test_a_try_on_another_host_follows_the_gang_of_a_host_that_is_lost(airflow, training):
-    """From there a lost host can't be told from one that is only cut off, so no second gang is
-    started beside one that may train."""
+    """A lost host looks like one that is only cut off, so no second gang may start."""
     run = training()
     attempt = bring_to(run, "running")
     with airflow.elsewhere(airflow.worker):
@@ -309,8 +248,8 @@ def test_a_try_on_another_host_follows_the_gang_of_a_host_that_is_lost(airflow, 
         run.wait_for("deferred")
         run.wait_for_steps()
         assert run.attempts == [attempt]
-        order(airflow, run, "task failed")
-        run.wait_for_end_of(attempt, _ENDED_SECONDS)
+        act(airflow, run, "task failed")
+        run.wait_for_end(attempt, _ENDED_SECONDS)
 
 
 @needs_another_host
@@ -327,20 +266,21 @@ def test_a_training_that_is_cleared_and_begins_anew_on_another_host_never_has_tw
             attempt
             for attempt in run.attempts
             if any(
-                "pipeline_ops.training" in " ".join(command_line(p)) for p in run.processes(attempt)
+                "pipeline_ops.training" in " ".join(read_command_line(p))
+                for p in run.processes(attempt)
             )
         ]
         assert len(gangs) <= 1, gangs
         return gangs not in ([], [attempt])
 
     with airflow.elsewhere(airflow.worker):
-        order(airflow, run, "clear")
+        act(airflow, run, "clear")
         wait_until(only_the_next_trains, 180)
 
 
 @table()
 def test_a_killed_worker_does_not_cost_the_data_set(airflow, training):
-    """The same for the Beam job: the next try finds it running, or finds what it has made."""
+    """The next try finds the Beam job running, or finds its artifact."""
     run = training(task="preprocess", author={"preprocess.split.seed": int(time.time())})
     attempt = run.wait_for_job()
     airflow.kill(airflow.worker)
@@ -356,5 +296,5 @@ def test_a_person_who_ends_the_beam_job_ends_every_process_of_it(airflow, traini
     attempt = run.wait_for_job()
     answer = airflow.call("PATCH", f"{run.path}/taskInstances/preprocess", {"new_state": "failed"})
     assert answer.is_success, answer.text
-    run.wait_for_end_of(attempt, _ENDED_SECONDS)
+    run.wait_for_end(attempt, _ENDED_SECONDS)
     assert read_status(attempt) is None or not read_status(attempt).manifest

@@ -1,28 +1,25 @@
-"""The whole thing, as a user has it: `trainyard run` and `trainyard ui` on real digits,
-real Airflow, real browser."""
+"""`trainyard run` and `trainyard ui` from end to end: real digits, Airflow and browser."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-import psutil
 import pytest
 import yaml
-from airflow_ui import needs_chromium, person_at_browser
-from cli.journey import approve, assert_refused, fill_in, read_report, roll_back, watch
-from listeners import ListenerWatch, beyond_loopback, listening_with
-from processes import Stopwatch, below, lives
+from airflow_ui import needs_chromium, open_browser
+from cli.journey import approve, assert_refused, fill_in, follow_progress, read_report, roll_back
+from cli.trainyard_command import Trainyard, cached_tasks, find_job_processes, parse_summary
+from listeners import ListenerMonitor, filter_non_loopback
+from processes import Stopwatch, is_running, wait_until
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import read_manifest
@@ -31,69 +28,9 @@ from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.system.descendants import descendants
-
-DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
+from pipeline_ops.storage.open_store import open_root
 
 pytestmark = pytest.mark.timeout(900)
-
-
-class Trainyard:
-    """The command, with a home, a config and raw data of its own."""
-
-    def __init__(self, folder: Path):
-        self.folder, self.config, self.temporary = (
-            folder,
-            folder / "digits.yaml",
-            folder / "temporary",
-        )
-        self.process: subprocess.Popen | None = None
-        self.temporary.mkdir()
-        values = yaml.safe_load(DIGITS.read_text())
-        values["storage"]["root"], values["preprocess"]["source"]["path"] = "storage", "raw"
-        values["train"] |= {"epochs": 3, "global_batch": 64, "workers": 2}
-        values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.5}]
-        self.config.write_text(yaml.safe_dump(values, sort_keys=False))
-        subprocess.run(
-            [sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-
-    def start(self, *words: str, environment=os.environ, **streams) -> subprocess.Popen:
-        argv = [sys.executable, "-m", "pipeline_ops.cli.main", *words]
-        self.process = subprocess.Popen(
-            argv, text=True, env=self.environment(environment), **streams
-        )
-        return self.process
-
-    def listening(self) -> set[int]:
-        """Processes below the one that was started last: Airflow's, which overwrite their
-        environment; and all that have kept it: the jobs'."""
-        return listening_with(f"TRAINYARD_HOME={self.folder}").union(
-            descendants(self.process.pid) if self.process else ()
-        )
-
-    def environment(self, inherited=os.environ) -> dict[str, str]:
-        """With a temporary folder of its own, as /tmp is."""
-        return {**inherited, "TRAINYARD_HOME": str(self.folder), "TMPDIR": str(self.temporary)}
-
-    def run(self, *more: str, environment=os.environ) -> subprocess.CompletedProcess:
-        words = ["run", str(self.config), "--json", *more]
-        process = self.start(
-            *words, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        output, errors = process.communicate(timeout=400)
-        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
-
-
-def summary_of(process: subprocess.CompletedProcess) -> dict:
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout.splitlines()[-1])
-
-
-def cached_tasks(summary: dict) -> set[str]:
-    return {name for name, task in summary["tasks"].items() if task["cached"]}
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +40,8 @@ def trainyard(tmp_path_factory) -> Trainyard:
 
 @pytest.fixture(scope="module")
 def first_run(trainyard, whole_module_survivors) -> subprocess.CompletedProcess:
-    """With an Airflow of its own."""
-    with ListenerWatch(trainyard.listening, seconds=0.5) as trainyard.listeners:
+    """The first run, in an Airflow of its own."""
+    with ListenerMonitor(trainyard.listening, seconds=0.5) as trainyard.listeners:
         process = trainyard.run(environment=whole_module_survivors.environment)
     whole_module_survivors.wait_for_none(0.0)
     return process
@@ -112,7 +49,7 @@ def first_run(trainyard, whole_module_survivors) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def ui(trainyard, first_run):
-    """`trainyard ui`, kept up: its address, user and password."""
+    """A running `trainyard ui`: its address, user and password."""
     process = trainyard.start("ui", str(trainyard.config), stdout=subprocess.PIPE)
     try:
         pattern = re.compile(
@@ -131,7 +68,7 @@ def ui(trainyard, first_run):
 
 
 def test_the_first_run_publishes_version_1(first_run, trainyard):
-    summary = summary_of(first_run)
+    summary = parse_summary(first_run)
     assert list(summary) == [
         "pipeline",
         "run_id",
@@ -163,16 +100,14 @@ def test_the_first_run_publishes_version_1(first_run, trainyard):
 
 
 def test_a_run_leaves_no_temporary_file(first_run, trainyard):
-    """Beam, TensorFlow in workers that end abruptly, and Airflow's programs, which are killed,
-    all make some."""
+    """Beam, the killed workers and the killed programs of Airflow all make temporary files."""
     assert list(trainyard.temporary.rglob("*")) == []
 
 
 def test_a_run_listens_on_loopback_alone(first_run, trainyard):
-    """F5: in each of the four jobs, and in the embedded Airflow. Its one listener is the API,
-    which asks for credentials."""
-    assert trainyard.listeners.looks > 20
-    assert beyond_loopback(trainyard.listeners.seen) == set()
+    """F5: in each job and in the embedded Airflow. The only listener is Airflow's API."""
+    assert trainyard.listeners.num_polls > 20
+    assert filter_non_loopback(trainyard.listeners.seen) == set()
     assert len(trainyard.listeners.seen) == 1
 
 
@@ -199,7 +134,7 @@ def test_the_address_the_progress_and_the_result_are_shown(first_run):
 
 def test_an_unchanged_second_run_is_cached(ui, trainyard):
     process = trainyard.run()
-    summary = summary_of(process)
+    summary = parse_summary(process)
     assert cached_tasks(summary) == set(JOBS)
     assert summary["model"]["version"] == 1
     assert process.stderr.count("unchanged: same inputs, config, code and package versions") >= len(
@@ -208,15 +143,17 @@ def test_an_unchanged_second_run_is_cached(ui, trainyard):
 
 
 def test_another_learning_rate_trains_but_does_not_preprocess(ui, trainyard):
-    summary = summary_of(trainyard.run("--set", "train.optimizer.learning_rate=0.002"))
+    summary = parse_summary(trainyard.run("--set", "train.optimizer.learning_rate=0.002"))
     assert cached_tasks(summary) == {"preprocess"}
     assert summary["gate"]["champion_version"] == 1
 
 
 @pytest.mark.slow
 def test_with_a_warm_start_the_second_training_begins_with_the_first_ones_weights(ui, trainyard):
-    """A model of its own, so that there is no champion at first, and a seed of its own.
-    The third run is the second one unchanged."""
+    """The model and the seed are new, so that there is no champion at first.
+
+    The third run repeats the second one.
+    """
     words = (
         "--set",
         "train.warm_start=champion",
@@ -228,23 +165,25 @@ def test_with_a_warm_start_the_second_training_begins_with_the_first_ones_weight
     first, second, third = (
         trainyard.run(*words, "--set", f"train.epochs={epochs}") for epochs in (3, 4, 4)
     )
-    assert "there is no champion yet to begin with; begins anew" in first.stderr
-    assert summary_of(first)["training"]["warm_start"] is None
+    assert "there is no champion yet. Starts from random weights." in first.stderr
+    assert parse_summary(first)["training"]["warm_start"] is None
     begun, version_1 = (
-        summary_of(second),
+        parse_summary(second),
         str(trainyard.folder / "storage" / "models" / "warm" / "1" / "manifest.json"),
     )
     assert begun["training"]["warm_start"] == version_1
-    assert f"begins with the weights of {version_1}" in second.stderr, "while it trains"
-    assert f"Began     with the weights of {version_1}\n" in second.stderr, "when it has ended"
-    before, after = (training_of(summary).history for summary in (summary_of(first), begun))
+    assert f"starts from the weights of {version_1}" in second.stderr, "while it trains"
+    assert f"Start     from the weights of {version_1}\n" in second.stderr, "when it has ended"
+    before, after = (
+        read_training_figures(summary).history for summary in (parse_summary(first), begun)
+    )
     assert after[0].metrics["loss"] < min(
         before[0].metrics["loss"] / 2, before[-1].metrics["loss"] * 1.5
     )
-    assert cached_tasks(summary_of(third)) == set(JOBS)
+    assert cached_tasks(parse_summary(third)) == set(JOBS)
 
 
-def training_of(summary: dict) -> TrainingFigures:
+def read_training_figures(summary: dict) -> TrainingFigures:
     return TrainingFigures.model_validate(
         read_manifest(summary["tasks"]["train"]["manifest"]).figures
     )
@@ -288,11 +227,11 @@ def test_a_run_that_is_stopped_in_the_middle_leaves_no_process_and_no_temporary_
     process = subprocess.Popen(argv, env=aside, stdout=subprocess.PIPE, text=True)
     assert any(re.search(r"\d/\d+ steps", line) for line in process.stdout)
     assert len(survivors.look()) > 8
-    watch = Stopwatch()
+    stopwatch = Stopwatch()
     process.send_signal(number)
     assert process.wait(timeout=60) == (-9 if number == signal.SIGKILL else 128 + number)
-    survivors.wait_for_none(5.0 - watch.seconds if number == signal.SIGKILL else 0.0)
-    assert watch.seconds < 5.0
+    survivors.wait_for_none(5.0 - stopwatch.seconds if number == signal.SIGKILL else 0.0)
+    assert stopwatch.seconds < 5.0
     assert list(temporary.rglob("*")) == []
 
 
@@ -309,35 +248,35 @@ def test_marking_the_task_failed_ends_its_processes_within_5_seconds(ui, trainya
     process = trainyard.start(*words, stdout=subprocess.PIPE)
     seen, at_least = {"running": ("train +running", 3), "deferred": (r"\d/\d+ steps", 5)}[
         state
-    ]  # launcher, agent, preloaded process, two workers
+    ]  # launcher, agent, fork server, two workers
     assert any(re.search(seen, line) for line in process.stdout)
     with AirflowApi(*ui) as api:
         api.log_in()
-        [run_id] = api.active_runs("digits")
+        [run_id] = api.list_active_runs("digits")
         run = trainyard.folder / "storage" / "runs" / "digits" / run_id
-        wait_until(lambda: len(tree_of_job(run)) >= at_least)
+        wait_until(lambda: len(find_job_processes(run)) >= at_least)
         wait_until(
             lambda: (
                 {task["task_id"]: task["state"] for task in api.tasks("digits", run_id)}["train"]
                 == state
             )
         )
-        tree = tree_of_job(run)
+        tree = find_job_processes(run)
         api._call(
             "PATCH",
             f"/api/v2/dags/digits/dagRuns/{quote(run_id, safe='')}/taskInstances/train",
             {"new_state": "failed"},
         )
-    watch = Stopwatch()
-    wait_until(lambda: not any(lives(member) for member in tree))
-    assert watch.seconds < 5.0
+    stopwatch = Stopwatch()
+    wait_until(lambda: not any(is_running(member) for member in tree))
+    assert stopwatch.seconds < 5.0
     output, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "train failed" in output
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["launcher", "agent", "preloaded", "worker"])
+@pytest.mark.parametrize("victim", ["launcher", "agent", "fork server", "worker"])
 def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, trainyard, victim):
     words = [
         "--set",
@@ -358,13 +297,16 @@ def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, tr
     assert any(re.search(r"\d/\d+ steps", line) for line in process.stderr)
     with AirflowApi(*ui) as api:
         api.log_in()
-        [run_id] = api.active_runs("digits")
-    job, *_ = tree_of_job(trainyard.folder / "storage" / "runs" / "digits" / run_id)
+        [run_id] = api.list_active_runs("digits")
+    job, *_ = find_job_processes(trainyard.folder / "storage" / "runs" / "digits" / run_id)
     [agent] = job.children()
-    [preloaded] = agent.children()
-    {"launcher": job, "agent": agent, "preloaded": preloaded, "worker": preloaded.children()[-1]}[
-        victim
-    ].kill()
+    [fork_server] = agent.children()
+    {
+        "launcher": job,
+        "agent": agent,
+        "fork server": fork_server,
+        "worker": fork_server.children()[-1],
+    }[victim].kill()
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     summary = json.loads(output.splitlines()[-1])
@@ -374,33 +316,17 @@ def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, tr
         victim != "launcher"
     ):  # a job that was killed itself is started again by Airflow, and goes on from the checkpoint
         assert summary["training"]["restarts"] == 1
-        assert "restart 1 of 3" in errors
-    assert not any(process.is_running() for process in (job, agent, preloaded))
-
-
-def wait_until(condition, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def tree_of_job(run: Path) -> list[psutil.Process]:
-    """The job of a run's training and all below it; nothing where there is none yet."""
-    for process in psutil.process_iter(["cmdline"]):
-        if "--request" in (words := process.info["cmdline"] or []) and f"{run}/train/" in words[-1]:
-            return [process, *below(process)]
-    return []
+        assert "Restart 1" in errors
+    assert not any(process.is_running() for process in (job, agent, fork_server))
 
 
 @pytest.fixture
 def asking(ui, trainyard):
-    """The API of the Airflow that runs, while the pipeline asks a person before it publishes: its
-    author has changed the YAML meanwhile."""
+    """The API of the running Airflow, after a change of the YAML that adds an approval."""
 
     def rewrite(text: str, asks: bool) -> None:
         trainyard.config.write_text(text)
-        api.parse_again(api.dag("digits")["file_token"])
+        api.request_parse(api.dag("digits")["file_token"])
         wait_until(
             lambda: (
                 (
@@ -429,14 +355,14 @@ def test_a_person_with_nothing_but_a_browser_retrains_watches_approves_and_rolls
     asking, first_run, trainyard
 ):
     layout, registry = (
-        Layout(trainyard.folder / "storage", "digits"),
+        Layout(open_root(trainyard.folder / "storage"), "digits"),
         Registry(trainyard.folder / "storage" / "models" / "digits"),
     )
     before, dataset = (
-        registry.champion().number,
-        dataset_version(layout, summary_of(first_run)["run_id"]),
+        registry.find_champion().number,
+        dataset_version(layout, parse_summary(first_run)["run_id"]),
     )
-    with person_at_browser(asking) as person:
+    with open_browser(asking) as person:
         person.log_in()
         form = person.open_form("digits")
         assert_refused(person, form, asking)
@@ -452,13 +378,13 @@ def test_a_person_with_nothing_but_a_browser_retrains_watches_approves_and_rolls
                 "preprocess.dataset": dataset,
             }.items()
         )
-        watch(person)
-        [request] = layout.attempts(run_id, "train").glob("*/request.json")
+        follow_progress(person)
+        [request] = layout.attempts(run_id, "train").local.glob("*/request.json")
         assert json.loads(request.read_text())["config"]["epochs"] == 30
         read_report(person, "Gate passed")
         approve(person, run)
         wait_until(lambda: asking.run("digits", run_id)["state"] == "success", seconds=400)
-        challenger = registry.champion().number
+        challenger = registry.find_champion().number
         assert challenger > before
         read_report(person, f"Published as version {challenger}")
         roll_back(person, challenger, before)
@@ -468,12 +394,12 @@ def test_a_person_with_nothing_but_a_browser_retrains_watches_approves_and_rolls
         }.items():
             person.look_on_a_phone(f"/trainyard/{path}", name)
         assert person.outside == []
-    assert (registry.champion().number, registry.history()[-1].reason) == (
+    assert (registry.find_champion().number, registry.read_history().moves[-1].reason) == (
         before,
         f"rolled back from version {challenger}: customers complained (admin, in the UI)",
     )
 
 
 def dataset_version(layout: Layout, run_id: str) -> str:
-    """As a person would take it from the events of the asset: its beginning is enough."""
+    """The version of a data set as the events of its asset show it, shortened."""
     return Path(read_record(layout.task_record(run_id, "preprocess")).manifest).parent.name[:12]

@@ -39,7 +39,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("name", ["brighten", "zoom_in"])
 def test_a_new_stage_passes_its_test_the_linter_and_the_check_of_a_config(repository, name, capsys):
     assert main(["new-stage", name]) == 0
-    assert f"wrote beam_jobs/stages/{name}.py" in capsys.readouterr().out
+    assert f"Wrote beam_jobs/stages/{name}.py" in capsys.readouterr().out
     tests = "tests/beam_jobs/stages"
     tested = run(
         repository,
@@ -79,7 +79,7 @@ def test_nothing_is_overwritten_and_nothing_written_beside_it(repository, taken,
     (repository / taken).write_text("mine")
     before = {path: path.read_bytes() for path in repository.rglob("*.py")}
     assert main(["new-stage", "brighten"]) == 78
-    assert f"{taken}: is there already" in capsys.readouterr().err
+    assert f"{taken}: already exists" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in repository.rglob("*.py")} == before
 
 
@@ -124,7 +124,7 @@ def test_a_stage_for_a_package_of_ones_own_passes_its_test_and_is_published(
 def test_a_package_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["new-stage", "brighten", "--package", "acme"]) == 78
-    assert "there is no package acme here, nor in src/" in capsys.readouterr().err
+    assert "--package acme: not found in the current folder or in src/" in capsys.readouterr().err
 
 
 def test_a_long_import_is_wrapped():

@@ -1,4 +1,4 @@
-"""Who listens where."""
+"""Free ports, and the processes that listen on ports."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import socket
 import subprocess
 import sys
 
-from pipeline_ops.cli.local_airflow.ports import free_port, is_listening, listener
+from pipeline_ops.cli.local_airflow.ports import find_free_port, find_listener, is_listening
 
 
 def test_a_free_port_can_be_had():
-    with socket.create_server(("127.0.0.1", free_port())) as server:
+    with socket.create_server(("127.0.0.1", find_free_port())) as server:
         assert is_listening(server.getsockname()[1])
 
 
 def test_nobody_listens_on_a_free_port():
-    assert not is_listening(free_port())
+    assert not is_listening(find_free_port())
 
 
 def test_a_listener_on_every_ipv6_address_counts():
@@ -34,7 +34,7 @@ def test_the_process_that_listens_is_told_from_the_others():
     )
     try:
         port = int(child.stdout.readline())
-        assert listener(port, among=[os.getpid(), child.pid]) == child.pid
-        assert listener(port, among=[os.getpid()]) is None
+        assert find_listener(port, candidates=[os.getpid(), child.pid]) == child.pid
+        assert find_listener(port, candidates=[os.getpid()]) is None
     finally:
         child.communicate("")

@@ -33,7 +33,7 @@ def config(config_file):
 
 
 def run(config, capsys, *words: str) -> tuple[str, np.ndarray]:
-    """What was printed, and the picture."""
+    """Runs the command. Returns its output and the picture."""
     output = config.parent / "out" / "picture.png"
     assert main(["preview", str(config), "--output", str(output), *words]) == 0, (
         capsys.readouterr().err
@@ -101,4 +101,4 @@ def test_no_raw_data_are_the_datas_fault(config, capsys):
 def test_a_number_of_examples_that_makes_no_picture_is_refused(config, capsys, number):
     with pytest.raises(SystemExit):
         main(["preview", str(config), "--examples", number])
-    assert f"must be a number of 1 to 200, got {number}" in capsys.readouterr().err
+    assert f"must be a number from 1 to 200, got {number}" in capsys.readouterr().err

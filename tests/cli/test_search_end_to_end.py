@@ -1,5 +1,4 @@
-"""A search as a user has it: `trainyard run` on real digits, in a real Airflow;
-one trial can't succeed."""
+"""A search by `trainyard run` on real digits, in a real Airflow. One trial cannot succeed."""
 
 from __future__ import annotations
 
@@ -10,41 +9,37 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
+from config_files import write_config, write_digits
 
-DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 RATE = "train.optimizer.learning_rate"
 
 pytestmark = pytest.mark.slow
 
 
 class Trainyard:
+    """The command, with a home, a config and raw data of its own."""
+
     def __init__(self, folder: Path):
-        self.folder, self.config = folder, folder / "digits.yaml"
-        values = yaml.safe_load(DIGITS.read_text())
-        values["storage"]["root"], values["preprocess"]["source"]["path"] = "storage", "raw"
-        values["train"] |= {
-            "epochs": 1,
-            "global_batch": 64,
-            "workers": 1,
-            "strategy": "one_device",
-            "on_divergence": {"max_loss": 100.0},
-            "optimizer": {"name": "sgd", "learning_rate": 0.01},
-            "best_checkpoint": {"monitor": "validation_accuracy"},
+        self.folder = folder
+        changes = {
+            "storage.root": "storage",
+            "preprocess.source.path": "raw",
+            "train.epochs": 1,
+            "train.global_batch_size": 64,
+            "train.workers": 1,
+            "train.strategy": "one_device",
+            "train.on_divergence": {"max_loss": 100.0},
+            "train.optimizer": {"name": "sgd", "learning_rate": 0.01},
+            "train.best_checkpoint": {"monitor": "validation_accuracy"},
+            "search": {"parameters": {RATE: [0.0001, 0.05, 10.0]}, "max_parallel": 2},
+            "evaluate.gate": [{"metric": "accuracy", "at_least": 0.2}],
         }
-        values["search"] = {"parameters": {RATE: [0.0001, 0.05, 10.0]}, "max_parallel": 2}
-        values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.2}]
-        self.config.write_text(yaml.safe_dump(values, sort_keys=False))
-        subprocess.run(
-            [sys.executable, "-m", "beam_jobs.sources.digits", folder / "raw"],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        self.config = write_config(folder, changes)
+        write_digits(folder / "raw")
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess:
-        argv = [sys.executable, "-m", "pipeline_ops.cli.main", *words]
         return subprocess.run(
-            argv,
+            [sys.executable, "-m", "pipeline_ops.cli.main", *words],
             text=True,
             env={**os.environ, "TRAINYARD_HOME": str(self.folder)},
             capture_output=True,
@@ -113,7 +108,7 @@ def test_validate_says_what_will_be_tried_and_names_a_trial_that_can_not_be(trai
     fine = trainyard("validate", str(trainyard.config))
     assert (
         "search     3 trials (grid) over train.optimizer.learning_rate; 2 at a time; "
-        "the best validation_accuracy goes on"
+        "the trial with the best validation_accuracy is used"
     ) in fine.stdout
     wrong = trainyard(
         "validate", str(trainyard.config), "--set", f"search.parameters={{{RATE}: [0.05, -1]}}"

@@ -1,8 +1,7 @@
-"""The embedded Airflow's processes: who starts it, who shares it,
-and that nothing of it is left, whatever is killed.
+"""The processes of the embedded Airflow: start, sharing, and the end of all after any kill.
 
-Real processes throughout; only Airflow itself is a stand-in,
-so that a start takes a fraction of a second.
+The processes are real. Only Airflow itself is a stand-in, so that a start takes a fraction of a
+second.
 """
 
 from __future__ import annotations
@@ -13,77 +12,15 @@ import signal
 import socket
 import sqlite3
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from processes import Stopwatch, command_line, kill
+from cli.holder_command import END_SECONDS, Command
+from processes import Stopwatch, kill, read_command_line
 
-from pipeline_ops.cli.local_airflow.embedded import (
-    AirflowServer,
-    Home,
-    Secrets,
-    airflow_environment,
-)
-
-HERE = Path(__file__).parent
-END_SECONDS = 5.0
-"""As a `Stopwatch` has them."""
-
-
-class Command:
-    """A process that holds the embedded Airflow, as `trainyard run` does."""
-
-    def __init__(self, survivors, home: Path, configs: tuple[str, ...], deeds: str):
-        environment = survivors.environment | {
-            "PYTHONPATH": str(HERE / "stand_in"),
-            "STAND_IN": deeds,
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "holder.py"), str(home), *configs],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def line(self) -> str:
-        return self.process.stdout.readline().strip()
-
-    def wait_until_up(self) -> tuple[int, int]:
-        """The supervisor's pid, and the port."""
-        while not (line := self.line()).startswith("up "):
-            assert line.startswith(("Using ", "Starting ")), line
-        _, pid, port = line.split()
-        return int(pid), int(port)
-
-    def ask(self, word: str) -> str:
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
-        return self.line()
-
-    def end(self) -> int:
-        """Ends it as a user does who has seen enough; the exit status."""
-        self.process.communicate(timeout=60)
-        return self.process.returncode
-
-    def wait_for_end(self) -> int:
-        """The exit status. Fails if it takes too long."""
-        watch = Stopwatch()
-        status = self.process.wait(timeout=60)
-        assert watch.seconds < END_SECONDS
-        return status
-
-    def wait_for_error(self) -> str:
-        """What a command says that looks after its Airflow again and again,
-        once that is not well any more."""
-        deadline = time.monotonic() + 60
-        while (answer := self.ask("there?")) == "alive there?":
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        return answer
+from pipeline_ops.cli.local_airflow.home import AirflowHome, AirflowServer, Secrets
+from pipeline_ops.cli.local_airflow.programs import build_airflow_environment
 
 
 @pytest.fixture
@@ -97,8 +34,8 @@ def start(survivors, tmp_path):
 
 
 @pytest.fixture
-def home(tmp_path) -> Home:
-    return Home(tmp_path / "home")
+def home(tmp_path) -> AirflowHome:
+    return AirflowHome(tmp_path / "home")
 
 
 def test_four_programs_run_while_a_command_holds_them_and_none_after(start, survivors, home):
@@ -175,7 +112,9 @@ def test_a_program_that_is_killed_later_is_named_too(start, survivors):
     command.wait_until_up()
     survivors.wait_for(6)
     [victim] = [
-        process for process in survivors.look() if command_line(process)[-2:-1] == ["triggerer"]
+        process
+        for process in survivors.look()
+        if read_command_line(process)[-2:-1] == ["triggerer"]
     ]
     kill(victim)
     assert command.wait_for_error().startswith(
@@ -186,7 +125,7 @@ def test_a_program_that_is_killed_later_is_named_too(start, survivors):
 
 def test_a_port_that_somebody_else_took_is_an_error(start, survivors, home):
     command = start(deeds="api-server:deaf")
-    while not (server := AirflowServer.alive(home)):
+    while not (server := AirflowServer.find_running(home)):
         time.sleep(0.02)
     with socket.create_server(("127.0.0.1", server.port)):
         assert f"another process took port {server.port}" in command.process.stdout.read()
@@ -291,15 +230,15 @@ def test_runs_that_a_killed_airflow_left_unfinished_are_closed(start, home):
 def test_many_pipelines_are_read_less_often(home, tmp_path, pipelines, seconds):
     for index in range(pipelines):
         (tmp_path / f"{index}.yaml").touch()
-    own = Secrets("password", "jwt", "session", "fernet")
-    environment = airflow_environment(
+    own = Secrets()
+    environment = build_airflow_environment(
         {}, home, Path("/dags"), [str(tmp_path)], 1234, own, schedules=False
     )
     assert environment["AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL"] == seconds
 
 
 def test_settings_for_another_airflow_do_not_reach_this_one(home):
-    own = Secrets("password", "jwt", "session", "fernet")
+    own = Secrets()
     inherited = {
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "postgresql://production",
         "AIRFLOW_CONN_X": "y",
@@ -307,11 +246,12 @@ def test_settings_for_another_airflow_do_not_reach_this_one(home):
         "PATH": "/bin",
         "NO_PROXY": "example.org",
     }
-    environment = airflow_environment(
+    environment = build_airflow_environment(
         inherited, home, Path("/dags"), ["/a.yaml", "/b"], 1234, own, schedules=False
     )
     assert environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] == f"sqlite:///{home.database}"
-    assert not {"AIRFLOW_CONN_X", "PYTHONDONTWRITEBYTECODE"} & {*environment}
+    assert "PYTHONDONTWRITEBYTECODE" not in environment
+    assert environment["AIRFLOW_CONN_X"] == "y"  # storage.connection may name it
     assert environment["PATH"] == "/bin"
     assert environment["NO_PROXY"] == "127.0.0.1,localhost,example.org"
     assert environment["TRAINYARD_CONFIGS"] == "/a.yaml:/b"

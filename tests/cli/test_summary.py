@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline_ops.cli.commands.run import exit_status
-from pipeline_ops.cli.summary import summarise
-from pipeline_ops.cli.watch import RunView, TaskStatus
+from pipeline_ops.cli.commands.run import compute_exit_status
+from pipeline_ops.cli.summary import summarize_run
+from pipeline_ops.cli.watch import RunStatus, TaskStatus
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.task_record import TaskRecord
 from pipeline_ops.planning.job_kinds import JOBS
@@ -32,6 +32,7 @@ SHAPE = {
     "gate": dict.fromkeys(("passed", "champion_version", "reasons")),
     "model": dict.fromkeys(("name", "version", "uri")),
     "report": None,
+    "store": {"requests": None, "bytes_read": None, "bytes_written": None},
 }
 
 
@@ -43,9 +44,9 @@ def same_names(value, shape) -> bool:
     )
 
 
-def run_of(state: str, *tasks: TaskStatus) -> RunView:
+def make_run(state: str, *tasks: TaskStatus) -> RunStatus:
     named = {task.name: task for task in tasks}
-    return RunView(
+    return RunStatus(
         "manual__1", state, 12.3456, tuple(named.get(job, TaskStatus(job)) for job in JOBS)
     )
 
@@ -61,14 +62,14 @@ def test_a_whole_run(config_file, make_artifact):
     trained = make_artifact("train", {"preprocess": data})
     verdict = make_artifact("evaluate", {"preprocess": data, "train": trained})
     exported = make_artifact("export", {"train": trained, "evaluate": verdict})
-    run = run_of(
+    run = make_run(
         "success",
         done("preprocess", data, cached=True),
         done("train", trained),
         done("evaluate", verdict),
         done("export", exported),
     )
-    summary = summarise(load_config(config_file), run)
+    summary = summarize_run(load_config(config_file), run)
     assert same_names(summary, SHAPE)
     assert summary["tasks"]["preprocess"] == {
         "state": "success",
@@ -99,39 +100,39 @@ def test_a_whole_run(config_file, make_artifact):
     }
     assert summary["report"] == str(
         Path(exported).parent / "report.html"
-    )  # the one that also says what was published
-    assert exit_status(run) == 0
+    )  # the one that also has the publication
+    assert compute_exit_status(run) == 0
 
 
 def test_a_run_that_failed_at_once_has_all_names_too(config_file):
-    run = run_of(
+    run = make_run(
         "failed",
         done("preprocess", None, "failed", message="no", exit_code=65),
         TaskStatus("train", "upstream_failed"),
     )
-    summary = summarise(load_config(config_file), run)
+    summary = summarize_run(load_config(config_file), run)
     assert same_names(summary, SHAPE)
     assert summary["metrics"] == {}
     assert summary["model"] == {"name": "digits", "version": None, "uri": None}
-    assert exit_status(run) == 65
+    assert compute_exit_status(run) == 65
 
 
 def test_a_gate_that_was_not_passed_is_a_success_without_a_version(config_file, make_artifact):
     data = make_artifact("preprocess", {})
     trained = make_artifact("train", {"preprocess": data})
     verdict = make_artifact("evaluate", {"preprocess": data, "train": trained}, gate_passed=False)
-    run = run_of(
+    run = make_run(
         "success",
         done("preprocess", data),
         done("train", trained),
         done("evaluate", verdict),
         done("export", None, "skipped", reason="trained, not published"),
     )
-    summary = summarise(load_config(config_file), run)
+    summary = summarize_run(load_config(config_file), run)
     assert summary["gate"]["passed"] is False
     assert summary["model"]["version"] is None
-    assert exit_status(run) == 0
+    assert compute_exit_status(run) == 0
 
 
 def test_a_task_that_a_person_marked_failed_has_no_exit_code_of_its_own():
-    assert exit_status(run_of("failed", TaskStatus("train", "failed"))) == 1
+    assert compute_exit_status(make_run("failed", TaskStatus("train", "failed"))) == 1

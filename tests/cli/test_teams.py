@@ -1,8 +1,8 @@
 """Two teams in one Airflow: no account reads, writes or stops anything of the other team.
 
 All programs and jobs run as one user of the operating system, as where teams share workers. A job
-could therefore read the other team's files. These tests show that nothing that a user of team A
-tells Airflow's API leads it there; they do not show isolation by the operating system.
+could therefore read the other team's files. These tests show that no request of team A's users to
+Airflow's API makes it do so. They do not show isolation by the operating system.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Iterator
 
 import pytest
 from cli import team_exploits
-from cli.programs import wait_until
-from cli.team_scene import Scene, scene_of, untouched
+from cli.team_confs import CONFS, confs
+from cli.team_scene import Scene, open_scene, untouched
 from cli.teams import CANARY, Teams
-from cli.touching import digests_of
+from cli.touching import compute_digests
+from processes import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -28,10 +29,10 @@ FORM = {"version": "1", "expected": "1", "reason": ""}
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory) -> Iterator[Scene]:
-    with scene_of(Teams(tmp_path_factory.mktemp("teams"), os.environ)) as scene:
-        before = digests_of(scene.quiet)
+    with open_scene(Teams(tmp_path_factory.mktemp("teams"), os.environ)) as scene:
+        before = compute_digests(scene.quiet)
         yield scene
-        assert digests_of(scene.quiet) == before
+        assert compute_digests(scene.quiet) == before
 
 
 @pytest.fixture
@@ -47,11 +48,11 @@ def kept(scene) -> Iterator[None]:
     shutil.rmtree(copies)
 
 
-@pytest.mark.parametrize("name", team_exploits.CONFS)
+@pytest.mark.parametrize("name", CONFS)
 def test_a_conf_that_reaches_for_the_other_team_is_refused(scene, name):
     """F1, F2, F6 and F12 by a run's conf, and every key of the author's with a path of team B."""
     with untouched(scene):
-        for conf in team_exploits.confs(scene)[name]:
+        for conf in confs(scene)[name]:
             answer = scene.alice.try_to_trigger("a_gated", conf)
             assert answer.status_code == 400, f"{conf}: {answer.text}"
             for key in conf:
@@ -61,10 +62,10 @@ def test_a_conf_that_reaches_for_the_other_team_is_refused(scene, name):
 
 def test_a_conf_that_got_past_the_api_is_refused_by_the_first_task(scene):
     """The command line makes runs of any conf. Their pages show nothing of team B either."""
-    confs = [team_exploits.confs(scene)[name][-1] for name in team_exploits.CONFS]
-    runs = scene.trigger_unchecked("a_unchecked", confs)
+    chosen = [confs(scene)[name][-1] for name in CONFS]
+    runs = scene.trigger_unchecked("a_unchecked", chosen)
     with untouched(scene):
-        for conf, run in zip(confs, runs, strict=True):
+        for conf, run in zip(chosen, runs, strict=True):
             assert run.wait_for_end()["preprocess"] == "failed"
             log = run.log("preprocess")
             assert all(f"conf {key}: " in log for key in conf), log
@@ -89,7 +90,7 @@ def routes() -> list[tuple[str, str]]:
 
 
 def test_every_page_of_the_other_teams_pipelines_is_forbidden(scene):
-    """For every route that the application has. Without a login, nothing is shown at all."""
+    """Checks every route of the application. Without a login, all routes are refused."""
     anonymous = scene.teams.anonymous()
     with untouched(scene):
         for method, path in routes():
@@ -121,7 +122,7 @@ def test_a_run_of_the_other_team_is_not_found_below_a_pipeline_of_ones_own(scene
 
 
 def test_who_is_of_the_team_sees_its_pages(scene):
-    """Else the test above would hold for pages that nobody sees. A viewer changes nothing."""
+    """Proves that the pages exist, which the test above requires. A viewer changes nothing."""
     for page in ("progress", "report", "report/content", "models"):
         assert (
             scene.bob.call(
@@ -173,7 +174,7 @@ def test_every_call_of_airflow_on_a_dag_of_the_other_team_is_forbidden(scene):
     with untouched(scene):
         for path, methods in scene.bob.call("GET", "/openapi.json").json()["paths"].items():
             address = path.format_map(
-                values | dict.fromkeys(team_exploits.parameters_of(path) - values.keys(), "1")
+                values | dict.fromkeys(team_exploits.find_parameters(path) - values.keys(), "1")
             )
             for method in sorted(methods) if "{dag_id}" in path else ():
                 for member in (scene.alice, scene.victor):
@@ -227,7 +228,7 @@ def test_a_call_for_many_runs_or_tasks_does_not_reach_the_other_teams(scene, thr
                     else []
                 )
                 assert not any(done), f"{method} {address}: {answer.text}"
-        assert scene.training_b.state_of("train") == "deferred"
+        assert scene.training_b.get_state("train") == "deferred"
 
 
 def test_our_own_cancelled_training_ends_beside_hostile_records(scene, kept):
@@ -244,7 +245,7 @@ def test_our_own_cancelled_training_ends_beside_hostile_records(scene, kept):
 
 
 def test_nothing_of_the_other_team_is_among_what_team_a_has(scene):
-    """Files and logs of all its runs; what it was shown is looked at with each call."""
+    """Checks the files and logs of all runs. `Member.call` checks the responses."""
     logs = list((scene.teams.home.folder / "logs").glob("dag_id=a_*"))
     assert logs
     for place in (scene.a.folder, *logs):

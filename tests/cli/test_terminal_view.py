@@ -1,4 +1,4 @@
-"""What a person sees of a run."""
+"""The terminal view of a run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from pipeline_ops.cli.terminal_view import LiveScreen, PlainScreen, print_result
-from pipeline_ops.cli.watch import RunView, TaskStatus
-from pipeline_ops.jobs.progress import Progress
+from pipeline_ops.cli.terminal_view import PlainView, print_result, terminal_view
+from pipeline_ops.cli.watch import RunStatus, TaskStatus
+from pipeline_ops.jobs.progress import ProgressEvent
 from pipeline_ops.jobs.task_record import TaskRecord
 from pipeline_ops.planning.job_kinds import JOBS
 
 
-def view(*tasks: TaskStatus, state: str = "running") -> RunView:
+def make_status(*tasks: TaskStatus, state: str = "running") -> RunStatus:
     named = {task.name: task for task in tasks}
-    return RunView("manual__1", state, 3.0, tuple(named.get(job, TaskStatus(job)) for job in JOBS))
+    return RunStatus(
+        "manual__1", state, 3.0, tuple(named.get(job, TaskStatus(job)) for job in JOBS)
+    )
 
 
 def training(done: int, **more) -> TaskStatus:
@@ -27,26 +29,28 @@ def training(done: int, **more) -> TaskStatus:
         "running",
         1.0,
         1,
-        Progress(time=0, phase="train", done=done, total=90, unit="steps", metrics={"loss": 0.5}),
+        ProgressEvent(
+            time=0, phase="train", done=done, total=90, unit="steps", metrics={"loss": 0.5}
+        ),
         **more,
     )
 
 
-def plain_screen() -> tuple[PlainScreen, Callable[[], list[str]]]:
-    """A screen, and what it has written so far, line by line."""
+def make_plain_view() -> tuple[PlainView, Callable[[], list[str]]]:
+    """A view, and a function that returns its output, line by line."""
     output = io.StringIO()
-    return PlainScreen(
+    return PlainView(
         Console(file=output, width=100, markup=False, highlight=False)
     ), lambda: output.getvalue().splitlines()
 
 
 @pytest.fixture
 def plain():
-    return plain_screen()
+    return make_plain_view()
 
 
 def test_a_change_of_state_is_one_line_with_its_reason(plain):
-    screen, lines = plain
+    view, lines = plain
     cached = TaskStatus(
         "preprocess",
         "success",
@@ -55,14 +59,14 @@ def test_a_change_of_state_is_one_line_with_its_reason(plain):
         record=TaskRecord(state="success", cached=True, reason="unchanged"),
     )
     for _ in range(3):
-        screen.show(view(cached))
+        view.show(make_status(cached))
     assert lines() == ["    3.0 s  preprocess  cached: unchanged"]
 
 
 def test_a_deferred_task_still_runs(plain):
-    screen, lines = plain
+    view, lines = plain
     for state in ("queued", "running", "deferred", "running"):
-        screen.show(view(TaskStatus("train", state, 1.0, 1)))
+        view.show(make_status(TaskStatus("train", state, 1.0, 1)))
     assert [line.split()[-1] for line in lines()] == ["queued", "running"]
 
 
@@ -71,23 +75,23 @@ def test_progress_comes_every_two_seconds_and_messages_at_once():
     while (
         time.monotonic() - begin >= 2.0
     ):  # a machine that took so long for the two calls may write another line, too
-        (screen, lines), begin = plain_screen(), time.monotonic()
-        screen.show(view(training(10)))
-        screen.show(view(training(20, messages=("worker 1 was killed; restart 1 of 3",))))
+        (view, lines), begin = make_plain_view(), time.monotonic()
+        view.show(make_status(training(10)))
+        view.show(make_status(training(20, messages=("worker 1 was killed; restart 1 of 3",))))
     assert [line[23:] for line in lines()] == [
         "running",
         "train 10/90 steps  loss 0.5",
         "worker 1 was killed; restart 1 of 3",
     ]
     time.sleep(2.0)
-    screen.show(view(training(30)))
+    view.show(make_status(training(30)))
     assert lines()[-1].endswith("train 30/90 steps  loss 0.5")
 
 
 def test_a_task_that_will_be_tried_again_says_why(plain):
-    screen, lines = plain
-    screen.show(
-        view(
+    view, lines = plain
+    view.show(
+        make_status(
             TaskStatus(
                 "train",
                 "up_for_retry",
@@ -110,11 +114,11 @@ def test_in_a_terminal_the_tasks_are_drawn_in_place():
         markup=False,
         highlight=False,
     )
-    with LiveScreen(console) as screen:
-        screen.show(view(training(45)))
-        screen.show(view(training(90)))
+    with terminal_view(console) as show:
+        show(make_status(training(45)))
+        show(make_status(training(90)))
     text = output.getvalue()
-    assert f"{'━' * 12}{'╌' * 12}  train 45/90 steps  loss 0.5" in text
+    assert f"{'━' * 12}{' ' * 12}  train 45/90 steps  loss 0.5" in text
     assert "\x1b[1A" in text  # the second drawing starts above itself
 
 
@@ -128,16 +132,18 @@ def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
         "gate": gate,
         "model": {"name": "digits", "version": None, "uri": None},
         "report": "/r/report.html",
+        "store": {"requests": 5, "bytes_read": 2_000_000, "bytes_written": 0},
     }
     print_result(
         Console(file=output, width=120, markup=False, highlight=False),
         summary,
-        view(state="success"),
+        make_status(state="success"),
     )
     assert (
         "Gate      not passed: trained, not published (against version 2)\n"
         "          accuracy 0.9 is below 0.975\n"
     ) in output.getvalue()
-    assert "Began     with the weights of /models/digits/2\n" in output.getvalue()
+    assert "Start     from the weights of /models/digits/2\n" in output.getvalue()
     assert "Report    /r/report.html" in output.getvalue()
+    assert "Store     5 requests, 2.0 MB read, 0.0 MB written" in output.getvalue()
     assert "Model " not in output.getvalue()

@@ -6,7 +6,7 @@ import os
 import shutil
 
 import pytest
-from cli.touching import TouchWatch, digests_of, state_of
+from cli.touching import TouchMonitor, compute_digests, read_states
 
 
 @pytest.fixture
@@ -17,16 +17,16 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def watch(root):
-    watch = TouchWatch([root])
-    yield watch
-    watch.close()
+def monitor(root):
+    monitor = TouchMonitor([root])
+    yield monitor
+    monitor.close()
 
 
-def test_who_touches_nothing_is_not_reported(root, watch):
+def test_who_touches_nothing_is_not_reported(root, monitor):
     (root / "folder" / "file").stat()
     os.listdir(root.parent)
-    assert watch.touched() == []
+    assert monitor.touched() == []
 
 
 @pytest.mark.parametrize(
@@ -41,30 +41,30 @@ def test_who_touches_nothing_is_not_reported(root, watch):
         (lambda file: list(file.parent.iterdir()), "opened"),
     ],
 )
-def test_each_way_of_touching_is_reported(root, watch, touch, what):
+def test_each_way_of_touching_is_reported(root, monitor, touch, what):
     touch(root / "folder" / "file")
-    assert any(event.endswith(f"was {what}") for event in watch.touched())
-    assert watch.touched() == []
+    assert any(event.endswith(f"was {what}") for event in monitor.touched())
+    assert monitor.touched() == []
 
 
-def test_a_link_from_elsewhere_is_followed_to_the_file(root, watch, tmp_path):
+def test_a_link_from_elsewhere_is_followed_to_the_file(root, monitor, tmp_path):
     (tmp_path / "link").symlink_to(root / "folder" / "file")
     (tmp_path / "link").read_text()
-    assert watch.touched() == [f"{root}/folder/file was opened", f"{root}/folder/file was read"]
+    assert monitor.touched() == [f"{root}/folder/file was opened", f"{root}/folder/file was read"]
 
 
 def test_a_change_that_was_made_undone_is_a_change_all_the_same(root):
-    before, digests = state_of([root]), digests_of([root])
+    before, digests = read_states([root]), compute_digests([root])
     file = root / "folder" / "file"
     stat = file.stat()
     file.write_text("next")
     file.write_text("text")
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert digests_of([root]) == digests
-    assert state_of([root]) != before
+    assert compute_digests([root]) == digests
+    assert read_states([root]) != before
 
 
 def test_what_comes_is_seen_in_the_state(root):
-    before = state_of([root])
+    before = read_states([root])
     shutil.copy(root / "folder" / "file", root / "folder" / "copy")
-    assert set(state_of([root])) - set(before) == {f"{root}/folder/copy"}
+    assert set(read_states([root])) - set(before) == {f"{root}/folder/copy"}

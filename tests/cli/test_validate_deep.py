@@ -37,18 +37,18 @@ def pictures(config_file) -> Path:
 def deep(capsys, file: Path, *overrides: str) -> tuple[int, str]:
     words = [word for override in overrides for word in ("--set", override)]
     code = main(["validate", str(file), "--deep", *words])
-    said = capsys.readouterr()
-    return code, said.out + said.err
+    output = capsys.readouterr()
+    return code, output.out + output.err
 
 
-def test_a_model_that_can_be_trained_is_built_once(own_package, pictures, capsys):
+def test_a_model_that_can_be_trained_is_built_once(user_package, pictures, capsys):
     more = (
         "train.loss=acme_vision.objectives:focal_loss",
         "train.metrics=[acme_vision.objectives:brier_error]",
     )
-    code, said = deep(capsys, pictures, SMALL, *more)
-    assert code == 0, said
-    assert "the model acme_vision.nets:smooth can be trained on them" in said
+    code, output = deep(capsys, pictures, SMALL, *more)
+    assert code == 0, output
+    assert "the model acme_vision.nets:smooth accepts them" in output
     [verdict] = (pictures.parent / "root" / "checked").iterdir()
     before, started = verdict.stat().st_mtime_ns, time.process_time()
     assert deep(capsys, pictures, SMALL, *more)[0] == 0
@@ -77,23 +77,23 @@ def test_a_model_of_the_catalogue_needs_no_process(pictures, capsys):
     ],
 )
 def test_what_would_train_a_wrong_model_is_refused_with_place_and_cure(
-    own_package, pictures, capsys, overrides, message
+    user_package, pictures, capsys, overrides, message
 ):
-    code, said = deep(capsys, pictures, *overrides)
-    assert (code, message in said) == (78, True), said
-    assert said.startswith((f"{pictures}:", "override train."))
+    code, output = deep(capsys, pictures, *overrides)
+    assert (code, message in output) == (78, True), output
+    assert output.startswith((f"{pictures}:", "override train."))
     assert not (pictures.parent / "root" / "checked").exists()
 
 
-def test_the_check_runs_in_the_interpreter_of_the_train_task(own_package, pictures, capsys):
+def test_the_check_runs_in_the_interpreter_of_the_train_task(user_package, pictures, capsys):
     """The interpreter is a script that notes its arguments, and one without TensorFlow is named."""
     wrapper = pictures.parent / "python"
     wrapper.write_text(
         f'#!/bin/sh\necho "$@" >> {pictures.parent}/asked\nexec {sys.executable} "$@"\n'
     )
     wrapper.chmod(0o755)
-    code, said = deep(capsys, pictures, SMALL, f"train.python={wrapper}")
-    assert code == 0, said
+    code, output = deep(capsys, pictures, SMALL, f"train.python={wrapper}")
+    assert code == 0, output
     assert "-P -m pipeline_ops.training.check" in (pictures.parent / "asked").read_text()
     wrapper.write_text(
         "#!/bin/sh\n"
@@ -104,16 +104,16 @@ def test_the_check_runs_in_the_interpreter_of_the_train_task(own_package, pictur
     (pictures.parent / "fake" / "tensorflow.py").write_text(
         "raise ImportError('No module named tensorflow')\n"
     )
-    code, said = deep(
+    code, output = deep(
         capsys, pictures, "train.model=acme_vision.nets:dropping", f"train.python={wrapper}"
     )
     assert (
         code,
-        "has no TensorFlow (No module named tensorflow); name an interpreter that has it" in said,
-    ) == (78, True), said
+        "has no TensorFlow (No module named tensorflow). Set it to an interpreter" in output,
+    ) == (78, True), output
 
 
-def test_airflows_settings_do_not_reach_the_check(own_package, pictures, capsys, monkeypatch):
+def test_airflows_settings_do_not_reach_the_check(user_package, pictures, capsys, monkeypatch):
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "secret")
     noted = pictures.parent / "environment"
     (pictures.parent / "noting.py").write_text(
@@ -133,7 +133,7 @@ def test_airflows_settings_do_not_reach_the_check(own_package, pictures, capsys,
         (
             ["preprocess.split={train: 0.998, validation: 0.001, test: 0.001}"],
             65,
-            "the validation split has no example; preprocess.split.validation is 0.001",
+            "the validation split has no example: preprocess.split.validation is 0.001",
         ),
         (
             ["preprocess.source={type: csv, path: raw, manifest: 0/0.png, task: classification}"],
@@ -148,5 +148,5 @@ def test_airflows_settings_do_not_reach_the_check(own_package, pictures, capsys,
     ],
 )
 def test_the_data_are_looked_at(pictures, capsys, overrides, code, message):
-    found, said = deep(capsys, pictures, *overrides)
-    assert (found, message in said) == (code, True), said
+    found, output = deep(capsys, pictures, *overrides)
+    assert (found, message in output) == (code, True), output

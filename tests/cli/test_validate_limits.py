@@ -1,5 +1,4 @@
-"""What `trainyard validate` costs for broken files: each is a process of its own,
-measured by the kernel (F11)."""
+"""The cost of `trainyard validate` for broken files, measured by the kernel per process (F11)."""
 
 from __future__ import annotations
 
@@ -11,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from config.broken_yamls import ALL, GOOD
+from config.broken_case import GOOD
+from config.broken_yamls import ALL
 
 MAX_SECONDS, MAX_MIB = 1.0, 200
 _VALIDATE_EACH = """
@@ -21,17 +21,17 @@ import beam_jobs.stages, croniter
 from pipeline_ops.cli.main import main
 
 for file in sys.argv[1:]:
-    told = Path(file + ".told")
+    errors = Path(file + ".errors")
     if (child := os.fork()) == 0:
-        os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT), 2)
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
         os._exit(main(["validate", file]))
     _, status, usage = os.wait4(child, 0)
-    print(json.dumps([file, os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, told.read_text()]))
+    print(json.dumps([file, os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, errors.read_text()]))
 """  # noqa: E501
 
 
 def test_each_file_of_the_corpus_is_refused_within_a_second_and_200_mib(tmp_path):
-    """The modules are imported once; what is measured is what a file adds."""
+    """Imports the modules once, so that only the cost of a file is measured."""
     files = {str(broken.write(tmp_path)): broken for broken in ALL}
     process = subprocess.run(
         [sys.executable, "-c", _VALIDATE_EACH, *files],
@@ -42,24 +42,24 @@ def test_each_file_of_the_corpus_is_refused_within_a_second_and_200_mib(tmp_path
     )
     results = [json.loads(line) for line in process.stdout.splitlines()]
     assert [file for file, *_ in results] == list(files)
-    for file, status, seconds, mib, told in results:
-        assert status == 78, (file, status, told)
-        assert told.startswith(file) and len(told) < 3000, told
+    for file, status, seconds, mib, errors in results:
+        assert status == 78, (file, status, errors)
+        assert errors.startswith(file) and len(errors) < 3000, errors
         assert (seconds < MAX_SECONDS, mib < MAX_MIB) == (True, True), (file, seconds, mib)
 
 
 @pytest.mark.parametrize("name", ["brackets", "nested_anchors", "many_values", "pipe"])
 def test_a_whole_command_takes_no_longer_than_that_for_a_good_file(tmp_path, name):
-    """From its start to its end, as a user has it."""
+    """Measures a command from its start to its end."""
     good = tmp_path / "small.yaml"
     good.write_text(GOOD)
     broken = next(broken for broken in ALL if broken.name == name).write(tmp_path)
-    of_good, of_broken = seconds_of(good), seconds_of(broken)
+    of_good, of_broken = measure_seconds(good), measure_seconds(broken)
     assert of_broken < of_good + MAX_SECONDS
 
 
-def seconds_of(file: Path) -> float:
-    """CPU seconds of a command; it must end by itself within a minute."""
+def measure_seconds(file: Path) -> float:
+    """The CPU seconds of a command, which must end within a minute."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     subprocess.run(
         [sys.executable, "-m", "pipeline_ops.cli.main", "validate", file],

@@ -20,7 +20,7 @@ COCO = "{type: coco, path: raw, parts: [{annotations: a.json}]}"
 def refusal(
     capsys, config_file: Path, *overrides: str, command: str = "validate"
 ) -> tuple[int, str]:
-    """The exit status and what is said; both commands say it before anything runs."""
+    """Runs both commands, which must print the same. Returns the exit status and the output."""
     code = main(
         [
             command,
@@ -37,17 +37,17 @@ def refusal(
     [
         (
             "rwa",
-            "/rwa: no such folder; the nearest valid name is 'raw'; correct "
+            "/rwa: no such folder; the nearest valid name is 'raw'. Correct "
             "preprocess.source.path in ",
         ),
-        ("raw/0/a.png", "raw/0/a.png: is a file, not a folder; correct preprocess.source.path in "),
+        ("raw/0/a.png", "raw/0/a.png: is a file, not a folder. Correct preprocess.source.path in "),
         (
             "nothing",
-            "/nothing: is empty; put the raw data there, or correct preprocess.source.path in ",
+            "/nothing: is empty. Put the raw data there, or correct preprocess.source.path in ",
         ),
         (
             "raw/0",
-            "raw/0: its files lie in no folder; put the images of each class into a folder of its "
+            "raw/0: its files lie in no folder. Put the images of each class into a folder of its "
             "own, named as the class",
         ),
     ],
@@ -56,8 +56,8 @@ def test_a_folder_without_raw_data_is_refused_before_anything_runs(
     config_file, capsys, command, value, message
 ):
     (config_file.parent / "nothing").mkdir()
-    code, said = refusal(capsys, config_file, f"preprocess.source.path={value}", command=command)
-    assert (code, message in said) == (65, True), said
+    code, output = refusal(capsys, config_file, f"preprocess.source.path={value}", command=command)
+    assert (code, message in output) == (65, True), output
 
 
 def test_a_folder_that_cannot_be_read_is_refused(config_file):
@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_read_is_refused(config_file):
         [sys.executable, "-c", code, str(config_file)], capture_output=True, text=True, check=False
     )
     assert (
-        "DataError: /root: cannot be read by this user; change its permissions, or correct "
+        "DataError: /root: this user cannot read it. Change its permissions, or correct "
         "preprocess.source.path in " in done.stderr
     )
 
@@ -81,21 +81,21 @@ def test_a_folder_that_cannot_be_read_is_refused(config_file):
     [
         (
             COCO,
-            "raw/a.json: no such file; it is named by preprocess.source.parts.0.annotations in ",
+            "raw/a.json: no such file. Correct preprocess.source.parts.0.annotations in ",
         ),
         (
             "{type: csv, path: raw, manifest: m.csv, task: detection}",
-            "raw/m.csv: no such file; it is named by preprocess.source.manifest in ",
+            "raw/m.csv: no such file. Correct preprocess.source.manifest in ",
         ),
         (
             "{type: tfrecord, path: raw, task: detection, label_map: m.pbtxt, "
             "parts: [{files: '*'}]}",
-            "raw/m.pbtxt: no such file; it is named by preprocess.source.label_map in ",
+            "raw/m.pbtxt: no such file. Correct preprocess.source.label_map in ",
         ),
     ],
 )
 def test_a_file_that_the_source_names_must_be_there(config_file, capsys, source, missing):
-    code, said = refusal(
+    code, output = refusal(
         capsys,
         config_file,
         f"preprocess.source={source}",
@@ -104,7 +104,7 @@ def test_a_file_that_the_source_names_must_be_there(config_file, capsys, source,
         "preprocess.stages=[decode, {resize: {height: 32, width: 32}}]",
         "evaluate.gate=[{metric: map_50, at_least: 0.1}]",
     )
-    assert (code, missing in said) == (65, True), said
+    assert (code, missing in output) == (65, True), output
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_a_file_that_the_source_names_must_be_there(config_file, capsys, source,
         (
             [f"preprocess.source={COCO}"],
             "preprocess.source.type coco is for detection, and train.model digits_cnn is for "
-            "classification; "
-            "set train.model to center_detector, retinanet, or choose another source",
+            "classification. "
+            "Set train.model to center_detector, retinanet, or choose another source",
         ),
         (
             ["preprocess.source={type: jsonl, path: raw, manifest: m, task: detection}"],
@@ -127,7 +127,7 @@ def test_a_file_that_the_source_names_must_be_there(config_file, capsys, source,
                 "evaluate.gate=[{metric: map_50, at_least: 0.1}]",
             ],
             "preprocess.source.type image_folder is for classification, and train.model retinanet "
-            "is for detection; set train.model to a classifier",
+            "is for detection. Set train.model to a classifier",
         ),
         (
             ["train.model=resnet50"],
@@ -140,15 +140,15 @@ def test_a_file_that_the_source_names_must_be_there(config_file, capsys, source,
                 "preprocess.stages=[decode, {resize: {height: 70, width: 90}}, equalize]",
             ],
             "makes images of 70x90, and train.model xception takes images of at least 71x71 "
-            "pixels; enlarge them there, or choose another model",
+            "pixels. Enlarge them there, or choose another model",
         ),
     ],
 )
 def test_a_model_that_does_not_fit_the_data_is_refused_with_the_place_and_the_cure(
     config_file, capsys, overrides, message
 ):
-    code, said = refusal(capsys, config_file, *overrides)
-    assert (code, message in said) == (78, True), said
+    code, output = refusal(capsys, config_file, *overrides)
+    assert (code, message in output) == (78, True), output
 
 
 def test_the_place_is_a_line_where_the_file_has_the_value(config_file, capsys):
@@ -197,8 +197,8 @@ def test_a_misspelt_function_is_refused_with_the_nearest_name_and_without_runnin
         "thing as loss\nclass Watch: ...\n"
     )
     (config_file.parent / "broken.py").write_text("def build(:\n")
-    code, said = refusal(capsys, config_file, f"{key}={value}")
-    assert (code, message.format(folder=config_file.parent) in said) == (78, True), said
+    code, output = refusal(capsys, config_file, f"{key}={value}")
+    assert (code, message.format(folder=config_file.parent) in output) == (78, True), output
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Touches of a folder: every open, read and change below it, as the kernel reports it."""
+"""Records every open, read and change below a folder, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EVENT = struct.Struct("iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class TouchWatch:
+class TouchMonitor:
     """Reports what happens to the files and folders below some roots, by inotify.
 
     Folders that come later are not watched, but their coming is.
@@ -56,7 +56,7 @@ class TouchWatch:
         self.touched()
 
     def touched(self) -> list[str]:
-        """What has happened since the last call: `PATH was opened`."""
+        """The events since the last call, such as `PATH was opened`."""
         found = dict[str, None]()
         while data := self._read():
             while data:
@@ -83,10 +83,10 @@ class TouchWatch:
             return b""
 
 
-def state_of(roots: Iterable[Path]) -> dict[str, tuple]:
-    """Everything below some roots: name, kind, inode, size, and the moments of the last change.
+def read_states(roots: Iterable[Path]) -> dict[str, tuple]:
+    """The states of all files below some roots: kind, inode, size, and the time of the last change.
 
-    The latter cannot be set back.
+    A program cannot reset the latter.
     """
     found = {}
     for path in [path for root in roots for path in (root, *root.rglob("*"))]:
@@ -101,7 +101,7 @@ def state_of(roots: Iterable[Path]) -> dict[str, tuple]:
     return found
 
 
-def digests_of(roots: Iterable[Path]) -> dict[str, str]:
+def compute_digests(roots: Iterable[Path]) -> dict[str, str]:
     """The contents of every file below some roots."""
     return {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest()

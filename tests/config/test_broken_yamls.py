@@ -4,7 +4,8 @@ and with no other exception (F11)."""
 from __future__ import annotations
 
 import pytest
-from config.broken_yamls import ALL, GOOD, Broken
+from config.broken_case import GOOD, Broken
+from config.broken_yamls import ALL
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError

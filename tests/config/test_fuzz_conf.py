@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from authored import DIGITS
+from config_files import DIGITS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline_ops.config.fields import leaves_of
+from pipeline_ops.config.fields import collect_fields
 from pipeline_ops.config.overrides import parse_conf
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.run_config import run_config
+from pipeline_ops.config.run_config import load_run_config
 from pipeline_ops.errors import ConfigError
 
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "300"))
-AUTHOR, LEAVES = load_config(DIGITS), leaves_of(PipelineConfig)
+AUTHOR, LEAVES = load_config(DIGITS), collect_fields(PipelineConfig)
 _OFTEN = settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
 
 texts = st.text(st.characters(exclude_categories=()), max_size=40)  # with lone surrogates
@@ -73,7 +73,7 @@ def test_a_conf_is_refused_as_a_config_error_or_sets_what_a_run_may_set(conf: An
 )
 def test_a_whole_config_with_such_a_conf_is_valid_or_refused(conf: dict[str, Any]):
     try:
-        config = run_config(DIGITS, conf, "manual__1")
+        config = load_run_config(DIGITS, conf, "manual__1")
     except ConfigError:
         return
     for task in ("preprocess", "train", "evaluate", "export"):

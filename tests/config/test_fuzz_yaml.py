@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import yaml
-from config.broken_yamls import ALL, GOOD
+from config.broken_case import GOOD
+from config.broken_yamls import ALL
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 

@@ -17,7 +17,7 @@ TWO = "launcher: ssh\nhosts:\n  - {name: a}\n  - {name: b, workers: 2}\nnetwork:
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes `hosts/lab.yaml` beside a copy of the digits pipeline; returns that."""
+    """Writes `hosts/lab.yaml` next to a copy of the digits pipeline; returns that."""
 
     def write_hosts(text: str) -> Path:
         (tmp_path / "hosts").mkdir(exist_ok=True)
@@ -104,8 +104,8 @@ def test_a_gang_that_no_set_of_these_hosts_can_seat_is_refused(write):
     with pytest.raises(
         ConfigError,
         match=(
-            r"lab has room for 3 workers, and the gang has at least 4 \(train.workers\); "
-            "add hosts or lower it"
+            r"lab can take 3 workers, and the gang has at least 4 \(train.workers\). "
+            "Add hosts, or lower it"
         ),
     ):
         load_config(config, {"train.hosts": "lab", "train.workers": 4})
@@ -142,7 +142,7 @@ def test_a_gang_on_several_hosts_is_refused_unless_their_network_is_trusted(writ
         "the hosts' ports, or train on one host"
     ) in str(raised.value)
     alone = {"train.hosts": "lab", "train.workers": 1, "train.strategy": "one_device"}
-    assert load_config(config, alone).hosts.num_hosts == 2, "a single worker talks to nobody"
+    assert load_config(config, alone).hosts.num_hosts == 2, "a single worker has no peers"
 
 
 def test_a_network_is_trusted_or_not_named(write):
@@ -157,7 +157,7 @@ def test_where_a_training_runs_is_not_what_it_is(write):
         load_config(config),
         load_config(config, {"train.hosts": "lab", "train.min_workers": 1, "train.max_workers": 3}),
     )
-    assert here.train.fingerprinted() == there.train.fingerprinted()
+    assert here.train.to_fingerprint_dict() == there.train.to_fingerprint_dict()
 
 
 @pytest.mark.parametrize(

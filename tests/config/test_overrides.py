@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from authored import DIGITS, write_config
+from config_files import DIGITS, write_config
 
-from pipeline_ops.config.fields import leaves_of, value_at
+from pipeline_ops.config.base import get_declarations
+from pipeline_ops.config.fields import collect_fields, get_value
 from pipeline_ops.config.overrides import parse_conf
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.run_config import (
     AUTHOR_OVERRIDES,
-    author_config,
-    run_config,
-    run_config_or_author,
+    load_author_config,
+    load_run_config,
+    load_run_config_or_author,
     write_author_overrides,
 )
 from pipeline_ops.errors import ConfigError
 
-AUTHOR, LEAVES = load_config(DIGITS), leaves_of(PipelineConfig)
+AUTHOR, LEAVES = load_config(DIGITS), collect_fields(PipelineConfig)
 AUTHORS = sorted(key for key, leaf in LEAVES.items() if not leaf.is_per_run)
 A_RUNS = sorted(key for key, leaf in LEAVES.items() if leaf.is_per_run)
 NEVER_OPEN_BY_DEFAULT = (
@@ -75,7 +76,7 @@ NEVER_OPEN_BY_DEFAULT = (
 
 def refusal(conf: Any, file: Path = DIGITS) -> str:
     with pytest.raises(ConfigError) as error:
-        run_config(file, conf, "manual__1")
+        load_run_config(file, conf, "manual__1")
     return str(error.value)
 
 
@@ -100,12 +101,12 @@ def test_the_table_has_every_leaf_of_unions_and_lists_too():
         "preprocess.source.parts[].annotations",
         "preprocess.stages[].name",
         "train.optimizer.schedule.boundaries_steps",
-        "train.input.augment.scale.least",
+        "train.input.augment.scale.min",
         "evaluate.gate[].at_least",
         "notify[].notifier",
         "schedule.assets[].uri",
         "search.parameters",
-        "evaluate.approval.without_answer",
+        "evaluate.approval.on_timeout",
     } <= set(LEAVES)
     assert len(LEAVES) > 200 and len(A_RUNS) > 30
 
@@ -118,7 +119,7 @@ def test_each_leaf_is_a_runs_or_the_authors_and_not_both():
     ] == []
     twins = [leaf for leaf in LEAVES.values() if len(leaf.fields) > 1]
     marks = [
-        {(field.json_schema_extra or {}).get("per_run", False) for field in leaf.fields}
+        {get_declarations(field).get("is_per_run", False) for field in leaf.fields}
         for leaf in twins
     ]
     assert twins and all(len(each) == 1 for each in marks), (
@@ -138,7 +139,7 @@ def test_what_must_never_be_open_by_default_is_the_authors(prefix):
 def test_an_authors_field_is_refused_flat_in_its_section_by_index_and_as_null(key):
     """F1, F6: a run changes numbers and nothing else."""
     flat = flat_key(key)
-    sections, own = flat.split("."), value_at(AUTHOR, key)
+    sections, own = flat.split("."), get_value(AUTHOR, key)
     for value in (None, 1, "x", own):
         confs = [
             {name: value} for name in (flat, f"{flat}.0", f"{flat}.-1", f"{flat}.name", sections[0])
@@ -158,7 +159,7 @@ def test_an_authors_field_is_refused_flat_in_its_section_by_index_and_as_null(ke
 
 @pytest.mark.parametrize("key", AUTHORS)
 def test_the_refusal_names_the_file_to_change(key):
-    with pytest.raises(ConfigError, match=f"change it in {DIGITS}"):
+    with pytest.raises(ConfigError, match=f"Change it in {DIGITS}"):
         parse_conf(AUTHOR, {flat_key(key): 1})
 
 
@@ -193,15 +194,15 @@ def test_a_runs_field_takes_a_single_value_and_nothing_else(key):
         ),
         ({"train.warm_start": None}, lambda config: config.train.warm_start is None),
         (
-            {"train.input.augment.flip_left_right": True, "evaluate.batch": 8},
-            lambda config: config.evaluate.batch == 8,
+            {"train.input.augment.flip_left_right": True, "evaluate.batch_size": 8},
+            lambda config: config.evaluate.batch_size == 8,
         ),
         ({}, lambda config: config.train.epochs == 20),
         (None, lambda config: config.train.epochs == 20),
     ],
 )
 def test_what_a_run_may_set(conf, config_value):
-    assert config_value(run_config(DIGITS, conf, "manual__1"))
+    assert config_value(load_run_config(DIGITS, conf, "manual__1"))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_what_a_run_may_set(conf, config_value):
     [
         (
             {"train.epochs": None},
-            "conf train.epochs: must not be null; leave it out for the value of the YAML",
+            "conf train.epochs: must not be null. Leave it out to use the value of the YAML",
         ),
         (
             {"train.epochs": "3"},
@@ -239,7 +240,7 @@ def test_what_a_run_may_set(conf, config_value):
         (
             {"train.python": "/bin/sh"},
             (
-                "conf train.python: only the author of the pipeline sets it: "
+                "conf train.python: cannot be overridden for a single run: "
                 "it selects a program to execute"
             ),
         ),
@@ -292,7 +293,7 @@ def test_all_that_is_wrong_is_told_at_once():
 
 def test_a_refused_conf_leaves_the_pages_with_the_authors_config():
     """F6: a run cannot lead the pages to the files of another team."""
-    config = run_config_or_author(
+    config = load_run_config_or_author(
         DIGITS, {"storage.root": "/srv/other", "pipeline": "other"}, "manual__1"
     )
     assert (config.root, config.pipeline) == (load_config(DIGITS).root, "digits")
@@ -306,17 +307,19 @@ def test_the_command_line_gives_one_run_values_that_a_conf_may_not_set(tmp_path,
         "manual__1",
         {"train.workers": 1, "train.optimizer": {"name": "sgd"}},
     )
-    assert author_config(file, "manual__1").train.workers == 2, (
+    assert load_author_config(file, "manual__1").train.workers == 2, (
         "only the embedded Airflow reads them"
     )
     monkeypatch.setenv(AUTHOR_OVERRIDES, str(tmp_path / "kept"))
-    assert author_config(file, "manual__2").train.workers == 2
-    config = run_config(file, {"train.epochs": 3, "train.optimizer.momentum": 0.5}, "manual__1")
+    assert load_author_config(file, "manual__2").train.workers == 2
+    config = load_run_config(
+        file, {"train.epochs": 3, "train.optimizer.momentum": 0.5}, "manual__1"
+    )
     assert (
         config.train.workers,
         config.train.epochs,
         config.train.optimizer.name,
         config.train.optimizer.momentum,
     ) == (1, 3, "sgd", 0.5)
-    with pytest.raises(ConfigError, match=re.escape("conf train.workers: only the author")):
-        run_config(file, {"train.workers": 1}, "manual__1")
+    with pytest.raises(ConfigError, match=re.escape("conf train.workers: cannot be overridden")):
+        load_run_config(file, {"train.workers": 1}, "manual__1")

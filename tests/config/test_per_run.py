@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from authored import write_config
+from config_files import write_config
 
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.config.run_config import run_config
+from pipeline_ops.config.run_config import load_run_config
 from pipeline_ops.errors import ConfigError
 
 HOSTS = "launcher: local\n"
@@ -17,7 +17,7 @@ HOSTS = "launcher: local\n"
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a pipeline with two hosts files beside it and a folder of daily data;
+    """Writes a pipeline with two hosts files next to it and a folder of daily data;
     the author opens the given keys."""
     (tmp_path / "configs" / "hosts").mkdir(parents=True)
     for name in ("lab", "cloud"):
@@ -36,38 +36,38 @@ def write(tmp_path):
 @pytest.mark.parametrize(
     ("opened", "message"),
     [
-        ({"per_run": ["train"]}, "per_run: per_run: it cannot be opened to runs"),
+        ({"per_run": ["train"]}, "per_run: per_run: cannot be opened to runs"),
         (
             {"storage.root": ["/a"]},
             (
-                "storage.root: it cannot be opened to runs: "
+                "storage.root: cannot be opened to runs: "
                 "pages, the orphan reaper and other runs need it"
             ),
         ),
-        ({"pipeline": ["a"]}, "pipeline: it cannot be opened to runs"),
-        ({"export.registry": ["/a"]}, "export.registry: it cannot be opened to runs"),
-        ({"export.model": ["a"]}, "export.model: it cannot be opened to runs"),
+        ({"pipeline": ["a"]}, "pipeline: cannot be opened to runs"),
+        ({"export.registry": ["/a"]}, "export.registry: cannot be opened to runs"),
+        ({"export.model": ["a"]}, "export.model: cannot be opened to runs"),
         (
             {"train.python": ["/bin/sh"]},
             (
-                "train.python: it cannot be opened to runs: it selects a program to execute; "
-                "remove this line"
+                "train.python: cannot be opened to runs: it selects a program to execute. "
+                "Remove this line"
             ),
         ),
         (
             {"train.retries": [1]},
-            "train.retries: it cannot be opened to runs: Airflow reads it when it makes the DAG",
+            "train.retries: cannot be opened to runs: Airflow reads it when it makes the DAG",
         ),
-        ({"evaluate.approval.timeout_seconds": [1]}, "it cannot be opened to runs"),
+        ({"evaluate.approval.timeout_seconds": [1]}, "cannot be opened to runs"),
         (
             {"train.callbacks": ["a:b"]},
-            "train.callbacks: it cannot be opened to runs: it is a list",
+            "train.callbacks: cannot be opened to runs: it is a list",
         ),
         (
             {"train.model_parameters": [1]},
-            "train.model_parameters: it cannot be opened to runs: it is a mapping",
+            "train.model_parameters: cannot be opened to runs: it is a mapping",
         ),
-        ({"evaluate.gate[].at_least": [0.5]}, "it cannot be opened to runs"),
+        ({"evaluate.gate[].at_least": [0.5]}, "cannot be opened to runs"),
         ({"train.optimizer": [1]}, "train.optimizer: there is no such value"),
         (
             {"train.wokers": [1]},
@@ -75,7 +75,7 @@ def write(tmp_path):
         ),
         (
             {"train.workers": [0]},
-            "train.workers: 0 is not a valid value of it; correct or remove it",
+            "train.workers: 0 is not a valid value of it. Correct or remove it",
         ),
         ({"train.workers": ["2"]}, "train.workers: '2' is not a valid value of it"),
         ({"train.workers": [None]}, "train.workers: None is not a valid value of it"),
@@ -83,7 +83,7 @@ def write(tmp_path):
         ({"train.hosts": ["lba"]}, "the nearest valid name is 'lab'"),
         (
             {"preprocess.source.path": ["/data/*/../x"]},
-            "has '..' behind a wildcard; write the folder that is meant",
+            "has '..' behind a wildcard. Write the folder that is meant",
         ),
         ({"preprocess.source.path": ["/data/{start}/*"]}, "must be a plain path or a glob"),
     ],
@@ -115,7 +115,7 @@ def test_a_run_may_set_what_is_opened_to_the_values_that_are_allowed(write):
             "train.seed": [],
         }
     )
-    config = run_config(
+    config = load_run_config(
         file, {"train.hosts": "cloud", "train.workers": 4, "train.epochs": 5}, "run"
     )
     assert (config.train.hosts, config.train.workers, config.train.epochs) == ("cloud", 4, 5)
@@ -128,13 +128,13 @@ def test_a_run_may_set_what_is_opened_to_the_values_that_are_allowed(write):
         ({"train.seed": 7}, "conf train.seed: is closed to runs by per_run"),
     ):
         with pytest.raises(ConfigError) as error:
-            run_config(file, conf, "run")
+            load_run_config(file, conf, "run")
         assert message in str(error.value)
 
 
 def test_the_value_of_the_yaml_is_always_allowed(write):
     file = write({"train.workers": [4], "train.seed": []})
-    assert run_config(file, {"train.workers": 2, "train.seed": 1}, "run").train.workers == 2
+    assert load_run_config(file, {"train.workers": 2, "train.seed": 1}, "run").train.workers == 2
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_value_of_the_yaml_is_always_allowed(write):
     ],
 )
 def test_a_path_that_a_glob_allows_is_used_without_links_and_dots(write, tmp_path, value):
-    config = run_config(
+    config = load_run_config(
         write({"preprocess.source.path": ["../daily/**"]}),
         {"preprocess.source.path": value.format(root=tmp_path)},
         "run",
@@ -179,7 +179,7 @@ def test_a_path_that_a_glob_allows_is_used_without_links_and_dots(write, tmp_pat
 def test_a_path_that_leaves_the_allowed_folder_is_refused(write, tmp_path, value):
     """F12: also through a link, and through a name that a format string would make."""
     with pytest.raises(ConfigError, match=r"conf preprocess\.source\.path: "):
-        run_config(
+        load_run_config(
             write({"preprocess.source.path": ["../daily/**"]}),
             {"preprocess.source.path": value.format(root=tmp_path)},
             "run",
@@ -209,7 +209,7 @@ def test_a_glob_stands_for_folders_below_it_and_for_no_other_place(
 ):
     file = write({"preprocess.source.path": [pattern]})
     try:
-        run_config(file, {"preprocess.source.path": value}, "run")
+        load_run_config(file, {"preprocess.source.path": value}, "run")
     except ConfigError as error:
         assert not is_allowed and "preprocess.source.path" in str(error)
     else:
@@ -219,9 +219,9 @@ def test_a_glob_stands_for_folders_below_it_and_for_no_other_place(
 def test_a_run_may_begin_with_weights_only_where_the_author_opens_a_folder_of_them(write, tmp_path):
     conf = {"train.warm_start": "../daily/monday"}
     with pytest.raises(ConfigError, match="a run may set it to champion"):
-        run_config(write({}), conf, "run")
+        load_run_config(write({}), conf, "run")
     assert (
-        run_config(
+        load_run_config(
             write({"train.warm_start": ["champion", "../daily/*"]}), conf, "run"
         ).train.warm_start
         == f"{tmp_path}/daily/monday"
@@ -231,4 +231,7 @@ def test_a_run_may_begin_with_weights_only_where_the_author_opens_a_folder_of_th
 def test_what_is_opened_is_in_no_fingerprint(write):
     opened, closed = (load_config(write(opened)) for opened in ({"train.workers": [1, 4]}, {}))
     for task in ("preprocess", "train", "evaluate", "export"):
-        assert getattr(opened, task).fingerprinted() == getattr(closed, task).fingerprinted()
+        assert (
+            getattr(opened, task).to_fingerprint_dict()
+            == getattr(closed, task).to_fingerprint_dict()
+        )

@@ -28,11 +28,11 @@ from pipeline_ops.config.train import Train
         ),
         (
             {"model": "dense", "model_parameters": {"unit": 3}},
-            "the model dense has no parameter unit; it has units, hidden_layers",
+            "the model dense has no parameter unit. It has units, hidden_layers",
         ),
         (
             {"strategy": "mirrored"},
-            "strategy mirrored is for several devices, got devices_per_worker: 1; use one_device",
+            "strategy mirrored is for several devices, got devices_per_worker: 1. Use one_device",
         ),
         (
             {"strategy": "mirrored", "workers": 2, "devices_per_worker": 2},
@@ -51,21 +51,22 @@ from pipeline_ops.config.train import Train
             ),
         ),
         (
-            {"strategy": "placed_layers", "devices_per_worker": 2},
-            "strategy placed_layers needs placement",
+            {"strategy": "device_placement", "devices_per_worker": 2},
+            "strategy device_placement needs placement",
         ),
         (
-            {"strategy": "sharded_layers", "devices_per_worker": 2},
-            "strategy sharded_layers needs sharding",
+            {"strategy": "dtensor", "devices_per_worker": 2},
+            "strategy dtensor needs sharding",
         ),
-        ({"sharding": {"dense/kernel": 1}}, "which is for sharded_layers"),
+        ({"sharding": {"dense/kernel": 1}}, "which is for dtensor"),
         ({"tpu": "my-tpu"}, "strategy multi_worker_mirrored has no use for tpu (my-tpu)"),
         (
-            {"workers": 2, "micro_batches": 4, "global_batch": 6},
-            "global_batch must be at least workers x devices_per_worker x micro_batches (8), got 6",
+            {"workers": 2, "micro_batches": 4, "global_batch_size": 6},
+            "global_batch_size must be at least workers x devices_per_worker x "
+            "micro_batches (8), got 6",
         ),
         (
-            {"strategy": "tpu", "devices_per_worker": 8, "global_batch": 60},
+            {"strategy": "tpu", "devices_per_worker": 8, "global_batch_size": 60},
             "must be a multiple of devices_per_worker x micro_batches (8) for tpu",
         ),
         (
@@ -79,17 +80,17 @@ from pipeline_ops.config.train import Train
                 "parameter_servers": 1,
                 "synchronized_batch_normalization": True,
             },
-            "the workers of parameter_server don't wait for one another",
+            "the workers of parameter_server do not wait for one another",
         ),
         (
             {"model": "a:b", "synchronized_batch_normalization": True, "xla": "gradients"},
-            "can't compile the exchange between replicas",
+            "cannot compile the exchange between replicas",
         ),
         ({"xla": "step"}, "xla: step is for one_device and tpu"),
         ({"strategy": "tpu", "xla": "gradients"}, "the whole step is always compiled"),
         (
             {
-                "strategy": "placed_layers",
+                "strategy": "device_placement",
                 "devices_per_worker": 2,
                 "placement": {"*": "GPU:0"},
                 "xla": "gradients",
@@ -102,7 +103,7 @@ from pipeline_ops.config.train import Train
         ),
         (
             {
-                "strategy": "sharded_layers",
+                "strategy": "dtensor",
                 "devices_per_worker": 2,
                 "sharding": {"*": 0},
                 "precision": "float16",
@@ -111,12 +112,12 @@ from pipeline_ops.config.train import Train
         ),
         (
             {
-                "strategy": "sharded_layers",
+                "strategy": "dtensor",
                 "devices_per_worker": 2,
                 "sharding": {"*": 0},
                 "micro_batches": 2,
             },
-            "DTensor has to know all shapes",
+            "DTensor needs all shapes",
         ),
         ({"loss": "a:b", "label_smoothing": 0.1}, "label_smoothing belongs to the cross-entropy"),
         ({"loss": "a:b", "class_weights": True}, "class_weights belongs to the cross-entropy"),
@@ -125,10 +126,10 @@ from pipeline_ops.config.train import Train
             "input.augment.mosaic: four images have four labels, and digits_cnn gives one",
         ),
         (
-            {"input": {"augment": {"least_visible": 0.5}}},
-            "input.augment.least_visible is about boxes, and digits_cnn is no detector",
+            {"input": {"augment": {"min_visible": 0.5}}},
+            "input.augment.min_visible is for boxes, and digits_cnn is not a detector",
         ),
-        ({"input": {"augment": {"scale": {"least": 1.5}}}}, "less than or equal to 1"),
+        ({"input": {"augment": {"scale": {"min": 1.5}}}}, "less than or equal to 1"),
         (
             {"model": "center_detector", "best_checkpoint": {"monitor": "validation_accuracy"}},
             "best_checkpoint.monitor must be one of validation_loss",
@@ -198,12 +199,12 @@ def test_what_cannot_work_is_refused_with_the_reason(options, reason):
             "strategy": "parameter_server",
             "parameter_servers": 2,
             "workers": 3,
-            "global_batch": 2,
+            "global_batch_size": 2,
             "micro_batches": 2,
         },
-        {"strategy": "placed_layers", "devices_per_worker": 2, "placement": {"conv*": "GPU:1"}},
-        {"strategy": "sharded_layers", "devices_per_worker": 2, "sharding": {"*/kernel": 1}},
-        {"strategy": "tpu", "tpu": "my-tpu", "devices_per_worker": 8, "global_batch": 64},
+        {"strategy": "device_placement", "devices_per_worker": 2, "placement": {"conv*": "GPU:1"}},
+        {"strategy": "dtensor", "devices_per_worker": 2, "sharding": {"*/kernel": 1}},
+        {"strategy": "tpu", "tpu": "my-tpu", "devices_per_worker": 8, "global_batch_size": 64},
         {"model": "resnet50", "synchronized_batch_normalization": True, "workers": 2},
         {
             "model": "retinanet",
@@ -213,13 +214,9 @@ def test_what_cannot_work_is_refused_with_the_reason(options, reason):
         },
         {"optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-3}},
         {"metrics": ["a.b:top3"], "best_checkpoint": {"monitor": "validation_top3"}},
-        {"workers": 3, "global_batch": 64},
-        {
-            "input": {
-                "augment": {"flip_top_bottom": True, "scale": {"most": 1.5}, "saturation": 0.2}
-            }
-        },
-        {"model": "center_detector", "input": {"augment": {"mosaic": 0.5, "least_visible": 0.5}}},
+        {"workers": 3, "global_batch_size": 64},
+        {"input": {"augment": {"flip_top_bottom": True, "scale": {"max": 1.5}, "saturation": 0.2}}},
+        {"model": "center_detector", "input": {"augment": {"mosaic": 0.5, "min_visible": 0.5}}},
     ],
 )
 def test_what_works_is_taken(options):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from pipeline_ops.config.yaml_view import without_secrets
+from pipeline_ops.config.yaml_view import hide_secrets
 
 BLOCK = """\
 pipeline: digits
@@ -56,13 +56,13 @@ preprocess:
 )
 def test_secrets_are_not_shown(text):
     """F17."""
-    shown = without_secrets(text)
+    shown = hide_secrets(text)
     assert "hunter2" in text and "hunter2" not in shown
     assert "pipeline: digits" in shown and "(not shown)" in shown
 
 
 def test_everything_else_stays_as_it_is():
-    shown = without_secrets(BLOCK)
+    shown = hide_secrets(BLOCK)
     assert "  shards: 8  # eight\n" in shown
     value = yaml.safe_load(shown)
     assert [entry["arguments"] for entry in value["notify"]] == ["(not shown)", "(not shown)"]
@@ -74,4 +74,4 @@ def test_everything_else_stays_as_it_is():
 
 def test_a_config_without_secrets_is_shown_as_it_is():
     text = "pipeline: digits  # a comment\n\ntrain: {epochs: 3}\n"
-    assert without_secrets(text) == text
+    assert hide_secrets(text) == text

@@ -12,25 +12,25 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.coco import DetectionTable, Truths, evaluate_detections
+from pipeline_ops.evaluation.coco import DetectionTable, GroundTruths, evaluate_detections
 
 NAMES = (
-    "ap",
-    "ap_50",
-    "ap_75",
-    "ap_small",
-    "ap_medium",
-    "ap_large",
-    "ar_1",
-    "ar_10",
-    "ar_100",
-    "ar_small",
-    "ar_medium",
-    "ar_large",
+    "map",
+    "map_50",
+    "map_75",
+    "map_small",
+    "map_medium",
+    "map_large",
+    "mar_1",
+    "mar_10",
+    "mar_100",
+    "mar_small",
+    "mar_medium",
+    "mar_large",
 )
 
 
-def boxes_of(generator: np.random.Generator, count: int, size: float) -> np.ndarray:
+def make_boxes(generator: np.random.Generator, count: int, size: float) -> np.ndarray:
     corner, extent = (
         generator.uniform(0, 200, (count, 2)),
         generator.uniform(0.3, 1.7, (count, 2)) * size,
@@ -48,7 +48,7 @@ def random_set(
     misses: float = 0.2,
     noise: float = 5.0,
     extra: int = 40,
-) -> tuple[Truths, DetectionTable, int, int]:
+) -> tuple[GroundTruths, DetectionTable, int, int]:
     """Boxes of several sizes, of which most are found, not quite where they are;
     and some that are nowhere."""
     generator = np.random.default_rng(seed)
@@ -57,14 +57,14 @@ def random_set(
         generator.integers(0, num_images, count),
         generator.integers(0, num_classes, count),
     )
-    boxes = np.concatenate([boxes_of(generator, count // len(sizes) + 1, size) for size in sizes])[
-        :count
-    ]
-    truths = Truths(images, boxes, classes, generator.random(count) < crowds)
+    boxes = np.concatenate(
+        [make_boxes(generator, count // len(sizes) + 1, size) for size in sizes]
+    )[:count]
+    truths = GroundTruths(images, boxes, classes, generator.random(count) < crowds)
     found = np.flatnonzero(generator.random(count) > misses)
     moved = boxes[found] + generator.normal(0, noise, (len(found), 4))
     moved[:, 2:] = np.maximum(moved[:, 2:], moved[:, :2] + 0.5)
-    said = np.where(
+    predicted = np.where(
         generator.random(len(found)) < 0.1,
         generator.integers(0, num_classes, len(found)),
         classes[found],
@@ -72,8 +72,8 @@ def random_set(
     scores = generator.random(len(found) + extra)
     detections = DetectionTable(
         np.append(images[found], generator.integers(0, num_images, extra)),
-        np.concatenate([moved, boxes_of(generator, extra, 50)]),
-        np.append(said, generator.integers(0, num_classes, extra)),
+        np.concatenate([moved, make_boxes(generator, extra, 50)]),
+        np.append(predicted, generator.integers(0, num_classes, extra)),
         np.round(scores, 1) if ties else scores,
     )
     return truths, detections, num_images, num_classes
@@ -83,30 +83,30 @@ def nothing() -> DetectionTable:
     return DetectionTable(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
 
 
-def perfect(truths: Truths) -> DetectionTable:
+def perfect(truths: GroundTruths) -> DetectionTable:
     return DetectionTable(
         truths.images, truths.boxes, truths.classes, np.full(len(truths.images), 0.9)
     )
 
 
-def crowded_image() -> tuple[Truths, DetectionTable, int, int]:
+def crowded_image() -> tuple[GroundTruths, DetectionTable, int, int]:
     """150 detections of one image, of which only the best 100 count."""
     generator = np.random.default_rng(5)
-    boxes = boxes_of(generator, 150, 40)
-    truths = Truths(np.zeros(150, int), boxes, np.zeros(150, int), np.zeros(150, bool))
+    boxes = make_boxes(generator, 150, 40)
+    truths = GroundTruths(np.zeros(150, int), boxes, np.zeros(150, int), np.zeros(150, bool))
     return truths, DetectionTable(truths.images, boxes, truths.classes, generator.random(150)), 1, 1
 
 
-def without_extent() -> tuple[Truths, DetectionTable, int, int]:
+def without_extent() -> tuple[GroundTruths, DetectionTable, int, int]:
     """Boxes that are points or lines, and detections of them."""
     boxes = np.array([[10, 10, 10, 10], [20, 20, 20, 40], [30, 30, 60, 60.0]])
-    truths = Truths(np.zeros(3, int), boxes, np.zeros(3, int), np.zeros(3, bool))
+    truths = GroundTruths(np.zeros(3, int), boxes, np.zeros(3, int), np.zeros(3, bool))
     return truths, perfect(truths), 1, 1
 
 
-def at_the_borders() -> tuple[Truths, DetectionTable, int, int]:
+def at_the_borders() -> tuple[GroundTruths, DetectionTable, int, int]:
     """Areas of exactly 32 * 32 and 96 * 96, and overlaps of exactly 0.5 and 0.75."""
-    truths = Truths(
+    truths = GroundTruths(
         np.arange(4),
         np.array([[0, 0, 32, 32], [0, 0, 96, 96], [0, 0, 10, 10], [0, 0, 10, 10.0]]),
         np.zeros(4, int),
@@ -121,7 +121,7 @@ def at_the_borders() -> tuple[Truths, DetectionTable, int, int]:
     )
 
 
-def doubled() -> tuple[Truths, DetectionTable, int, int]:
+def doubled() -> tuple[GroundTruths, DetectionTable, int, int]:
     """Every box is found three times, with equal scores."""
     truths, _, num_images, num_classes = random_set(6)
     thrice = [
@@ -141,7 +141,7 @@ SETS = {
     "perfect": lambda: (truths := random_set(9)[0], perfect(truths), 30, 4),
     "nothing found": lambda: (random_set(10)[0], nothing(), 30, 4),
     "nothing to be found": lambda: (
-        Truths(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0, bool)),
+        GroundTruths(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0, bool)),
         random_set(11)[1],
         30,
         4,
@@ -167,7 +167,7 @@ def shifted(detections: DetectionTable) -> DetectionTable:
 
 
 def by_pycocotools(
-    truths: Truths, detections: DetectionTable, num_images: int, num_classes: int
+    truths: GroundTruths, detections: DetectionTable, num_images: int, num_classes: int
 ) -> COCOeval:
     def xywh(box):
         return [box[1], box[0], box[3] - box[1], box[2] - box[0]]
@@ -201,7 +201,7 @@ def by_pycocotools(
         ]
         if found:
             results = gt.loadRes(found)
-        else:  # which pycocotools can't load
+        else:  # pycocotools cannot load an empty list
             results = COCO()
             results.dataset = {**gt.dataset, "annotations": []}
             results.createIndex()
@@ -269,7 +269,7 @@ def test_the_figures_are_those_of_pycocotools_on_many_random_sets(seed):
 def test_a_perfect_detector_has_a_perfect_curve():
     truths = random_set(9)[0]
     found = evaluate_detections(truths, perfect(truths), 30, list("abcd"))
-    assert found.metrics["ap"] == pytest.approx(1.0) and all(
+    assert found.metrics["map"] == pytest.approx(1.0) and all(
         (c.precisions == 1.0).all() for c in found.classes
     )
 
@@ -288,5 +288,5 @@ def test_a_detection_that_can_not_be_is_refused_by_its_number(change):
             for name in ("images", "boxes", "classes", "scores")
         }
     )
-    with pytest.raises(DataError, match="^detection 7: image"):
+    with pytest.raises(DataError, match="^detection 7 has image"):
         evaluate_detections(truths, changed, num_images, ["a"] * num_classes)

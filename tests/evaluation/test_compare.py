@@ -1,4 +1,4 @@
-"""Two runs side by side, from what real evaluations have left."""
+"""Two runs side by side, from the outputs of real evaluations."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 from pages import SCRIPT, Page
-from workshop import Workshop, copy_dataset
+from sandbox import Sandbox, copy_dataset
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.cli.main import main
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
+from pipeline_ops.storage.open_store import open_root
 
 
-def leave_run(shop: Workshop, run_id: str, model: str, **overrides) -> Path:
+def leave_run(shop: Sandbox, run_id: str, model: str, **overrides) -> Path:
     """Evaluates a model, and leaves the records that operators would; the run's folder."""
-    layout, train = Layout(shop.root, "digits"), shop.train(model)
+    layout, train = Layout(open_root(shop.root), "digits"), shop.train(model)
     plan = shop.plan("evaluate", train, **overrides)
     shop.run(plan)
     for job, manifest in {
@@ -29,13 +30,13 @@ def leave_run(shop: Workshop, run_id: str, model: str, **overrides) -> Path:
         write_record(
             layout.task_record(run_id, job), TaskRecord(state="success", manifest=manifest)
         )
-    return layout.run(run_id)
+    return layout.run_folder(run_id).local
 
 
 @pytest.fixture
-def runs(workshop) -> tuple[Path, Path]:
-    return leave_run(workshop, "manual__2026-11-20", "fair"), leave_run(
-        workshop, "manual__2026-11-21", "good"
+def runs(sandbox) -> tuple[Path, Path]:
+    return leave_run(sandbox, "manual__2026-11-20", "fair"), leave_run(
+        sandbox, "manual__2026-11-21", "good"
     )
 
 
@@ -56,10 +57,10 @@ def test_a_table_and_a_page_show_both_runs_and_what_changed(runs, tmp_path, caps
 
 
 def test_a_page_of_two_runs_runs_nothing_loads_nothing_and_escapes_what_is_hostile(
-    workshop, dataset, tmp_path
+    sandbox, dataset, tmp_path
 ):
     hostile = copy_dataset(dataset, tmp_path / "hostile", class_names=[SCRIPT, *"123456789"])
-    shop = Workshop(workshop.root, hostile, workshop.saved_models)
+    shop = Sandbox(sandbox.root, hostile, sandbox.saved_models)
     runs = leave_run(shop, "<b>first", "fair"), leave_run(shop, "second", "good")
     assert main(["compare", *map(str, runs), "--output", str(tmp_path / "page.html")]) == 0
     text = (tmp_path / "page.html").read_text()
@@ -83,11 +84,11 @@ def test_the_same_run_twice_has_no_difference(runs, tmp_path, capsys):
     )
 
 
-def test_runs_on_other_test_splits_are_told_of(runs, workshop, dataset, tmp_path, capsys):
-    other = Workshop(
-        workshop.root,
+def test_runs_on_other_test_splits_are_told_of(runs, sandbox, dataset, tmp_path, capsys):
+    other = Sandbox(
+        sandbox.root,
         copy_dataset(dataset, tmp_path / "other", key_prefix="other/"),
-        workshop.saved_models,
+        sandbox.saved_models,
     )
     assert (
         main(
@@ -106,22 +107,22 @@ def test_runs_on_other_test_splits_are_told_of(runs, workshop, dataset, tmp_path
 
 
 def test_a_run_can_be_named_by_its_id_and_one_that_is_not_there_lists_those_that_are(
-    runs, workshop, tmp_path, capsys
+    runs, sandbox, tmp_path, capsys
 ):
     config = tmp_path / "digits.yaml"
     config.write_text(
-        workshop.config().file.read_text().replace("root: ../.trainyard", f"root: {workshop.root}")
+        sandbox.config().file.read_text().replace("root: ../.trainyard", f"root: {sandbox.root}")
     )
     words = ["--config", str(config), "--output", str(tmp_path / "page.html")]
     assert main(["compare", "manual__2026-11-20", "manual__2026-11-21", *words]) == 0
     assert main(["compare", "manual__2026-11-20", "manual__1999", *words]) == 78
-    assert "there are manual__2026-11-20, manual__2026-11-21" in capsys.readouterr().err
+    assert "Existing runs: manual__2026-11-20, manual__2026-11-21." in capsys.readouterr().err
 
 
 def test_a_run_that_never_evaluated_can_not_be_compared(runs, capsys):
     (runs[1] / "evaluate.json").unlink()
     assert main(["compare", *map(str, runs)]) == 65
-    assert "this run has no evaluate that ended well" in capsys.readouterr().err
+    assert "evaluate of this run did not succeed" in capsys.readouterr().err
 
 
 def test_comparing_imports_neither_tensorflow_nor_beam():

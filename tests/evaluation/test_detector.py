@@ -1,5 +1,5 @@
 """The chain for a detector: trained on real scenes for a moment, evaluated as it is served,
-exported. What it finds is poor; that it is counted right is what is looked at."""
+exported. Its detections are poor. The tests are about their counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from airflow_ui import CHROMIUM
 from scenes import DIGIT_SCENES, scene_example
 
-from pipeline_ops.artifacts.dataset import shard_paths
+from pipeline_ops.artifacts.dataset import list_shard_paths
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.artifacts.results import (
@@ -47,7 +47,7 @@ def chain(scenes, tmp_path_factory):
             "storage.root": str(root),
             "train.model_parameters": {"width": 8},
             "train.epochs": 12,
-            "train.global_batch": 16,
+            "train.global_batch_size": 16,
             "train.workers": 1,
             "train.strategy": "one_device",
             "train.optimizer.schedule": {"type": "constant", "warmup_steps": 10},
@@ -87,9 +87,9 @@ def test_the_chain_publishes_a_detector_with_its_figures(chain):
 
 
 def test_every_format_of_a_detector_finds_the_same_boxes_as_the_trained_model(chain):
-    """Loaded anew from the published version, and asked for all test images."""
+    """The formats are loaded from the published version and run on all test images."""
     from pipeline_ops.export.check import AgreementRule, References, compare
-    from pipeline_ops.export.formats import PATHS, load_format
+    from pipeline_ops.export.formats import FORMAT_PATHS, load_format
 
     manifest = read_manifest(chain["export"] / NAME)
     figures = ModelFigures.model_validate(manifest.figures)
@@ -107,13 +107,13 @@ def test_every_format_of_a_detector_finds_the_same_boxes_as_the_trained_model(ch
             and each.top1_agreement >= each.min_top1_agreement
         )
         assert each.max_difference <= each.tolerance == 1e-4
-        if name in PATHS:
-            answer = load_format(name, version / PATHS[name])(references.images())
+        if name in FORMAT_PATHS:
+            answer = load_format(name, version / FORMAT_PATHS[name])(references.decode_images())
             assert (
                 compare(
                     references.outputs,
-                    references.packed(answer),
-                    AgreementRule.of(name, Export(model="any"), "detection"),
+                    references.pack(answer),
+                    AgreementRule.for_format(name, Export(model="any"), "detection"),
                     name,
                 ).num_checked
                 == 30
@@ -122,18 +122,12 @@ def test_every_format_of_a_detector_finds_the_same_boxes_as_the_trained_model(ch
     assert "Images with the same boxes" in (chain["export"] / REPORT).read_text()
 
 
-def test_the_figures_are_those_of_pycocotools(chain, scenes):
-    """Computed anew from the SavedModel's answers, in a few lines of their own."""
+def read_coco_boxes(model, paths: list[str]) -> tuple[list[dict], list[dict]]:
+    """The true boxes and the answers of a signature, in COCO's form."""
     import tensorflow as tf
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
 
-    model = tf.saved_model.load(str(chain["train"] / SAVED_MODEL)).signatures["serving_default"]
     truths, found = [], []
-    manifest = read_manifest(scenes)
-    for image_id, record in enumerate(
-        tf.data.TFRecordDataset(shard_paths(scenes, manifest, "test")).as_numpy_iterator(), 1
-    ):
+    for image_id, record in enumerate(tf.data.TFRecordDataset(paths).as_numpy_iterator(), 1):
         features = tf.train.Example.FromString(record).features.feature
         edges = [
             features[f"image/object/bbox/{edge}"].float_list.value
@@ -164,6 +158,17 @@ def test_the_figures_are_those_of_pycocotools(chain, scenes):
                     "bbox": [xmin, ymin, xmax - xmin, ymax - ymin],
                 }
             )
+    return truths, found
+
+
+def test_the_figures_are_those_of_pycocotools(chain, scenes):
+    """The expected figures are computed here from the answers of the SavedModel."""
+    import tensorflow as tf
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    model = tf.saved_model.load(str(chain["train"] / SAVED_MODEL)).signatures["serving_default"]
+    truths, found = read_coco_boxes(model, list_shard_paths(scenes, read_manifest(scenes), "test"))
     truth = COCO()
     truth.dataset = {
         "info": {},

@@ -1,9 +1,17 @@
+"""The matches of a detector's boxes with true boxes."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from pipeline_ops.evaluation.matching import match, pairwise_ious, size_of
+from pipeline_ops.evaluation.matching import (
+    ImageDetections,
+    classify_size,
+    compute_pairwise_ious,
+    match,
+)
+from pipeline_ops.input.detections import TrueBoxes
 
 A, B, CROWD = [0, 0, 10, 10], [20, 20, 40, 40], [50, 50, 100, 100]
 
@@ -12,18 +20,14 @@ def found(boxes, classes, scores, crowd=False):
     truths = np.array([A, B] + [CROWD] * crowd, float)
     is_crowd = np.array([False, False] + [True] * crowd)
     result = match(
-        truths,
-        np.array([0, 1] + [0] * crowd),
-        is_crowd,
-        np.array(boxes, float).reshape(-1, 4),
-        np.array(classes),
-        np.array(scores),
+        TrueBoxes("", b"", truths, np.array([0, 1] + [0] * crowd), is_crowd),
+        ImageDetections(np.array(boxes, float).reshape(-1, 4), np.array(classes), np.array(scores)),
     )
-    return result.truth_of.tolist(), result.is_ignored.tolist()
+    return result.truth_indexes.tolist(), result.is_ignored.tolist()
 
 
 @pytest.mark.parametrize(
-    ("boxes", "classes", "scores", "truth_of"),
+    ("boxes", "classes", "scores", "truth_indexes"),
     [
         ([A, B], [0, 1], [0.9, 0.8], [0, 1]),
         (
@@ -37,21 +41,17 @@ def found(boxes, classes, scores, crowd=False):
         ([], [], [], []),
     ],
 )
-def test_each_true_box_is_found_once(boxes, classes, scores, truth_of):
-    assert found(boxes, classes, scores)[0] == truth_of
+def test_each_true_box_is_found_once(boxes, classes, scores, truth_indexes):
+    assert found(boxes, classes, scores)[0] == truth_indexes
 
 
 def test_a_box_of_its_own_class_comes_before_a_nearer_one():
     truths = np.array([[0, 0, 10, 10], [0, 0, 10, 12]], float)
     result = match(
-        truths,
-        np.array([1, 0]),
-        np.zeros(2, bool),
-        np.array([[0, 0, 10, 10]], float),
-        np.array([0]),
-        np.array([0.9]),
+        TrueBoxes("", b"", truths, np.array([1, 0]), np.zeros(2, bool)),
+        ImageDetections(np.array([[0, 0, 10, 10]], float), np.array([0]), np.array([0.9])),
     )
-    assert result.truth_of.tolist() == [1]
+    assert result.truth_indexes.tolist() == [1]
 
 
 def test_what_lies_in_a_crowd_is_ignored():
@@ -62,7 +62,7 @@ def test_what_lies_in_a_crowd_is_ignored():
 
 
 def test_overlaps():
-    assert pairwise_ious(np.array([A], float), np.array([A, B, [5, 0, 15, 10]], float))[
+    assert compute_pairwise_ious(np.array([A], float), np.array([A, B, [5, 0, 15, 10]], float))[
         0
     ] == pytest.approx([1, 0, 1 / 3])
 
@@ -71,4 +71,4 @@ def test_overlaps():
     ("area", "name"), [(1023, "small"), (1024, "medium"), (9215, "medium"), (9216, "large")]
 )
 def test_sizes_are_cocos(area, name):
-    assert size_of(area) == name
+    assert classify_size(area) == name

@@ -7,15 +7,16 @@ import pytest
 from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
+from pipeline_ops.evaluation.bootstrap import TopKPredictions
 from pipeline_ops.evaluation.metrics import (
     compare,
-    evaluate_answers,
-    mcnemar_p_value,
-    wilson_interval_95,
+    compute_mcnemar_p_value,
+    compute_wilson_interval_95,
+    evaluate_predictions,
 )
 
 
-def random_answers(
+def make_random_predictions(
     seed: int, num_examples: int, num_classes: int, noise: float
 ) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
@@ -36,8 +37,9 @@ def random_answers(
     ],
 )
 def test_the_figures_are_those_of_scikit_learn(seed, num_examples, num_classes, noise):
-    labels, classes = random_answers(seed, num_examples, num_classes, noise)
-    ours = evaluate_answers(labels, classes, [str(c) for c in range(num_classes)])
+    labels, classes = make_random_predictions(seed, num_examples, num_classes, noise)
+    answers = TopKPredictions(classes, classes == labels)
+    ours = evaluate_predictions(labels, answers, [str(c) for c in range(num_classes)])
     every, present = list(range(num_classes)), sorted(set(labels.tolist()))
     precision, recall, f1, support = precision_recall_fscore_support(
         labels, classes, labels=every, zero_division=0.0
@@ -64,9 +66,9 @@ def test_the_figures_are_those_of_scikit_learn(seed, num_examples, num_classes, 
 
 
 def test_a_class_without_test_examples_is_no_part_of_any_mean():
-    ours = evaluate_answers(
-        np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2]), ["a", "b", "never seen"]
-    )
+    labels, classes = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2])
+    answers = TopKPredictions(classes, classes == labels)
+    ours = evaluate_predictions(labels, answers, ["a", "b", "never seen"])
     assert ours.metrics["worst_class_recall"] == 0.5
     assert ours.metrics["macro_recall"] == 0.75
     assert ours.classes[2].support == 0
@@ -82,29 +84,29 @@ def test_a_class_without_test_examples_is_no_part_of_any_mean():
     ],
 )
 def test_the_interval_is_wilsons(correct, total, low, high):
-    assert wilson_interval_95(correct, total) == pytest.approx((low, high), abs=1e-6)
+    assert compute_wilson_interval_95(correct, total) == pytest.approx((low, high), abs=1e-6)
 
 
 @pytest.mark.parametrize(
     "first, second", [(9, 5), (5, 9), (0, 10), (1, 0), (7, 7), (120, 80), (600, 500)]
 )
 def test_mcnemars_p_value_is_that_of_the_binomial_test(first, second):
-    assert mcnemar_p_value(first, second) == pytest.approx(
+    assert compute_mcnemar_p_value(first, second) == pytest.approx(
         binomtest(first, first + second).pvalue, rel=1e-9
     )
 
 
 def test_models_that_never_differ_are_equal_for_certain():
-    assert mcnemar_p_value(0, 0) == 1.0
+    assert compute_mcnemar_p_value(0, 0) == 1.0
 
 
 def test_mcnemars_test_is_exact_where_a_power_of_two_overflows():
-    assert 0 < mcnemar_p_value(5000, 5400) < 1e-4
+    assert 0 < compute_mcnemar_p_value(5000, 5400) < 1e-4
 
 
 def test_a_comparison_counts_every_example_once():
-    labels, first = random_answers(7, 500, 5, 0.2)
-    _, second = random_answers(7, 500, 5, 0.4)
+    labels, first = make_random_predictions(7, 500, 5, 0.2)
+    _, second = make_random_predictions(7, 500, 5, 0.4)
     paired = compare(labels, first, second)
     assert (
         paired.both_right

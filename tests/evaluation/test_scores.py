@@ -15,17 +15,17 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
-from pipeline_ops.evaluation.metrics import ModelAnswer, evaluate_model
+from pipeline_ops.evaluation.metrics import ModelPredictions, evaluate_model
 from pipeline_ops.evaluation.scores import (
-    RECALLS,
+    RECALL_THRESHOLDS,
     Ranking,
-    calibration,
-    calibration_error,
-    label_ranks,
+    compute_calibration_bins,
+    compute_calibration_error,
+    compute_label_ranks,
 )
 
 
-def scores_of(
+def make_scores(
     kind: str, seed: int, num_examples: int, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities float32 [N, C] and labels."""
@@ -72,8 +72,8 @@ SETS = [
 
 @pytest.mark.parametrize("kind, seed, num_examples, num_classes", SETS)
 def test_top_k_accuracy_is_that_of_scikit_learn(kind, seed, num_examples, num_classes):
-    scores, labels = scores_of(kind, seed, num_examples, num_classes)
-    ranks = label_ranks(scores, labels)
+    scores, labels = make_scores(kind, seed, num_examples, num_classes)
+    ranks = compute_label_ranks(scores, labels)
     for k in range(1, num_classes):
         theirs = top_k_accuracy_score(
             labels, scores if num_classes > 2 else scores[:, 1], k=k, labels=range(num_classes)
@@ -84,7 +84,7 @@ def test_top_k_accuracy_is_that_of_scikit_learn(kind, seed, num_examples, num_cl
 
 @pytest.mark.parametrize("kind, seed, num_examples, num_classes", SETS)
 def test_areas_are_those_of_scikit_learn(kind, seed, num_examples, num_classes):
-    scores, labels = scores_of(kind, seed, num_examples, num_classes)
+    scores, labels = make_scores(kind, seed, num_examples, num_classes)
     for index in range(num_classes):
         is_positive = labels == index
         ranking = Ranking(scores[:, index], is_positive)
@@ -102,14 +102,16 @@ def test_areas_are_those_of_scikit_learn(kind, seed, num_examples, num_classes):
 
 @pytest.mark.parametrize("kind, seed, num_examples, num_classes", SETS)
 def test_a_curve_is_the_envelope_of_scikit_learns(kind, seed, num_examples, num_classes):
-    scores, labels = scores_of(kind, seed, num_examples, num_classes)
+    scores, labels = make_scores(kind, seed, num_examples, num_classes)
     for index in set(labels.tolist()):
         precision, recall, _ = precision_recall_curve(labels == index, scores[:, index])
         best = [
-            precision[recall >= wanted - 1e-12].max() if (recall >= wanted - 1e-12).any() else 0.0
-            for wanted in RECALLS
+            precision[recall >= threshold - 1e-12].max()
+            if (recall >= threshold - 1e-12).any()
+            else 0.0
+            for threshold in RECALL_THRESHOLDS
         ]
-        ours = Ranking(scores[:, index], labels == index).precisions()
+        ours = Ranking(scores[:, index], labels == index).interpolate_precisions()
         # At recall 0 scikit-learn adds a point of precision 1 that no threshold gives.
         np.testing.assert_allclose(ours[1:], best[1:], rtol=0, atol=1e-12)
 
@@ -119,12 +121,12 @@ def test_a_curve_is_the_envelope_of_scikit_learns(kind, seed, num_examples, num_
 def test_the_bins_of_the_calibration_are_those_of_scikit_learn(
     kind, seed, num_examples, num_classes, num_bins
 ):
-    scores, labels = scores_of(kind, seed, num_examples, num_classes)
+    scores, labels = make_scores(kind, seed, num_examples, num_classes)
     confidences, is_right = (
         np.clip(scores.max(axis=1).astype(float), 0, 1),
         scores.argmax(axis=1) == labels,
     )
-    bins = calibration(confidences, is_right, num_bins)
+    bins = compute_calibration_bins(confidences, is_right, num_bins)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         right, mean = calibration_curve(is_right, confidences, n_bins=num_bins)
@@ -132,20 +134,22 @@ def test_the_bins_of_the_calibration_are_those_of_scikit_learn(
     np.testing.assert_allclose([bin.confidence for bin in bins], mean, rtol=0, atol=1e-12)
     assert sum(bin.count for bin in bins) == num_examples
     by_hand = sum(bin.count / num_examples * abs(bin.accuracy - bin.confidence) for bin in bins)
-    assert calibration_error(bins) == pytest.approx(by_hand, abs=1e-15)
+    assert compute_calibration_error(bins) == pytest.approx(by_hand, abs=1e-15)
 
 
 def test_a_probability_on_an_edge_is_in_one_bin_only():
-    bins = calibration(np.array([0.0, 0.5, 0.5, 1.0]), np.array([False, True, True, True]), 2)
+    bins = compute_calibration_bins(
+        np.array([0.0, 0.5, 0.5, 1.0]), np.array([False, True, True, True]), 2
+    )
     assert [(bin.low, bin.high, bin.count) for bin in bins] == [(0.0, 0.5, 3), (0.5, 1.0, 1)]
 
 
 @pytest.mark.parametrize("kind, seed, num_examples, num_classes", SETS)
 def test_the_means_leave_out_what_has_no_meaning(kind, seed, num_examples, num_classes):
-    scores, labels = scores_of(kind, seed, num_examples, num_classes)
-    answer = ModelAnswer(
+    scores, labels = make_scores(kind, seed, num_examples, num_classes)
+    answer = ModelPredictions(
         scores.argmax(axis=1),
-        label_ranks(scores, labels),
+        compute_label_ranks(scores, labels),
         scores.max(axis=1).astype(float),
         scores.T,
     )

@@ -7,8 +7,13 @@ import pytest
 
 from pipeline_ops.config.evaluate import Slice
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.groups import _in_order
-from pipeline_ops.evaluation.slices import NOTHING, join_values, values_of, wanted_features
+from pipeline_ops.evaluation.groups import _sort_values
+from pipeline_ops.evaluation.slices import (
+    MISSING_VALUE,
+    compute_slice_values,
+    join_slice_values,
+    list_required_features,
+)
 from pipeline_ops.input.saved_model_client import EncodedBatch
 
 
@@ -24,10 +29,10 @@ def batch(keys=("a/b/1.png", "2.png"), sizes=(3, 40), **features) -> EncodedBatc
 @pytest.mark.parametrize(
     "part, features, values",
     [
-        (Slice(by="folder"), {}, ["a/b", NOTHING]),
-        (Slice(by="folder", folder_depth=1), {}, ["a", NOTHING]),
+        (Slice(by="folder"), {}, ["a/b", MISSING_VALUE]),
+        (Slice(by="folder", folder_depth=1), {}, ["a", MISSING_VALUE]),
         (Slice(by="image_bytes", edges=[10.0]), {}, ["below 10", "10 and more"]),
-        (Slice(by="camera"), {"camera": [b"front", None]}, ["front", NOTHING]),
+        (Slice(by="camera"), {"camera": [b"front", None]}, ["front", MISSING_VALUE]),
         (Slice(by="camera"), {"camera": [b"\xff<b>", b""]}, ["\\xff<b>", ""]),
         (Slice(by="width"), {"width": [640, 0.5]}, ["640", "0.5"]),
         (Slice(by="width", edges=[32.0, 96.0]), {"width": [32, 95.9]}, ["32 to 96", "32 to 96"]),
@@ -35,11 +40,11 @@ def batch(keys=("a/b/1.png", "2.png"), sizes=(3, 40), **features) -> EncodedBatc
     ],
 )
 def test_an_example_has_the_value_that_its_key_size_or_feature_says(part, features, values):
-    assert values_of(batch(**features), [part]) == {part.title: values}
+    assert compute_slice_values(batch(**features), [part]) == {part.title: values}
 
 
 def test_only_features_are_read_with_the_examples():
-    assert wanted_features(
+    assert list_required_features(
         [
             Slice(by="folder"),
             Slice(by="camera"),
@@ -50,25 +55,25 @@ def test_only_features_are_read_with_the_examples():
 
 
 def test_edges_for_text_are_refused():
-    with pytest.raises(DataError, match="camera has edges, but 'front' is no number"):
-        values_of(batch(camera=[b"front", b"back"]), [Slice(by="camera", edges=[1.0])])
+    with pytest.raises(DataError, match="camera has edges, but 'front' is not a number"):
+        compute_slice_values(batch(camera=[b"front", b"back"]), [Slice(by="camera", edges=[1.0])])
 
 
 def test_a_feature_that_no_example_has_is_refused():
     with pytest.raises(DataError, match="no test example has the feature 'camera'"):
-        join_values({"camera": [[NOTHING, NOTHING]]}, [Slice(by="camera")])
+        join_slice_values({"camera": [[MISSING_VALUE, MISSING_VALUE]]}, [Slice(by="camera")])
 
 
 def test_a_slice_of_too_many_values_is_refused():
     with pytest.raises(DataError, match="id has 101 values"):
-        join_values({"id": [[str(i) for i in range(101)]]}, [Slice(by="id")])
+        join_slice_values({"id": [[str(i) for i in range(101)]]}, [Slice(by="id")])
 
 
 def test_ranges_stand_in_the_order_of_their_numbers():
-    assert _in_order({"96 and more", "below 8", "8 to 32", "32 to 96"}) == [
+    assert _sort_values({"96 and more", "below 8", "8 to 32", "32 to 96"}) == [
         "below 8",
         "8 to 32",
         "32 to 96",
         "96 and more",
     ]
-    assert _in_order({"night", "day", NOTHING}) == [NOTHING, "day", "night"]
+    assert _sort_values({"night", "day", MISSING_VALUE}) == [MISSING_VALUE, "day", "night"]

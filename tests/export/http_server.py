@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from pipeline_ops.export.serving.http_limits import Limits
-from pipeline_ops.export.serving.rest import Spec
+from pipeline_ops.export.serving.rest import TensorSpec
 from pipeline_ops.export.serving.server import Server, listen
 from pipeline_ops.export.serving.service import Service
 
@@ -24,8 +24,8 @@ class Model:
 
     number, class_names, signature_def = 1, ["a", "b"], {}
     signatures = {
-        "serving_default": {"image_bytes": Spec(np.dtype(object), (None,))},
-        "images": {"images": Spec(np.dtype(np.float32), (None, 2, 2, 1))},
+        "serving_default": {"image_bytes": TensorSpec(np.dtype(object), (None,))},
+        "images": {"images": TensorSpec(np.dtype(np.float32), (None, 2, 2, 1))},
     }
 
     def __init__(self):
@@ -33,7 +33,9 @@ class Model:
         self.may_answer.set()
         self.asked = threading.Semaphore(0)
 
-    def ask(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def call_signature(
+        self, signature: str, inputs: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
         self.asked.release()
         self.may_answer.wait(60)
         rows = len(next(iter(inputs.values())))
@@ -41,7 +43,7 @@ class Model:
 
 
 class Loaded:
-    """As a Follower that has loaded the model."""
+    """A ModelReloader that has loaded the model."""
 
     problem = ""
 
@@ -119,6 +121,6 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 
 def statuses(received: bytes) -> list[int]:
-    """Of all answers in what came back on a connection. No content has a status line: JSON has no
-    line breaks."""
+    """The statuses of all answers on a connection. JSON has no line breaks, so no content looks
+    like a status line."""
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) [A-Za-z -]+\r\n", received)]

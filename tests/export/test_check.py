@@ -16,7 +16,7 @@ REFERENCES = np.array([[0.9, 0.1], [0.2, 0.8]], np.float32)
 
 
 CONFIG = Export(model="digits")
-RULE = AgreementRule.of("saved_model", CONFIG)
+RULE = AgreementRule.for_format("saved_model", CONFIG)
 
 
 def check(training, num_classes: int = 10):
@@ -50,7 +50,7 @@ def test_another_model_than_the_trained_one_is_refused(training, saved_models):
 
 def test_a_model_that_can_not_be_loaded_is_named(training):
     (training / SAVED_MODEL / "saved_model.pb").write_bytes(b"no model")
-    with pytest.raises(DataError, match="saved_model: the candidate can't be loaded"):
+    with pytest.raises(DataError, match="saved_model: cannot load the candidate"):
         check(training)
 
 
@@ -75,7 +75,7 @@ def test_a_model_with_another_signature_is_refused(training):
 
 
 def test_a_model_for_other_classes_is_refused(training):
-    with pytest.raises(DataError, match=r"answers with the shape \(16, 10\), expected \(16, 11\)"):
+    with pytest.raises(DataError, match=r"returns the shape \(16, 10\), expected \(16, 11\)"):
         check(training, 11)
 
 
@@ -89,7 +89,7 @@ def test_a_reference_that_is_no_image_is_refused_by_key(training):
         writer.write(example.SerializeToString())
     with pytest.raises(
         DataError,
-        match=r"the candidate failed on the examples 800 to 800: Unknown image file format",
+        match=r"failed in the signature serving_default: Unknown image file format.*800 to 800",
     ):
         check(training)
 
@@ -97,13 +97,13 @@ def test_a_reference_that_is_no_image_is_refused_by_key(training):
 def test_a_torn_reference_file_is_refused(training):
     content = (training / REFERENCE_EXAMPLES).read_bytes()
     (training / REFERENCE_EXAMPLES).write_bytes(content[:-7])
-    with pytest.raises(DataError, match="a shard can't be read"):
+    with pytest.raises(DataError, match="reference.tfrecord cannot be read"):
         check(training)
 
 
 def test_references_that_are_no_array_are_refused(training):
     (training / REFERENCE_OUTPUTS).write_bytes(b"no array")
-    with pytest.raises(DataError, match="reference.npy: can't be read"):
+    with pytest.raises(DataError, match="cannot read .*reference.npy"):
         check(training)
 
 
@@ -112,7 +112,7 @@ def test_references_that_are_no_array_are_refused(training):
     [
         ([[0.9, 0.1], [0.2, 0.8002]], "differs by 0.0002"),
         ([[np.nan, 0.1], [0.2, 0.8]], "differs by nan"),
-        ([[0.9, 0.1]], "train again"),
+        ([[0.9, 0.1]], "Train again"),
     ],
 )
 def test_a_difference_beyond_the_tolerance_is_refused_with_its_size(answers, complaint):
@@ -137,7 +137,7 @@ def test_a_difference_within_the_tolerance_is_measured():
 
 
 def test_without_references_nothing_is_accepted():
-    with pytest.raises(DataError, match="train again"):
+    with pytest.raises(DataError, match="Train again"):
         compare(np.empty((0, 2)), np.empty((0, 2)), RULE, "the SavedModel")
 
 
@@ -163,10 +163,10 @@ def test_a_signature_that_answers_otherwise_is_refused_by_name(training):
 
 
 def test_how_far_eight_bits_may_be_off_is_a_matter_of_its_own():
-    rule = AgreementRule.of("tflite_int8", CONFIG)
+    rule = AgreementRule.for_format("tflite_int8", CONFIG)
     far = REFERENCES + np.array([[-0.2, 0.2], [0.2, -0.2]], np.float32)
     assert compare(REFERENCES, far, rule, "the format tflite_int8").top1_agreement == 1.0
-    with pytest.raises(DataError, match=r"where export\.int8\.top1_agreement asks for 95\.0%"):
+    with pytest.raises(DataError, match=r"export\.int8\.top1_agreement requires 95\.0%"):
         compare(
             REFERENCES,
             REFERENCES[:, ::-1],

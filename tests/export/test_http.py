@@ -1,5 +1,4 @@
-"""The limits of the server, over raw sockets:
-what h11, uvicorn and the application make of each request."""
+"""The limits of the server, over raw sockets: the answers of h11, uvicorn and the application."""
 
 from __future__ import annotations
 
@@ -123,7 +122,7 @@ def test_a_client_that_closes_its_side_still_gets_the_answer(server):
 
 
 @pytest.mark.parametrize(
-    "sent, wanted",
+    "sent, expected",
     [
         (b"", [408]),
         (b"GET /health HT", [408]),
@@ -132,11 +131,11 @@ def test_a_client_that_closes_its_side_still_gets_the_answer(server):
     ],
     ids=["nothing", "half_a_head", "half_a_second_head", "half_a_body"],
 )
-def test_a_slow_request_is_given_up(server, sent, wanted):
+def test_a_slow_request_is_given_up(server, sent, expected):
     """F18: no client holds a connection by sending slowly.
     The limits of this server are a second each."""
     begin = time.monotonic()
-    assert statuses(server.send(sent)) == wanted and 0.5 < time.monotonic() - begin < 20
+    assert statuses(server.send(sent)) == expected and 0.5 < time.monotonic() - begin < 20
 
 
 def test_bytes_that_come_one_by_one_do_not_buy_time(server):
@@ -153,7 +152,7 @@ def test_bytes_that_come_one_by_one_do_not_buy_time(server):
 
 def test_a_client_that_does_not_read_is_given_up():
     """F18: the answers that it asks for fill the buffers, and the server closes the connection."""
-    with running(unread_seconds=1, connections=2) as server:
+    with running(send_timeout_seconds=1, max_connections=2) as server:
         with server.connect(receive_buffer=4096) as connection:
             connection.settimeout(1)
             page = b"GET /page.css HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -168,9 +167,9 @@ def test_a_client_that_does_not_read_is_given_up():
 
 
 def test_the_number_of_connections_has_a_limit():
-    """F18. Those that are open are served; one more is told,
-    and can come again when one has gone."""
-    with running(connections=3) as server:
+    """F18. Open connections are served. One more gets the reason,
+    and can come again after another one is closed."""
+    with running(max_connections=3) as server:
         connections = [server.connect() for _ in range(3)]
         for connection in connections:  # they are known to the server once they have an answer
             connection.sendall(GET)
@@ -192,7 +191,7 @@ def test_the_number_of_connections_has_a_limit():
 def test_predictions_beyond_the_queue_get_503_and_the_others_their_answers():
     """F18: one runs, one waits, and a third is refused at once;
     reading a page is still possible."""
-    with running(threads=1, waiting=1) as server:
+    with running(threads=1, max_waiting=1) as server:
         server.model.may_answer.clear()
         first, second = server.connect(), server.connect()
         first.sendall(post(BODY, b"Connection: close\r\n"))
@@ -219,15 +218,15 @@ def test_predictions_beyond_the_queue_get_503_and_the_others_their_answers():
 
 
 def test_the_bodies_that_are_under_way_have_a_limit_together():
-    with running(bytes_under_way=1000, threads=2) as server, server.connect() as holder:
-        holder.sendall(post(b"x" * 900, length=901))
+    with running(inflight_bytes=1000, threads=2) as server, server.connect() as first:
+        first.sendall(post(b"x" * 900, length=901))
         deadline = time.monotonic() + 30
         while statuses(received := server.send(post(b"x" * 200, b"Connection: close\r\n"))) != [
             503
         ]:
             assert time.monotonic() < deadline
         assert b"too many bytes are under way" in received
-        holder.close()
+        first.close()
         while not server.is_alive():
             assert time.monotonic() < deadline
 
@@ -277,60 +276,6 @@ def test_json_that_python_can_not_hold_is_a_bad_request(patient, body, reason):
         statuses(received) == [400]
         and reason in json.loads(received.partition(b"\r\n\r\n")[2])["error"]
     )
-
-
-@pytest.mark.parametrize(
-    "host, status",
-    [
-        ("localhost:1", 200),
-        ("127.0.0.1", 200),
-        ("[::1]:8501", 200),
-        ("192.0.2.7", 200),
-        ("models.example.org:80", 200),
-        ("attacker.example:8501", 421),
-        ("localhost.attacker.example", 421),
-        ("[", 421),
-        ("a@127.0.0.1", 200),
-    ],
-)
-def test_a_foreign_name_is_refused_so_that_no_page_can_read_answers_by_rebinding_its_name(
-    server, host, status
-):
-    received = server.send(
-        GET.replace(b"localhost", host.encode()).replace(
-            b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"
-        )
-    )
-    assert statuses(received) == [status]
-
-
-@pytest.mark.parametrize(
-    "origin, status",
-    [
-        ("http://localhost", 200),
-        ("https://models.example.org", 200),
-        ("http://attacker.example", 403),
-        ("null", 403),
-        ("http://localhost:3000", 403),
-        ("http://attacker.example/localhost", 403),
-    ],
-)
-def test_a_page_of_another_site_can_not_ask_for_predictions(server, origin, status):
-    received = server.send(post(BODY, b"Connection: close\r\nOrigin: " + origin.encode() + b"\r\n"))
-    assert statuses(received) == [status] and b"access-control-allow" not in received.lower()
-
-
-def test_answers_forbid_what_the_page_does_not_need(server):
-    page = server.send(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").lower()
-    for header in (
-        b"content-security-policy: default-src 'none'",
-        b"frame-ancestors 'none'",
-        b"x-content-type-options: nosniff",
-        b"referrer-policy: no-referrer",
-        b"cross-origin-resource-policy: same-origin",
-    ):
-        assert header in page
-    assert b"\r\nserver:" not in page
 
 
 def test_a_server_that_stops_gives_the_answers_that_are_under_way(caplog):

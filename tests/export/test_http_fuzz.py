@@ -1,8 +1,7 @@
 """Random requests on raw sockets. Each case is one of `http_corpus/`,
 changed at random places by a seed.
 
-TRAINYARD_FUZZ_CASES says how many there are. A case that fails is printed;
-it belongs into the corpus.
+TRAINYARD_FUZZ_CASES is their number. A case that fails is printed. It belongs into the corpus.
 """
 
 from __future__ import annotations

@@ -8,10 +8,15 @@ import json
 import numpy as np
 import pytest
 
-from pipeline_ops.export.serving.rest import BadRequest, Spec, answer, parse_question
+from pipeline_ops.export.serving.rest import (
+    BadRequest,
+    TensorSpec,
+    format_response,
+    parse_predict_request,
+)
 
-IMAGES = Spec(np.dtype(np.float32), (None, 2, 1))
-BYTES = Spec(np.dtype(object), (None,))
+IMAGES = TensorSpec(np.dtype(np.float32), (None, 2, 1))
+BYTES = TensorSpec(np.dtype(object), (None,))
 SIGNATURES = {
     "serving_default": {"image_bytes": BYTES},
     "images": {"images": IMAGES},
@@ -21,7 +26,7 @@ B64 = {"b64": base64.b64encode(b"\x00png").decode()}
 
 
 def parse(**value):
-    return parse_question(json.dumps(value).encode(), SIGNATURES)
+    return parse_predict_request(json.dumps(value).encode(), SIGNATURES)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +65,7 @@ def test_numbers_get_the_type_and_text_becomes_bytes():
         (b'{"instances": 3}', "at least one row"),
         (
             b'{"signature_name": "no", "instances": ["x"]}',
-            "there is no signature 'no'; there are images, serving_default, two",
+            "there is no signature 'no'. Existing signatures: images, serving_default, two",
         ),
         (b'{"signature_name": 3, "instances": ["x"]}', "there is no signature 3"),
         (b'{"instances": [{"b64": "***"}]}', "image_bytes: b64 is not base64"),
@@ -76,7 +81,7 @@ def test_numbers_get_the_type_and_text_becomes_bytes():
         ),
         (
             b'{"instances": [{"other": "x"}]}',
-            "has the inputs image_bytes; unknown or missing: image_bytes, other",
+            "has the inputs image_bytes. Unknown or missing: image_bytes, other",
         ),
         (
             b'{"signature_name": "images", "instances": [[[1], [2], [3]]]}',
@@ -99,24 +104,26 @@ def test_numbers_get_the_type_and_text_becomes_bytes():
 )
 def test_a_bad_question_is_told_what_is_wrong_with_it(body, complaint):
     with pytest.raises(BadRequest, match=complaint):
-        parse_question(body, SIGNATURES)
+        parse_predict_request(body, SIGNATURES)
 
 
 def test_answers_are_rows_or_columns_and_a_single_output_goes_without_its_name():
     outputs = {"classes": np.array([1, 2]), "probabilities": np.array([[0.5, 0.5], [1.0, 0.0]])}
-    assert answer(outputs, True) == {
+    assert format_response(outputs, True) == {
         "predictions": [
             {"classes": 1, "probabilities": [0.5, 0.5]},
             {"classes": 2, "probabilities": [1.0, 0.0]},
         ]
     }
-    assert answer(outputs, False) == {
+    assert format_response(outputs, False) == {
         "outputs": {"classes": [1, 2], "probabilities": [[0.5, 0.5], [1.0, 0.0]]}
     }
-    assert answer({"classes": np.array([1, 2])}, True) == {"predictions": [1, 2]}
-    assert answer({"classes": np.array([1, 2])}, False) == {"outputs": [1, 2]}
+    assert format_response({"classes": np.array([1, 2])}, True) == {"predictions": [1, 2]}
+    assert format_response({"classes": np.array([1, 2])}, False) == {"outputs": [1, 2]}
 
 
 def test_strings_go_back_as_text_and_bytes_as_base64():
     outputs = {"names": np.array([b"\xc3\xa9"], object), "thumb_bytes": np.array([b"\x00"], object)}
-    assert answer(outputs, False) == {"outputs": {"names": ["é"], "thumb_bytes": [{"b64": "AA=="}]}}
+    assert format_response(outputs, False) == {
+        "outputs": {"names": ["é"], "thumb_bytes": [{"b64": "AA=="}]}
+    }

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from listeners import listeners
+from listeners import find_listeners
 
 from pipeline_ops.errors import DataError
-from pipeline_ops.export.serving_check import _ask, _server
+from pipeline_ops.export.serving_check import _predict, _run_server
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def long_temporary(temporary, monkeypatch) -> Path:
 
 
 def test_it_opens_no_port_and_its_socket_is_in_a_private_folder_that_goes(long_temporary):
-    before = listeners([os.getpid()])
-    with _server(SimpleNamespace(number=1), "digits") as place:
+    before = find_listeners([os.getpid()])
+    with _run_server(SimpleNamespace(number=1), "digits") as socket_path:
         [folder] = long_temporary.iterdir()
         assert (folder / "socket").is_socket()
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert listeners([os.getpid()]) == before
+        assert find_listeners([os.getpid()]) == before
         with pytest.raises(DataError, match="a server refuses the reference examples"):
-            _ask(place, "/nowhere", {})
+            _predict(socket_path, "/nowhere", {})
     assert list(long_temporary.iterdir()) == []

@@ -1,5 +1,5 @@
-"""Versions of a registry that somebody has tampered with: neither fetched nor served, and nothing
-is written elsewhere."""
+"""Tampered versions of a registry: they are neither fetched nor served, and nothing is written
+elsewhere."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from publishers import publish
+from publishers import publish, wait_until
 from signing_keys import make_pair
 
 from pipeline_ops.artifacts.manifest import NAME, SIGNATURE
 from pipeline_ops.cli.main import main
 from pipeline_ops.errors import DataError
-from pipeline_ops.export.serving.model_reloader import AliasSource
+from pipeline_ops.export.serving.model_reloader import AliasSource, ModelReloader
 from pipeline_ops.registry.minisign import read_public_key, read_secret_key
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.system.disk_cache import HostCache
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -25,7 +26,7 @@ def registry(request, tmp_path) -> Registry:
     made = Registry(
         tmp_path / "models" / "digits"
         if request.param == "folder"
-        else request.getfixturevalue("s3_place")
+        else request.getfixturevalue("s3_uri")
     )
     publish(made, "a", num_bytes=1000)
     made.promote(1, "first")
@@ -34,33 +35,37 @@ def registry(request, tmp_path) -> Registry:
 
 def put(registry: Registry, path: str, content: bytes) -> None:
     """Writes as the owner of the registry's folder or bucket can."""
-    if isinstance(registry.place, Path):
-        (registry.place / path).write_bytes(content)
+    if isinstance(registry.location, Path):
+        (registry.location / path).write_bytes(content)
     else:
-        registry.store._files.pipe_file(f"{registry.place}/{path}", content)
+        (registry.store.folder / path).write(content)
 
 
 def change_manifest(registry: Registry, **changes) -> None:
-    value = json.loads(registry.store.manifest(1))
+    value = json.loads(registry.store.read_file(1, NAME))
     value["files"][0] |= changes
     put(registry, f"1/{NAME}", json.dumps(value).encode())
 
 
 def refusals(registry: Registry, tmp_path: Path, key=None) -> list[str]:
-    """What a copy and a server say."""
-    said = []
+    """The messages of a copy and of a server."""
+    messages = []
     for ask in (
-        lambda: registry.version(1).copy(tmp_path / "copy", tmp_path / "cache", key),
-        lambda: AliasSource(registry, "champion", tmp_path / "served", key).folder(1),
+        lambda: registry.get_version(1).copy_to(tmp_path / "copy", key),
+        lambda: AliasSource(registry, "champion", tmp_path / "served", key).fetch_folder(1),
     ):
         with pytest.raises(DataError) as refused:
             ask()
-        said.append(str(refused.value))
-    return said
+        messages.append(str(refused.value))
+    return messages
 
 
 def sign(registry: Registry, secret: Path) -> None:
-    put(registry, f"1/{SIGNATURE}", read_secret_key(secret).sign(registry.store.manifest(1), NAME))
+    put(
+        registry,
+        f"1/{SIGNATURE}",
+        read_secret_key(secret).sign(registry.store.read_file(1, NAME), NAME),
+    )
 
 
 @pytest.mark.parametrize("path", ["../../../../dags/x.py", "{outside}/x.py"])
@@ -78,7 +83,7 @@ def test_a_path_that_leads_outside_is_refused_and_nothing_is_written_there(
 
 
 @pytest.mark.parametrize(
-    "content, problem", [(b"b" * 1000, "another checksum"), (b"b", "the manifest says")]
+    "content, problem", [(b"b" * 1000, "another checksum"), (b"b", "the manifest")]
 )
 def test_a_file_that_was_changed_is_refused(registry, tmp_path, content, problem):
     """F7: `serve` and a local `fetch` verified nothing."""
@@ -93,7 +98,7 @@ def test_a_link_in_the_place_of_a_file_is_refused(tmp_path):
     registry = Registry(tmp_path / "models" / "digits")
     publish(registry, "a", num_bytes=1000)
     registry.promote(1, "first")
-    file = registry.place / "1" / "saved_model.pb"
+    file = registry.location / "1" / "saved_model.pb"
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
     assert all("is a link" in text for text in refusals(registry, tmp_path))
@@ -103,13 +108,13 @@ def test_a_signed_version_is_copied_and_served_and_its_signature_goes_with_it(re
     public, secret = make_pair(tmp_path / "keys")
     sign(registry, secret)
     key = read_public_key(public)
-    registry.version(1).copy(tmp_path / "copy", tmp_path / "cache", key)
+    registry.get_version(1).copy_to(tmp_path / "copy", key)
     key.verify(
         (tmp_path / "copy" / NAME).read_bytes(),
         (tmp_path / "copy" / SIGNATURE).read_bytes(),
         "copy",
     )
-    served, _ = AliasSource(registry, "champion", tmp_path / "served", key).folder(1)
+    served, _ = AliasSource(registry, "champion", tmp_path / "served", key).fetch_folder(1)
     assert (
         served.is_relative_to(tmp_path / "served")
         and (served / "saved_model.pb").read_bytes() == b"a" * 1000
@@ -125,6 +130,30 @@ def test_a_version_without_a_signature_or_with_a_wrong_one_is_refused(registry, 
     sign(registry, secret)
     change_manifest(registry, sha256="0" * 64)
     assert all("is not valid" in text for text in refusals(registry, tmp_path, key))
+
+
+def list_cached_versions(local: Path) -> list[str]:
+    """The versions that stay in a full host cache, because a process uses them."""
+    HostCache(local, 1).get_or_create("parsed", "1", lambda folder: None)
+    return [path.name for path in local.glob("trainyard-cache/*/version-*")]
+
+
+def test_a_version_from_a_bucket_may_leave_the_host_cache_once_it_is_copied_or_loaded(
+    s3_uri, tmp_path
+):
+    registry, local = Registry(s3_uri), tmp_path / "local"
+    publish(registry, "a", num_bytes=1000)
+    registry.promote(1, "first")
+    registry.get_version(1).fetch()
+    assert len(list_cached_versions(local)) == 1
+    registry.get_version(1).copy_to(tmp_path / "copy")
+    assert list_cached_versions(local) == []
+    reloader = ModelReloader(AliasSource(registry, "champion", tmp_path / "copies"))
+    reloader.start()
+    wait_until(lambda: reloader.problem)
+    reloader.stop()
+    reloader.join()
+    assert "as a SavedModel" in reloader.problem and list_cached_versions(local) == []
 
 
 @pytest.fixture
@@ -155,7 +184,7 @@ def test_fetch_verifies_by_a_key_file_and_also_what_was_fetched_before(
         str(public),
     ]
     assert main(words) == 65
-    assert f"1/{NAME} is not signed, and {public} was given to verify it" in capsys.readouterr().err
+    assert f"1/{NAME} is not signed, and {public} requires a signature" in capsys.readouterr().err
     assert not (tmp_path / "here" / "1").exists()
     sign(registry, secret)
     assert main(words) == 0 and main(words) == 0

@@ -11,15 +11,17 @@ import cv2
 import numpy as np
 import pytest
 import yaml
-from carrying_out import carry_out
 from faults.harness import Forker, Page, Scene, compile_shim
-from workshop import Workshop
+from job_chain import run_jobs
+from sandbox import Sandbox
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.planning.plan import plan_job
-from pipeline_ops.storage.digest import digest_of
+from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.store_path import StorePath
 
 IMAGES_PER_CLASS = 10
 _TINY = {
@@ -32,7 +34,7 @@ _TINY = {
         "shards": 2,
         "runner": {"mode": "in_memory"},
     },
-    "train": {"model": "dense", "epochs": 2, "global_batch": 8, "checkpoint_every_steps": 1},
+    "train": {"model": "dense", "epochs": 2, "global_batch_size": 8, "checkpoint_every_steps": 1},
     "evaluate": {"gate": [{"metric": "accuracy", "at_least": 0.0}]},
     "export": {"model": "tiny"},
 }
@@ -77,7 +79,7 @@ def preprocess_scene(make_scene, tmp_path) -> Scene:
 def train_scene(make_scene, tmp_path) -> Scene:
     """One worker, a dozen steps, a checkpoint after each of them."""
     file = _write_pipeline(tmp_path)
-    dataset = carry_out(file, tmp_path, last="preprocess")
+    dataset = run_jobs(file, tmp_path, last="preprocess")
     config = load_config(file)
     return make_scene(
         "train",
@@ -89,21 +91,23 @@ def train_scene(make_scene, tmp_path) -> Scene:
 @pytest.fixture
 def evaluate_scene(make_scene, tmp_path, dataset, saved_models) -> Scene:
     """A small linear model and a hundred test images."""
-    workshop = _workshop(tmp_path, dataset, saved_models)
-    train = workshop.train("good")
-    return make_scene("evaluate", lambda: workshop.plan("evaluate", train), _digest_of_evaluation)
+    sandbox = _make_sandbox(tmp_path, dataset, saved_models)
+    train = sandbox.train("good")
+    return make_scene(
+        "evaluate", lambda: sandbox.plan("evaluate", train), _compute_evaluation_digest
+    )
 
 
 @pytest.fixture
 def export_scene(make_scene, tmp_path, dataset, saved_models) -> Scene:
     """The same model, evaluated."""
-    workshop = _workshop(tmp_path, dataset, saved_models)
-    train = workshop.train("good")
-    evaluation = workshop.evaluate(train)
+    sandbox = _make_sandbox(tmp_path, dataset, saved_models)
+    train = sandbox.train("good")
+    evaluation = sandbox.evaluate(train)
     return make_scene(
         "export",
-        lambda: workshop.plan("export", train, evaluation),
-        lambda _: _digest_of_registry(workshop),
+        lambda: sandbox.plan("export", train, evaluation),
+        lambda _: _compute_registry_digest(sandbox),
     )
 
 
@@ -120,35 +124,41 @@ def _write_pipeline(folder: Path) -> Path:
     return file
 
 
-def _workshop(folder: Path, dataset: str, saved_models) -> Workshop:
-    """A workshop whose data set lies below its storage root, as that of a real pipeline does."""
+def _make_sandbox(folder: Path, dataset: str, saved_models) -> Sandbox:
+    """A sandbox whose data set lies below its storage root, as that of a real pipeline does."""
     manifest = read_manifest(dataset)
-    inside = Layout(folder / "root", "digits").artifact("preprocess", manifest.fingerprint.digest)
+    inside = (
+        Layout(open_root(folder / "root"), "digits")
+        .artifact("preprocess", manifest.fingerprint.digest)
+        .local
+    )
     shutil.copytree(Path(dataset).parent, inside)
-    return Workshop(folder / "root", str(inside / "manifest.json"), saved_models)
+    return Sandbox(folder / "root", str(inside / "manifest.json"), saved_models)
 
 
-def _digest_of_evaluation(path: Path) -> str:
+def _compute_evaluation_digest(path: StorePath) -> str:
     manifest = read_manifest(path)
-    return digest_of([[file.path for file in manifest.files], _without_measured(manifest.figures)])
+    return compute_digest(
+        [[file.path for file in manifest.files], _without_measured(manifest.figures)]
+    )
 
 
-def _digest_of_registry(workshop: Workshop) -> str:
-    """All versions with the checksums of the model itself, and the version in service."""
-    registry = workshop.registry
-    champion = registry.champion()
+def _compute_registry_digest(sandbox: Sandbox) -> str:
+    """The digest of all versions, with the checksums of their models, and of the champion."""
+    registry = sandbox.registry
+    champion = registry.find_champion()
     versions = [
         [
             version.number,
             [
                 (file.path, file.crc32c)
-                for file in version.manifest().files
+                for file in version.read_manifest().files
                 if file.path.endswith(_MODEL_FILES)
             ],
         ]
-        for version in registry.versions()
+        for version in registry.list_versions()
     ]
-    return digest_of([versions, champion and champion.number])
+    return compute_digest([versions, champion and champion.number])
 
 
 _MODEL_FILES = ("saved_model.pb", ".index", ".data-00000-of-00001")

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 
-_PRELOADED = {
+_IMPORTED_MODULES = {
     "preprocess": [
         "beam_jobs.pipeline",
         "beam_jobs.planning.perceptual_hash",
@@ -29,23 +29,21 @@ def main() -> None:
 
     job = sys.argv[1]
     if job in ("evaluate", "export"):
-        from pipeline_ops.input.tensorflow_start import import_tensorflow
-
-        import_tensorflow()
+        importlib.import_module("pipeline_ops.input.tensorflow_start")
     module = importlib.import_module(KINDS[job].module)
-    for name in _PRELOADED[job]:
+    for name in _IMPORTED_MODULES[job]:
         importlib.import_module(name)
-    _say({"ready": True})
+    _write_line({"ready": True})
     for line in sys.stdin:
         command = json.loads(line)
         pid = os.fork()
         if pid == 0:
             _run(module, job, command)
-        _say({"pid": pid})
-        _say({"status": os.waitpid(pid, 0)[1]})
+        _write_line({"pid": pid})
+        _write_line({"status": os.waitpid(pid, 0)[1]})
 
 
-def _say(value: dict) -> None:
+def _write_line(value: dict) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 

@@ -30,7 +30,9 @@ from pipeline_ops.jobs.cancellation import GRACE_SECONDS
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.operators.process import prepare_job
 from pipeline_ops.planning.plan import JobPlan
-from pipeline_ops.storage.atomic import remove_by_rename, write_json
+from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.processes import ProcessIdentity, kill_group
 
 HERE = Path(__file__).resolve().parent
@@ -67,7 +69,7 @@ class Page:
             self._memory = mmap.mmap(file.fileno(), _PAGE_BYTES)
 
     def arm(self, folder: Path, target: int = 0, action: int = 0, log: Path | None = None) -> None:
-        """Starts to count operations below a folder; the one with the number `target` fails."""
+        """Counts operations below a folder. The one with the number `target` fails."""
         texts = [str(folder), str(log or ""), ""]
         encoded = b"".join(text.encode().ljust(_TEXT_BYTES, b"\0") for text in texts)
         self._memory[:] = _NUMBERS.pack(1, 0, target, action, 0) + encoded
@@ -113,8 +115,7 @@ class Forker:
 
     @contextlib.contextmanager
     def job(self, request: Path, log: Path) -> Iterator[int]:
-        """A job that runs; leaving the block waits for its end. Hangs are killed,
-        and fail the test."""
+        """Runs a job during the block, and waits for its end. Kills a job that hangs, and fails."""
         self._process.stdin.write(json.dumps({"request": str(request), "log": str(log)}) + "\n")
         self._process.stdin.flush()
         pid = self._answer()["pid"]
@@ -135,7 +136,7 @@ class Forker:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How one try has ended: as its operator sees it."""
+    """The end of one try, from the view of its operator."""
 
     status: Status
     num_operations: int
@@ -158,7 +159,7 @@ class Scene:
     page: Page
     forker: Forker
     plan: Callable[[], JobPlan]
-    digest: Callable[[Path], str]
+    digest: Callable[[StorePath], str]
 
     @property
     def root(self) -> Path:
@@ -166,6 +167,7 @@ class Scene:
 
     def keep(self) -> None:
         """Remembers the root as it is now."""
+        shutil.rmtree(self.folder / "kept", ignore_errors=True)
         shutil.copytree(self.root, self.folder / "kept", symlinks=True)
 
     def put_back(self) -> None:
@@ -173,27 +175,27 @@ class Scene:
         shutil.copytree(self.folder / "kept", self.root, symlinks=True)
 
     def attempt(self, target: int = 0, action: int = 0, log: Path | None = None) -> Outcome | None:
-        """Carries the job out once; None where there is nothing to do."""
+        """Runs the job once. Returns None if it is cached."""
         plan = self.plan()
         if plan.is_cached:
             return None
-        if plan.damage:
-            remove_by_rename(plan.manifest.parent)
-        handle = prepare_job(plan, Layout(self.root, plan.request.pipeline), plan.request.job)
+        layout = Layout(open_root(self.root), plan.request.pipeline)
+        handle = prepare_job(plan, layout, plan.request.job)
+        log_file = handle.attempt.log.local
         self.page.arm(self.root, target, action, log)
         with (
-            self.forker.job(handle.attempt.request, handle.attempt.log) as pid,
+            self.forker.job(handle.attempt.request.local, log_file) as pid,
             contextlib.suppress(ProcessLookupError),
         ):
-            write_json(handle.attempt.process, ProcessIdentity.of(pid).to_json())
+            write_json(handle.attempt.process.local, ProcessIdentity.from_pid(pid).to_json())
         count, operation = self.page.disarm()
-        status = handle.outcome()
+        status = handle.read_outcome()
         if handle.process:
             kill_group(
                 handle.process, GRACE_SECONDS
-            )  # a fork of the preloaded process does not bear the attempt's mark
+            )  # a fork of the fork server does not have the id of the attempt
         handle.reap()
-        text = handle.attempt.log.read_text(errors="replace") if handle.attempt.log.exists() else ""
+        text = log_file.read_text(errors="replace") if log_file.exists() else ""
         return Outcome(status, count, operation, action == KILL, text)
 
     def enumerate(self) -> list[str]:
@@ -206,7 +208,7 @@ class Scene:
         return [line.split(" ", 1)[1] for line in log.read_text().splitlines()]
 
     def reference(self) -> str:
-        """The digest that an undisturbed try leaves; called after `enumerate`."""
+        """The digest of the artifact of an undisturbed try. `enumerate` must run before."""
         return self.digest(self.plan().manifest)
 
     def fail(self, target: int, action: int, reference: str) -> tuple[str | None, list[str]]:

@@ -22,7 +22,7 @@ _LARGE_SAMPLE = {"train": 150, "evaluate": 350}
 
 
 def run_cases(scene: Scene, choose: Callable[[list[str]], list[tuple[int, str]]]) -> None:
-    """Carries out the chosen (number, action) cases; fails with a list of all that went wrong."""
+    """Runs the chosen cases (number, action). Fails with a list of all problems."""
     operations = scene.enumerate()
     reference = scene.reference()
     problems, started = [], time.monotonic()
@@ -61,6 +61,7 @@ def stratified(operations: list[str], count: int) -> list[tuple[int, str]]:
     return list(itertools.islice(filter(None, in_turn), count))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("job", _SAMPLE)
 def test_a_failed_file_operation_is_a_retry_and_the_next_try_is_right(job, request):
@@ -69,6 +70,7 @@ def test_a_failed_file_operation_is_a_retry_and_the_next_try_is_right(job, reque
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("job", ["preprocess", "export"])
 def test_every_file_operation(job, request):
@@ -76,8 +78,31 @@ def test_every_file_operation(job, request):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("job", _LARGE_SAMPLE)
 def test_a_large_sample_of_file_operations(job, request):
     scene = request.getfixturevalue(f"{job}_scene")
     run_cases(scene, lambda operations: stratified(operations, _LARGE_SAMPLE[job]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_fault_during_the_replacement_of_a_damaged_artifact_is_made_good(preprocess_scene):
+    scene = preprocess_scene
+    scene.put_back()
+    assert scene.attempt()
+    plan = scene.plan()
+    (plan.manifest.parent / "data.html").unlink()
+    scene.keep()
+
+    def choose(operations: list[str]) -> list[tuple[int, str]]:
+        [renamed, *_] = [
+            number
+            for number, operation in enumerate(operations, start=1)
+            if operation == f"rename {plan.manifest.parent}"
+        ]
+        numbers = range(renamed - 2, min(renamed + 6, len(operations)) + 1)
+        return [(number, action) for number in numbers for action in ACTIONS]
+
+    run_cases(scene, choose)

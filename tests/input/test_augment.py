@@ -1,4 +1,4 @@
-"""Random changes depend on seed, epoch and example, and on nothing else."""
+"""Random augmentation: it depends only on seed, epoch and example."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ALL = AugmentOptions(
     flip_left_right=True,
     flip_top_bottom=True,
     shift=0.2,
-    scale={"least": 0.8, "most": 1.5},
+    scale={"min": 0.8, "max": 1.5},
     brightness=0.2,
     contrast=0.3,
     saturation=0.2,
@@ -27,14 +27,14 @@ def changed(
 ) -> np.ndarray:
     import tensorflow as tf
 
-    from pipeline_ops.input.augment import ImageChanges
+    from pipeline_ops.input.augment import ImageAugmentation
     from pipeline_ops.input.stateless_random import StatelessRandom
 
     count = len(batch)
-    draws = StatelessRandom(
+    rng = StatelessRandom(
         seed, tf.fill([count], np.int64(epoch)), tf.range(first, first + count, dtype=tf.int64)
     )
-    return ImageChanges(config).images(tf.constant(batch), draws).numpy()
+    return ImageAugmentation(config).augment_images(tf.constant(batch), rng).numpy()
 
 
 def test_without_a_change_images_are_what_they_were():
@@ -86,15 +86,15 @@ def test_a_shift_stays_within_its_bound_and_repeats_the_edge():
 
 def test_a_scaled_image_shows_a_part_of_itself_or_lies_within_its_repeated_edge():
     ramp = np.arange(40, 200, 4, dtype=np.uint8)[None, :, None, None].repeat(200, 0).repeat(40, 2)
-    larger = changed(AugmentOptions(scale=Scale(most=2.0)), ramp)[:, :, 0, 0].astype(int)
+    larger = changed(AugmentOptions(scale=Scale(max=2.0)), ramp)[:, :, 0, 0].astype(int)
     steps = np.diff(larger, axis=1)
     assert (
         {int(row.max() - row.min()) for row in larger} >= {90, 110, 130}
         and steps[:, 2:-2].min() >= 1
         and steps[:, 2:-2].max() <= 4
     )
-    assert len({row[0] for row in larger}) > 15  # at different places
-    smaller = changed(AugmentOptions(scale=Scale(least=0.5)), ramp)[:, :, 0, 0].astype(int)
+    assert len({row[0] for row in larger}) > 15  # at different positions
+    smaller = changed(AugmentOptions(scale=Scale(min=0.5)), ramp)[:, :, 0, 0].astype(int)
     assert (
         (smaller[:, 0] == 40).any()
         and (smaller[:, -1] == 196).any()

@@ -1,5 +1,7 @@
-"""Boxes follow the pixels of their objects, whatever is done to an image, on whichever worker, and
-after any restart."""
+"""Augmentation of images with boxes: the boxes follow the pixels of their objects.
+
+This holds for every change of an image, on every worker and after every restart.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,15 @@ NUM_SCENES = 40
 FULL = {
     "flip_left_right": True,
     "flip_top_bottom": True,
-    "scale": {"least": 0.7, "most": 1.6},
+    "scale": {"min": 0.7, "max": 1.6},
     "mosaic": 0.5,
 }
 PIXELS = [
     pytest.param({"flip_left_right": True}, id="flip_left_right"),
     pytest.param({"flip_top_bottom": True}, id="flip_top_bottom"),
     pytest.param({"shift": 0.4}, id="shift"),
-    pytest.param({"scale": {"most": 2.0}}, id="larger"),
-    pytest.param({"scale": {"least": 0.5}}, id="smaller"),
+    pytest.param({"scale": {"max": 2.0}}, id="larger"),
+    pytest.param({"scale": {"min": 0.5}}, id="smaller"),
     pytest.param({"mosaic": 1.0}, id="mosaic"),
     pytest.param(FULL, id="all"),
 ]
@@ -31,8 +33,11 @@ PIXELS = [
 
 @pytest.fixture(scope="module")
 def scenes():
-    """Images and labels of a split: on black, one to four rectangles that touch neither each other
-    nor the edges, each in a grey of its own."""
+    """Images and labels of a split.
+
+    Each image is black and has one to four rectangles with different greys. They touch neither each
+    other nor the edges.
+    """
     return make_scenes()
 
 
@@ -57,7 +62,7 @@ def grey_of(label: int) -> int:
 
 
 def load_from(scenes, pad_to=None):
-    """What a source does; with boxes padded as a split that is held in memory has them."""
+    """Loads examples as a source does, with boxes padded as in a split that is held in memory."""
     import tensorflow as tf
 
     from pipeline_ops.models.boxes import Boxes
@@ -82,26 +87,25 @@ def load_from(scenes, pad_to=None):
 
 
 def changed(scenes, options, epoch=0, examples=range(NUM_SCENES), seed=1, max_boxes=None):
-    """Images, and for each the boxes in pixels with their classes and whether
-    they are to be left alone."""
+    """Returns images, and for each image its boxes in pixels, their classes and `is_crowd`."""
     import tensorflow as tf
 
-    from pipeline_ops.input.augmentation import make_changes
+    from pipeline_ops.input.augmentation import build_augmentation
     from pipeline_ops.input.stateless_random import StatelessRandom
 
-    draws = StatelessRandom(
+    rng = StatelessRandom(
         seed, tf.fill([len(examples)], np.int64(epoch)), tf.constant(list(examples), tf.int64)
     )
-    images, labels = make_changes(
+    images, labels = build_augmentation(
         AugmentOptions(**options), "detection", NUM_SCENES, max_boxes
-    ).load(load_from(scenes, max_boxes), draws)
+    ).load(load_from(scenes, max_boxes), rng)
     assert images.dtype == tf.uint8 and images.shape[1:] == (HEIGHT, WIDTH, 1)
     return images.numpy(), labels
 
 
 def found(labels, number):
-    """[(class, corners in pixels, is_crowd)] of one image."""
-    pixels = labels.in_pixels(HEIGHT, WIDTH).numpy()
+    """Returns [(class, corners in pixels, is_crowd)] of one image."""
+    pixels = labels.to_pixels(HEIGHT, WIDTH).numpy()
     rows = zip(
         labels.classes[number].numpy(), pixels[number], labels.is_crowd[number].numpy(), strict=True
     )
@@ -109,7 +113,7 @@ def found(labels, number):
 
 
 def slices(low, high) -> tuple[slice, ...]:
-    """The whole pixels between two corners."""
+    """Returns the whole pixels between two corners."""
     return tuple(
         slice(max(0, ceil(start)), max(0, floor(end))) for start, end in zip(low, high, strict=True)
     )
@@ -136,7 +140,7 @@ def test_each_box_holds_its_object_and_nothing_is_painted_outside_of_a_box(scene
 
 
 def test_pixels_that_are_not_scaled_are_the_very_same(scenes):
-    """A tight box, found again in the pixels, is the label to the last digit."""
+    """The test measures a tight box in the pixels. It equals the label to the last digit."""
     images, labels = changed(
         scenes,
         {
@@ -144,7 +148,7 @@ def test_pixels_that_are_not_scaled_are_the_very_same(scenes):
             "flip_top_bottom": True,
             "shift": 0.1,
             "mosaic": 0.5,
-            "least_visible": 0.01,
+            "min_visible": 0.01,
         },
     )
     for number, image in enumerate(images[..., 0]):
@@ -161,7 +165,7 @@ def test_pixels_that_are_not_scaled_are_the_very_same(scenes):
 def test_what_is_cut_off_too_much_is_left_alone_and_what_is_out_of_sight_is_gone(scenes, least):
     total, crowds = 0, 0
     for epoch in range(4):
-        _, labels = changed(scenes, {"shift": 0.4, "least_visible": least}, epoch)
+        _, labels = changed(scenes, {"shift": 0.4, "min_visible": least}, epoch)
         for number in range(NUM_SCENES):
             for label, (ymin, xmin, ymax, xmax), is_crowd in found(labels, number):
                 top, left, bottom, right = scenes[1][number][label]
@@ -196,8 +200,7 @@ def test_an_example_is_changed_alike_in_any_batch_and_otherwise_in_each_epoch(sc
 
 
 def test_a_mosaic_is_its_own_image_and_three_of_the_whole_split(scenes):
-    """Seen by their greys: with one image painted in a value of its own, the mosaics that have it
-    are those whose fourth it was drawn for."""
+    """The test paints one image in a unique grey and looks for the mosaics that contain it."""
     images = (
         np.arange(NUM_SCENES, dtype=np.uint8)[:, None, None, None]
         .repeat(HEIGHT, 1)

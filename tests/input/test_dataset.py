@@ -5,22 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from workshop import remove_from_tests
 
-from pipeline_ops.artifacts.dataset import DatasetFigures, shard_paths, shards_of
-from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
+from pipeline_ops.artifacts.dataset import DatasetFigures, list_shard_paths, list_shards
+from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.input import InputOptions
 from pipeline_ops.errors import MachineError
 from pipeline_ops.system.disk_cache import HostCache
 
 BATCH = 60
-DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
-
 
 REMOVED = ((0, 3, 174), (), (5,), tuple(range(20, 60)))
-"""By shard: positions that a later generation has removed;
-each shard of the train split holds 175."""
+"""The positions that a later generation has removed, by shard.
 
+Each shard of the train split holds 175 examples.
+"""
 
 SOURCES = ("encoded in memory", "encoded on disk", "decoded in memory", "decoded on disk")
 
@@ -32,9 +30,11 @@ def split(request, dataset):
 
     manifest = read_manifest(dataset)
     figures = DatasetFigures.model_validate(manifest.figures)
-    num_bytes = sum(f.num_bytes for f in shards_of(manifest, "train"))
+    num_bytes = sum(f.num_bytes for f in list_shards(manifest, "train"))
     split = SplitShards(
-        tuple(shard_paths(dataset, manifest, "train")), figures.num_examples["train"], num_bytes
+        tuple(list_shard_paths(dataset, manifest, "train")),
+        figures.num_examples["train"],
+        num_bytes,
     )
     if request.param == "whole":
         return split
@@ -69,17 +69,20 @@ def source_of(name, split, cache):
 
 
 def batches(split, count, worker=0, workers=1, start_step=0, seed=3, source=None, changes=None):
-    """Images and labels of the first batches."""
-    from pipeline_ops.input.dataset import training_batches
+    """Returns images and labels of the first batches."""
+    from pipeline_ops.input.dataset import build_training_dataset
     from pipeline_ops.input.sources import EncodedSource
     from pipeline_ops.input.split import BatchSlice
 
-    part, source = BatchSlice.of(worker, workers, BATCH), source or EncodedSource(split, parse())
+    part, source = (
+        BatchSlice.for_worker(worker, workers, BATCH),
+        source or EncodedSource(split, parse()),
+    )
     return [
         (x.numpy(), y.numpy())
-        for x, y in training_batches(split, source, BATCH, part, seed, start_step, changes).take(
-            count
-        )
+        for x, y in build_training_dataset(
+            split, source, BATCH, part, seed, start_step, changes
+        ).take(count)
     ]
 
 
@@ -109,14 +112,14 @@ def test_the_workers_slices_make_up_the_global_batches(split):
 
 @pytest.mark.parametrize("step", [1, 10, 11, 12, 25])
 def test_resuming_at_a_step_gives_what_would_have_come(split, step):
-    assert split.end_of_epoch(0, BATCH) == (
+    assert split.compute_epoch_end_step(0, BATCH) == (
         11 if split.removed else 12
-    )  # so the steps lie within, at and beyond the end of an epoch
+    )  # the steps are within, at and beyond the end of an epoch
     assert same(batches(split, 30)[step:], batches(split, 30 - step, start_step=step))
 
 
 def test_a_step_far_away_costs_what_the_first_one_costs(split):
-    """Nothing is read or drawn for the steps before it: the ten-millionth comes at once."""
+    """Earlier steps cost nothing: the ten-millionth step comes at once."""
     [(images, labels)] = batches(split, 1, start_step=10_000_000)
     assert images.shape == (BATCH, 16, 16, 1)
     assert len(labels) == BATCH
@@ -126,18 +129,17 @@ def test_a_step_far_away_costs_what_the_first_one_costs(split):
 def test_every_example_comes_exactly_once_in_each_epoch_whatever_the_number_of_workers(
     split, workers
 ):
-    """The split has a number of examples that no batch divides: the batch at the end goes on with
-    the next epoch."""
-    from pipeline_ops.input.dataset import examples_of_step
+    """No batch size divides the split, so the last batch continues with the next epoch."""
+    from pipeline_ops.input.dataset import read_step_examples
     from pipeline_ops.input.sources import EncodedSource
 
     epochs, source = 3, EncodedSource(split, parse())
-    steps = split.end_of_epoch(epochs - 1, BATCH)
+    steps = split.compute_epoch_end_step(epochs - 1, BATCH)
     assert split.num_examples % BATCH
     stream = [
         example
         for step in range(steps)
-        for example in examples_of_step(split, BATCH, 3, step, source)
+        for example in read_step_examples(split, BATCH, 3, step, source)
     ]
     for epoch in range(epochs):
         of_epoch = stream[epoch * split.num_examples : (epoch + 1) * split.num_examples]
@@ -166,21 +168,24 @@ def test_an_epoch_ends_with_the_step_that_uses_its_last_example(num_examples, ba
     from pipeline_ops.input.split import SplitShards
 
     split = SplitShards((), num_examples, 0)
-    assert [split.end_of_epoch(epoch, batch) for epoch in range(3)] == ends
+    assert [split.compute_epoch_end_step(epoch, batch) for epoch in range(3)] == ends
 
 
 def test_every_epoch_and_every_seed_has_an_order_of_its_own(split):
-    assert not same(batches(split, 2), batches(split, 2, start_step=split.end_of_epoch(0, BATCH)))
+    assert not same(
+        batches(split, 2), batches(split, 2, start_step=split.compute_epoch_end_step(0, BATCH))
+    )
     assert not same(batches(split, 2), batches(split, 2, seed=4))
 
 
 def test_an_order_has_no_trace_of_the_order_in_the_shards(split):
     import tensorflow as tf
 
-    from pipeline_ops.input.dataset import _order
+    from pipeline_ops.input.order import make_order
 
+    order = make_order(split, 3, None)
     numbers = [
-        _order(split, 3, epoch * split.num_examples + tf.range(split.num_examples, dtype=tf.int64))[
+        order.compute(epoch * split.num_examples + tf.range(split.num_examples, dtype=tf.int64))[
             1
         ].numpy()
         for epoch in range(3)
@@ -195,20 +200,15 @@ def test_an_order_has_no_trace_of_the_order_in_the_shards(split):
 
 
 def test_what_does_not_fit_is_not_cached_and_that_is_said(split, cache):
-    from pipeline_ops.input.sources import EncodedSource, open_source
+    from pipeline_ops.input.order import GlobalOrder
+    from pipeline_ops.input.sources import EncodedSource, open_example_source
 
     said = []
-    assert isinstance(
-        open_source(
-            split,
-            parse((16, 16, 1000)),
-            InputOptions(cache="memory", cache_limit_mib=1),
-            cache,
-            "1",
-            said.append,
-        ),
-        EncodedSource,
+    options = InputOptions(cache="memory", cache_limit_mib=1)
+    source = open_example_source(
+        split, parse((16, 16, 1000)), options, cache, "1", said.append, GlobalOrder(1, 1)
     )
+    assert isinstance(source, EncodedSource)
     assert "train.input.cache_limit_mib is 1" in said[0]
 
 
@@ -228,21 +228,21 @@ def test_offsets_and_decoded_images_are_made_once_for_a_host(split, tmp_path):
 
 
 def test_a_shard_that_is_cut_off_is_named(split, tmp_path):
-    from pipeline_ops.input.records import record_offsets
+    from pipeline_ops.input.records import read_record_offsets
 
     shard = tmp_path / "train-00000-of-00001.tfrecord"
     shard.write_bytes(Path(split.paths[0]).read_bytes()[:-5])
     with pytest.raises(
-        MachineError, match=r"train-00000-of-00001.tfrecord is cut off .* begins at byte \d+"
+        MachineError, match=r"train-00000-of-00001.tfrecord is truncated .* record at byte \d+"
     ):
-        record_offsets(shard)
+        read_record_offsets(shard)
 
 
 def test_evaluation_sees_every_example_once_over_all_workers(split):
-    from pipeline_ops.input.dataset import evaluation_batches
+    from pipeline_ops.input.dataset import build_evaluation_dataset
 
     counts = [
-        sum(len(y) for _, y in evaluation_batches(split, parse(), 64, worker, 3))
+        sum(len(y) for _, y in build_evaluation_dataset(split, parse(), 64, worker, 3))
         for worker in range(3)
     ]
     assert sum(counts) == split.num_examples
@@ -256,10 +256,10 @@ def examples_of(split) -> list[bytes]:
 
 
 def test_what_is_removed_is_read_by_nobody(split):
-    """Training, evaluation, and what a served model is asked, against the shards as they are."""
-    from pipeline_ops.input.dataset import evaluation_batches
+    """Compares training, evaluation and the inputs of a served model with the shards."""
+    from pipeline_ops.input.dataset import build_evaluation_dataset
     from pipeline_ops.input.records import read_records
-    from pipeline_ops.input.saved_model_client import read_encoded
+    from pipeline_ops.input.saved_model_client import read_encoded_batches
 
     every = [list(read_records([path]).as_numpy_iterator()) for path in split.paths]
     removed = split.removed or ((),) * len(every)
@@ -271,8 +271,10 @@ def test_what_is_removed_is_read_by_nobody(split):
     ]
     assert len(wanted) == split.num_examples
     assert examples_of(split) == wanted
-    assert sum(len(y) for _, y in evaluation_batches(split, parse(), 64)) == len(wanted)
-    keys = [key for batch in read_encoded(split.paths, 100, split.removed) for key in batch.keys]
+    assert sum(len(y) for _, y in build_evaluation_dataset(split, parse(), 64)) == len(wanted)
+    keys = [
+        key for batch in read_encoded_batches(split.paths, 100, split.removed) for key in batch.keys
+    ]
     assert len(keys) == len(set(keys)) == len(wanted)
 
 
@@ -287,24 +289,9 @@ def test_training_never_sees_an_image_that_is_removed(split):
         ].numpy()
         return {tf.io.decode_image(encoded).numpy().tobytes() for encoded in parsed}
 
-    seen = {image.tobytes() for x, _ in batches(split, split.end_of_epoch(3, BATCH)) for image in x}
+    seen = {
+        image.tobytes()
+        for x, _ in batches(split, split.compute_epoch_end_step(3, BATCH))
+        for image in x
+    }
     assert seen <= images(examples_of(split))
-
-
-def test_training_opens_a_data_set_without_what_was_removed_from_it(dataset, tmp_path):
-    """The splits of a worker, as its manifest says them."""
-    from pipeline_ops.config.pipeline import load_config
-    from pipeline_ops.planning.plan import plan_job
-    from pipeline_ops.training.worker import open_splits
-
-    uri = remove_from_tests(dataset, tmp_path / "later", [1, 2])
-    manifest = read_manifest(uri)
-    validation = shards_of(manifest, "validation")[1].path
-    write_manifest(
-        tmp_path / "later",
-        manifest.model_copy(update={"figures": manifest.figures | {"removed": {validation: [3]}}}),
-    )
-    config = load_config(DIGITS, {"storage.root": str(tmp_path / "root")})
-    train, found, _ = open_splits(plan_job("train", config, "run", {"preprocess": uri}).request)
-    assert train.removed == ((), (), (), ())
-    assert found.removed == ((), (3,), (), ())

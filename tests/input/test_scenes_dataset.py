@@ -1,13 +1,14 @@
-"""Examples with boxes come in the same order, and changed in the same way, whatever the number of
-workers and after any restart."""
+"""Examples with boxes: neither the number of workers nor a restart changes order or contents."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
 
-from pipeline_ops.artifacts.dataset import DatasetFigures, shard_paths, shards_of
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.dataset import DatasetFigures, list_shard_paths, list_shards
+from pipeline_ops.artifacts.manifest import locate_file, read_manifest
 from pipeline_ops.config.input import AugmentOptions, InputOptions
 from pipeline_ops.system.disk_cache import HostCache
 
@@ -16,7 +17,7 @@ PLAIN = AugmentOptions()
 FULL = AugmentOptions(
     flip_left_right=True,
     shift=0.1,
-    scale={"least": 0.7, "most": 1.4},
+    scale={"min": 0.7, "max": 1.4},
     brightness=0.1,
     contrast=0.1,
     mosaic=0.5,
@@ -29,9 +30,9 @@ def split(scenes):
 
     manifest = read_manifest(scenes)
     figures = DatasetFigures.model_validate(manifest.figures)
-    num_bytes = sum(file.num_bytes for file in shards_of(manifest, "train"))
+    num_bytes = sum(file.num_bytes for file in list_shards(manifest, "train"))
     return SplitShards(
-        tuple(shard_paths(scenes, manifest, "train")), figures.num_examples["train"], num_bytes
+        tuple(list_shard_paths(scenes, manifest, "train")), figures.num_examples["train"], num_bytes
     )
 
 
@@ -43,20 +44,20 @@ def parse():
 
 
 def examples(split, count, changes=FULL, worker=0, workers=1, start_step=0, source=None):
-    """For each step a list of (bytes of the image, boxes as bytes)."""
-    from pipeline_ops.input.augmentation import make_changes
-    from pipeline_ops.input.dataset import training_batches
+    """Returns a list of (bytes of the image, boxes as bytes) for each step."""
+    from pipeline_ops.input.augmentation import build_augmentation
+    from pipeline_ops.input.dataset import build_training_dataset
     from pipeline_ops.input.sources import EncodedSource
     from pipeline_ops.input.split import BatchSlice
 
-    batches = training_batches(
+    batches = build_training_dataset(
         split,
         source or EncodedSource(split, parse()),
         BATCH,
-        BatchSlice.of(worker, workers, BATCH),
+        BatchSlice.for_worker(worker, workers, BATCH),
         3,
         start_step,
-        make_changes(changes, "detection", split.num_examples),
+        build_augmentation(changes, "detection", split.num_examples),
     )
     return [
         [_seen(images[i], labels, i) for i in range(len(images))]
@@ -82,20 +83,20 @@ def test_the_workers_slices_make_up_the_global_batches(split, changes):
 
 @pytest.mark.parametrize("step", [1, 6, 7])
 def test_resuming_at_a_step_gives_what_would_have_come(split, step):
-    assert split.end_of_epoch(0, BATCH) == 7
+    assert split.compute_epoch_end_step(0, BATCH) == 7
     assert examples(split, 9)[step:] == examples(split, 9 - step, start_step=step)
 
 
 def test_what_a_step_is_made_of_can_be_told(split):
-    """Its own examples, in their order, and behind each mosaic's own one the three others."""
-    from pipeline_ops.input.augmentation import make_changes
-    from pipeline_ops.input.dataset import examples_of_step
+    """The step has its own examples in order. The three others of a mosaic follow its example."""
+    from pipeline_ops.input.augmentation import build_augmentation
+    from pipeline_ops.input.dataset import read_step_examples
     from pipeline_ops.input.sources import EncodedSource
 
     source = EncodedSource(split, parse())
     plain, mixed = (
-        examples_of_step(
-            split, BATCH, 3, 4, source, make_changes(changes, "detection", split.num_examples)
+        read_step_examples(
+            split, BATCH, 3, 4, source, build_augmentation(changes, "detection", split.num_examples)
         )
         for changes in (PLAIN, FULL)
     )
@@ -111,36 +112,66 @@ def test_what_a_step_is_made_of_can_be_told(split):
     assert place in (
         len(mixed),
         len(mixed) + 3,
-    )  # whether the last one is a mosaic, nothing tells that comes after it
+    )  # no later example shows whether the last one is a mosaic
 
 
 @pytest.mark.parametrize("changes", [PLAIN, FULL], ids=["plain", "augmented"])
 def test_decoded_images_with_any_number_of_boxes_are_held_in_memory_and_are_the_same(
     split, changes, tmp_path
 ):
-    from pipeline_ops.input.sources import MemorySource, open_source
+    from pipeline_ops.input.order import GlobalOrder
+    from pipeline_ops.input.sources import MemorySource, open_example_source
 
     said = []
-    source = open_source(
-        split, parse(), InputOptions(), HostCache(tmp_path, 1 << 30), "1", said.append
+    source = open_example_source(
+        split,
+        parse(),
+        InputOptions(),
+        HostCache(tmp_path, 1 << 30),
+        "1",
+        said.append,
+        GlobalOrder(1, 1),
     )
     assert isinstance(source, MemorySource) and not said
     assert examples(split, 8, changes, source=source) == examples(split, 8, changes)
 
 
 def test_on_disk_they_are_not_kept_and_that_is_said(split, tmp_path):
-    from pipeline_ops.input.sources import EncodedSource, open_source
+    from pipeline_ops.input.order import GlobalOrder
+    from pipeline_ops.input.sources import EncodedSource, open_example_source
 
     said = []
     assert isinstance(
-        open_source(
+        open_example_source(
             split,
             parse(),
             InputOptions(cache="disk"),
             HostCache(tmp_path, 1 << 30),
             "1",
             said.append,
+            GlobalOrder(1, 1),
         ),
         EncodedSource,
     )
-    assert "not all of them have the same shape; use train.input.cache: memory" in said[0]
+    assert "not all of them have the same shape. Use train.input.cache: memory" in said[0]
+
+
+@pytest.mark.parametrize("changes", [PLAIN, FULL], ids=["plain", "augmented"])
+def test_streamed_scenes_and_mosaics_are_the_same(split, scenes, changes, tmp_path):
+    """The fixture does not count the examples of its shards, as preprocess does."""
+    from pipeline_ops.input.order import make_order
+    from pipeline_ops.input.records import read_record_offsets
+    from pipeline_ops.input.remote_shard import RemoteShard
+    from pipeline_ops.input.remote_split import RemoteSplit
+    from pipeline_ops.input.streaming import StreamedSource
+
+    shards = []
+    for file in list_shards(read_manifest(scenes), "train"):
+        place = locate_file(scenes, file)
+        count = len(read_record_offsets(place.local))
+        shards.append(RemoteShard(place, file.model_copy(update={"num_examples": count})))
+    remote = RemoteSplit(tuple(shards), HostCache(tmp_path, 1 << 30), shards[0].file.num_bytes)
+    streamed = dataclasses.replace(split, remote=remote)
+    source = StreamedSource(streamed, parse(), make_order(streamed, 3, None))
+    assert examples(streamed, 8, changes, source=source) == examples(split, 8, changes)
+    source.close()

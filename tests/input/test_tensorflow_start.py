@@ -1,4 +1,4 @@
-"""The import of TensorFlow: quick, quiet, and with nothing missing afterwards."""
+"""The import of TensorFlow: it is quick and quiet, and hides no package afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def run(code: str, **environment: str) -> str:
-    """What a fresh process prints that runs some code."""
+    """Runs code in a new process and returns its output."""
     inherited = {
         name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"
     }
@@ -23,11 +23,7 @@ def run(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-START = (
-    "import sys, os\n"
-    "from pipeline_ops.input.tensorflow_start import import_tensorflow\n"
-    "tf = import_tensorflow()\n"
-)
+START = "import sys, os\nfrom pipeline_ops.input.tensorflow_start import tf\n"
 
 
 def test_what_is_not_needed_is_not_imported_and_can_still_be():

@@ -4,20 +4,21 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.errors import Cancelled
+from pipeline_ops.errors import Cancelled, DataError
 from pipeline_ops.jobs.cancellation import (
     TaskInstanceRef,
-    ask_to_end,
-    reason_to_end,
-    while_wanted,
-    why_unwanted,
+    find_cancellation_reason,
+    monitor_cancellation,
+    read_cancellation_reason,
+    request_cancellation,
 )
-from pipeline_ops.system.processes import group_members
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.processes import find_group_members
 
 FIRST = TaskInstanceRef(task_instance="1", max_tries=2, clear_number=0)
 RETRY = TaskInstanceRef(task_instance="2", max_tries=2, clear_number=0)
@@ -42,7 +43,7 @@ RETRY = TaskInstanceRef(task_instance="2", max_tries=2, clear_number=0)
 def test_a_job_is_wanted_as_long_as_its_task_instance_or_another_try_of_it_is_unfinished(
     now, state
 ):
-    assert why_unwanted(FIRST, now, state) is None
+    assert find_cancellation_reason(FIRST, now, state) is None
 
 
 @pytest.mark.parametrize(
@@ -68,54 +69,74 @@ def test_a_job_is_wanted_as_long_as_its_task_instance_or_another_try_of_it_is_un
             "up_for_retry",
             "its task was cleared in Airflow",
         ),  # while it was running
-        (None, None, "its task is not in Airflow any more"),
+        (None, None, "its task is no longer in Airflow"),
     ],
 )
 def test_a_job_is_not_wanted_when_its_task_has_ended_or_was_cleared_or_removed(now, state, why):
-    assert why_unwanted(FIRST, now, state) == why
+    assert find_cancellation_reason(FIRST, now, state) == why
 
 
 JOB = """
 import signal, subprocess, sys, time
-from pathlib import Path
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.jobs.cancellation import while_wanted
+from pipeline_ops.jobs.cancellation import monitor_cancellation
+from pipeline_ops.storage.open_store import open_root
 if sys.argv[2] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-with while_wanted(Attempt(Path(sys.argv[1]))):
+with monitor_cancellation(Attempt(open_root(sys.argv[1]))):
     child = subprocess.Popen(["sleep", "600"])
     print("up", flush=True)
     time.sleep(600)
 """
 
 
+@pytest.fixture
+def attempt(tmp_path) -> Attempt[StorePath]:
+    """The folder of a job, with its request."""
+    attempt = Attempt(open_root(tmp_path))
+    attempt.request.write(b"{}")
+    return attempt
+
+
 @pytest.mark.parametrize("manner", ["plain", "deaf"])
-def test_a_process_that_is_told_to_end_takes_its_whole_group_along(tmp_path, manner):
+def test_a_process_that_is_told_to_end_takes_its_whole_group_along(attempt, tmp_path, manner):
     job = subprocess.Popen(
         [sys.executable, "-c", JOB, str(tmp_path), manner],
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
     assert job.stdout.readline() == b"up\n"
-    assert len(group_members(job.pid)) == 2
-    ask_to_end(Attempt(tmp_path), "nobody wants it")
+    assert len(find_group_members(job.pid)) == 2
+    request_cancellation(attempt, "no longer needed")
     assert job.wait(60) < 0
     deadline = time.monotonic() + 60
-    while group_members(job.pid):
+    while find_group_members(job.pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_who_was_told_to_end_before_it_began_does_not_begin(tmp_path):
-    attempt = Attempt(Path(tmp_path))
-    assert reason_to_end(attempt) is None
-    ask_to_end(attempt, "nobody wants it")
-    with pytest.raises(Cancelled, match="nobody wants it"), while_wanted(attempt):
+def test_who_was_told_to_end_before_it_began_does_not_begin(attempt):
+    assert read_cancellation_reason(attempt) is None
+    request_cancellation(attempt, "no longer needed")
+    with pytest.raises(Cancelled, match="no longer needed"), monitor_cancellation(attempt):
         os.abort()
 
 
-def test_a_block_that_ends_well_is_left_alone(tmp_path):
-    with while_wanted(Attempt(Path(tmp_path))):
+def test_a_block_that_ends_well_is_left_alone(attempt):
+    with monitor_cancellation(attempt):
         pass
-    ask_to_end(Attempt(Path(tmp_path)), "too late")
+    request_cancellation(attempt, "too late")
     time.sleep(1)
+
+
+def test_a_cancellation_goes_into_no_folder_but_that_of_a_job(attempt, tmp_path):
+    """F8."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    for name in ("missing", "other"):
+        with pytest.raises(DataError, match=f"{name} is not the folder of a job"):
+            request_cancellation(Attempt(attempt.folder / name), "no longer needed")
+    attempt.request.local.rename(tmp_path / "other" / "request.json")
+    with pytest.raises(DataError, match="link/request.json is a link or is reached through one"):
+        request_cancellation(Attempt(attempt.folder / "link"), "no longer needed")
+    assert os.listdir(tmp_path / "other") == ["request.json"]

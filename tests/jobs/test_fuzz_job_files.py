@@ -19,14 +19,15 @@ from hypothesis import strategies as st
 
 from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.cancellation import StoredJob, reason_to_end
-from pipeline_ops.jobs.progress import Progress, ProgressReader, parse_progress
+from pipeline_ops.jobs.cancellation import StoredJob, read_cancellation_reason
+from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader, parse_progress
 from pipeline_ops.jobs.request import Request, Status, read_status
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
-from pipeline_ops.storage.parsing import parse_json_as
+from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.storage.parsing import parse_json_as, read_json_as
 from pipeline_ops.storage.safe_paths import UnsafePath, parse_relative_path, read_below
-from pipeline_ops.system.processes import ProcessIdentity, group_members, kill_group
-from pipeline_ops.ui.charts import charts_of_metrics
+from pipeline_ops.system.processes import ProcessIdentity, find_group_members, kill_group
+from pipeline_ops.ui.charts import draw_metric_charts
 from pipeline_ops.ui.curves import TrainingCurves
 
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "300"))
@@ -66,7 +67,7 @@ _values = st.recursive(
     max_leaves=12,
 )
 VALID = {
-    Progress: {
+    ProgressEvent: {
         "time": 1.5,
         "phase": "train",
         "done": 3,
@@ -91,7 +92,7 @@ VALID = {
     ProcessIdentity: {"host": "h", "pid": 4_000_000, "start_ticks": 7},
     StoredJob: {
         "attempt": "attempt-0123abcd",
-        "claim": {"task_instance": "t", "max_tries": 2, "clear_number": 0},
+        "owner": {"task_instance": "t", "max_tries": 2, "clear_number": 0},
     },
     Request: {
         "job": "train",
@@ -155,7 +156,7 @@ def test_bytes_of_any_kind_are_a_value_or_one_error_with_its_place(model):
 
 
 @fuzz
-@given(st.lists(st.one_of(damaged(Progress), st.binary(max_size=60)), max_size=8))
+@given(st.lists(st.one_of(damaged(ProgressEvent), st.binary(max_size=60)), max_size=8))
 @example([b'{"time": 1, "phase": "train", "metrics": {"loss": null}}'])
 @example(
     [
@@ -169,18 +170,18 @@ def test_a_progress_file_of_any_content_can_be_read_told_and_drawn(lines):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "progress.jsonl"
         path.write_bytes(b"\n".join([*lines, good]) + b"\n")
-        reader = ProgressReader(path)
-        moments = [moment for chunk in reader.all() for moment in chunk]
-    assert moments[-1].phase == "end"
-    for moment in moments:
-        assert str(moment)
+        reader = ProgressReader(open_path(path))
+        events = [event for chunk in reader.read_all() for event in chunk]
+    assert events[-1].phase == "end"
+    for event in events:
+        assert str(event)
         assert (
-            parse_progress(moment.model_dump_json(exclude_defaults=True).encode(), "again").phase
-            == moment.phase
+            parse_progress(event.model_dump_json(exclude_defaults=True).encode(), "again").phase
+            == event.phase
         )
     curves = TrainingCurves()
-    curves.add(moments)
-    for chart in charts_of_metrics(curves.by_metric, "steps"):
+    curves.add(events)
+    for chart in draw_metric_charts(curves.by_metric, "steps"):
         assert "nan" not in str(chart.drawing) and "inf" not in str(chart.drawing)
 
 
@@ -193,28 +194,29 @@ def test_a_progress_file_of_any_content_can_be_read_told_and_drawn(lines):
     st.binary(max_size=60),
 )
 def test_the_files_of_a_job_of_any_content_are_values_or_documented_errors(
-    status, record, process, unwanted
+    status, record, process, cancellation
 ):
     """F8."""
     with tempfile.TemporaryDirectory() as folder:
-        attempt = Attempt(Path(folder))
+        root = open_root(folder)
+        attempt = Attempt(root)
         for path, content in (
             (attempt.status, status),
             (attempt.process, process),
-            (attempt.unwanted, unwanted),
+            (attempt.cancellation, cancellation),
         ):
-            path.write_bytes(content)
-        (Path(folder) / "train.json").write_bytes(record)
+            path.write(content)
+        (root / "train.json").write(record)
         for read in (
             lambda: read_status(attempt),
-            lambda: attempt.read(ProcessIdentity, attempt.process),
-            lambda: read_record(Path(folder) / "train.json"),
+            lambda: read_json_as(ProcessIdentity, attempt.process),
+            lambda: read_record(root / "train.json"),
         ):
             try:
                 read()
             except DataError as error:
                 assert str(error).startswith(folder)
-        assert reason_to_end(attempt)
+        assert read_cancellation_reason(attempt)
 
 
 @fuzz
@@ -222,13 +224,13 @@ def test_the_files_of_a_job_of_any_content_are_values_or_documented_errors(
 @example(
     {
         "attempt": "attempt-00000000",
-        "claim": {"task_instance": "x", "max_tries": 10**400, "clear_number": 0},
+        "owner": {"task_instance": "x", "max_tries": 10**400, "clear_number": 0},
     }
 )
 @example("s3://bucket/reference")
 def test_a_task_state_of_any_kind_names_an_attempt_of_its_own_task_or_nothing(value):
     """F8."""
-    layout = Layout(Path("/root"), "digits")
+    layout = Layout(open_root("/root"), "digits")
     try:
         stored = StoredJob.parse(value)
         attempt = layout.attempt("run", "train", stored.attempt)
@@ -259,4 +261,4 @@ def test_no_process_is_signalled_because_of_random_numbers(pid, ticks):
     mark = ("TRAINYARD_ATTEMPT", "/no/such/attempt")
     assert kill_group(ProcessIdentity("host", pid, ticks), 0.0, mark)
     assert kill_group(ProcessIdentity("host", os.getpgrp(), ticks), 0.0, mark)
-    assert os.getpid() in group_members(os.getpgrp())
+    assert os.getpid() in find_group_members(os.getpgrp())

@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import json
 import math
-import os
 
 import pytest
 
-from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.artifacts.layout import Attempt, list_worker_progress
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.progress import (
-    Progress,
+    ProgressEvent,
     ProgressReader,
     ProgressWriter,
-    last_moment,
     parse_progress,
+    read_last_event,
 )
 from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.open_store import open_path, open_root
 
 
 def test_a_metric_that_is_not_a_number_reads_back(tmp_path):
@@ -28,10 +28,10 @@ def test_a_metric_that_is_not_a_number_reads_back(tmp_path):
     writer.report("train", 1, 2, "steps", {"own": math.nan, "high": math.inf, "low": -math.inf})
     [line] = (tmp_path / "progress.jsonl").read_text().splitlines()
     json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    [moment] = ProgressReader(tmp_path / "progress.jsonl").new()
-    assert math.isnan(moment.metrics["own"])
-    assert (moment.metrics["high"], moment.metrics["low"]) == (math.inf, -math.inf)
-    assert "own nan" in str(moment)
+    [event] = ProgressReader(open_path(tmp_path / "progress.jsonl")).read_new()
+    assert math.isnan(event.metrics["own"])
+    assert (event.metrics["high"], event.metrics["low"]) == (math.inf, -math.inf)
+    assert "own nan" in str(event)
 
 
 def test_figures_that_are_not_numbers_read_back(tmp_path):
@@ -81,8 +81,10 @@ def test_bad_lines_do_not_hide_the_good_ones(tmp_path):
     path = tmp_path / "progress.jsonl"
     good = [b'{"time": %d, "phase": "train", "done": %d}' % (i, i) for i in range(len(BAD_LINES))]
     path.write_bytes(b"".join(a + b"\n" + b + b"\n" for a, b in zip(good, BAD_LINES, strict=True)))
-    reader = ProgressReader(path)
-    assert [moment.done for moments in reader.all() for moment in moments] == list(range(len(good)))
+    reader = ProgressReader(open_path(path))
+    assert [event.done for events in reader.read_all() for event in events] == list(
+        range(len(good))
+    )
     assert len(reader.problems) == len(BAD_LINES)
     assert reader.problems[0].startswith(f"{path}, byte {len(good[0]) + 1}: ")
     assert "metrics.loss: Input should be a valid number" in reader.problems[0]
@@ -91,19 +93,19 @@ def test_bad_lines_do_not_hide_the_good_ones(tmp_path):
 def test_a_file_of_nothing_but_bad_lines_is_read_once_in_bounded_memory(tmp_path):
     path = tmp_path / "progress.jsonl"
     path.write_bytes(b"x\n" * 100_000 + b"y" * (10 << 20) + b'\n{"time": 1, "phase": "end"}\n')
-    reader = ProgressReader(path)
-    assert [moment.phase for moments in reader.all() for moment in moments] == ["end"]
+    reader = ProgressReader(open_path(path))
+    assert [event.phase for events in reader.read_all() for event in events] == ["end"]
     assert len(reader.problems) == 20
 
 
 def test_a_line_that_is_still_being_written_waits_for_its_end(tmp_path):
     path = tmp_path / "progress.jsonl"
     path.write_bytes(b'{"time": 1, "phase": "a"}\n{"time": 2, "ph')
-    reader = ProgressReader(path)
-    assert [moment.phase for moment in reader.new()] == ["a"]
+    reader = ProgressReader(open_path(path))
+    assert [event.phase for event in reader.read_new()] == ["a"]
     with open(path, "ab") as file:
         file.write(b'ase": "b"}\n')
-    assert [moment.phase for moment in reader.new()] == ["b"]
+    assert [event.phase for event in reader.read_new()] == ["b"]
     assert reader.problems == []
 
 
@@ -113,9 +115,14 @@ def test_no_link_is_followed_to_a_progress_file(tmp_path):
     (tmp_path / "secret").write_text("a secret\n")
     path = tmp_path / "root" / "attempt" / "progress.jsonl"
     path.symlink_to(tmp_path / "secret")
-    reader = ProgressReader(path, root=tmp_path / "root")
-    assert reader.new() == [] and last_moment(path) is None
-    assert "link" in reader.problems[0] and "a secret" not in reader.problems[0]
+    linked = tmp_path / "root" / "linked"
+    linked.symlink_to(tmp_path)
+    (tmp_path / "progress.jsonl").write_text("a secret\n")
+    for name in ("attempt", "linked"):
+        file = open_root(tmp_path / "root") / name / "progress.jsonl"
+        reader = ProgressReader(file)
+        assert reader.read_new() == [] and read_last_event(file) is None
+        assert "link" in reader.problems[0] and "a secret" not in reader.problems[0]
 
 
 def test_what_a_writer_is_given_is_always_what_a_reader_takes(tmp_path):
@@ -123,13 +130,13 @@ def test_what_a_writer_is_given_is_always_what_a_reader_takes(tmp_path):
     writer.report("load", message="a name that is not Unicode: \udcff " + "x" * 100_000)
     writer.report("train", 5, 3, "steps")
     writer.report("train", 6, 3, "steps")
-    reader = ProgressReader(tmp_path / "progress.jsonl")
-    assert [moment.phase for moment in reader.new()] == ["load", "train", "train"]
+    reader = ProgressReader(open_path(tmp_path / "progress.jsonl"))
+    assert [event.phase for event in reader.read_new()] == ["load", "train", "train"]
     assert reader.problems == []
 
 
 def test_only_the_processes_of_a_gang_are_taken_for_workers(tmp_path):
-    """The records that were kept out lie in the same folder as `rejected.jsonl`."""
+    """The rejected records are in the same folder, in `rejected.jsonl`."""
     names = [
         "worker-0.jsonl",
         "worker-12.jsonl",
@@ -142,7 +149,7 @@ def test_only_the_processes_of_a_gang_are_taken_for_workers(tmp_path):
         "worker-0.jsonl.tmp",
     ]
     for name in names:
-        (tmp_path / name).write_bytes(Progress(time=1, phase="x").model_dump_json().encode())
-    found = Attempt(tmp_path).workers_progress()
+        (tmp_path / name).write_bytes(ProgressEvent(time=1, phase="x").model_dump_json().encode())
+    found = list_worker_progress(Attempt(open_root(tmp_path)))
     assert list(found) == ["chief 0", "ps 1", "worker 0", "worker 12"]
-    assert all(os.path.dirname(path) == str(tmp_path) for path in found.values())
+    assert all(path.local.parent == tmp_path for path in found.values())

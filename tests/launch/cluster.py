@@ -1,5 +1,7 @@
-"""A Slurm cluster for tests: the real daemons, two nodes on this machine, ports and keys of its
-own. Needs root and Debian's slurm packages."""
+"""A Slurm cluster for tests: the real daemons with nodes on this machine, and own ports and keys.
+
+Needs root and Debian's slurm packages.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launch.running import command, environment, pids
-from processes import let_other_users_pass
+from launch.running import find_by_text, wait_until
+from processes import allow_other_users
 
-os.environ["PATH"] += f"{os.pathsep}/usr/sbin{os.pathsep}/sbin"  # not in everybody's
+os.environ["PATH"] += f"{os.pathsep}/usr/sbin{os.pathsep}/sbin"  # not in every user's path
 
 _END_SECONDS = 10
 _TOOLS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "setpriv")
 
 
 def why_not() -> str | None:
-    """Why there can be no cluster here; None where there can."""
+    """Returns the reason why no cluster can run here, or None."""
     if os.geteuid() != 0:
         return "slurmd needs root"
     missing = [tool for tool in _TOOLS if not shutil.which(tool)]
@@ -38,8 +40,8 @@ class Cluster:
     """Nodes n1, n2, and so on.
 
     Args:
-      folder: for configuration, state and logs.
-      count: how many nodes.
+      folder: the folder for configuration, state and logs.
+      count: the number of nodes.
     """
 
     def __init__(self, folder: Path, count: int):
@@ -47,7 +49,7 @@ class Cluster:
         self.config = folder / "slurm.conf"
 
     def up(self) -> None:
-        let_other_users_pass(self.folder)  # munged runs as a user of its own
+        allow_other_users(self.folder)  # munged runs as another user
         for name in ("ctld", "spool", "log", "run"):
             (self.folder / name).mkdir()
         self._start_munge()
@@ -65,8 +67,10 @@ class Cluster:
         )
 
     def down(self) -> None:
-        """However far it has come up: first the jobs, which would outlive their daemons, then
-        these."""
+        """Ends the jobs, which would outlive their daemons, then the daemons.
+
+        The cluster may have started only in part.
+        """
         try:
             if jobs := self.jobs():
                 self._ask("scancel", *jobs)
@@ -76,12 +80,11 @@ class Cluster:
             os.environ.pop("SLURM_CONF", None)
 
     def daemons(self) -> list[int]:
-        """All that lives of this cluster: the name of its folder is in the command of each of its
-        daemons, and in the environment of its jobs."""
-        mine = str(self.folder)
-        return [
-            pid for pid in pids() if pid != os.getpid() and mine in command(pid) + environment(pid)
-        ]
+        """The living processes of this cluster.
+
+        The name of its folder is in the command of each daemon and in the environment of its jobs.
+        """
+        return find_by_text(str(self.folder))
 
     def _end_daemons(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -91,10 +94,10 @@ class Cluster:
             deadline = time.monotonic() + _END_SECONDS
             while self.daemons() and time.monotonic() < deadline:
                 time.sleep(0.1)
-        assert self.daemons() == [], "they live on"
+        assert self.daemons() == [], "daemons are still running"
 
     def jobs(self) -> list[str]:
-        """Ids of the jobs that are not over."""
+        """The ids of the unfinished jobs."""
         return self._ask("squeue", "-h", "-o", "%i").split()
 
     def _start_munge(self) -> None:
@@ -161,17 +164,14 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2
 """
 
     def _wait(self, is_so: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + 60
-        while not is_so():
-            assert time.monotonic() < deadline, (
-                f"{what}: {self._ask('sinfo', '-N')}\n{self._ask('squeue')}"
-            )
-            time.sleep(0.1)
+        wait_until(
+            is_so, explain=lambda: f"{what}: {self._ask('sinfo', '-N')}\n{self._ask('squeue')}"
+        )
 
     def _ask(self, *argv: str) -> str:
         own = os.environ | {
             "SLURM_CONF": str(self.config)
-        }  # while this one is not up, the variable may name another cluster
+        }  # the variable may name another cluster while this one starts
         return subprocess.run(argv, capture_output=True, text=True, timeout=60, env=own).stdout
 
 

@@ -1,8 +1,7 @@
-"""A callback that holds a training at the end of its first epoch, where a test wants to act at a
-step that it knows.
+"""A callback that holds a training at the end of its first epoch, so that a test knows the step.
 
-It lies beside the YAML of the test's jobs. Only the chief is held; the other workers are in the
-middle of the next step meanwhile, waiting for it.
+It lies next to the YAML of the test's jobs. Only the chief is held. The other workers wait for it
+in the middle of the next step.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from pathlib import Path
 
 
 class Hold:
-    """Once in a job, and only if the file `hold` lies in the job's folder, or in the one that
-    TRAINYARD_TEST_HOLD names; until that is gone.
+    """Holds a job once, while there is a file `hold` in the job's folder.
 
-    The file `held` beside it says that it is so far.
+    TRAINYARD_TEST_HOLD can name another folder. The file `held` next to it shows that the training
+    is held.
     """
 
     chief_only = True

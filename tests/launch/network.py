@@ -1,8 +1,7 @@
-"""Hosts for tests: network namespaces on a bridge, each with a real sshd, a name, host key and
-/etc/hosts of its own.
+"""Hosts for tests: network namespaces on a bridge, each with its own sshd, key and /etc/hosts.
 
-They share the machine's file system and processes, so a file that is missing on one host only can't
-be tested with them. Needs root, iproute2 and openssh-server.
+They share the machine's file system and processes, so a file that is missing on one host only
+cannot be tested with them. Needs root, iproute2 and openssh-server.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ import sys
 import time
 from pathlib import Path
 
-os.environ["PATH"] += f"{os.pathsep}/usr/sbin{os.pathsep}/sbin"  # not in everybody's
+os.environ["PATH"] += f"{os.pathsep}/usr/sbin{os.pathsep}/sbin"  # not in every user's path
 
 SUBNET = "10.213.77"
 PREFIX = "tyh"
-"""Of the names of hosts and interfaces, so that nobody else's are touched."""
+"""The prefix of the names of hosts and interfaces. Other names are not touched."""
 
 
 def why_not() -> str | None:
-    """Why hosts can't be made here; None where they can."""
+    """Returns the reason why no hosts can be made here, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [
@@ -41,15 +40,17 @@ def why_not() -> str | None:
 
 
 class Network:
-    """Some hosts, `tyh1` and so on.
+    """The hosts `tyh1`, `tyh2` and so on.
 
     Args:
-      folder: for keys, logs and configuration.
-      count: how many hosts.
+      folder: the folder for keys, logs and configuration.
+      count: the number of hosts.
+      has_disks: whether each host has a folder of its own for what Trainyard keeps on its disk, and
+        does not see the folders of the others.
     """
 
-    def __init__(self, folder: Path, count: int):
-        self.folder = folder
+    def __init__(self, folder: Path, count: int, has_disks: bool = False):
+        self.folder, self._has_disks = folder, has_disks
         self.hosts = [f"{PREFIX}{i}" for i in range(1, count + 1)]
         self.addresses = {host: f"{SUBNET}.{10 + i}" for i, host in enumerate(self.hosts, 1)}
         self.known_hosts, self.identity, self.user_config = (
@@ -69,7 +70,7 @@ class Network:
         )
         (self.folder / "nsswitch.conf").write_text(
             "hosts: files\n"
-        )  # else every look-up waits for a name server out of reach
+        )  # otherwise each look-up waits for an unreachable name server
         _run("ip", "link", "add", f"{PREFIX}br", "type", "bridge")
         _run("ip", "addr", "add", f"{SUBNET}.1/24", "dev", f"{PREFIX}br")
         _run("ip", "link", "set", f"{PREFIX}br", "up")
@@ -91,6 +92,9 @@ class Network:
         for host in self.hosts:
             _wait_for_sshd(self.addresses[host])
 
+    def get_disk(self, host: str) -> Path:
+        return self.folder / "disks" / host
+
     def _add(self, host: str) -> None:
         _run("ip", "netns", "add", host)
         _run(
@@ -111,10 +115,13 @@ class Network:
             "PermitRootLogin prohibit-password\n"
             "StrictModes no\n"
             "MaxStartups 50\n"
+            + (f"SetEnv TRAINYARD_LOCAL_FOLDER={self.get_disk(host)}\n" if self._has_disks else "")
         )
         mounts = "; ".join(
             f"mount --bind {self.folder / name} /etc/{name}" for name in ("hosts", "nsswitch.conf")
         )
+        if self._has_disks:
+            mounts += self._hide_disks(host)
         _run(
             "ip",
             "netns",
@@ -127,6 +134,16 @@ class Network:
             "-c",
             f"hostname {host}; {mounts}; exec /usr/sbin/sshd "
             f"-f {self.folder / f'{host}.sshd'} -E {self.folder / f'{host}.log'}",
+        )
+
+    def _hide_disks(self, host: str) -> str:
+        """The commands that hide the disks of all others, without hiding the host's own."""
+        own, disks = self.get_disk(host), self.folder / "disks"
+        own.mkdir(parents=True)
+        here = f"{disks}.{host}"
+        return (
+            f"; mkdir {here}; mount --bind {own} {here}; mount -t tmpfs none {disks}"
+            f"; mkdir {own}; mount --move {here} {own}"
         )
 
     def down(self) -> None:
@@ -142,18 +159,18 @@ class Network:
         _let_through("-D")
 
     def cut(self, host: str) -> None:
-        """Pulls the host's cable."""
+        """Takes the link of the host down."""
         _run("ip", "link", "set", f"v-{host}", "down")
 
-    def mend(self, host: str) -> None:
+    def reconnect(self, host: str) -> None:
         _run("ip", "link", "set", f"v-{host}", "up")
 
     def on(self, host: str) -> list[str]:
-        """Before a command: what is mounted by it is mounted on that host only."""
+        """Returns the prefix of a command whose mounts are visible on that host only."""
         return ["nsenter", "--mount", "--target", (self.folder / f"{host}.pid").read_text().strip()]
 
     def hosts_file(self, count: int) -> dict[str, object]:
-        """The content of a hosts file with the first hosts."""
+        """Returns the content of a hosts file with the first hosts."""
         return {
             "launcher": "ssh",
             "network": "trusted",
@@ -170,7 +187,7 @@ class Network:
 
 
 def _let_through(action: str) -> None:
-    """Docker's firewall drops what a bridge that is not its own forwards."""
+    """Lets traffic of the bridge through Docker's firewall, which drops that of other bridges."""
     if shutil.which("iptables"):
         subprocess.run(
             [

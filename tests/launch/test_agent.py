@@ -1,5 +1,7 @@
-"""The agent, the pipe to it and the fleet of hosts, with an agent that is killed, stopped or never
-heard; and the commands that carry the pipe."""
+"""The agent and the pipe to it, with an agent that is killed, stopped or silent.
+
+The commands that carry the pipe are tested here, too.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
-from launch.running import command, environment, pids
+from launch.running import command, environment, make_agent_spec, pids, wait_until
 
 from pipeline_ops.config.hosts import SshHosts
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec, Command, Event, HostReport
-from pipeline_ops.launch.agent import hold_ports
-from pipeline_ops.launch.allocation_holder import keep
-from pipeline_ops.launch.host_pool import compare
+from pipeline_ops.launch.agent import reserve_ports
+from pipeline_ops.launch.allocation_holder import hold_allocation
+from pipeline_ops.launch.host_report import describe_incompatibility
 from pipeline_ops.launch.plan import Host
 from pipeline_ops.launch.ssh import SshLauncher
-from pipeline_ops.launch.train import lock_of
+from pipeline_ops.launch.train import build_lock_name
 
 REPORT = HostReport(
     python="3.11.2", versions={"keras": "3.15.1", "numpy": "2.1"}, code="abc", token="t", cores=2
@@ -35,15 +36,10 @@ def agent(tmp_path):
     """Starts agents on this machine, and ends them."""
     started = []
 
-    def start(run: str = "run", silence_seconds: float = 60.0) -> Agent:
-        token = tmp_path / "token"
-        token.write_text("secret")
-        spec = AgentSpec(
-            host="here",
-            run=str(tmp_path / run),
-            lock=tmp_path.name,
-            token_file=str(token),
-            silence_seconds=silence_seconds,
+    def start(run: str = "run", silence_timeout_seconds: float = 60.0) -> Agent:
+        (tmp_path / "token").write_text("secret")
+        spec = make_agent_spec(
+            tmp_path, run=str(tmp_path / run), silence_timeout_seconds=silence_timeout_seconds
         )
         started.append(Agent(spec))
         return started[-1]
@@ -76,33 +72,26 @@ class Agent:
         for line in self.process.stdout:
             if (event := Event.parse(line)) and event.event == kind:
                 return event
-        raise AssertionError(f"the agent ended and has not said {kind}")
+        raise AssertionError(f"the agent ended without the event {kind}")
 
     def below(self) -> list[int]:
-        """What it has started."""
-        return [pid for pid in pids() if f"TRAINYARD_RUN={self.spec.run}\0" in environment(pid)]
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        """The processes that it has started."""
+        return [pid for pid in pids() if environment(pid).get("TRAINYARD_RUN") == self.spec.run]
 
 
 def test_an_agent_tells_what_its_host_is_like_and_finds_ports(agent):
     one = agent()
     report = one.hears("hello").host
     assert report.token == "secret" and report.cores >= 1 and report.versions["keras"]
-    one.order(order="ports", count=3)
+    one.order(action="ports", count=3)
     assert len(set(one.hears("ports").ports)) == 3
 
 
 @pytest.mark.parametrize("how", ["its input closes", "it is killed", "it hears nothing"])
 def test_nothing_outlives_an_agent(agent, how):
-    one = agent(silence_seconds=5.0 if how == "it hears nothing" else 60.0)
+    one = agent(silence_timeout_seconds=5.0 if how == "it hears nothing" else 60.0)
     one.hears("hello")
-    wait_until(lambda: one.order(order="ping") or len(one.below()) == 1)
+    wait_until(lambda: one.order(action="ping") or len(one.below()) == 1)
     if how == "its input closes":
         one.process.stdin.close()
     elif how == "it is killed":
@@ -113,10 +102,10 @@ def test_nothing_outlives_an_agent(agent, how):
 def test_a_host_has_one_gang_for_an_artifact_and_a_predecessor_that_hangs_gives_way(agent):
     first = agent()
     first.hears("hello")
-    stranger = agent(run="another launcher")
+    other_agent = agent(run="another launcher")
     assert (
         f"started by {first.spec.run} with the agent {first.process.pid}"
-        in stranger.hears("refused").message
+        in other_agent.hears("refused").message
     )
     os.kill(first.process.pid, signal.SIGSTOP)
     successor = agent()
@@ -127,9 +116,9 @@ def test_a_host_has_one_gang_for_an_artifact_and_a_predecessor_that_hangs_gives_
 def test_the_same_training_below_another_storage_root_is_another_one(
     make_job_in, dataset, tmp_path
 ):
-    """So two roots on one machine don't wait for one another, and neither do two tests."""
+    """Two roots on one machine, and two tests, do not wait for each other."""
     one, other = (make_job_in(tmp_path / root, dataset)() for root in ("one", "other"))
-    assert one.folder.name == other.folder.name and lock_of(one) != lock_of(other)
+    assert one.folder.name == other.folder.name and build_lock_name(one) != build_lock_name(other)
 
 
 def test_ports_that_are_taken_are_left_out():
@@ -137,7 +126,7 @@ def test_ports_that_are_taken_are_left_out():
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        held = hold_ports(2, (port, port + 40))
+        held = reserve_ports(2, (port, port + 40))
         assert len(held) == 2 and port not in [one.getsockname()[1] for one in held]
         for one in held:
             one.close()
@@ -149,10 +138,10 @@ def test_ports_that_are_taken_are_left_out():
         ({}, ""),
         ({"cores": 64}, ""),
         ({"token": None}, "it does not see the storage root"),
-        ({"code": "abd"}, "it has other code than this host (digest abd and not abc)"),
+        ({"code": "abd"}, "its copy of this project (digest abd) differs from this host's (abc)"),
         (
             {"python": "3.12.1"},
-            "it has Python 3.12.1 and not 3.11.2; install the same requirements there",
+            "it has Python 3.12.1 and not 3.11.2. Install the same requirements there",
         ),
         (
             {"versions": {"keras": "3.15.0"}},
@@ -161,11 +150,11 @@ def test_ports_that_are_taken_are_left_out():
     ],
 )
 def test_a_host_that_differs_is_told_what_differs_and_what_mends_it(other, problem):
-    told = compare(REPORT, REPORT.model_copy(update=other), "t")
-    assert told.startswith(problem) and bool(told) == bool(problem)
+    message = describe_incompatibility(REPORT, REPORT.model_copy(update=other), "t")
+    assert message.startswith(problem) and bool(message) == bool(problem)
 
 
-def test_ssh_never_asks_and_jumps_with_the_same_keys():
+def test_ssh_never_asks_and_jumps_with_the_same_keys(tmp_path):
     hosts = SshHosts.model_validate(
         {
             "launcher": "ssh",
@@ -177,8 +166,8 @@ def test_ssh_never_asks_and_jumps_with_the_same_keys():
             "jump": ["a@one:2201", "b@two"],
         }
     )
-    spec = AgentSpec(host="far", run="r", lock="l", token_file="t", silence_seconds=1)
-    argv = SshLauncher(hosts).command(Host(name="far", address="far", workers=1), spec)
+    spec = make_agent_spec(tmp_path)
+    argv = SshLauncher(hosts).build_command(Host(name="far", address="far", workers=1), spec)
     options = dict(
         word.split("=", 1) for word in argv if "=" in word and argv[argv.index(word) - 1] == "-o"
     )
@@ -203,7 +192,7 @@ def test_ssh_never_asks_and_jumps_with_the_same_keys():
 
 
 def test_a_destination_that_looks_like_an_option_is_a_name(tmp_path):
-    """F17: ssh itself is asked, and must complain of the name and execute nothing."""
+    """F17: ssh itself must reject the name and execute nothing."""
     hosts = SshHosts.model_validate(
         {
             "launcher": "ssh",
@@ -211,11 +200,14 @@ def test_a_destination_that_looks_like_an_option_is_a_name(tmp_path):
             "jump": [f"-oProxyCommand=touch {tmp_path}/executed"],
         }
     )
-    spec = AgentSpec(host="far", run="r", lock="l", token_file="t", silence_seconds=1)
-    place = Host(name=f"-oProxyCommand=touch {tmp_path}/executed", address="far", workers=1)
-    for given in (place, place.model_copy(update={"name": "far"})):
+    spec = make_agent_spec(tmp_path)
+    host = Host(name=f"-oProxyCommand=touch {tmp_path}/executed", address="far", workers=1)
+    for given in (host, host.model_copy(update={"name": "far"})):
         done = subprocess.run(
-            SshLauncher(hosts).command(given, spec), capture_output=True, text=True, timeout=60
+            SshLauncher(hosts).build_command(given, spec),
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 255
     assert list(tmp_path.iterdir()) == []
@@ -225,8 +217,8 @@ def test_the_environment_of_the_hosts_is_on_no_command_line_and_in_no_file_for_o
     """F17: it may hold secrets, and all users of a host see command lines."""
     job = start(lab={"environment": {"ACME_TOKEN": "s3cret-value"}}, is_held=True)
     job.wait_until_held()
-    assert len(job.all()) >= 4, "launcher, agent, preloaded process and two workers"
-    assert any("ACME_TOKEN=s3cret-value" in environment(pid) for pid in job.all()), (
+    assert len(job.all()) >= 4, "launcher, agent, fork server and two workers"
+    assert any(environment(pid).get("ACME_TOKEN") == "s3cret-value" for pid in job.all()), (
         "the gang has it"
     )
     assert [command(pid) for pid in pids() if "s3cret" in command(pid)] == []
@@ -236,11 +228,11 @@ def test_the_environment_of_the_hosts_is_on_no_command_line_and_in_no_file_for_o
         if path.is_file() and path.stat().st_mode & 0o004
     ]
     assert readable and [path for path in readable if b"s3cret" in path.read_bytes()] == []
-    job.let_go()
+    job.release()
     assert job.end() == ExitCode.SUCCESS, job.message()
 
 
 def test_an_allocation_without_agents_lets_go_of_itself(tmp_path):
     begin = time.monotonic()
-    keep(str(tmp_path), 1.0)
+    hold_allocation(str(tmp_path), 1.0)
     assert 1.0 <= time.monotonic() - begin < 60

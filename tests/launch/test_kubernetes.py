@@ -1,5 +1,8 @@
-"""No cluster is run here: the manifest is held against Kubernetes's published schema, and kubectl
-is a stand-in that runs pods on this machine."""
+"""The launcher for Kubernetes, without a cluster.
+
+The manifest is checked with Kubernetes's published schema, and a stand-in for kubectl runs pods on
+this machine.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from launch.running import QUICK, RunningJob, config_with_hosts
 
 from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.launch.kubernetes import manifest
+from pipeline_ops.launch.kubernetes import build_manifest
 
 SCHEMA = json.loads((Path(__file__).parent / "kubernetes-v1.34.json").read_text())
 FULL = {
@@ -43,14 +46,16 @@ def check(item: dict) -> None:
     ids=["full", "least"],
 )
 def test_the_manifest_is_what_kubernetes_publishes(values):
-    for item in manifest(
+    for item in build_manifest(
         KubernetesHosts.model_validate(values), "trainyard-digits-1", "/run", 3600
     )["items"]:
         check(item)
 
 
 def test_the_schema_can_be_seen_to_refuse():
-    service, job, _ = manifest(KubernetesHosts.model_validate(FULL), "x", "/run", 3600)["items"]
+    service, job, _ = build_manifest(KubernetesHosts.model_validate(FULL), "x", "/run", 3600)[
+        "items"
+    ]
     job["spec"]["template"]["spec"]["containers"][0]["imagePolicy"] = "Always"
     service["spec"]["clusterIP"] = 3
     for item in (service, job):
@@ -59,7 +64,9 @@ def test_the_schema_can_be_seen_to_refuse():
 
 
 def test_every_pod_has_a_name_that_the_headless_service_resolves():
-    service, job, _ = manifest(KubernetesHosts.model_validate(FULL), "gang", "/run", 3600)["items"]
+    service, job, _ = build_manifest(KubernetesHosts.model_validate(FULL), "gang", "/run", 3600)[
+        "items"
+    ]
     assert service["spec"]["clusterIP"] == "None"
     assert (
         job["spec"]["completionMode"] == "Indexed"
@@ -70,7 +77,7 @@ def test_every_pod_has_a_name_that_the_headless_service_resolves():
         service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
     )
     assert job["spec"]["activeDeadlineSeconds"] == 3600, (
-        "the cluster ends what a dead launcher has left"
+        "the cluster ends the pods of a dead launcher"
     )
 
 
@@ -78,7 +85,7 @@ def test_a_pod_has_no_rights_that_it_does_not_need():
     """F17."""
     hosts = KubernetesHosts.model_validate(FULL)
     for named, wanted in ((None, False), ("trainer", True)):
-        _, job, _ = manifest(
+        _, job, _ = build_manifest(
             hosts.model_copy(update={"service_account": named}), "gang", "/run", 60
         )["items"]
         pod = job["spec"]["template"]["spec"]
@@ -95,13 +102,15 @@ def test_a_pod_has_no_rights_that_it_does_not_need():
         "capabilities": {"drop": ["ALL"]},
     }
     assert {"name": "tmp", "mountPath": "/tmp"} in pod["containers"][0]["volumeMounts"], (
-        "jobs need a place for temporary files"
+        "jobs need a folder for temporary files"
     )
 
 
 def test_only_pods_of_the_same_gang_reach_a_pod():
     """F5, F17."""
-    _, job, policy = manifest(KubernetesHosts.model_validate(FULL), "gang", "/run", 3600)["items"]
+    _, job, policy = build_manifest(KubernetesHosts.model_validate(FULL), "gang", "/run", 3600)[
+        "items"
+    ]
     selected = policy["spec"]["podSelector"]["matchLabels"]
     assert selected == job["spec"]["template"]["metadata"]["labels"], (
         "the policy is for the pods of the gang"

@@ -6,11 +6,11 @@ import os
 import signal
 
 import pytest
-from launch.running import INTERVAL, assert_went_on, starting
+from launch.outcomes import assert_went_on
+from launch.running import INTERVAL
 
 from pipeline_ops.errors import ExitCode
 
-HERE = {"launcher": "local"}
 SERVERS = {
     "train__strategy": "parameter_server",
     "train__workers": 1,
@@ -19,20 +19,9 @@ SERVERS = {
 ROLES = ["chief", "worker 0", "ps 1"]
 
 
-@pytest.fixture
-def start(dataset, make_job_in, tmp_path):
-    with starting(make_job_in, dataset, tmp_path, HERE, **SERVERS) as start_job:
-        yield start_job
-
-
 @pytest.fixture(scope="module")
-def undisturbed(dataset, make_job_in, tmp_path_factory):
-    with starting(
-        make_job_in, dataset, tmp_path_factory.mktemp("servers"), HERE, **SERVERS
-    ) as start_job:
-        job = start_job()
-        assert job.end() == ExitCode.SUCCESS, job.job.attempt.log.read_text()
-        yield job
+def overrides():
+    return SERVERS
 
 
 @pytest.mark.parametrize(
@@ -70,12 +59,12 @@ def test_sigterm_to_a_process_of_any_role_saves_the_step_and_the_next_gang_goes_
     job = start(is_held=True)
     job.wait_until_held()
     os.kill(job.worker(name), signal.SIGTERM)
-    if name != "chief":  # the supervisor has to tell it
+    if name != "chief":  # the supervisor has to signal it
         job.wait_for(lambda moment: moment.phase == "stopping")
-    job.let_go()
+    job.release()
     assert_went_on(undisturbed, job, chief="chief")
     assert job.steps("restored", "chief") == job.steps("preempted", "chief"), (
-        "no step is lost, and none is done twice"
+        "no step is lost or repeated"
     )
 
 
@@ -84,5 +73,5 @@ def test_several_workers_share_the_steps(start):
     job = start(train__workers=2)
     assert job.end() == ExitCode.SUCCESS, job.message()
     last = job.figures().history[-1]
-    assert last.step == 132, "each step is taken once, whoever takes it"
+    assert last.step == 132, "each step is taken once, by any worker"
     assert last.metrics["validation_accuracy"] > 0.8

@@ -7,7 +7,13 @@ import pytest
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
-from pipeline_ops.launch.plan import Host, LaunchPlan, build_launch_plan, gang_size, seats_of
+from pipeline_ops.launch.plan import (
+    Host,
+    LaunchPlan,
+    assign_workers,
+    build_launch_plan,
+    compute_gang_size,
+)
 
 HERE = Host(name="here", address="127.0.0.1", workers=4, cores=8)
 THREE = [
@@ -17,14 +23,14 @@ THREE = [
 
 
 def train(**values) -> Train:
-    return Train(**{"model": "digits_cnn", "workers": 2, "global_batch": 64} | values)
+    return Train(**{"model": "digits_cnn", "workers": 2, "global_batch_size": 64} | values)
 
 
-def plan(config: Train, places=(HERE,), workers: int | None = None) -> LaunchPlan:
-    seats = seats_of(config, places, workers or config.workers)
-    ports = {place.name: range(4000, 4100) for place in places}
+def plan(config: Train, hosts=(HERE,), workers: int | None = None) -> LaunchPlan:
+    assignments = assign_workers(config, hosts, workers or config.workers)
+    ports = {host.name: range(4000, 4100) for host in hosts}
     return build_launch_plan(
-        config, places, seats, ports, Attempt(Path("/run")), Path("/work"), incarnation=1
+        config, hosts, assignments, ports, Attempt(Path("/run")), Path("/work")
     )
 
 
@@ -52,12 +58,12 @@ def test_tf_config_is_what_tensorflow_documents():
     ],
 )
 def test_workers_are_spread_and_numbered_in_the_order_of_the_hosts(workers, hosts):
-    assert [seat.host for seat in seats_of(train(), THREE, workers)] == hosts
+    assert [assignment.host for assignment in assign_workers(train(), THREE, workers)] == hosts
 
 
 def test_more_workers_than_places_are_refused():
-    with pytest.raises(ValueError, match="7 workers need as many places, and the hosts have 6"):
-        seats_of(train(), THREE, 7)
+    with pytest.raises(ValueError, match="7 workers exceed the capacity of the hosts, which is 6"):
+        assign_workers(train(), THREE, 7)
 
 
 def test_a_gang_with_parameter_servers_has_a_chief_workers_and_servers():
@@ -118,7 +124,9 @@ def test_workers_of_one_host_have_devices_of_their_own():
 )
 def test_a_gang_is_as_large_as_its_hosts_and_its_bounds_allow(workers, fewest, most, hosts, size):
     assert (
-        gang_size(train(workers=workers, min_workers=fewest, max_workers=most), THREE[:hosts])
+        compute_gang_size(
+            train(workers=workers, min_workers=fewest, max_workers=most), THREE[:hosts]
+        )
         == size
     )
 

@@ -1,4 +1,4 @@
-"""A gang on one host opens no port: each test starts a real job and looks with `ss`."""
+"""The ports of a gang on one host: each test starts a real job and looks with `ss`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
-from launch.running import RunningJob, starting
-from listeners import ListenerWatch
+from launch.running import RunningJob, make_agent_spec, starting
+from listeners import ListenerMonitor
 
 from pipeline_ops.config.hosts import LocalHosts, SshHost, SshHosts
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec, Event
-from pipeline_ops.launch.train import isolation_of
+from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, Event
+from pipeline_ops.launch.train import choose_isolation
 
 SERVERS = {
     "train__strategy": "parameter_server",
@@ -32,16 +32,16 @@ _LISTEN = "0A"  # in /proc/net/tcp
 def test_two_workers_on_one_host_open_no_port(start):
     """F5: TensorFlow's workers listened on all interfaces."""
     job = start()
-    with ListenerWatch(job.all) as watch:
+    with ListenerMonitor(job.all) as watch:
         assert job.end() == ExitCode.SUCCESS, job.message()
-    assert watch.looks > 5
+    assert watch.num_polls > 5
     assert watch.seen == set()
 
 
 def test_parameter_servers_on_one_host_are_out_of_reach(start):
     """F5: they listen, in a network namespace that only the gang is in."""
     job = start(**SERVERS, is_held=True)
-    with ListenerWatch(job.all) as watch:
+    with ListenerMonitor(job.all) as watch:
         job.wait_until_held()
         inside = job.worker("ps 0")
         addresses = [
@@ -55,7 +55,7 @@ def test_parameter_servers_on_one_host_are_out_of_reach(start):
         assert {int(address.rpartition(":")[2]) for address in addresses} <= listening_ports(inside)
         for address in addresses:
             assert not can_connect(address)
-        if os.geteuid() == 0:  # another user of this host can't get in either
+        if os.geteuid() == 0:  # another user of this host cannot enter either
             other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
             entered = subprocess.run(
                 [*other, "nsenter", f"--net=/proc/{inside}/ns/net", "true"],
@@ -63,14 +63,14 @@ def test_parameter_servers_on_one_host_are_out_of_reach(start):
                 text=True,
             )
             assert entered.returncode and "ermission denied" in entered.stderr, entered.stderr
-        job.let_go()
+        job.release()
         assert job.end() == ExitCode.SUCCESS, job.message()
     assert watch.seen == set()
     assert job.survivors() == []
 
 
 def listening_ports(pid: int) -> set[int]:
-    """Of the network that a process is in."""
+    """Returns the listening ports in the network namespace of a process."""
     lines = [
         line.split()
         for name in ("tcp", "tcp6")
@@ -87,27 +87,19 @@ def can_connect(address: str) -> bool:
 
 
 def test_where_the_network_is_trusted_servers_listen(dataset, make_job_in, tmp_path):
-    """So the tests above would see a listener, and a host whose kernel refuses namespaces has a way
-    out."""
+    """The tests above would see a listener. This is the way for kernels that refuse namespaces."""
     with starting(
         make_job_in, dataset, tmp_path, {"launcher": "local", "network": "trusted"}, **SERVERS
     ) as start_job:
         job = start_job()
-        with ListenerWatch(job.all) as watch:
+        with ListenerMonitor(job.all) as watch:
             assert job.end() == ExitCode.SUCCESS, job.message()
     assert len(watch.seen) >= 3
 
 
 def test_a_kernel_that_refuses_namespaces_is_told_with_the_cure(tmp_path):
     """The agent runs where no more namespaces can be made."""
-    spec = AgentSpec(
-        host="here",
-        run=str(tmp_path),
-        lock=tmp_path.name,
-        token_file=str(tmp_path / "token"),
-        silence_seconds=60,
-        isolation="always",
-    )
+    spec = make_agent_spec(tmp_path, isolation="always")
     limits = "; ".join(f"echo 0 > /proc/sys/user/max_{kind}_namespaces" for kind in ("net", "user"))
     argv = [
         "unshare",
@@ -126,7 +118,7 @@ def test_a_kernel_that_refuses_namespaces_is_told_with_the_cure(tmp_path):
         argv, input=spec.model_dump_json() + "\n", capture_output=True, text=True, timeout=60
     )
     event = Event.parse(done.stdout.encode())
-    assert (event.event, event.needs_person) == ("refused", True), done.stderr
+    assert (event.event, event.is_permanent_failure) == ("refused", True), done.stderr
     assert event.message.startswith(
         "the kernel refuses the gang a network namespace (No space left on device)"
     )
@@ -145,14 +137,8 @@ def test_a_kernel_that_refuses_namespaces_is_told_with_the_cure(tmp_path):
 def test_an_agent_leaves_the_network_where_servers_of_tensorflow_will_listen(
     tmp_path, isolation, gpus, is_isolated
 ):
-    spec = AgentSpec(
-        host="here",
-        run=str(tmp_path),
-        lock=tmp_path.name,
-        token_file=str(tmp_path / "token"),
-        silence_seconds=60,
-        isolation=isolation,
-        environment={"CUDA_VISIBLE_DEVICES": gpus},
+    spec = make_agent_spec(
+        tmp_path, isolation=isolation, environment={"CUDA_VISIBLE_DEVICES": gpus}
     )
     argv = [sys.executable, "-m", AGENT_MODULE, spec.run]
     with subprocess.Popen(
@@ -179,16 +165,15 @@ TWO_FAR = SshHosts(launcher="ssh", hosts=[SshHost(name="a"), SshHost(name="b")],
 @pytest.mark.parametrize(
     ("strategy", "workers", "hosts", "wanted"),
     [
-        ("parameter_server", 1, None, "always"),
         ("parameter_server", 1, LOCAL, "always"),
         ("parameter_server", 1, ONE_FAR, "always"),
         ("parameter_server", 1, TRUSTED, "never"),
         ("parameter_server", 1, TWO_FAR, "never"),
-        ("multi_worker_mirrored", 2, None, "with GPUs"),
+        ("multi_worker_mirrored", 2, LOCAL, "with GPUs"),
         ("auto", 2, LOCAL, "with GPUs"),
         ("multi_worker_mirrored", 2, TWO_FAR, "never"),
-        ("multi_worker_mirrored", 1, None, "never"),
-        ("one_device", 1, None, "never"),
+        ("multi_worker_mirrored", 1, LOCAL, "never"),
+        ("one_device", 1, LOCAL, "never"),
     ],
 )
 def test_a_gang_gets_a_namespace_where_it_is_on_one_host_and_may_have_servers(
@@ -196,7 +181,7 @@ def test_a_gang_gets_a_namespace_where_it_is_on_one_host_and_may_have_servers(
 ):
     servers = {"parameter_servers": 1} if strategy == "parameter_server" else {}
     assert (
-        isolation_of(
+        choose_isolation(
             Train(model="digits_cnn", strategy=strategy, workers=workers, **servers), hosts
         )
         == wanted
@@ -217,8 +202,7 @@ def test_a_port_scan_of_the_whole_host_does_not_disturb_a_gang(start):
 
 
 def scan_until(ended: threading.Event, job: RunningJob) -> None:
-    """Connects to whatever the gang's processes listen on: every Unix name of a ring, with
-    garbage."""
+    """Connects to every Unix socket of the gang's rings and sends garbage."""
     while not ended.is_set():
         names = [
             line.split()[-1]

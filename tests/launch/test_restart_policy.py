@@ -6,7 +6,7 @@ from pipeline_ops.launch.restart_policy import RestartPolicy
 
 
 @pytest.mark.parametrize(
-    ("restarts", "started_from", "waits"),
+    ("restarts", "start_step", "waits"),
     [
         (0, [0], [None]),
         (2, [0, 0, 0], [0.0, 1.0, None]),
@@ -19,6 +19,6 @@ from pipeline_ops.launch.restart_policy import RestartPolicy
         (9, [0] * 9, [0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 60.0, 60.0]),
     ],
 )
-def test_failures_are_forgiven_once_the_training_has_got_ahead(restarts, started_from, waits):
-    budget = RestartPolicy(restarts)
-    assert [budget.spend(step) for step in started_from] == waits
+def test_failures_are_forgiven_once_the_training_has_got_ahead(restarts, start_step, waits):
+    policy = RestartPolicy(restarts)
+    assert [policy.record_failure(step) for step in start_step] == waits

@@ -1,20 +1,20 @@
-"""Nodes of a real Slurm: they train together, and nothing stays allocated."""
+"""Training on the nodes of a real Slurm, and the end of its allocations."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from launch.cluster import Cluster, why_not
-from launch.running import assert_same, assert_went_on, command, starting
+from launch.outcomes import assert_same, assert_went_on
+from launch.running import command, starting, wait_until
 
 from pipeline_ops.config.hosts import SlurmHosts
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.launch.slurm import address_of, batch_script, sbatch_command
+from pipeline_ops.launch.slurm import build_batch_script, build_sbatch_command, parse_node_address
 
 
 def test_what_slurm_is_asked_for():
@@ -26,7 +26,7 @@ def test_what_slurm_is_asked_for():
         partition="gpu",
         arguments=["--gres=gpu:4"],
     )
-    assert sbatch_command(hosts, "name", Path("/run")) == [
+    assert build_sbatch_command(hosts, "name", Path("/run/slurm.log")) == [
         "sbatch",
         "--parsable",
         "--no-requeue",
@@ -39,9 +39,9 @@ def test_what_slurm_is_asked_for():
         "--cpus-per-task=8",
         "--gres=gpu:4",
     ]
-    assert "--exclusive" in sbatch_command(
+    assert "--exclusive" in build_sbatch_command(
         SlurmHosts(launcher="slurm", nodes=1), "name", Path("/run")
-    ), "all cores or those named"
+    ), "without a number of cores the job needs whole nodes"
 
 
 def test_the_batch_script_quotes_what_a_path_contains(tmp_path):
@@ -54,7 +54,7 @@ def test_the_batch_script_quotes_what_a_path_contains(tmp_path):
         python=f"echo `touch {tmp_path}/executed`",
     )
     done = subprocess.run(
-        ["sh"], input=batch_script(hosts, Path(attack)), capture_output=True, text=True
+        ["sh"], input=build_batch_script(hosts, Path(attack)), capture_output=True, text=True
     )
     assert done.returncode == 127, "there is no such interpreter"
     assert list(tmp_path.iterdir()) == []
@@ -62,7 +62,7 @@ def test_the_batch_script_quotes_what_a_path_contains(tmp_path):
 
 def test_the_address_of_a_node_is_the_one_that_slurm_uses():
     assert (
-        address_of("NodeName=n10 Arch=x86_64 NodeAddr=10.1.0.10 NodeHostName=cpu-10 Port=0")
+        parse_node_address("NodeName=n10 Arch=x86_64 NodeAddr=10.1.0.10 NodeHostName=cpu-10 Port=0")
         == "10.1.0.10"
     )
 
@@ -89,28 +89,19 @@ def start(cluster, dataset, make_job_in, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(dataset, make_job_in, tmp_path_factory):
-    """A run on this machine alone that nobody disturbed."""
-    with starting(
-        make_job_in,
-        dataset,
-        tmp_path_factory.mktemp("undisturbed"),
-        {"launcher": "local", "cores": 2},
-    ) as start_job:
-        job = start_job()
-        assert job.end() == ExitCode.SUCCESS, job.job.attempt.log.read_text()
-        yield job
+def here():
+    return {"launcher": "local", "cores": 2}
 
 
 def test_two_nodes_train_what_one_machine_trains_and_are_given_back(start, cluster, undisturbed):
     job = start(is_held=True)
     job.wait_until_held()
     assert len(cluster.jobs()) == 1
-    job.let_go()
+    job.release()
     assert job.end() == ExitCode.SUCCESS, job.message()
     assert_same(job, undisturbed)
     assert job.survivors() == []
-    wait_until(lambda: cluster.jobs() == [], "the job is still allocated")
+    wait_until(lambda: cluster.jobs() == [], explain=cluster.jobs)
 
 
 @pytest.mark.slow
@@ -139,9 +130,9 @@ def test_a_killed_launcher_leaves_no_process_on_any_node_and_the_next_try_goes_o
         for survivor in job.survivors(10)
         if "launch.allocation_holder" not in survivor and "slurm" not in survivor
     ] == []
-    [keeper] = [pid for pid in job.all() if "launch.allocation_holder" in command(pid)]
-    os.kill(keeper, signal.SIGTERM)  # it would give the nodes back by itself a minute later
-    wait_until(lambda: cluster.jobs() == [], "the job is still allocated")
+    [holder] = [pid for pid in job.all() if "launch.allocation_holder" in command(pid)]
+    os.kill(holder, signal.SIGTERM)  # it would release the nodes by itself a minute later
+    wait_until(lambda: cluster.jobs() == [], explain=cluster.jobs)
     assert_went_on(undisturbed, job, start("second"))
 
 
@@ -152,7 +143,7 @@ def test_a_cancelled_allocation_is_asked_for_again(start, cluster, undisturbed):
     [first] = cluster.jobs()
     subprocess.run(["scancel", first], check=True)
     assert_went_on(undisturbed, job)
-    wait_until(lambda: cluster.jobs() == [], "a job is still allocated")
+    wait_until(lambda: cluster.jobs() == [], explain=cluster.jobs)
 
 
 def test_what_slurm_refuses_is_told_and_not_tried_again(start):
@@ -169,11 +160,11 @@ def test_a_queue_that_does_not_move_is_told_within_the_deadline(start, cluster):
     )
     assert job.end() == ExitCode.RETRY
     assert "within 6 s (queue_timeout_seconds in the hosts file): (BeginTime)" in job.message()
-    wait_until(lambda: cluster.jobs() == [], "the job is still in the queue")
+    wait_until(lambda: cluster.jobs() == [], explain=cluster.jobs)
 
 
 def test_nothing_lives_of_a_cluster_that_goes_down_with_a_job_in_it(cluster, tmp_path):
-    """As after a test that has failed. A cluster of its own, because the others need theirs."""
+    """This happens after a failed test. The test uses another cluster than the others."""
     mine, in_use = Cluster(tmp_path, 1), os.environ["SLURM_CONF"]
     try:
         mine.up()
@@ -183,19 +174,9 @@ def test_nothing_lives_of_a_cluster_that_goes_down_with_a_job_in_it(cluster, tmp
             cwd=tmp_path,
             stdout=subprocess.DEVNULL,
         )
-        wait_until(
-            lambda: any("sleep 600" in command(pid) for pid in mine.daemons()),
-            "the job does not begin",
-        )
+        wait_until(lambda: any("sleep 600" in command(pid) for pid in mine.daemons()))
         assert len(mine.daemons()) >= 4, "slurmctld, slurmd, munged and the job"
     finally:
         mine.down()
         os.environ["SLURM_CONF"] = in_use
     assert mine.daemons() == []
-
-
-def wait_until(is_so, what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)

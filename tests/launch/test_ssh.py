@@ -1,5 +1,4 @@
-"""Hosts over real ssh: they train together, and whatever happens to one of them costs seconds and
-never the run."""
+"""Training on hosts over real ssh. Faults of these hosts cost seconds but no training."""
 
 from __future__ import annotations
 
@@ -11,17 +10,11 @@ import time
 
 import pytest
 from launch.network import Network, why_not
-from launch.running import (
-    INTERVAL,
-    RunningJob,
-    assert_same,
-    assert_went_on,
-    command,
-    parent,
-    starting,
-)
+from launch.outcomes import assert_same, assert_went_on
+from launch.running import INTERVAL, RunningJob, command, parent, starting
 
-from pipeline_ops.artifacts.layout import work_folder
+from pipeline_ops.artifacts.layout import lock_file
+from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.errors import ExitCode
 
 PATIENT = {"train__heartbeat_timeout_seconds": 6, "train__start_timeout_seconds": 90}
@@ -53,12 +46,12 @@ def start(network, dataset, make_job_in, tmp_path):
 
         yield start_on
         for host in network.hosts:
-            network.mend(host)
+            network.reconnect(host)
 
 
 @pytest.fixture
 def alone(dataset, make_job_in, tmp_path_factory):
-    """Starts jobs on this machine alone, to compare with."""
+    """Starts jobs on this machine for comparison."""
     with starting(
         make_job_in, dataset, tmp_path_factory.mktemp("alone"), {"launcher": "local", "cores": 1}
     ) as start_job:
@@ -66,31 +59,20 @@ def alone(dataset, make_job_in, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(dataset, make_job_in, tmp_path_factory):
-    """A run on this machine alone that nobody disturbed."""
-    with starting(
-        make_job_in,
-        dataset,
-        tmp_path_factory.mktemp("undisturbed"),
-        {"launcher": "local", "cores": 2},
-    ) as start_job:
-        job = start_job()
-        assert job.end() == ExitCode.SUCCESS, job.job.attempt.log.read_text()
-        yield job
+def here():
+    return {"launcher": "local", "cores": 2}
 
 
-def namespace_of(pid: int) -> int:
+def read_namespace(pid: int) -> int:
     return os.stat(f"/proc/{pid}/ns/net").st_ino
 
 
 def test_two_hosts_train_what_one_machine_trains(start, undisturbed):
     job = start(hosts=2, is_held=True)
     job.wait_until_held()
-    assert (
-        len({namespace_of(job.worker(f"worker {n}")) for n in (0, 1)} | {namespace_of(os.getpid())})
-        == 3
-    ), "each is in a network of its own"
-    job.let_go()
+    pids = (os.getpid(), job.worker("worker 0"), job.worker("worker 1"))
+    assert len(set(map(read_namespace, pids))) == 3, "each process is in another network"
+    job.release()
     assert job.end() == ExitCode.SUCCESS, job.message()
     assert job.figures().workers == 2
     assert_same(job, undisturbed)
@@ -113,9 +95,9 @@ def test_a_lost_host_shrinks_the_gang_and_the_result_is_the_same(start, network,
     job.wait_until_held()
     network.cut("tyh2")
     assert job.end() == ExitCode.SUCCESS, job.message()
-    network.mend("tyh2")
+    network.reconnect("tyh2")
     assert_went_on(undisturbed, job, survive_seconds=15)
-    assert "host tyh2: nothing was heard of it" in job.messages("restart")[0]
+    assert "host tyh2: it has been silent" in job.messages("restart")[0]
     assert (job.figures().workers, job.figures().restarts) == (1, 1)
 
 
@@ -127,7 +109,7 @@ def test_a_network_that_is_cut_for_a_while_costs_a_restart_and_no_worker(
     job.wait_until_held()
     network.cut("tyh2")
     job.wait_for(lambda moment: moment.phase == "restart")
-    network.mend("tyh2")
+    network.reconnect("tyh2")
     assert_went_on(undisturbed, job, survive_seconds=15)
     assert job.figures().workers == 2
 
@@ -139,15 +121,14 @@ def test_a_returned_host_grows_the_gang_back_and_the_curve_stays_the_same(start,
     network.cut("tyh2")
     job = start(hosts=2, lab={"connect_timeout_seconds": 1}, is_held=True, train__min_workers=1)
     job.wait_until_held()
-    network.mend("tyh2")
+    network.reconnect("tyh2")
     assert (
-        "room for 2 workers and not 1"
-        in job.wait_for(lambda moment: moment.phase == "grow").message
+        "take 2 workers instead of 1" in job.wait_for(lambda moment: moment.phase == "grow").message
     )
-    job.let_go()
+    job.release()
     assert_went_on(calm, job)
     assert (job.figures().workers, job.figures().restarts) == (2, 0)
-    assert job.steps("preempted") == job.steps("restored"), "a gang that grows loses no step"
+    assert job.steps("preempted") == job.steps("restored"), "growth loses no step"
     both = zip(job.figures().history, calm.figures().history, strict=True)
     assert max(abs(mine.metrics["loss"] - theirs.metrics["loss"]) for mine, theirs in both) <= 1e-6
 
@@ -160,7 +141,7 @@ def test_a_cut_network_leaves_nothing_on_the_far_side(start, network):
     network.cut("tyh2")
     begin = time.monotonic()
     assert job.end() == ExitCode.RETRY
-    assert "host tyh2: nothing was heard of it" in job.message()
+    assert "host tyh2: it has been silent" in job.message()
     assert job.survivors(seconds=15) == [], f"worker 1 was {far}"
     assert time.monotonic() - begin < 60
 
@@ -178,11 +159,10 @@ def test_a_host_that_does_not_answer_is_named_within_the_deadline(start, network
 
 
 def test_a_gang_of_another_launcher_is_not_joined_by_a_second_one(start):
-    """Also where the storage root has no locks that reach other hosts: there, the hosts themselves
-    refuse."""
+    """The hosts refuse the second gang even if the locks of the storage do not reach them."""
     first = start(hosts=1, train__epochs=3000)
     first.wait_for_step(5)
-    lock = first.job.folder.with_name(f".{first.job.folder.name}.lock")
+    lock = lock_file(first.job.folder).local
     lock.unlink()  # as if storage had no locks
     second = start(
         hosts=1,
@@ -202,9 +182,7 @@ def test_a_gang_of_another_launcher_is_not_joined_by_a_second_one(start):
 def test_a_killed_launcher_leaves_nothing_on_any_host(start, undisturbed):
     job = start(is_held=True)
     job.wait_until_held()
-    os.kill(job.process.pid, signal.SIGKILL)
-    job.process.wait()
-    assert job.survivors() == []
+    job.kill_launcher()
     again = start(name="second")
     assert_went_on(undisturbed, job, again)
     assert again.steps("restored") == [INTERVAL]
@@ -226,13 +204,13 @@ def test_a_killed_carrier_ends_its_host_and_the_gang_goes_on(start, undisturbed,
 
 def far_agent(job: RunningJob) -> int:
     return next(
-        pid for pid in job.agents() if namespace_of(pid) == namespace_of(job.worker("worker 1"))
+        pid for pid in job.agents() if read_namespace(pid) == read_namespace(job.worker("worker 1"))
     )
 
 
 @pytest.mark.slow
 def test_a_stopped_agent_does_not_hide_its_workers(start, undisturbed):
-    """It can neither end them nor be asked to: its successor does."""
+    """The stopped agent cannot end them. Its successor does."""
     job = start(is_held=True)
     job.wait_until_held()
     os.kill(far_agent(job), signal.SIGSTOP)
@@ -241,8 +219,7 @@ def test_a_stopped_agent_does_not_hide_its_workers(start, undisturbed):
 
 @pytest.mark.slow
 def test_three_hosts_go_on_as_two_when_one_is_lost_for_good(start, network, alone):
-    """Without kinks, so that another order of the sums stays what it is
-    (`tests/training/test_equality.py`)."""
+    """The model is smooth, so another order of sums stays small (`training/test_equality.py`)."""
     smooth = {"train__model": "acme_vision.nets:smooth"}
     job = start(hosts=3, is_held=True, train__min_workers=2, **smooth)
     job.wait_until_held()
@@ -258,13 +235,12 @@ def test_three_hosts_go_on_as_two_when_one_is_lost_for_good(start, network, alon
 def test_a_checkpoint_that_one_host_can_not_read_is_given_up_by_all(
     start, network, undisturbed, tmp_path
 ):
-    """Another file is in its place there; nothing is wrong with it elsewhere."""
+    """Another file is mounted over it on one host. Other hosts can read it."""
     job = start(is_held=True)
     job.wait_until_held()
-    os.kill(job.process.pid, signal.SIGKILL)
-    assert job.survivors() == []
+    job.kill_launcher()
     newest, damaged = (
-        work_folder(job.job.folder) / f"checkpoint-{INTERVAL:09d}.npz",
+        job.job.work / f"checkpoint-{INTERVAL:09d}.npz",
         tmp_path / "damaged",
     )
     damaged.write_bytes(newest.read_bytes()[:5000])
@@ -273,8 +249,8 @@ def test_a_checkpoint_that_one_host_can_not_read_is_given_up_by_all(
     assert again.end() == ExitCode.SUCCESS, again.message()
     assert again.steps("restored") == again.steps("restored", "worker 1") == [0]
     assert (
-        f"worker 1 can read no checkpoint in {newest.parent} that is newer than step 0, "
-        f"while others read that of step {INTERVAL}"
+        f"worker 1 cannot read a checkpoint in {newest.parent} that is newer than step 0, "
+        f"but other workers read the one of step {INTERVAL}"
     ) in "".join(again.figures().warnings)
     assert_same(again, undisturbed)
 
@@ -300,8 +276,6 @@ def test_a_host_behind_jump_hosts_is_reached_with_the_same_keys(start, network):
 
 
 def test_a_host_with_other_code_is_named_before_anything_is_trained(start, tmp_path):
-    from pipeline_ops.artifacts.fingerprint import CODE_ROOT
-
     shutil.copytree(
         CODE_ROOT / "pipeline_ops",
         tmp_path / "copy" / "pipeline_ops",
@@ -310,8 +284,8 @@ def test_a_host_with_other_code_is_named_before_anything_is_trained(start, tmp_p
     changed = tmp_path / "copy" / "pipeline_ops" / "training" / "loops" / "synchronous.py"
     changed.write_text(changed.read_text() + "# changed\n")
     job = start(hosts=1, lab={"code": str(tmp_path / "copy")})
-    assert job.end() == ExitCode.CONFIG, "trying again does not mend it"
-    assert "host tyh1: it has other code than this host" in job.message()
+    assert job.end() == ExitCode.CONFIG, "a retry does not help"
+    assert "host tyh1: its copy of this project (digest" in job.message()
     assert job.survivors() == []
 
 

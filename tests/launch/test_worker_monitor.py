@@ -1,4 +1,4 @@
-"""Who is to blame: judged from what the processes of a gang have left, without starting any."""
+"""The cause of a failure, found in the files of a gang. No process is started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import Event
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Status
-from pipeline_ops.launch.plan import Host, build_launch_plan, seats_of, status_file
+from pipeline_ops.launch.plan import Host, assign_workers, build_launch_plan, get_status_path
 from pipeline_ops.launch.worker_monitor import WorkerMonitor
 from pipeline_ops.storage.atomic import write_json
 
@@ -24,41 +24,40 @@ ECHO = "UnavailableError: Connection reset by peer"
 
 
 class Scene:
-    """A gang of which a test says what has become of its processes."""
+    """A gang whose processes end and report as a test decides."""
 
     def __init__(self, folder, **values):
-        config = Train(**{"model": "digits_cnn", "workers": 2, "global_batch": 8} | values)
+        config = Train(**{"model": "digits_cnn", "workers": 2, "global_batch_size": 8} | values)
         self.attempt = Attempt(folder)
-        seats = seats_of(config, HOSTS, 2)
+        assignments = assign_workers(config, HOSTS, 2)
         self.plan = build_launch_plan(
-            config, HOSTS, seats, {"h1": range(9), "h2": range(9)}, self.attempt, folder, 0
+            config, HOSTS, assignments, {"h1": range(9), "h2": range(9)}, self.attempt, folder
         )
-        self.watch = WorkerMonitor(self.plan, config, self.attempt)
+        self.monitor = WorkerMonitor(self.plan, config, self.attempt)
 
     def ends(self, name: str, code: int, message: str = "") -> None:
         if code > 0:
             write_json(
-                status_file(self.attempt, name),
+                get_status_path(self.attempt, name),
                 Status(exit_code=ExitCode(code), message=message).model_dump(mode="json"),
             )
-        self.watch.note("h1", Event(event="ended", name=name, code=code))
+        self.monitor.record_event("h1", Event(event="ended", name=name, code=code))
 
     def reports(self, name: str, phase: str, done: int | None = None) -> None:
         ProgressWriter(self.attempt.worker_progress(name)).report(phase, done)
-        self.watch.progress()
+        self.monitor.read_progress()
 
     def until_it_fails(self, **alive: Event) -> str:
-        """What is told at last, while hosts go on to say who is alive there; they are heard right
-        before each look, however busy the machine is."""
+        """Returns the failure, while hosts repeat their events before each check."""
         while True:
             for host, event in alive.items():
-                self.watch.note(host, event)
-            if failure := self.watch.failure():
+                self.monitor.record_event(host, event)
+            if failure := self.monitor.find_failure():
                 return failure.message
             time.sleep(0.1)
 
     def cause(self) -> str:
-        return self.watch.cause(self.watch.failure()).message
+        return self.monitor.find_cause(self.monitor.find_failure()).message
 
 
 def test_the_echo_of_a_killed_peer_is_not_taken_for_the_cause(tmp_path):
@@ -67,7 +66,7 @@ def test_the_echo_of_a_killed_peer_is_not_taken_for_the_cause(tmp_path):
     scene.ends("worker 0", 75, ECHO)
     scene.ends("worker 1", -9)
     assert scene.cause().startswith(
-        "worker 1 on h2 was killed by signal 9 (SIGKILL) at step 40; its log is"
+        "worker 1 on h2 was killed by signal 9 (SIGKILL) at step 40. Its log is"
     )
 
 
@@ -75,8 +74,8 @@ def test_an_error_of_the_config_is_told_before_everything_else(tmp_path):
     scene = Scene(tmp_path)
     scene.ends("worker 0", 75, ECHO)
     scene.ends("worker 1", 78, "there is no such model")
-    failure = scene.watch.cause(scene.watch.failure())
-    assert (failure.exit_code, failure.message.split(";")[0]) == (
+    failure = scene.monitor.find_cause(scene.monitor.find_failure())
+    assert (failure.exit_code, failure.message.split(". ")[0]) == (
         ExitCode.CONFIG,
         "worker 1 on h2 failed at step 0: there is no such model",
     )
@@ -92,7 +91,7 @@ def test_a_process_without_a_beat_is_named(tmp_path):
     scene = Scene(tmp_path, heartbeat_timeout_seconds=2)
     scene.reports("worker 0", "train", 1)
     scene.reports("worker 1", "train", 1)
-    assert "worker 1 on h2 has given no sign of life for " in scene.until_it_fails(
+    assert "worker 1 on h2 has sent no heartbeat for " in scene.until_it_fails(
         h1=Event(event="alive", names=["worker 0"])
     )
 
@@ -103,22 +102,22 @@ def test_of_two_silent_processes_the_stopped_one_is_named(tmp_path):
         tmp_path, strategy="parameter_server", parameter_servers=1, heartbeat_timeout_seconds=2
     )
     scene.reports("chief", "train", 1)
-    said = scene.until_it_fails(
+    text = scene.until_it_fails(
         h1=Event(event="alive", names=["worker 0", "ps 0"], stopped=["ps 0"]),
         h2=Event(event="alive", names=["worker 1"]),
     )
-    assert said.startswith("ps 0 on h1 has given no sign of life")
+    assert text.startswith("ps 0 on h1 has sent no heartbeat")
 
 
 def test_a_process_that_joins_is_alive_unless_it_is_stopped(tmp_path):
-    """TensorFlow waits for the peers there with the interpreter's lock in its hand."""
+    """TensorFlow waits for the peers there and holds the interpreter's lock."""
     scene = Scene(tmp_path, heartbeat_timeout_seconds=2)
     scene.reports("worker 0", "joining")
     scene.reports("worker 1", "joining")
-    said = scene.until_it_fails(
+    text = scene.until_it_fails(
         h1=Event(event="alive"), h2=Event(event="alive", stopped=["worker 1"])
     )
-    assert "worker 1 on h2 has given no sign of life" in said
+    assert "worker 1 on h2 has sent no heartbeat" in text
 
 
 def test_a_gang_that_makes_no_step_is_told_with_everybodys_state(tmp_path):
@@ -127,8 +126,8 @@ def test_a_gang_that_makes_no_step_is_told_with_everybodys_state(tmp_path):
     time.sleep(1.1)
     assert (
         "no step within 1 s (train.start_timeout_seconds): worker 0 on h1 is joining, "
-        "worker 1 on h2 has not come"
-    ) in scene.watch.failure().message
+        "worker 1 on h2 has not started"
+    ) in scene.monitor.find_failure().message
 
 
 @pytest.mark.parametrize(
@@ -138,5 +137,5 @@ def test_a_gang_that_makes_no_step_is_told_with_everybodys_state(tmp_path):
 def test_servers_must_outlive_their_chief(tmp_path, name, code, fails):
     scene = Scene(tmp_path, strategy="parameter_server", parameter_servers=1)
     scene.ends(name, code)
-    assert bool(scene.watch.failure()) == fails
-    assert scene.watch.unfinished == ([] if name == "chief" else ["chief"])
+    assert bool(scene.monitor.find_failure()) == fails
+    assert scene.monitor.unfinished == ([] if name == "chief" else ["chief"])

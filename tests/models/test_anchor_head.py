@@ -32,17 +32,17 @@ def labels(boxes, classes, crowd=None):
 
 
 def perfect_outputs(truth):
-    """What a network would say that knows the truth."""
+    """Returns the outputs of a perfect network."""
     import tensorflow as tf
 
-    from pipeline_ops.models.anchors import encode
+    from pipeline_ops.models.anchors import encode_boxes
 
-    targets = head().targets(truth)
+    targets = head().build_targets(truth)
     logits = tf.where(tf.one_hot(targets.classes, CLASSES) > 0, 12.0, -12.0)
     return {
         "logits": logits,
         "deltas": tf.where(
-            targets.is_object[..., None], encode(targets.corners, head().anchors), 0.0
+            targets.is_object[..., None], encode_boxes(targets.corners, head().anchors), 0.0
         ),
     }
 
@@ -51,13 +51,13 @@ def perfect_outputs(truth):
 def test_perfect_outputs_cost_nearly_nothing_and_wrong_ones_much(box_loss):
     truth = labels(BOXES, [0, 2, 1])
     loss, class_loss, iou, count = (
-        head(box_loss=box_loss).sums(perfect_outputs(truth), truth).numpy()
+        head(box_loss=box_loss).compute_sums(perfect_outputs(truth), truth).numpy()
     )
     assert count >= 3
     assert iou == pytest.approx(count, rel=1e-4)
     assert loss < 0.01 and class_loss < 0.01
     other = labels([[y + 4, x + 4, y2 + 4, x2 + 4] for y, x, y2, x2 in BOXES], [0, 2, 1])
-    wrong = head(box_loss=box_loss).sums(perfect_outputs(other), truth).numpy()
+    wrong = head(box_loss=box_loss).compute_sums(perfect_outputs(other), truth).numpy()
     assert wrong[0] > 10 and wrong[2] < count
 
 
@@ -97,12 +97,14 @@ def test_other_formats_find_the_same():
     [("smooth_l1", 2 * (0.05**2 / 0.22) + 2 * (0.3 - 0.055)), ("giou", None)],
 )
 def test_the_losses_by_hand(box_loss, box_wanted):
-    """Every anchor says 0.1 for class 0 and nothing else;
-    the boxes of all are off by (0.05, -0.05, 0.3, -0.3)."""
+    """Every anchor predicts 0.1 for class 0 and 0 for the other classes.
+
+    All boxes are wrong by (0.05, -0.05, 0.3, -0.3).
+    """
     import tensorflow as tf
 
     truth = labels(BOXES[:1], [0])
-    targets = head().targets(truth)
+    targets = head().build_targets(truth)
     is_object, is_ignored = (each.numpy()[0] for each in (targets.is_object, targets.is_ignored))
     objects, background = is_object.sum(), (~is_object & ~is_ignored).sum()
     perfect = perfect_outputs(truth)
@@ -116,7 +118,7 @@ def test_the_losses_by_hand(box_loss, box_wanted):
         ),
         "deltas": perfect["deltas"] + tf.constant([0.05, -0.05, 0.3, -0.3]),
     }
-    loss, class_loss, iou, count = head(box_loss=box_loss).sums(outputs, truth).numpy()
+    loss, class_loss, iou, count = head(box_loss=box_loss).compute_sums(outputs, truth).numpy()
     assert count == objects
     by_hand = objects * 0.25 * 0.9**2 * -math.log(0.1) + background * 0.75 * 0.1**2 * -math.log(0.9)
     assert class_loss == pytest.approx(by_hand, rel=1e-4)
@@ -133,8 +135,7 @@ def test_the_losses_by_hand(box_loss, box_wanted):
 
 
 def plain_overlaps(anchor, box, errors):
-    """IoU and GIoU of a box with what an anchor makes of it where the
-    distances are off by so much."""
+    """Returns IoU and GIoU of a box and its decoded copy with an error in the distances."""
     height, width = anchor[2] - anchor[0], anchor[3] - anchor[1]
     y, x = (box[0] + box[2]) / 2 + errors[0] * height, (box[1] + box[3]) / 2 + errors[1] * width
     high, wide = (box[2] - box[0]) * math.exp(errors[2]), (box[3] - box[1]) * math.exp(errors[3])
@@ -150,20 +151,19 @@ def plain_overlaps(anchor, box, errors):
 
 
 @pytest.mark.parametrize(
-    ("boxes", "classes"), [([], []), ([[0, 0, 0, 0]], [-1])], ids=["no room", "padding"]
+    ("boxes", "classes"), [([], []), ([[0, 0, 0, 0]], [-1])], ids=["no box", "padding"]
 )
 def test_an_image_without_boxes_is_learned_from_too(boxes, classes):
     truth = labels(boxes, classes)
     imagined = perfect_outputs(labels(BOXES, [0, 2, 1]))
-    loss, class_loss, iou, count = head().sums(imagined, truth).numpy()
+    loss, class_loss, iou, count = head().compute_sums(imagined, truth).numpy()
     assert (iou, count) == (0, 0)
     assert loss == class_loss > 10
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])
 def test_the_sums_of_parts_of_a_batch_add_up_to_those_of_the_whole(parts):
-    """So that it makes no difference among how many workers a batch is divided; each pads to as
-    many boxes as its own images have."""
+    """The number of workers does not change the sums, although each worker pads differently."""
     import tensorflow as tf
 
     from pipeline_ops.models.boxes import Boxes
@@ -193,7 +193,7 @@ def test_the_sums_of_parts_of_a_batch_add_up_to_those_of_the_whole(parts):
         )
         return (
             head()
-            .sums(
+            .compute_sums(
                 {name: tf.constant(values[images], tf.float32) for name, values in outputs.items()},
                 truth,
             )
@@ -210,18 +210,20 @@ def test_padding_is_no_box():
         labels([*BOXES, [0, 0, 0, 0]], [0, 2, 1, -1]),
         perfect_outputs(labels(BOXES, [0, 2, 1])),
     )
-    assert head().sums(outputs, padded).numpy() == pytest.approx(
-        head().sums(outputs, labels(BOXES, [0, 2, 1])).numpy()
+    assert head().compute_sums(outputs, padded).numpy() == pytest.approx(
+        head().compute_sums(outputs, labels(BOXES, [0, 2, 1])).numpy()
     )
 
 
 def test_what_is_found_in_a_crowd_costs_nothing():
-    """But for anchors that reach far out of it."""
+    """Anchors that reach far out of the image are excepted."""
     imagined = perfect_outputs(labels(BOXES[:2], [0, 2]))
     crowd = (
-        head().sums(imagined, labels([BOXES[0], [5, 42, 64, 96]], [0, 2], [False, True])).numpy()
+        head()
+        .compute_sums(imagined, labels([BOXES[0], [5, 42, 64, 96]], [0, 2], [False, True]))
+        .numpy()
     )
-    alone = head().sums(imagined, labels(BOXES[:1], [0])).numpy()
+    alone = head().compute_sums(imagined, labels(BOXES[:1], [0])).numpy()
     assert crowd[3] == alone[3]
     assert crowd[1] < alone[1] / 5
 
@@ -231,25 +233,25 @@ def test_xla_compiles_the_losses_where_the_number_of_boxes_is_fixed():
 
     truth = labels(BOXES, [0, 2, 1])
     outputs = perfect_outputs(truth)
-    compiled = tf.function(head(max_boxes=3).sums, jit_compile=True)
+    compiled = tf.function(head(max_boxes=3).compute_sums, jit_compile=True)
     assert compiled(outputs, truth).numpy() == pytest.approx(
-        head().sums(outputs, truth).numpy(), rel=1e-4, abs=1e-4
+        head().compute_sums(outputs, truth).numpy(), rel=1e-4, abs=1e-4
     )
 
 
 def test_labels_have_as_much_room_as_the_head_says_and_an_image_with_more_is_an_error(scenes):
     import tensorflow as tf
 
-    from pipeline_ops.artifacts.dataset import shard_paths
+    from pipeline_ops.artifacts.dataset import list_shard_paths
     from pipeline_ops.artifacts.manifest import read_manifest
     from pipeline_ops.models.detection import Detection
     from pipeline_ops.models.retinanet import make_head
 
     records = next(
         iter(
-            tf.data.TFRecordDataset(shard_paths(scenes, read_manifest(scenes), "train")[:1]).batch(
-                8
-            )
+            tf.data.TFRecordDataset(
+                list_shard_paths(scenes, read_manifest(scenes), "train")[:1]
+            ).batch(8)
         )
     )
     shapes = {

@@ -1,5 +1,4 @@
-"""Anchors of the pyramid, and what each of them stands for: against the definitions of the papers,
-computed plainly."""
+"""Anchors and their matches, compared with a plain computation of the papers' definitions."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import pytest
 
 
 def plain_anchors(height, width, scale):
-    """Lin et al. 2017, section 4: for each level, cell, scale and ratio, written as loops."""
+    """Computes anchors in loops over level, cell, scale and ratio: Lin et al. 2017, section 4."""
     anchors = []
     for level in range(3, 8):
         stride = 2**level
@@ -46,15 +45,15 @@ def plain_iou(one, other):
 
 
 def matched(anchors, boxes, learned=None, crowd=None):
-    """(box or None for background or "ignored") of each anchor."""
+    """Returns the box, None for background, or "ignored" for each anchor."""
     import tensorflow as tf
 
-    from pipeline_ops.models.anchors import match
+    from pipeline_ops.models.anchors import match_anchors
 
     count = len(boxes)
     crowd = crowd or [False] * count
     learned = learned or [not each for each in crowd]
-    found = match(
+    found = match_anchors(
         tf.constant(anchors, tf.float32),
         tf.constant(boxes, tf.float32),
         tf.constant(learned),
@@ -171,14 +170,16 @@ def test_matching_is_the_definition_on_random_boxes():
 def test_boxes_as_distances_from_anchors_and_back():
     import tensorflow as tf
 
-    from pipeline_ops.models.anchors import decode, encode
+    from pipeline_ops.models.anchors import decode_boxes, encode_boxes
 
     anchors = tf.constant([[0, 0, 10, 20], [5, 5, 15, 9]], tf.float32)
     boxes = tf.constant([[1, 2, 21, 12], [5, 5, 15, 9]], tf.float32)
-    deltas = encode(boxes, anchors).numpy()
+    deltas = encode_boxes(boxes, anchors).numpy()
     assert deltas == pytest.approx(
         np.array([[0.6, -0.15, math.log(2), math.log(0.5)], [0, 0, 0, 0]]), abs=1e-6
     )
-    assert decode(tf.constant(deltas), anchors).numpy() == pytest.approx(boxes.numpy(), abs=1e-4)
-    assert np.isfinite(decode(tf.fill([2, 4], 1e4), anchors).numpy()).all()
-    assert np.isfinite(encode(tf.zeros([2, 4]), anchors).numpy()).all()
+    assert decode_boxes(tf.constant(deltas), anchors).numpy() == pytest.approx(
+        boxes.numpy(), abs=1e-4
+    )
+    assert np.isfinite(decode_boxes(tf.fill([2, 4], 1e4), anchors).numpy()).all()
+    assert np.isfinite(encode_boxes(tf.zeros([2, 4]), anchors).numpy()).all()

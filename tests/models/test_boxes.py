@@ -1,5 +1,4 @@
-"""Suppression of boxes that mean the same object: what other formats are made of does exactly what
-TensorFlow's own operation does."""
+"""Suppression of duplicate boxes: the portable version equals TensorFlow's own operation."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from pipeline_ops.models.boxes import MAX_DETECTIONS, suppress, suppress_portabl
 
 
 def candidates(count: int, num_classes: int, size: float, seed: int):
-    """Of three images, many of them with a score below what counts."""
+    """Makes candidates of three images. Many scores are below the threshold."""
     generator = np.random.default_rng(seed)
     centers, halves = (
         generator.random((3, count, 2)),
@@ -43,7 +42,7 @@ def test_both_ways_keep_the_same_boxes(count, num_classes, size, seed):
 
 
 def test_a_chain_of_boxes_each_hiding_the_next_is_followed_to_its_end():
-    """Every other one stays: who is hidden hides nobody."""
+    """Every second box stays: a suppressed box suppresses no other."""
     tops = 0.3 * np.arange(20, dtype=np.float32) / 20
     boxes = tf.constant(
         np.stack([tops, np.zeros(20), tops + 0.03, np.full(20, 0.1)], -1)[None].astype(np.float32)

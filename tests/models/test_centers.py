@@ -31,10 +31,10 @@ def labels(boxes, classes, crowd=None):
 
 
 def perfect_outputs(truth):
-    """What a network would say that knows the truth."""
+    """Returns the outputs of a perfect network."""
     import tensorflow as tf
 
-    targets = head().targets(truth)
+    targets = head().build_targets(truth)
     y, x = ((np.arange(size) + 0.5) * 4 for size in GRID)
     centers = np.stack(np.meshgrid(y, x, indexing="ij"), -1)
     corners = targets.corners.numpy()
@@ -61,28 +61,28 @@ def test_perfect_maps_mean_the_boxes_that_they_were_made_of():
 
 def test_perfect_maps_cost_nearly_nothing_and_wrong_ones_much():
     truth = labels(BOXES, [0, 2, 1])
-    loss, heat_loss, iou, count = head().sums(perfect_outputs(truth), truth).numpy()
+    loss, heat_loss, iou, count = head().compute_sums(perfect_outputs(truth), truth).numpy()
     assert count == 3
     assert iou == pytest.approx(3, abs=1e-3)
     assert loss < 0.01
-    assert head().sums(perfect_outputs(labels(BOXES, [1, 0, 2])), truth).numpy()[1] > 50
+    assert head().compute_sums(perfect_outputs(labels(BOXES, [1, 0, 2])), truth).numpy()[1] > 50
 
 
 def test_each_box_counts_one_whatever_the_number_of_its_cells():
-    targets = head().targets(labels([*BOXES, [10, 60, 12, 62]], [0, 2, 1, 1]))
-    assert float(np.sum(targets.shares)) == pytest.approx(4)
+    targets = head().build_targets(labels([*BOXES, [10, 60, 12, 62]], [0, 2, 1, 1]))
+    assert float(np.sum(targets.weights)) == pytest.approx(4)
 
 
 def test_of_two_boxes_with_centres_in_one_cell_the_smaller_one_is_learned():
-    targets = head().targets(labels([[8, 8, 40, 40], [20, 20, 28, 28]], [0, 1]))
+    targets = head().build_targets(labels([[8, 8, 40, 40], [20, 20, 28, 28]], [0, 1]))
     assert targets.corners.numpy()[0, 6, 6] == pytest.approx([20, 20, 28, 28])
 
 
 def test_padding_is_no_box():
     padded = labels([*BOXES, [0, 0, 0, 0]], [0, 2, 1, -1])
     outputs = perfect_outputs(labels(BOXES, [0, 2, 1]))
-    assert head().sums(outputs, padded).numpy() == pytest.approx(
-        head().sums(outputs, labels(BOXES, [0, 2, 1])).numpy()
+    assert head().compute_sums(outputs, padded).numpy() == pytest.approx(
+        head().compute_sums(outputs, labels(BOXES, [0, 2, 1])).numpy()
     )
 
 
@@ -90,16 +90,16 @@ def test_what_is_found_in_a_crowd_is_neither_right_nor_wrong():
     crowd = labels([BOXES[0], BOXES[1]], [0, 2], [False, True])
     alone = labels([BOXES[0]], [0])
     imagined = perfect_outputs(labels(BOXES[:2], [0, 2]))
-    assert head().sums(imagined, crowd).numpy()[1] < 0.01
-    assert head().sums(imagined, alone).numpy()[1] > 5
-    assert head().sums(imagined, crowd).numpy()[3] == 1
+    assert head().compute_sums(imagined, crowd).numpy()[1] < 0.01
+    assert head().compute_sums(imagined, alone).numpy()[1] > 5
+    assert head().compute_sums(imagined, crowd).numpy()[3] == 1
 
 
 def test_an_image_without_boxes_is_learned_from_too():
     empty = labels([[0, 0, 0, 0]], [-1])
-    *_, count = head().sums(perfect_outputs(labels(BOXES, [0, 2, 1])), empty).numpy()
+    *_, count = head().compute_sums(perfect_outputs(labels(BOXES, [0, 2, 1])), empty).numpy()
     assert count == 0
-    assert head().sums(perfect_outputs(labels(BOXES, [0, 2, 1])), empty).numpy()[0] > 10
+    assert head().compute_sums(perfect_outputs(labels(BOXES, [0, 2, 1])), empty).numpy()[0] > 10
 
 
 @pytest.mark.parametrize(("width", "low", "high"), [(16, 0.2e6, 0.3e6), (48, 1.8e6, 2.3e6)])
@@ -115,6 +115,6 @@ def test_images_that_the_grid_does_not_divide_are_refused():
 
     with pytest.raises(
         ConfigError,
-        match="multiples of 16, got 100x128; set them in preprocess.stages, with resize",
+        match="multiples of 16, got 100x128. Set them in preprocess.stages, with resize",
     ):
         center_detector.build((100, 128, 3), 2)

@@ -1,4 +1,4 @@
-"""RetinaNet: its shape, its weights, and that it learns."""
+"""RetinaNet: its shape, its weights and its training."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def build(classes: int = 10, size: int = 128, **options):
     ],
 )
 def test_the_endpoints_of_a_backbone_have_8_16_and_32_pixels_to_a_cell(name):
-    from pipeline_ops.models.retinanet import ENDPOINTS, _backbone
+    from pipeline_ops.models.retinanet import ENDPOINTS, _build_backbone
 
-    network = _backbone(name, (64, 64), {})
+    network = _build_backbone(name, (64, 64), {})
     assert [endpoint.shape[1:3] for endpoint in network.outputs] == [(8, 8), (4, 4), (2, 2)]
-    # The last layer that has a cell for so many pixels is the one that knows most.
+    # The last layer with this stride has the richest features.
     later = {
         tuple(layer.output.shape[1:3])
         for layer in network.layers[
@@ -73,7 +73,7 @@ def test_the_network_of_the_paper_has_its_size_and_says_one_percent_for_everythi
 
 
 def test_levels_lie_in_the_order_of_the_anchors():
-    """What an image shows moves the outputs of the anchors that lie where it is."""
+    """A change in the image changes the outputs of the anchors at that position."""
     import keras
 
     from pipeline_ops.models import retinanet
@@ -144,7 +144,7 @@ def test_a_detector_for_other_classes_keeps_all_but_the_last_layer(tmp_path):
     [
         (
             {"size": 100},
-            "must be multiples of 32, got 100x100; set them in preprocess.stages, with resize",
+            "must be multiples of 32, got 100x100. Set them in preprocess.stages, with resize",
         ),
         (
             {"backbone": "ResNet5"},
@@ -166,7 +166,7 @@ def test_it_learns_a_few_scenes_by_heart():
     import tensorflow as tf
     from scenes import scene_example
 
-    from pipeline_ops.models.boxes import Boxes, pairwise_ious
+    from pipeline_ops.models.boxes import Boxes, compute_pairwise_ious
     from pipeline_ops.models.retinanet import make_head
 
     keras.utils.set_random_seed(1)
@@ -188,7 +188,7 @@ def test_it_learns_a_few_scenes_by_heart():
     @tf.function
     def step():
         with tf.GradientTape() as tape:
-            sums = head.sums(model(images, training=True), labels)
+            sums = head.compute_sums(model(images, training=True), labels)
             loss = sums[0] / sums[-1]
         optimizer.apply_gradients(
             zip(
@@ -202,7 +202,7 @@ def test_it_learns_a_few_scenes_by_heart():
     losses = [float(step()) for _ in range(140)]
     assert losses[-1] < 0.05 < 1 < losses[0]
     found = head.detect(model(images, training=False))
-    overlaps = pairwise_ious(labels.corners, found.boxes).numpy()
+    overlaps = compute_pairwise_ious(labels.corners, found.boxes).numpy()
     for image, label in zip(*np.nonzero(classes.numpy() >= 0), strict=True):
         is_right = (found.classes[image].numpy() == classes.numpy()[image, label]) & (
             found.scores[image].numpy() > 0.5

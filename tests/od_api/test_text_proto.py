@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.od_api.text_proto import TextMessage, Word, parse_text_proto
+from pipeline_ops.od_api.text_proto import EnumName, TextMessage, parse_text_proto
 
 
 def plain(message: TextMessage) -> list:
@@ -50,7 +50,7 @@ def parsed(text: str) -> list:
         ),
         ("a: inf b: -inf c: -Infinity", [("a", math.inf), ("b", -math.inf), ("c", -math.inf)]),
         ("a: true b: False c: t d: f", [("a", True), ("b", False), ("c", True), ("d", False)]),
-        ("a: RELU_6", [("a", Word("RELU_6"))]),
+        ("a: RELU_6", [("a", EnumName("RELU_6"))]),
         (
             "a { b: 1 } c: { d: 2 } e < f: 3 > g: <>",
             [("a", [("b", 1)]), ("c", [("d", 2)]), ("e", [("f", 3)]), ("g", [])],
@@ -68,8 +68,8 @@ def parsed(text: str) -> list:
         (r"a: '\303\251'", [("a", "\u00e9")]),
         ("a: 'C:\\\\data'", [("a", "C:\\data")]),
         (
-            "[ext.of.somebody] { a: 1 } [type.googleapis.com/x.Y] { }",
-            [("[ext.of.somebody]", [("a", 1)]), ("[type.googleapis.com/x.Y]", [])],
+            "[ext.of.another] { a: 1 } [type.googleapis.com/x.Y] { }",
+            [("[ext.of.another]", [("a", 1)]), ("[type.googleapis.com/x.Y]", [])],
         ),
     ],
 )
@@ -88,7 +88,7 @@ def test_not_a_number_is_one():
     ("text", "problem"),
     [
         ("a: 1\nb 2", "2:3: expected a colon or a bracket after b, got '2'"),
-        ("a {\n  b: 1\n", "3:1: the file ends inside of a message; a bracket is missing"),
+        ("a {\n  b: 1\n", "3:1: the file ends inside of a message. Add the missing bracket."),
         ("a { b: 1 >", "1:10: expected the name of a field, got '>'"),
         ("a: 1 }", "1:6: expected the name of a field, got '}'"),
         ("a:", "1:3: expected a value, got 'the end of the file'"),
@@ -99,9 +99,9 @@ def test_not_a_number_is_one():
         ("a: -true", "1:5: expected a value, got 'true'"),
         ("a: 1 @", "1:6: an unexpected '@'"),
         ("a: 12abc", "1:4: an unexpected '12abc'"),
-        (r"a: 'x\q'", r"1:6: the escape '\\q' stands for no character"),
+        (r"a: 'x\q'", r"1:6: the escape '\\q' is not a character"),
         (r"a: '\777'", "1:5: the escape"),
-        ("a {" * 200, "more than 100 messages in one another"),
+        ("a {" * 200, "messages are nested more than 100 deep"),
     ],
 )
 def test_what_is_no_text_proto_is_refused_with_its_place(text, problem):
@@ -120,13 +120,13 @@ def test_a_field_knows_where_it_stands():
     ]
 
 
-def wanted_of(message) -> list:
-    """What protobuf knows of a message, as `plain` tells it."""
+def to_expected_fields(message) -> list:
+    """The fields of a protobuf message, in the form of `plain`."""
     found = []
     for field, value in message.ListFields():
         for each in value if field.is_repeated else [value]:
             if field.message_type:
-                found.append((field.name, wanted_of(each)))
+                found.append((field.name, to_expected_fields(each)))
             else:
                 found.append(
                     (
@@ -174,7 +174,7 @@ def test_what_protobuf_prints_is_read_as_it_was_meant(
         pointy_brackets=pointy_brackets,
         use_short_repeated_primitives=short_lists,
     )
-    assert parsed(text) == wanted_of(message)
+    assert parsed(text) == to_expected_fields(message)
 
 
 @settings(ANY_MACHINE, max_examples=int(os.environ.get("TRAINYARD_FUZZ_CASES", "300")))

@@ -9,14 +9,15 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-from handed_over import hand_over
+from upstream_artifacts import copy_artifacts
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.task_record import read_record
-from pipeline_ops.operators.approval import ApproveOperator, _ask
+from pipeline_ops.operators.approval import ApproveOperator, _format_question
 from pipeline_ops.operators.chain import ExportOperator
 from pipeline_ops.operators.factory import make_dag
+from pipeline_ops.storage.open_store import open_root
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 
@@ -31,8 +32,8 @@ def with_approval(folder: Path, root: Path, **approval) -> Path:
 
 
 def context(train: str, evaluate: str) -> dict:
-    manifests = hand_over(
-        Layout(Path(train).parents[4], "digits"),
+    manifests = copy_artifacts(
+        Layout(open_root(Path(train).parents[4]), "digits"),
         "manual__1",
         {"train": train, "evaluate": evaluate},
     )
@@ -56,57 +57,61 @@ def test_the_task_stands_before_export_and_other_runs_may_go_on_meanwhile(tmp_pa
     assert "approve" not in [task.task_id for task in make_dag(load_config(DIGITS)).tasks]
 
 
-def test_a_gate_that_was_not_passed_is_not_asked_about(workshop, tmp_path):
-    config = with_approval(tmp_path, workshop.root)
-    train = workshop.train("poor")
+def test_a_gate_that_was_not_passed_is_not_asked_about(sandbox, tmp_path):
+    config = with_approval(tmp_path, sandbox.root)
+    train = sandbox.train("poor")
     task = ApproveOperator(config_file=str(config), approval=load_config(config).evaluate.approval)
     with pytest.raises(
         AirflowSkipException, match="trained, not published: accuracy 0.4700 is below 0.7000"
     ):
-        task.execute(context(train, workshop.evaluate(train)))
-    record = read_record(Layout(workshop.root, "digits").task_record("manual__1", "export"))
+        task.execute(context(train, sandbox.evaluate(train)))
+    record = read_record(
+        Layout(open_root(sandbox.root), "digits").task_record("manual__1", "export")
+    )
     assert (record.state, record.reason) == (
         "skipped",
         "trained, not published: accuracy 0.4700 is below 0.7000",
     )
 
 
-def test_a_model_that_is_published_already_is_not_asked_about(workshop, tmp_path):
-    config = with_approval(tmp_path, workshop.root)
-    train = workshop.publish("good")
+def test_a_model_that_is_published_already_is_not_asked_about(sandbox, tmp_path):
+    config = with_approval(tmp_path, sandbox.root)
+    train = sandbox.publish("good")
     task = ApproveOperator(config_file=str(config), approval=load_config(config).evaluate.approval)
-    assert task.execute(context(train, workshop.evaluate(train))) is None
+    assert task.execute(context(train, sandbox.evaluate(train))) is None
 
 
-def test_an_approval_that_no_task_of_the_dag_would_ask_for_is_refused(workshop, tmp_path):
-    train = workshop.train("good")
-    config = with_approval(tmp_path, workshop.root)
+def test_an_approval_that_no_task_of_the_dag_would_ask_for_is_refused(sandbox, tmp_path):
+    train = sandbox.train("good")
+    config = with_approval(tmp_path, sandbox.root)
     with pytest.raises(
-        AirflowFailException, match="the DAG has no task that asks; set it in .*digits.yaml"
+        AirflowFailException, match="the DAG has no task that asks. Set it in .*digits.yaml"
     ):
         ExportOperator(config_file=str(config)).execute(
-            context(train, workshop.evaluate(train)) | {"task_state_store": {}}
+            context(train, sandbox.evaluate(train)) | {"task_state_store": {}}
         )
 
 
-def test_the_question_has_the_verdict_and_no_markdown_of_a_hostile_class(workshop, tmp_path):
+def test_the_question_has_the_verdict_and_no_markdown_of_a_hostile_class(sandbox, tmp_path):
     from pipeline_ops.artifacts.manifest import read_manifest
     from pipeline_ops.artifacts.results import EvaluationFigures
 
-    train = workshop.train("good")
-    figures = EvaluationFigures.model_validate(read_manifest(workshop.evaluate(train)).figures)
+    train = sandbox.train("good")
+    figures = EvaluationFigures.model_validate(read_manifest(sandbox.evaluate(train)).figures)
     hostile = figures.rules[0].model_copy(
         update={"text": "recall of class ``` [x](javascript:alert(1)) <script> 0.9"}
     )
-    config = workshop.config(evaluate__approval={"timeout_seconds": 60})
-    subject, body = _ask(
+    config = sandbox.config(evaluate__approval={"timeout_seconds": 60})
+    subject, body = _format_question(
         config,
+        config.evaluate.approval,
         figures.model_copy(update={"rules": [*figures.rules, hostile]}),
-        "http://airflow.example/report",
+        "run",
     )
     assert subject == "Publish a new version of digits?"
-    assert "[the report](http://airflow.example/report)" in body and body.endswith(
-        " UTC, it is not published.\n"
+    assert (
+        "[The report](http://localhost:8080/dags/digits/runs/run/plugin/" in body
+        and body.endswith(" UTC, it is not published.\n")
     )
     assert "accuracy 0.8700 is at least 0.7000" in body and "There is no champion yet." in body
     assert body.count("```") == 2 and body.index("<script>") < body.rindex("```")

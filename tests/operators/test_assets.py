@@ -1,4 +1,4 @@
-"""Data sets and models as assets: what starts a run, and what a run tells others."""
+"""Data sets and models as assets: the events that start a run, and the events of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from airflow.sdk import Asset, AssetAlias, AssetAny
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import Manifest, write_manifest
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.operators.assets import tell
+from pipeline_ops.operators.assets import add_asset_event
 from pipeline_ops.operators.factory import make_dag
+from pipeline_ops.operators.task_run import TaskRun
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 FIGURES = {
@@ -95,13 +96,14 @@ def test_an_event_says_version_and_figures(tmp_path, job, asset, news):
             figures=FIGURES[job],
         ),
     )
-    told = []
+    calls = []
     events = {
-        AssetAlias(asset): SimpleNamespace(add=lambda asset, extra: told.append((asset, extra)))
+        AssetAlias(asset): SimpleNamespace(add=lambda asset, extra: calls.append((asset, extra)))
     }
     uri = str(tmp_path / "manifest.json")
-    tell({"outlet_events": events, "run_id": "run-1"}, load_config(DIGITS), job, uri)
-    [(of, extra)] = told
+    context = {"outlet_events": events, "run_id": "run-1"}
+    add_asset_event(TaskRun(load_config(DIGITS), context), job, uri)
+    [(of, extra)] = calls
     assert of == Asset(asset)
     assert news.items() <= extra.items()
     assert (extra["manifest"], extra["run_id"]) == (uri, "run-1")

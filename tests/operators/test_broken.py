@@ -1,5 +1,4 @@
-"""A pipeline whose YAML cannot be used: its DAG stands in for it, and the other pipelines of the
-file are as they were (F11)."""
+"""A pipeline whose YAML cannot be used has a broken DAG, and does not affect the others (F11)."""
 
 from __future__ import annotations
 
@@ -9,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
-from config.broken_yamls import ALL, GOOD
+from config.broken_case import GOOD
+from config.broken_yamls import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +29,7 @@ def named(name: str, old: str = "", new: str = "") -> str:
 
 
 def message(dag) -> str:
-    """What a broken DAG says; the error of a DAG that is not broken."""
+    """The message of a broken DAG, or the error of a DAG that is not broken."""
     assert "broken" in dag.tags
     with pytest.raises(ParamValidationError) as refused:
         dag.params.validate()
@@ -110,7 +110,7 @@ def test_of_two_files_with_one_name_the_one_that_is_called_so_keeps_it(tmp_path)
     dags = make(tmp_path, digits=named("digits"), a_copy=named("digits"))
     assert "broken" not in dags["digits"].tags
     assert (
-        f"{tmp_path}/a_copy.yaml:1: pipeline: the name digits stands in {tmp_path}/digits.yaml, too"
+        f"{tmp_path}/a_copy.yaml:1: pipeline: digits is also the name in {tmp_path}/digits.yaml"
         in message(dags["a_copy"])
     )
 
@@ -118,18 +118,18 @@ def test_of_two_files_with_one_name_the_one_that_is_called_so_keeps_it(tmp_path)
 def test_a_broken_file_is_not_replaced_by_a_copy_of_it(tmp_path):
     dags = make(tmp_path, digits=named("digits", "epochs", "epoch"), a_copy=named("digits"))
     assert "train.epoch: unknown key" in message(dags["digits"])
-    assert "the name digits stands in" in message(dags["a_copy"])
+    assert "digits is also the name in" in message(dags["a_copy"])
 
 
 def test_two_files_with_one_name_that_neither_is_called_are_both_broken(tmp_path):
     dags = make(tmp_path, one=named("same"), two=named("same"))
-    assert f"stands in {tmp_path}/two.yaml, too" in message(dags["same"])
-    assert f"stands in {tmp_path}/one.yaml, too" in message(dags["two"])
+    assert f"same is also the name in {tmp_path}/two.yaml" in message(dags["same"])
+    assert f"same is also the name in {tmp_path}/one.yaml" in message(dags["two"])
 
 
 def test_the_name_of_trainyards_own_dag_is_refused(tmp_path):
     dags = make(tmp_path, mine=named("trainyard_models"), good=named("good"))
-    assert "trainyard_models is the name of a DAG of Trainyard's own" in message(dags["mine"])
+    assert "trainyard_models is the name of a DAG that Trainyard makes" in message(dags["mine"])
     assert dags["trainyard_models"].task_ids == ["move_champion"]
 
 
@@ -179,10 +179,8 @@ def test_code_of_the_author_that_ends_python_is_a_problem_of_its_pipeline(tmp_pa
     dags = make(
         tmp_path, one=named("one", "[decode]", "[decode, 'leaving:stage']"), good=named("good")
     )
-    assert (
-        "one.yaml:4: preprocess.stages.1.leaving:stage: "
-        "the module leaving can't be imported: SystemExit: 3" in message(dags["one"])
-    )
+    text = message(dags["one"])
+    assert all(part in text for part in ("one.yaml:4", "leaving:stage", "SystemExit: 3"))
     assert "broken" not in dags["good"].tags
 
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from authored import write_config
 from config.test_overrides import AUTHORS, flat_key, nested
+from config_files import write_config
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.operators.approval import ApproveOperator

@@ -32,7 +32,7 @@ print(json.dumps({"seconds": time.process_time() - begin, \
 
 @pytest.fixture(scope="module")
 def parsed() -> dict:
-    """What parsing the DAG file in a clean interpreter makes and imports."""
+    """The DAGs and imports of the DAG file in a clean interpreter."""
     output = subprocess.run(
         [sys.executable, "-c", PARSE, str(ROOT / "dags" / "trainyard.py")],
         check=True,

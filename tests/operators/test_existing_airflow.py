@@ -1,5 +1,5 @@
-"""An Airflow that somebody has already: the package is installed into it, and a DAG file of their
-own has the lines of the README."""
+"""An existing Airflow: the package is installed into it, and a DAG file of the user has the lines
+of the documentation."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ INSTALLED = Path(sysconfig.get_paths()["purelib"])
 PACKAGES = ("pipeline_ops", "beam_jobs", "pyproject.toml", "README.md", "LICENSE")
 
 
-def lines_of_the_readme() -> str:
-    [lines] = re.findall(
-        r"```python\n(# Airflow reads.*?)```", (ROOT / "README.md").read_text(), re.S
-    )
-    return lines
+def read_readme_lines() -> str:
+    """The DAG file of the documentation: the first of its two."""
+    page = (ROOT / "docs" / "existing-airflow.md").read_text()
+    return re.findall(r"```python\n(# Airflow reads.*?)```", page, re.S)[0]
 
 
 def test_the_lines_of_the_readme_make_dags(tmp_path, monkeypatch):
     from airflow.dag_processing.dagbag import DagBag
 
-    lines = [line for line in lines_of_the_readme().splitlines() if line]
+    lines = [line for line in read_readme_lines().splitlines() if line]
     assert len(lines) == 4 and lines[0].startswith("#")
     (tmp_path / "mine.py").write_text(
-        lines_of_the_readme().replace("/data/pipelines", str(ROOT / "configs"))
+        read_readme_lines().replace("/data/pipelines", str(ROOT / "configs"))
     )
     bag = DagBag(tmp_path, bundle_path=tmp_path, bundle_name="mine")
     assert not bag.import_errors
@@ -57,7 +56,7 @@ def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     [packages] = (tmp_path / "env").glob("lib/python*/site-packages")
     for entry in INSTALLED.iterdir():
-        if not entry.name.startswith(("__editable__", "trainyard")):
+        if not entry.name.startswith(("__editable__", "airflow_provider_trainyard")):
             (packages / entry.name).symlink_to(entry)
     [wheel] = (tmp_path / "wheels").glob("*.whl")
     subprocess.run(
@@ -88,7 +87,7 @@ def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path
     (tmp_path / "dags").mkdir()
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "dags" / "mine.py").write_text(
-        lines_of_the_readme().replace("/data/pipelines", str(tmp_path / "pipelines"))
+        read_readme_lines().replace("/data/pipelines", str(tmp_path / "pipelines"))
     )
     values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
     values["storage"]["root"], values["preprocess"]["source"]["path"] = "../storage", "../raw"
@@ -108,8 +107,10 @@ def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path
 
 
 def assert_lineage_was_sent(folder: Path) -> None:
-    """By Airflow's provider, of every task:
-    the data set that was trained on is the one that was made."""
+    """Airflow's provider has sent the lineage of every task.
+
+    The data set of the training is the one that was made.
+    """
     events = [json.loads(line) for line in (folder / "lineage").read_text().splitlines()]
     ended = {
         event["job"]["name"]: event

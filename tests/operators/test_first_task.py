@@ -12,10 +12,11 @@ import cv2
 import numpy as np
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from authored import write_config
+from config_files import write_config
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.operators.chain import PreprocessOperator
+from pipeline_ops.storage.open_store import open_root
 
 NETS = """
 from keras import Input, Sequential, layers
@@ -60,7 +61,7 @@ def execute(tmp_path):
         }
         keys |= {name.replace("__", "."): value for name, value in changes.items()}
         operator = PreprocessOperator(config_file=str(write_config(tmp_path / "configs", keys)))
-        operator.patience_seconds = 240
+        operator.defer_after_seconds = 240
         return operator.execute(_context())
 
     return execute
@@ -88,9 +89,8 @@ def test_a_model_that_ends_in_softmax_is_refused_by_the_job_and_where_the_data_a
     """Walk stumble 5: it was trained with two softmaxes, and published."""
     with pytest.raises(AirflowFailException, match="nets:probabilities ends in softmax"):
         execute(train__model="nets:probabilities")
-    assert not list(
-        Layout(tmp_path / "root", "digits").artifacts("preprocess").glob("*/manifest.json")
-    )
+    artifacts = Layout(open_root(tmp_path / "root"), "digits").artifacts("preprocess")
+    assert not list(artifacts.local.glob("*/manifest.json"))
     execute(train__model="nets:logits")
     assert attempts(tmp_path) == 2
     with pytest.raises(AirflowFailException, match="nets:probabilities ends in softmax"):

@@ -7,20 +7,20 @@ import json
 
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
-from authored import DIGITS, write_config
+from config_files import DIGITS, write_config
 
-from pipeline_ops.config.fields import leaves_of
+from pipeline_ops.config.fields import collect_fields
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.run_config import run_config
-from pipeline_ops.operators.form import form_params
+from pipeline_ops.config.run_config import load_run_config
+from pipeline_ops.operators.form import make_form_params
 
 
-def sections_of(params) -> list[str | None]:
+def list_sections(params) -> list[str | None]:
     return list(dict.fromkeys(param.schema.get("section") for param in params.values()))
 
 
 def test_a_field_has_the_type_the_bounds_and_the_help_of_the_config():
-    params = form_params(load_config(DIGITS))
+    params = make_form_params(load_config(DIGITS))
     epochs = params["train.epochs"]
     assert (epochs.value, epochs.schema["type"]) == (20, "integer")
     assert epochs.description.endswith("At least 1, at most 100000.")
@@ -36,7 +36,7 @@ def test_a_field_has_the_type_the_bounds_and_the_help_of_the_config():
         "Train: early stopping",
         "Patience (epochs)",
     )
-    assert params["train.global_batch"].description.endswith(
+    assert params["train.global_batch_size"].description.endswith(
         "It never follows the number of workers. At least 1, at most 1000000."
     )
     assert params["train.warm_start"].description.endswith(
@@ -45,21 +45,27 @@ def test_a_field_has_the_type_the_bounds_and_the_help_of_the_config():
 
 
 def test_the_frequent_fields_are_in_the_open_part_at_the_top():
-    params = form_params(load_config(DIGITS))
+    params = make_form_params(load_config(DIGITS))
     frequent = [
         "train.epochs",
         "train.optimizer.learning_rate",
-        "train.global_batch",
+        "train.global_batch_size",
         "preprocess.dataset",
         "train.warm_start",
     ]
     assert list(params)[:5] == frequent
     assert [key for key, param in params.items() if "section" not in param.schema] == frequent
-    assert sections_of(params)[-1] == "Evaluate"
+
+
+def test_the_fields_that_few_pipelines_need_are_in_the_last_section():
+    params = make_form_params(load_config(DIGITS))
+    assert list_sections(params)[-1] == "Advanced"
+    assert params["evaluate.batch_size"].schema["section"] == "Advanced"
+    assert params["evaluate.batch_size"].schema["title"] == "Evaluate: Batch size"
 
 
 def test_the_form_has_only_fields_that_a_run_may_set():
-    params, leaves = form_params(load_config(DIGITS)), leaves_of(PipelineConfig)
+    params, leaves = make_form_params(load_config(DIGITS)), collect_fields(PipelineConfig)
     assert [key for key in params if not leaves[key].is_per_run] == []
     assert len(params) < 40
     assert not {
@@ -87,7 +93,7 @@ def test_the_form_has_only_fields_that_a_run_may_set():
     ],
 )
 def test_a_value_out_of_range_is_refused_and_the_form_has_no_bounds_to_clamp_it_to(key, value):
-    params = form_params(load_config(DIGITS))
+    params = make_form_params(load_config(DIGITS))
     assert not {"minimum", "maximum"} & set(params[key].schema)
     with pytest.raises(ParamValidationError):
         params[key].resolve(value)
@@ -95,12 +101,12 @@ def test_a_value_out_of_range_is_refused_and_the_form_has_no_bounds_to_clamp_it_
 
 @pytest.mark.parametrize("value", ["champion", "version 3", None])
 def test_a_run_may_begin_with_a_published_model(value):
-    assert form_params(load_config(DIGITS))["train.warm_start"].resolve(value) == value
+    assert make_form_params(load_config(DIGITS))["train.warm_start"].resolve(value) == value
 
 
 def test_no_field_of_the_form_is_empty_and_required():
-    """Airflow's form can't be sent then, and does not say why."""
-    params = form_params(load_config(DIGITS))
+    """Airflow's form cannot be sent with an empty required field, and gives no reason."""
+    params = make_form_params(load_config(DIGITS))
     assert [
         key
         for key, param in params.items()
@@ -115,7 +121,7 @@ def test_what_the_author_opens_is_in_the_open_part_with_the_choices_that_he_give
         "train.seed": [],
         "train.epochs": [5],
     }
-    params = form_params(load_config(write_config(tmp_path, {"per_run": opened})))
+    params = make_form_params(load_config(write_config(tmp_path, {"per_run": opened})))
     assert (
         params["train.workers"].schema["enum"] == [2, 1, 4]
         and "section" not in params["train.workers"].schema
@@ -131,12 +137,14 @@ def test_what_the_author_opens_is_in_the_open_part_with_the_choices_that_he_give
         {},
         {"train.warm_start": "weights/first.npz"},
         {"per_run": {"train.workers": [1], "train.seed": []}},
-        {"train.early_stopping": None, "train.input": {"augment": {"scale": {"least": 0.5}}}},
+        {"train.early_stopping": None, "train.input": {"augment": {"scale": {"min": 0.5}}}},
     ],
 )
 def test_what_the_form_sends_untouched_is_the_config_itself(tmp_path, author):
     file = write_config(tmp_path, author)
     sent = json.loads(
-        json.dumps({key: param.resolve() for key, param in form_params(load_config(file)).items()})
+        json.dumps(
+            {key: param.resolve() for key, param in make_form_params(load_config(file)).items()}
+        )
     )
-    assert run_config(file, sent, "run").model_dump() == load_config(file).model_dump()
+    assert load_run_config(file, sent, "run").model_dump() == load_config(file).model_dump()

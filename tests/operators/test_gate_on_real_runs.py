@@ -17,10 +17,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException
-from authored import write_config
-from handed_over import hand_over
+from config_files import write_config
+from upstream_artifacts import copy_artifacts
 
-from pipeline_ops.artifacts.dataset import LABEL, shards_of
+from pipeline_ops.artifacts.dataset import LABEL, list_shards
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import NAME, list_files, read_manifest, write_manifest
 from pipeline_ops.artifacts.results import METRICS, REPORT, EvaluationFigures
@@ -28,11 +28,12 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.task_record import TaskRecord, find_report, read_record
 from pipeline_ops.operators.chain import EvaluateOperator, ExportOperator, TrainOperator
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.storage.open_store import open_root
 
 pytestmark = pytest.mark.slow
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
-NOT_WORSE = {"metric": "accuracy", "not_worse_than_champion_by_more_than": 0.02, "confidence": 0.95}
+NOT_WORSE = {"metric": "accuracy", "max_regression": 0.02, "confidence": 0.95}
 FEW_EPOCHS, MANY_EPOCHS = 3, 16
 """On the hundred test images, about 0.7 and 0.94."""
 
@@ -43,8 +44,10 @@ class Store(dict):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Of one run: what its tasks have left, and the registry when it had ended: versions, the
-    champion and the one before, moves of aliases."""
+    """The artifacts of one run, and the registry when the run had ended.
+
+    The registry has versions, the champion and the previous one, and the moves of aliases.
+    """
 
     train: str
     evaluate: str
@@ -63,7 +66,7 @@ class Chain:
     """Runs of configs/digits.yaml on one device, in one storage root."""
 
     def __init__(self, root: Path):
-        self._root, self._layout = root, Layout(root, "digits")
+        self._root, self._layout = root, Layout(open_root(root), "digits")
         self._registry = Registry(root / "models" / "digits")
         self.announced: list[int] = []  # versions, as events of the model's asset
 
@@ -78,7 +81,7 @@ class Chain:
             "evaluate.gate": [gate],
         }
         config = write_config(self._root / "configs", author)
-        manifests = hand_over(self._layout, run_id, {"preprocess": dataset})
+        manifests = copy_artifacts(self._layout, run_id, {"preprocess": dataset})
         context = {
             "ti": SimpleNamespace(
                 xcom_pull=lambda task_ids: manifests[task_ids], id="1", max_tries=2
@@ -95,20 +98,20 @@ class Chain:
         }
         for operator in (TrainOperator, EvaluateOperator, ExportOperator):
             task = operator(config_file=str(config))
-            task.patience_seconds = 240.0  # there is nobody that it could defer to
+            task.defer_after_seconds = 240.0  # the test has no triggerer
             try:
                 manifests[operator.job] = task.execute(context | {"task_state_store": Store()})
             except AirflowSkipException:
                 assert operator is ExportOperator
-        registry, previous = self._registry, self._registry.previous()
+        registry, previous = self._registry, self._registry.find_by_alias("previous")
         return Outcome(
             manifests["train"],
             manifests["evaluate"],
             read_record(self._layout.task_record(run_id, "export")),
-            [version.number for version in registry.versions()],
-            registry.champion().number,
+            [version.number for version in registry.list_versions()],
+            registry.find_champion().number,
             previous and previous.number,
-            len(registry.history()),
+            len(registry.read_history().moves),
         )
 
 
@@ -119,7 +122,7 @@ def with_shuffled_labels(dataset: str, folder: Path) -> str:
 
     shutil.copytree(Path(dataset).parent, folder)
     manifest = read_manifest(dataset)
-    files = [folder / file.path for file in shards_of(manifest, "train")]
+    files = [folder / file.path for file in list_shards(manifest, "train")]
     shards = [
         [
             tf.train.Example.FromString(record)
@@ -161,13 +164,13 @@ def chain(tmp_path_factory) -> Chain:
 
 @pytest.fixture(scope="module")
 def outcomes(chain, dataset, tmp_path_factory) -> dict[str, Outcome]:
-    """By name, in the order in which the runs were made."""
+    """The runs by name, in the order in which they were made."""
     shuffled = with_shuffled_labels(dataset, tmp_path_factory.mktemp("shuffled") / "dataset")
     return {
         name: chain.run(name, data, gate, **train)
         for name, data, gate, train in [
             ("first", dataset, NOT_WORSE, {"epochs": FEW_EPOCHS}),
-            ("fewer steps", dataset, NOT_WORSE, {"epochs": 1, "global_batch": 350}),
+            ("fewer steps", dataset, NOT_WORSE, {"epochs": 1, "global_batch_size": 350}),
             ("shuffled labels", shuffled, NOT_WORSE, {"epochs": MANY_EPOCHS}),
             ("better", dataset, NOT_WORSE, {"epochs": MANY_EPOCHS}),
             ("tie that fails", dataset, NOT_WORSE, {"epochs": MANY_EPOCHS, "seed": 3}),
@@ -181,13 +184,13 @@ def outcomes(chain, dataset, tmp_path_factory) -> dict[str, Outcome]:
     }
 
 
-def registry_of(outcome: Outcome) -> tuple[list[int], int, int | None, int]:
+def read_registry(outcome: Outcome) -> tuple[list[int], int, int | None, int]:
     return outcome.versions, outcome.champion, outcome.previous, outcome.num_moves
 
 
 def test_the_first_model_becomes_the_champion(outcomes):
     assert outcomes["first"].export.state == "success"
-    assert registry_of(outcomes["first"]) == ([1], 1, None, 1)
+    assert read_registry(outcomes["first"]) == ([1], 1, None, 1)
 
 
 @pytest.mark.parametrize("worse", ["fewer steps", "shuffled labels"])
@@ -202,7 +205,7 @@ def test_a_worse_challenger_is_trained_and_not_published_and_the_registry_is_as_
         outcome.export.reason == f"trained, not published: {rule.text}"
         and outcome.export.manifest is None
     )
-    assert registry_of(outcome) == registry_of(outcomes["first"])
+    assert read_registry(outcome) == read_registry(outcomes["first"])
 
 
 def test_what_makes_them_worse_is_what_was_done_to_them(outcomes):
@@ -223,7 +226,7 @@ def test_what_makes_them_worse_is_what_was_done_to_them(outcomes):
 def test_a_better_challenger_is_published_and_both_aliases_move(outcomes):
     outcome, [rule] = outcomes["better"], outcomes["better"].figures.rules
     assert rule.passed and not rule.is_within_noise and rule.low > 0.02
-    assert outcome.export.state == "success" and registry_of(outcome) == ([1, 2], 2, 1, 2)
+    assert outcome.export.state == "success" and read_registry(outcome) == ([1, 2], 2, 1, 2)
 
 
 def test_a_tie_within_noise_is_what_the_config_says_it_is(outcomes):
@@ -237,8 +240,8 @@ def test_a_tie_within_noise_is_what_the_config_says_it_is(outcomes):
             and outcome.figures.champion_version == 2
         )
     assert "within noise, which fails" in fails.export.reason and fails.export.state == "skipped"
-    assert registry_of(fails) == registry_of(outcomes["better"])
-    assert passes.export.state == "success" and registry_of(passes) == ([1, 2, 3], 3, 2, 3)
+    assert read_registry(fails) == read_registry(outcomes["better"])
+    assert passes.export.state == "success" and read_registry(passes) == ([1, 2, 3], 3, 2, 3)
 
 
 def test_only_what_was_published_is_announced(outcomes, chain):
@@ -247,14 +250,14 @@ def test_only_what_was_published_is_announced(outcomes, chain):
 
 def test_the_page_of_a_run_says_what_was_published_and_that_of_another_what_was_not(outcomes):
     published, unpublished = outcomes["better"], outcomes["fewer steps"]
-    page = find_report(published.evaluate, published.export.manifest)
+    page = find_report(published.evaluate, published.export.manifest).local
     assert page == Path(published.export.manifest).with_name(REPORT)
     assert (
         "Published as version 2 of digits" in page.read_text()
         and "Version 2 is in service." in page.read_text()
     )
     assert json.loads(page.with_name(METRICS).read_bytes())["publication"]["version"] == 2
-    page = find_report(unpublished.evaluate, unpublished.export.manifest)
+    page = find_report(unpublished.evaluate, unpublished.export.manifest).local
     assert page == Path(unpublished.evaluate).with_name(REPORT)
     assert (
         "Trained, not published. Version 1 stays in service." in page.read_text()

@@ -1,4 +1,4 @@
-"""An XCom counts only where the store's own record says the same (F9)."""
+"""An XCom counts only if it equals the record in the store (F9)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.task_record import TaskRecord, read_record, write_record
 from pipeline_ops.operators.chain import ExportOperator
-from pipeline_ops.operators.handover import manifests_of
+from pipeline_ops.operators.handover import pull_manifests
+from pipeline_ops.operators.task_run import TaskRun
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 RUN = "manual__1"
@@ -34,13 +35,13 @@ def config(tmp_path) -> PipelineConfig:
     return load_config(tmp_path / "digits.yaml")
 
 
-def layout_of(config: PipelineConfig) -> Layout:
+def make_layout(config: PipelineConfig) -> Layout:
     return Layout(config.root, config.pipeline)
 
 
 def make(config: PipelineConfig, job: str, letter: str) -> str:
-    """An artifact; its manifest."""
-    folder = layout_of(config).artifact(job, letter * 32)
+    """Makes an artifact and returns its manifest."""
+    folder = make_layout(config).artifact(job, letter * 32).local
     folder.mkdir(parents=True)
     print_ = Fingerprint(config={}, inputs={}, code={}, versions={})
     write_manifest(
@@ -54,11 +55,12 @@ def make(config: PipelineConfig, job: str, letter: str) -> str:
 
 @pytest.fixture
 def handed(config) -> dict[str, str]:
-    """What the tasks of the run have left, by record."""
+    """The manifests that the tasks of the run have left and recorded."""
     manifests = {task: make(config, task, "a") for task in TASKS}
     for task, manifest in manifests.items():
         write_record(
-            layout_of(config).task_record(RUN, task), TaskRecord(state="success", manifest=manifest)
+            make_layout(config).task_record(RUN, task),
+            TaskRecord(state="success", manifest=manifest),
         )
     return manifests
 
@@ -73,7 +75,7 @@ def context(xcoms: dict) -> dict:
 
 
 def test_what_the_tasks_have_left_is_handed_on(config, handed):
-    assert manifests_of(config, context(handed), TASKS) == handed
+    assert pull_manifests(TaskRun(config, context(handed)), TASKS) == handed
 
 
 def test_another_artifact_of_the_same_pipeline_can_not_take_the_place_of_the_one_that_was_made(
@@ -85,7 +87,7 @@ def test_another_artifact_of_the_same_pipeline_can_not_take_the_place_of_the_one
         DataError,
         match=f"the XCom of evaluate is '{better}', but the task has left {handed['evaluate']}",
     ):
-        manifests_of(config, context(handed | {"evaluate": better}), TASKS)
+        pull_manifests(TaskRun(config, context(handed | {"evaluate": better})), TASKS)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +110,9 @@ def test_another_artifact_of_the_same_pipeline_can_not_take_the_place_of_the_one
 def test_an_xcom_of_any_kind_is_refused_with_its_task(config, handed, hostile):
     """F9."""
     with pytest.raises(
-        DataError, match="the XCom of train is .*clear train, and it runs again"
+        DataError, match="the XCom of train is .*Clear train to run it again."
     ) as refused:
-        manifests_of(config, context(handed | {"train": hostile}), TASKS)
+        pull_manifests(TaskRun(config, context(handed | {"train": hostile})), TASKS)
     assert len(str(refused.value)) < 1000
 
 
@@ -119,10 +121,11 @@ def test_a_task_that_was_marked_a_success_has_left_nothing(config, handed, nothi
     with pytest.raises(
         DataError,
         match=(
-            "train has left no manifest, so it was marked a success before it had ended; clear it"
+            "train has left no manifest, so it was marked a success before it had ended. "
+            "Clear train"
         ),
     ):
-        manifests_of(config, context(handed | {"train": nothing}), TASKS)
+        pull_manifests(TaskRun(config, context(handed | {"train": nothing})), TASKS)
 
 
 @pytest.mark.parametrize("state", ["failed", "skipped", None])
@@ -130,12 +133,12 @@ def test_a_task_that_has_no_record_of_a_success_has_left_nothing_whatever_its_xc
     config, handed, state
 ):
     """F9: marked a success by hand, with an XCom written by hand."""
-    record = layout_of(config).task_record(RUN, "train")
-    record.unlink()
+    record = make_layout(config).task_record(RUN, "train")
+    record.remove()
     if state:
         write_record(record, TaskRecord(state=state, manifest=handed["train"]))
     with pytest.raises(DataError, match="train has left no manifest"):
-        manifests_of(config, context(handed), TASKS)
+        pull_manifests(TaskRun(config, context(handed)), TASKS)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,8 @@ def test_a_record_can_name_no_other_place_than_that_of_an_artifact_of_its_task(c
     """F9: record and XCom agree, and both are wrong."""
     manifest = uri.format(root=config.root, a="a" * 32)
     write_record(
-        layout_of(config).task_record(RUN, "train"), TaskRecord(state="success", manifest=manifest)
+        make_layout(config).task_record(RUN, "train"),
+        TaskRecord(state="success", manifest=manifest),
     )
     with pytest.raises(
         DataError,
@@ -168,7 +172,7 @@ def test_a_record_can_name_no_other_place_than_that_of_an_artifact_of_its_task(c
             "|train has left no manifest"
         ),
     ):
-        manifests_of(config, context(handed | {"train": manifest}), TASKS)
+        pull_manifests(TaskRun(config, context(handed | {"train": manifest})), TASKS)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +188,9 @@ def test_a_record_can_name_no_other_place_than_that_of_an_artifact_of_its_task(c
     ],
 )
 def test_a_damaged_record_is_an_error_at_its_place(config, handed, content):
-    layout_of(config).task_record(RUN, "train").write_bytes(content)
+    make_layout(config).task_record(RUN, "train").write(content)
     with pytest.raises(DataError, match="train.json: not a valid TaskRecord"):
-        manifests_of(config, context(handed), TASKS)
+        pull_manifests(TaskRun(config, context(handed)), TASKS)
 
 
 class Counter(http.server.BaseHTTPRequestHandler):
@@ -218,4 +222,4 @@ def test_no_address_is_asked_because_of_an_xcom(config, handed, web):
     ):
         ExportOperator(config_file=str(config.file)).execute(context(handed | {"evaluate": url}))
     assert web.asked == []
-    assert read_record(layout_of(config).task_record(RUN, "export")).state == "failed"
+    assert read_record(make_layout(config).task_record(RUN, "export")).state == "failed"

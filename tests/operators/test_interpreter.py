@@ -15,7 +15,7 @@ import pytest
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.user_code.interpreter import versions_in
+from pipeline_ops.user_code.interpreter import read_versions
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = Path(sysconfig.get_paths()["purelib"])
@@ -57,7 +57,10 @@ def make_environment(folder: Path, without: tuple[str, ...]) -> Path:
 
 
 def run_python(python: Path, code: str, *arguments: str, **environment: str) -> str:
-    """What a script prints last. It finds our code as an installed package would be found."""
+    """Returns the last line of a script's output.
+
+    The script finds our code in the way that it finds an installed package.
+    """
     answer = subprocess.run(
         [python, "-c", code, *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
@@ -92,28 +95,28 @@ def config_with(tmp_path: Path, python: str):
 
 
 def test_the_versions_are_those_of_the_other_interpreter(bare):
-    assert versions_in(bare, ["numpy", "keras"]) == {"numpy": "9.9"}
-    assert set(versions_in(None, ["numpy", "keras"])) == {"numpy", "keras"}
+    assert read_versions(bare, ["numpy", "keras"]) == {"numpy": "9.9"}
+    assert set(read_versions(None, ["numpy", "keras"])) == {"numpy", "keras"}
 
 
 def test_a_path_is_taken_from_the_config_and_a_link_is_not_followed(bare, tmp_path):
-    assert config_with(tmp_path, "bare/bin/python").interpreter("train") == bare
+    assert config_with(tmp_path, "bare/bin/python").resolve_interpreter("train") == bare
     assert bare.resolve() != bare
-    assert config_with(tmp_path, "bare/bin/python").interpreter("evaluate") is None
+    assert config_with(tmp_path, "bare/bin/python").resolve_interpreter("evaluate") is None
 
 
 @pytest.mark.parametrize("python", ["/nowhere/bin/python", "/bin/false", "/etc/passwd"])
 def test_what_is_no_interpreter_is_refused_by_name(python):
     with pytest.raises(
         ConfigError,
-        match=f"{python} can't be used as an interpreter: .*must be the path of a Python",
+        match=f"{python} cannot be used as an interpreter: .*must be the path of a Python",
     ):
-        versions_in(Path(python), ["numpy"])
+        read_versions(Path(python), ["numpy"])
 
 
 def test_the_path_is_no_part_of_the_fingerprint(bare, tmp_path):
     config = config_with(tmp_path, "bare/bin/python")
-    assert "python" not in config.train.fingerprinted()
+    assert "python" not in config.train.to_fingerprint_dict()
 
 
 _PARSE = """
@@ -128,7 +131,7 @@ _TASK = """
 import sys
 from types import SimpleNamespace
 sys.path.append("TESTS")
-from handed_over import hand_over
+from upstream_artifacts import copy_artifacts
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.operators.chain import TrainOperator
@@ -136,8 +139,8 @@ class Store(dict):
     set = dict.__setitem__
 config, dataset = sys.argv[1:]
 operator = TrainOperator(config_file=config)
-operator.patience_seconds = 300
-dataset = hand_over(Layout(load_config(config).root, "digits"), "1", \
+operator.defer_after_seconds = 300
+dataset = copy_artifacts(Layout(load_config(config).root, "digits"), "1", \
 {"preprocess": dataset})["preprocess"]
 conf = {"train.epochs": 2}
 print(operator.execute({"ti": \

@@ -1,4 +1,4 @@
-"""The operators' policy, with a real train job under them."""
+"""The policy of the operators, with a real train job."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     TaskDeferred,
 )
-from authored import write_config
-from handed_over import hand_over
+from config_files import write_config
 from launch.running import config_with_hosts
 from processes import Stopwatch
+from upstream_artifacts import copy_artifacts
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout
@@ -30,14 +30,15 @@ from pipeline_ops.artifacts.manifest import Manifest, read_manifest, write_manif
 from pipeline_ops.artifacts.results import EvaluationFigures, ModelEvaluation, RuleVerdict
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.cancellation import STORE_KEY, ask_to_end
+from pipeline_ops.jobs.cancellation import STORE_KEY, request_cancellation
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.operators.chain import ExportOperator, TrainOperator
-from pipeline_ops.operators.process import JobHandle, job_environment
+from pipeline_ops.operators.process import JobHandle, build_job_environment
 from pipeline_ops.operators.trigger import JobTrigger
-from pipeline_ops.system.processes import group_members
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.system.processes import find_group_members
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 
@@ -64,8 +65,8 @@ class Run:
             base.parent if base != CONFIG else root / "configs", quick | dict(author or {}), base
         )
         self.conf = conf
-        self.layout = Layout(root, "digits")
-        self.store, self._manifests = Store(), hand_over(self.layout, "manual__1", manifests)
+        self.layout = Layout(open_root(root), "digits")
+        self.store, self._manifests = Store(), copy_artifacts(self.layout, "manual__1", manifests)
 
     def context(self) -> dict:
         task = SimpleNamespace(
@@ -78,22 +79,22 @@ class Run:
             "task_state_store": self.store,
         }
 
-    def execute(self, patience_seconds: float = 240) -> str:
-        """There is nobody here that a task could defer to, so it is patient."""
+    def execute(self, defer_after_seconds: float = 240) -> str:
+        """Executes the task. The test has no triggerer, so the task waits long before it defers."""
         self.operator = TrainOperator(config_file=str(self.config))
-        self.operator.patience_seconds = patience_seconds
+        self.operator.defer_after_seconds = defer_after_seconds
         return self.operator.execute(self.context())
 
     def start(self) -> JobHandle:
         """Starts the job and leaves it running, as a task does that defers at once."""
         with pytest.raises(TaskDeferred) as deferred:
-            self.execute(patience_seconds=0)
+            self.execute(defer_after_seconds=0)
         self.trigger = deferred.value.trigger
         return self.handle
 
     @property
     def handle(self) -> JobHandle:
-        """Of the job that is claimed."""
+        """The handle of the claimed job."""
         return JobHandle(
             self.layout.attempt("manual__1", "train", self.store[STORE_KEY]["attempt"])
         )
@@ -124,7 +125,7 @@ def wait_until(condition, seconds: float = 120) -> None:
 
 
 def wait_for_workers(handle: JobHandle, count: int) -> None:
-    wait_until(lambda: len(group_members(handle.process.pid)) >= count)
+    wait_until(lambda: len(find_group_members(handle.process.pid)) >= count)
 
 
 def test_a_job_runs_once_and_an_unchanged_second_run_starts_nothing(run):
@@ -154,26 +155,26 @@ def test_a_killed_job_is_retried_and_goes_on_from_its_checkpoint(run, tmp_path, 
     handle = task.start()
     wait_until((tmp_path / "held").exists)
     os.kill(handle.process.pid, signal.SIGKILL)
-    [event] = asyncio.run(events_of(task.trigger))
+    [event] = asyncio.run(collect_events(task.trigger))
     with pytest.raises(
-        AirflowException, match="was killed or its host went down; its log is .*job.log"
+        AirflowException, match="was killed or its host went down. Its log is .*job.log"
     ):
         task.operator.resume(task.context(), event.payload)
-    assert group_members(handle.process.pid) == []
+    assert find_group_members(handle.process.pid) == []
     assert task.record().exit_code == ExitCode.RETRY
     assert read_manifest(task.execute()).job == "train"
     assert task.handle != handle
     [restored] = [
-        moment
-        for moment in ProgressReader(task.handle.attempt.worker_progress("worker 0")).new()
-        if moment.phase == "restored"
+        event
+        for event in ProgressReader(task.handle.attempt.worker_progress("worker 0")).read_new()
+        if event.phase == "restored"
     ]
     assert restored.done in (15, 20), (
         "of 22 steps; the newest checkpoint may have been in the making"
     )
 
 
-async def events_of(trigger: JobTrigger) -> list:
+async def collect_events(trigger: JobTrigger) -> list:
     return [event async for event in trigger.run()]
 
 
@@ -191,7 +192,7 @@ def test_marking_the_task_failed_leaves_no_process_within_five_seconds(run, who)
     wait_for_workers(handle, 5)
     watch = Stopwatch()
     task.operator.on_kill() if who == "operator" else asyncio.run(task.trigger.on_kill())
-    assert group_members(handle.process.pid) == []
+    assert find_group_members(handle.process.pid) == []
     assert watch.seconds < 5
 
 
@@ -199,8 +200,8 @@ def test_a_job_that_is_told_to_end_ends_with_all_its_processes_though_nobody_sig
     task = run(**{"train.epochs": 5000})
     handle = task.start()
     wait_for_workers(handle, 5)
-    ask_to_end(handle.attempt, "nobody wants it")
-    wait_until(lambda: group_members(handle.process.pid) == [])
+    request_cancellation(handle.attempt, "the test cancels it")
+    wait_until(lambda: find_group_members(handle.process.pid) == [])
 
 
 def test_a_restart_of_the_triggerer_does_not_touch_the_job(run):
@@ -209,7 +210,7 @@ def test_a_restart_of_the_triggerer_does_not_touch_the_job(run):
     path, arguments = task.trigger.serialize()
     asyncio.run(task.trigger.cleanup())
     assert path == "pipeline_ops.operators.trigger.JobTrigger"
-    [event] = asyncio.run(events_of(JobTrigger(**arguments)))
+    [event] = asyncio.run(collect_events(JobTrigger(**arguments)))
     assert task.operator.resume(task.context(), event.payload).endswith("manifest.json")
     assert task.handle == handle
 
@@ -230,7 +231,7 @@ def test_an_earlier_task_that_was_marked_a_success_by_hand_is_named(tmp_path):
         AirflowFailException,
         match=(
             "preprocess has left no manifest, "
-            "so it was marked a success before it had ended; clear it"
+            "so it was marked a success before it had ended. Clear preprocess"
         ),
     ):
         task.execute()
@@ -243,7 +244,7 @@ def test_who_may_start_a_run_may_not_choose_the_program_that_it_starts(run, key)
     task = run(**{key: "/bin/sh"})
     with pytest.raises(
         AirflowFailException,
-        match=f"conf {key}: only the author of the pipeline sets it: it selects a program",
+        match=f"conf {key}: cannot be overridden for a single run: it selects a program",
     ):
         task.execute()
     assert task.store == {}
@@ -255,19 +256,17 @@ def test_a_job_that_is_not_done_in_time_ends_itself_with_all_its_processes(run):
     # A machine so busy that there are no workers before the time is up has the others to end.
     wait_for_workers(handle, 3)
     group = handle.process.pid
-    [event] = asyncio.run(events_of(task.trigger))
+    [event] = asyncio.run(collect_events(task.trigger))
     assert event.payload == {"attempt": handle.attempt.folder.name}
     assert read_status(handle.attempt).message == "not done after timeout_seconds (8)"
-    wait_until(lambda: group_members(group) == [])
-    assert not list(task.layout.artifacts("train").glob("[!.]*"))
+    wait_until(lambda: find_group_members(group) == [])
+    assert not list(task.layout.artifacts("train").local.glob("[!.]*"))
 
 
 def test_a_damaged_artifact_is_made_again(run):
     task = run()
     manifest = task.execute()
-    weights = task.layout.manifest("train", read_manifest(manifest).fingerprint_digest).with_name(
-        "weights.npz"
-    )
+    weights = Path(manifest).with_name("weights.npz")
     weights.unlink()
     again = run()
     assert again.execute() == manifest
@@ -317,7 +316,7 @@ def test_a_job_does_not_inherit_airflows_secrets():
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "y",
         "AIRFLOW_CONN_AWS": "z",
     }
-    assert job_environment(environment) == {"PATH": "/bin", "PYTHONSAFEPATH": "1"}
+    assert build_job_environment(environment) == {"PATH": "/bin", "PYTHONSAFEPATH": "1"}
 
 
 def test_the_example_config_is_valid():

@@ -11,13 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from authored import write_config
+from config_files import write_config
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, ManifestFile, write_manifest
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.operators.chain import OPERATORS
+from pipeline_ops.storage.open_store import open_root
 
 FIGURES = {
     "export": {
@@ -34,11 +35,11 @@ FIGURES = {
 
 
 class Run:
-    """What the tasks of a run have left below a storage root,
-    and what the provider says of them."""
+    """The artifacts of a run below a storage root,
+    and their lineage from the provider."""
 
     def __init__(self, root: Path):
-        self.layout = Layout(root, "digits")
+        self.layout = Layout(open_root(root), "digits")
         self.config = write_config(
             root / "configs",
             {"storage.root": str(root), "preprocess.source.path": "s3://lake/raw/digits"},
@@ -46,7 +47,7 @@ class Run:
 
     def leave(self, job: str, raw: dict[str, str] | None = None, **inputs: Input) -> Input:
         fingerprint = Fingerprint(config={}, inputs=raw or {}, code={}, versions={"job": job})
-        folder = self.layout.artifact(job, fingerprint.digest)
+        folder = self.layout.artifact(job, fingerprint.digest).local
         folder.mkdir(parents=True)
         files = [
             ManifestFile(
@@ -73,7 +74,7 @@ class Run:
         )
         return Input(uri=str(folder / NAME), digest=manifest.digest)
 
-    def tell(self, job: str, events: Path) -> dict:
+    def emit_event(self, job: str, events: Path) -> dict:
         """Lets the provider ask the operator, and send; the event as it arrives."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the provider's own imports
@@ -130,7 +131,9 @@ def test_every_task_tells_which_version_it_made_from_which(tmp_path):
         last_evaluation=Input(uri=f"{made}/evaluate/x/manifest.json", digest="x"),
     )
     run.leave("export", train=training, evaluate=evaluation)
-    found = {job: run.tell(job, events) for job in ("preprocess", "train", "evaluate", "export")}
+    found = {
+        job: run.emit_event(job, events) for job in ("preprocess", "train", "evaluate", "export")
+    }
     data, weights, verdict = (
         ("file", f"{made}/{job}", entry.digest)
         for job, entry in (("preprocess", dataset), ("train", training), ("evaluate", evaluation))
@@ -153,7 +156,7 @@ def test_every_task_tells_which_version_it_made_from_which(tmp_path):
 
 
 def test_a_task_that_left_nothing_is_told_without_data_sets(tmp_path):
-    event = Run(tmp_path / "root").tell("train", tmp_path / "events")
+    event = Run(tmp_path / "root").emit_event("train", tmp_path / "events")
     assert (event["inputs"], event["outputs"]) == ([], [])
 
 

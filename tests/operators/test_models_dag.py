@@ -39,15 +39,15 @@ def trigger(config, **changes) -> int:
 def test_the_form_as_it_opens_rolls_back(config):
     assert trigger(config) == 1
     registry = Registry(config.registry)
-    assert registry.champion().number == 1
+    assert registry.find_champion().number == 1
     assert (
-        registry.history()[-1].reason
+        registry.read_history().moves[-1].reason
         == "rolled back from version 2: by hand, in Airflow, run manual__1"
     )
 
 
 def test_no_field_of_the_form_is_empty_and_required(config):
-    """Airflow's form can't be sent then, and does not say why."""
+    """Airflow's form cannot be sent with an empty required field, and gives no reason."""
     params = make_models_dag([config]).params
     fields = {name: params.get_param(name) for name in params}
     assert [
@@ -59,7 +59,7 @@ def test_no_field_of_the_form_is_empty_and_required(config):
 
 def test_any_version_can_be_promoted_with_a_reason(config):
     assert trigger(config, action=PROMOTE, version=3, reason="asked for by sales") == 3
-    assert Registry(config.registry).history()[-1].reason == "asked for by sales"
+    assert Registry(config.registry).read_history().moves[-1].reason == "asked for by sales"
 
 
 def test_a_misspelt_key_that_comes_by_rest_moves_nothing(config):
@@ -67,20 +67,23 @@ def test_a_misspelt_key_that_comes_by_rest_moves_nothing(config):
         AirflowFailException, match="acton: unknown key; the nearest valid name is 'action'"
     ):
         trigger(config, acton=PROMOTE)
-    assert Registry(config.registry).champion().number == 2
+    assert Registry(config.registry).find_champion().number == 2
 
 
 @pytest.mark.parametrize(
     "changes, complaint",
     [
-        ({"action": PROMOTE}, "give the number of the version; there are 1, 2, 3"),
-        ({"action": PROMOTE, "version": 9}, "there is no version 9; there are 1, 2, 3"),
+        (
+            {"action": PROMOTE},
+            "version is empty. Published versions: 1, 2, 3",
+        ),
+        ({"action": PROMOTE, "version": 9}, "there is no version 9. Existing versions: 1, 2, 3"),
     ],
 )
 def test_what_can_not_be_done_fails_for_good_and_says_why(config, changes, complaint):
     with pytest.raises(AirflowFailException, match=complaint):
         trigger(config, **changes)
-    assert Registry(config.registry).champion().number == 2
+    assert Registry(config.registry).find_champion().number == 2
 
 
 def test_a_roll_back_beyond_the_first_champion_fails_for_good(config):

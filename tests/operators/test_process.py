@@ -1,10 +1,11 @@
-"""A job as its operator holds it: found again, ended, and ended even before it has begun. The
-process under it is real, and does nothing."""
+"""The handle of a job: it is found again, ended, and ended even before it has started. Its process
+is real and idle."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,25 +17,31 @@ import pytest
 import yaml
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
-from pipeline_ops.artifacts.fingerprint import CODE_ROOT, Fingerprint
-from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.layout import Layout, lock_file
+from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.errors import ExitCode, MachineError
-from pipeline_ops.jobs.cancellation import STORE_KEY, ask_to_end, reason_to_end
+from pipeline_ops.jobs.cancellation import STORE_KEY, read_cancellation_reason, request_cancellation
+from pipeline_ops.jobs.progress import read_last_event
 from pipeline_ops.jobs.request import Request, read_status
 from pipeline_ops.operators.chain import TrainOperator
+from pipeline_ops.operators.claim import find_running_job
 from pipeline_ops.operators.process import (
     JobHandle,
-    bring_our_code,
-    job_environment,
+    build_bridge_environment,
+    build_job_environment,
     prepare_job,
     start_job,
 )
+from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.system.lease import hold_lease
 from pipeline_ops.system.processes import (
     ATTEMPT_VARIABLE,
     ProcessIdentity,
-    group_members,
+    find_group_members,
     kill_group,
     start_detached,
 )
@@ -58,7 +65,7 @@ def operator(tmp_path) -> TrainOperator:
 
 
 def running(operator: TrainOperator, task: dict) -> JobHandle | None:
-    return operator._running_already(operator._config(task), task)
+    return find_running_job(TaskRun.load(operator.config_file, task), operator.record_name)
 
 
 @pytest.fixture
@@ -76,7 +83,7 @@ def plan(tmp_path) -> JobPlan:
     )
     return JobPlan(
         request,
-        tmp_path / "artifact" / "manifest.json",
+        open_root(tmp_path) / "artifact" / "manifest.json",
         is_cached=False,
         reason="never made before",
     )
@@ -84,25 +91,27 @@ def plan(tmp_path) -> JobPlan:
 
 @pytest.fixture
 def handle(plan, tmp_path) -> JobHandle:
-    """Of a job that is not started."""
-    return prepare_job(plan, Layout(tmp_path, "digits"), "train")
+    """The handle of a job that is not started."""
+    return prepare_job(plan, Layout(open_root(tmp_path), "digits"), "train")
 
 
 @pytest.fixture
 def process(handle, tmp_path) -> Iterator[ProcessIdentity]:
-    """Of the job, and idle."""
+    """The idle process of the job."""
     environment = os.environ | {ATTEMPT_VARIABLE: str(handle.attempt.folder)}
-    found = ProcessIdentity.of(start_detached(["sleep", "600"], tmp_path / "log", environment).pid)
-    write_json(handle.attempt.process, found.to_json())
+    found = ProcessIdentity.from_pid(
+        start_detached(["sleep", "600"], tmp_path / "log", environment).pid
+    )
+    write_json(handle.attempt.process.local, found.to_json())
     yield found
     kill_group(found, 1.0)
 
 
 def context(handle: JobHandle, max_tries: int = 2) -> dict:
-    """Of the second try of a task whose first one has claimed the job."""
+    """The context of the second try of a task whose first try has claimed the job."""
     stored = {
         "attempt": handle.attempt.folder.name,
-        "claim": {"task_instance": "first", "max_tries": 2, "clear_number": 0},
+        "owner": {"task_instance": "first", "max_tries": 2, "clear_number": 0},
     }
     return {
         "ti": SimpleNamespace(id="second", max_tries=max_tries),
@@ -115,15 +124,36 @@ def context(handle: JobHandle, max_tries: int = 2) -> dict:
 def test_who_is_killed_before_it_has_started_its_job_leaves_a_folder_that_says_so(handle):
     assert handle.process is None
     assert not handle.is_alive()
-    assert handle.outcome().message.startswith(
+    assert handle.read_outcome().message.startswith(
         f"the job in {handle.attempt.folder} was not started"
     )
     assert handle.reason == "never made before"
 
 
+def test_a_damaged_artifact_loses_its_manifest_once_the_job_holds_its_lease(plan, tmp_path):
+    """Other artifacts may refer to its files. Another run may be making it again."""
+    folder = plan.manifest.parent
+    for name in ("manifest.json", "shard"):
+        (folder / name).write(b"")
+    request = plan.request.model_copy(update={"is_damaged": True})
+    damaged = dataclasses.replace(plan, request=request, damage=("page is missing",))
+    handle = prepare_job(damaged, Layout(open_root(tmp_path), "digits"), "train")
+    with hold_lease(lock_file(folder), "the artifact"):
+        process = start_job(damaged, handle.attempt)
+        while read_last_event(handle.attempt.progress) is None:
+            assert process.is_alive(), handle.attempt.log.local.read_text()
+            time.sleep(0.05)
+        assert read_last_event(handle.attempt.progress).phase == "wait"
+        assert plan.manifest.exists()
+    while process.is_alive():
+        time.sleep(0.05)
+    assert [entry.name for entry in folder.list_folder()] == ["shard"]
+
+
 def test_a_job_that_is_ended_before_it_is_started_does_not_begin(plan, handle):
-    """As by a person, between the claim and the start."""
-    assert handle.end("its task was ended in Airflow")
+    """A user ends it between the claim and the start."""
+    handle.end("its task was ended in Airflow")
+    assert handle.reap()
     late = start_job(plan, handle.attempt)
     deadline = time.monotonic() + 60
     while late.is_alive():
@@ -137,21 +167,21 @@ def test_the_next_try_takes_over_the_job_that_still_runs(operator, handle, proce
     task = context(handle)
     assert running(operator, task) == handle
     assert process.is_alive()
-    assert task["task_state_store"][STORE_KEY]["claim"]["task_instance"] == "second"
+    assert task["task_state_store"][STORE_KEY]["owner"]["task_instance"] == "second"
 
 
 def test_the_next_try_does_not_follow_a_job_that_is_about_to_end(operator, handle, process):
-    """As when Airflow takes a living task for dead: it kills the task, which tells its job to end,
-    and starts the next try at the same time."""
-    ask_to_end(handle.attempt, "its task was ended in Airflow")
+    """Airflow may take a living task for dead. It kills the task, which asks its job to end, and
+    starts the next try at the same time."""
+    request_cancellation(handle.attempt, "its task was ended in Airflow")
     assert running(operator, context(handle)) is None
-    assert group_members(process.pid) == []
+    assert find_group_members(process.pid) == []
 
 
 def test_a_cleared_task_ends_the_job_that_still_runs(operator, handle, process):
     assert running(operator, context(handle, max_tries=3)) is None
-    assert group_members(process.pid) == []
-    assert reason_to_end(handle.attempt) == "another try of its task has begun anew"
+    assert find_group_members(process.pid) == []
+    assert read_cancellation_reason(handle.attempt) == "another try of its task has begun"
 
 
 def test_a_job_that_outlives_its_own_deadline_is_ended_and_not_found_again(
@@ -159,38 +189,41 @@ def test_a_job_that_outlives_its_own_deadline_is_ended_and_not_found_again(
 ):
     with pytest.raises(TaskDeferralTimeout):
         operator.resume_execution("__fail__", {"error": "Trigger timeout"}, context(handle))
-    assert group_members(process.pid) == []
-    assert reason_to_end(handle.attempt) == "it did not end by its own deadline"
+    assert find_group_members(process.pid) == []
+    assert read_cancellation_reason(handle.attempt) == "it did not end by its own deadline"
 
 
 def test_a_job_on_another_host_is_told_to_end_and_no_process_of_this_one_is_taken_for_it(
     handle, process
 ):
-    write_json(handle.attempt.process, dataclasses.replace(process, host="elsewhere").to_json())
+    write_json(
+        handle.attempt.process.local, dataclasses.replace(process, host="elsewhere").to_json()
+    )
     assert handle.is_alive()
-    assert handle.outcome() is None
+    assert handle.read_outcome() is None
     handle.end("its task was ended in Airflow")
     assert process.is_alive()
-    assert reason_to_end(handle.attempt) == "its task was ended in Airflow"
-    write_json(handle.attempt.process, process.to_json())
+    assert read_cancellation_reason(handle.attempt) == "its task was ended in Airflow"
+    write_json(handle.attempt.process.local, process.to_json())
 
 
 def test_a_job_that_can_not_be_told_is_killed_all_the_same(handle, process):
-    handle.attempt.unwanted.mkdir()  # as a full disk would refuse the file
+    handle.attempt.cancellation.local.mkdir()  # as a full disk would refuse the file
     with pytest.raises(MachineError):
         handle.end("its task was ended in Airflow")
-    assert group_members(process.pid) == []
+    assert find_group_members(process.pid) == []
 
 
 def test_a_file_that_names_the_process_of_another_job_ends_nothing_of_it(handle, tmp_path):
-    """F8: whoever read `process.json` killed the process group in it."""
-    other = ProcessIdentity.of(start_detached(["sleep", "600"], tmp_path / "log").pid)
-    write_json(handle.attempt.process, other.to_json())
+    """F8: the readers of `process.json` killed the process group in it."""
+    other = ProcessIdentity.from_pid(start_detached(["sleep", "600"], tmp_path / "log").pid)
+    write_json(handle.attempt.process.local, other.to_json())
     try:
-        assert handle.end("its task was ended in Airflow")
+        handle.end("its task was ended in Airflow")
+        assert handle.reap()
         assert other.is_alive()
         dead = dataclasses.replace(other, start_ticks=other.start_ticks + 1)
-        write_json(handle.attempt.process, dead.to_json())
+        write_json(handle.attempt.process.local, dead.to_json())
         assert handle.reap()
         assert other.is_alive()
     finally:
@@ -201,15 +234,15 @@ def test_what_a_killed_leader_leaves_of_its_own_group_is_ended(handle, tmp_path)
     """The members inherit the mark of the attempt, so they are found without the leader."""
     environment = os.environ | {ATTEMPT_VARIABLE: str(handle.attempt.folder)}
     leader = start_detached(["sh", "-c", "sleep 600 & sleep 600"], tmp_path / "log", environment)
-    process = ProcessIdentity.of(leader.pid)
-    write_json(handle.attempt.process, process.to_json())
-    while len(group_members(process.pid)) < 3:
+    process = ProcessIdentity.from_pid(leader.pid)
+    write_json(handle.attempt.process.local, process.to_json())
+    while len(find_group_members(process.pid)) < 3:
         time.sleep(0.05)
     leader.kill()
     leader.wait()
-    assert len(group_members(process.pid)) == 2
+    assert len(find_group_members(process.pid)) == 2
     assert handle.reap()
-    assert group_members(process.pid) == []
+    assert find_group_members(process.pid) == []
 
 
 @pytest.mark.parametrize(
@@ -224,21 +257,22 @@ def test_what_a_killed_leader_leaves_of_its_own_group_is_ended(handle, tmp_path)
     ],
 )
 def test_a_damaged_process_file_is_no_process(handle, content):
-    handle.attempt.process.write_bytes(content)
+    handle.attempt.process.write(content)
     assert handle.process is None
-    assert "was not started, or process.json there is damaged" in handle.outcome().message
-    assert handle.end("its task was ended in Airflow")
+    assert "was not started, or process.json there is damaged" in handle.read_outcome().message
+    handle.end("its task was ended in Airflow")
+    assert handle.reap()
 
 
 @pytest.mark.parametrize(
     "content", [b"{", b"null", b'{"exit_code": 1}', b'{"exit_code": 0, "manifest": []}']
 )
 def test_a_damaged_status_counts_as_none(handle, process, content):
-    handle.attempt.status.write_bytes(content)
-    assert handle.outcome() is None, "it still runs"
+    handle.attempt.status.write(content)
+    assert handle.read_outcome() is None, "it still runs"
     kill_group(process, 1.0)
-    assert handle.outcome().exit_code == ExitCode.RETRY
-    assert f"{handle.attempt.status}: not a valid Status" in handle.outcome().message
+    assert handle.read_outcome().exit_code == ExitCode.RETRY
+    assert f"{handle.attempt.status}: not a valid Status" in handle.read_outcome().message
 
 
 def test_scratch_is_not_removed_through_a_link(handle, process, tmp_path):
@@ -246,15 +280,24 @@ def test_scratch_is_not_removed_through_a_link(handle, process, tmp_path):
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "precious").touch()
-    handle.attempt.scratch.symlink_to(victim)
+    handle.attempt.scratch.local.symlink_to(victim)
     handle.end("its task was ended in Airflow")
     assert (victim / "precious").exists()
 
 
+def test_scratch_is_not_removed_behind_a_linked_attempt(handle, tmp_path):
+    """F8."""
+    (tmp_path / "elsewhere" / "scratch").mkdir(parents=True)
+    shutil.rmtree(handle.attempt.folder.local)
+    handle.attempt.folder.local.symlink_to(tmp_path / "elsewhere")
+    handle.attempt.scratch.remove_tree()
+    assert (tmp_path / "elsewhere" / "scratch").exists()
+
+
 def test_the_folder_of_an_attempt_is_for_its_owner_only(handle):
     """F10, F17: the request may hold the environment of hosts."""
-    assert handle.attempt.folder.stat().st_mode & 0o777 == 0o700
-    assert handle.attempt.request.stat().st_mode & 0o777 == 0o600
+    assert handle.attempt.folder.local.stat().st_mode & 0o777 == 0o700
+    assert handle.attempt.request.local.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_value_that_a_user_has_put_into_the_store_makes_the_task_end_its_newest_job(
@@ -262,9 +305,9 @@ def test_a_value_that_a_user_has_put_into_the_store_makes_the_task_end_its_newes
 ):
     """F8: no folder is taken from there."""
     task = context(handle)
-    task["task_state_store"][STORE_KEY] = {"attempt": "/etc", "reason": "", "claim": {}}
+    task["task_state_store"][STORE_KEY] = {"attempt": "/etc", "reason": "", "owner": {}}
     assert running(operator, task) is None
-    assert group_members(process.pid) == []
+    assert find_group_members(process.pid) == []
 
 
 DROPPED = "import pathlib; pathlib.Path({!r}).touch()"
@@ -273,18 +316,18 @@ DROPPED = "import pathlib; pathlib.Path({!r}).touch()"
 def test_a_module_that_was_dropped_into_the_folder_of_a_job_is_not_imported(plan, handle, tmp_path):
     """F10: the folder of the attempt was the first in `sys.path`."""
     for name in ("json.py", "logging.py", "argparse.py", "sitecustomize.py", "pipeline_ops.py"):
-        (handle.attempt.folder / name).write_text(DROPPED.format(str(tmp_path / "victim")))
+        (handle.attempt.folder.local / name).write_text(DROPPED.format(str(tmp_path / "victim")))
     job = start_job(plan, handle.attempt)
     while job.is_alive():
         time.sleep(0.05)
-    assert read_status(handle.attempt) is not None, handle.attempt.log.read_text()
+    assert read_status(handle.attempt) is not None, handle.attempt.log.local.read_text()
     assert not (tmp_path / "victim").exists()
 
 
 def test_another_interpreter_finds_our_packages_outside_of_the_attempt(plan, handle, tmp_path):
     """F10: links in the attempt's folder were on its path."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "other"], check=True)
-    environment = job_environment(os.environ) | bring_our_code({})
+    environment = build_job_environment(os.environ) | build_bridge_environment({})
     script = """
 import importlib.util, sys
 print(*(importlib.util.find_spec(name).origin for name \
@@ -294,7 +337,7 @@ in ("pipeline_ops.storage", "beam_jobs.stages")), *sys.path)
     done = subprocess.run(
         [python, "-c", script],
         env=environment,
-        cwd=handle.attempt.folder,
+        cwd=handle.attempt.folder.local,
         capture_output=True,
         text=True,
     )

@@ -1,11 +1,14 @@
-"""What the arrival of data starts: a watcher of the raw files, and runs over data intervals. In a
+"""Runs that new data start: a watcher of the raw files, and runs over data intervals. In a
 real Airflow: `tests/cli/test_events.py`."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +16,7 @@ import fsspec
 import pytest
 import yaml
 from airflow.sdk.exceptions import AirflowFailException
-from authored import write_config
+from config_files import write_config
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import load_config
@@ -21,7 +24,8 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.operators.chain import PreprocessOperator
 from pipeline_ops.operators.factory import make_dag
 from pipeline_ops.operators.raw_files import RawFilesTrigger, is_new
-from pipeline_ops.storage.atomic import write_whole
+from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.open_store import open_root
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 
@@ -36,13 +40,13 @@ def config_with(folder: Path, schedule, path: str = "raw") -> Path:
 class Watched:
     """A folder or a place in a store, and a triggerer that watches it; it may be restarted."""
 
-    def __init__(self, place: str, state: Path):
-        self.place, self.state, self.events = place, state, []
+    def __init__(self, location: str, state: Path):
+        self.location, self.state, self.events = location, state, []
 
     async def watch(self, until, looks: int = 3000) -> None:
         """Until something holds, and for several looks more,
         so that an event too many would be seen."""
-        trigger = RawFilesTrigger(self.place, str(self.state), 0.01)
+        trigger = RawFilesTrigger(self.location, str(self.state), 0.01)
         task = asyncio.create_task(self._collect(trigger))
         for _ in range(looks):
             await asyncio.sleep(0.02)
@@ -55,10 +59,10 @@ class Watched:
     def put(self, name: str, content: str) -> None:
         """At once, as a store does it: a look between a file's first byte and its last would be
         another change."""
-        if self.place.startswith("s3://"):
-            fsspec.filesystem("s3").pipe_file(f"{self.place}/{name}", content.encode())
+        if self.location.startswith("s3://"):
+            fsspec.filesystem("s3").pipe_file(f"{self.location}/{name}", content.encode())
         else:
-            write_whole(Path(self.place) / name, content.encode())
+            write_atomically(Path(self.location) / name, content.encode())
 
     async def _collect(self, trigger: RawFilesTrigger) -> None:
         async for event in trigger.run():
@@ -70,16 +74,14 @@ def watched(request, tmp_path) -> Watched:
     if request.param == "folder":
         (tmp_path / "raw").mkdir()
         return Watched(str(tmp_path / "raw"), tmp_path / "watched" / "digits.json")
-    return Watched(
-        f"{request.getfixturevalue('s3_place')}/raw", tmp_path / "watched" / "digits.json"
-    )
+    return Watched(f"{request.getfixturevalue('s3_uri')}/raw", tmp_path / "watched" / "digits.json")
 
 
 def test_each_change_is_told_once_also_one_that_came_while_nobody_looked(watched):
     watched.put("0/a.png", "a")
     asyncio.run(watched.watch(lambda: watched.state.exists()))
     assert watched.events == []  # what was there before is no change
-    watched.put("0/b.png", "b")  # nobody looks: the triggerer is restarted
+    watched.put("0/b.png", "b")  # no check sees it: the triggerer restarts
     asyncio.run(watched.watch(lambda: len(watched.events) == 1))
 
     async def change_meanwhile() -> None:
@@ -111,12 +113,12 @@ def test_a_folder_that_is_away_for_a_while_is_no_change(tmp_path):
     [
         (None, ("a", 1), None, False),  # one look shows no standstill
         (("a", 1), ("a", 1), None, True),
-        (("a", 1), ("b", 2), ["a", 1], False),  # files are coming
-        (("b", 2), ("c", 3), ["a", 1], False),
-        (("c", 3), ("c", 3), ["a", 1], True),  # the delivery is whole
-        (("c", 3), ("c", 3), ["c", 3], False),
-        (("b", 2), None, ["a", 1], False),  # can't be seen
-        (None, None, ["a", 1], False),
+        (("a", 1), ("b", 2), ("a", 1), False),  # files are coming
+        (("b", 2), ("c", 3), ("a", 1), False),
+        (("c", 3), ("c", 3), ("a", 1), True),  # the delivery is whole
+        (("c", 3), ("c", 3), ("c", 3), False),
+        (("b", 2), None, ("a", 1), False),  # the folder cannot be read
+        (None, None, ("a", 1), False),
     ],
 )
 def test_a_delivery_is_told_once_it_is_whole(before, now, told, is_due):
@@ -135,9 +137,34 @@ def test_the_schedule_makes_a_watched_asset_of_the_raw_files(tmp_path):
     )
     assert arguments == {
         "folder": str(tmp_path / "raw"),
-        "state": str(Layout(tmp_path / "root", "digits").watched),
+        "state": str(Layout(open_root(tmp_path / "root"), "digits").watched),
         "every_seconds": 60,
+        "options": {},
     }
+
+
+def test_the_last_reported_version_is_kept_in_the_bucket_of_the_root(tmp_path):
+    endpoint = "http://127.0.0.1:1"
+    storage = {"root": "s3://watched/folder", "endpoint": endpoint}
+    config = load_config(config_with(tmp_path, {"watch_seconds": 60}), {"storage": storage})
+    [raw] = make_dag(config).timetable.asset_condition.objects
+    path, arguments = raw.watchers[0].trigger.serialize()
+    assert arguments["state"] == "s3://watched/folder/watched/digits.json"
+    find_endpoint = (
+        "import json, sys\n"
+        "from pipeline_ops.operators.raw_files import RawFilesTrigger\n"
+        "from pipeline_ops.storage.open_store import open_path\n"
+        "arguments = json.loads(sys.argv[1])\n"
+        "RawFilesTrigger(**arguments)\n"
+        "print(open_path(arguments['state']).store.options.endpoint)\n"
+    )
+    done = subprocess.run(  # the triggerer, which has read no config
+        [sys.executable, "-c", find_endpoint, json.dumps(arguments)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split()[-1] == endpoint
 
 
 def test_with_days_in_the_source_runs_have_intervals_and_each_reads_its_own_folder(tmp_path):
@@ -162,7 +189,7 @@ def test_a_run_without_an_interval_says_so_before_any_work_and_may_name_its_fold
     context = {"dag_run": run, "run_id": "manual__1", "task_state_store": {}}
     with pytest.raises(
         AirflowFailException,
-        match=r"this run has no data interval.*; give it a preprocess\.source\.path of its own",
+        match=r"this run has no data interval.*\. Set preprocess\.source\.path for this run",
     ):
         PreprocessOperator(config_file=str(config)).execute(context)
     run.conf = {"preprocess.source.path": "raw/by-hand"}
@@ -177,7 +204,7 @@ def test_a_run_without_an_interval_says_so_before_any_work_and_may_name_its_fold
         (
             {"cron": "0 3 * * *", "assets": ["a"]},
             "raw/{start:%Y}",
-            "give schedule a cron expression, and nothing else",
+            "Give schedule a cron expression",
         ),
         (
             "0 3 * * *",

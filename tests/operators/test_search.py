@@ -1,5 +1,5 @@
-"""The tasks of a search: a trial is a real train job, a failed one is no failure of the search, and
-the best goes on."""
+"""The tasks of a search. A trial is a real train job, a failed trial does not fail the search, and
+the best one is chosen."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
-from authored import write_config
-from handed_over import hand_over
+from config_files import write_config
+from upstream_artifacts import copy_artifacts
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
@@ -18,6 +18,7 @@ from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.jobs.task_record import TaskRecord, read_record, write_record
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
 from pipeline_ops.planning.trials import read_search
+from pipeline_ops.storage.open_store import open_root
 
 RATES = [0.001, 0.01, 0.1]
 
@@ -41,8 +42,8 @@ class Run:
             },
         }
         self.config = str(write_config(root / "configs", quick | author))
-        self.layout = Layout(root, "digits")
-        self.manifests = hand_over(self.layout, "manual__1", {"preprocess": dataset})
+        self.layout = Layout(open_root(root), "digits")
+        self.manifests = copy_artifacts(self.layout, "manual__1", {"preprocess": dataset})
 
     def context(self) -> dict:
         return {
@@ -60,7 +61,7 @@ class Run:
 
     def try_out(self, trial: dict) -> str:
         operator = TrialOperator(task_id="trial", config_file=self.config, trial=trial)
-        operator.patience_seconds = 240  # there is nobody here that it could defer to
+        operator.defer_after_seconds = 240  # the test has no triggerer
         return operator.execute(self.context())
 
     def choose(self) -> str:
@@ -79,13 +80,13 @@ def test_a_trial_is_a_training_with_its_own_record_and_artifact_and_is_not_done_
     assert read_manifest(manifest).fingerprint.config["optimizer"]["learning_rate"] == 0.01
     record = run.record("trial-001")
     assert (record.state, record.cached, record.manifest) == ("success", False, manifest)
-    assert Path(record.attempt).parent == run.layout.attempts("manual__1", "trial-001")
+    assert Path(record.attempt).parent == run.layout.attempts("manual__1", "trial-001").local
     assert run.try_out(trials[1]) == manifest
     assert run.record("trial-001").cached
 
 
-def finished(run: Run, workshop, accuracies: list[float | None]) -> list[str]:
-    """Leaves what trials would have left; None for one that failed."""
+def finished(run: Run, sandbox, accuracies: list[float | None]) -> list[str]:
+    """Writes the records of finished trials. None is a failed trial."""
     manifests = []
     for number, accuracy in enumerate(accuracies):
         if accuracy is None:
@@ -93,8 +94,8 @@ def finished(run: Run, workshop, accuracies: list[float | None]) -> list[str]:
                 state="failed", message="the loss diverged at step 3\nand more", exit_code=78
             )
         else:
-            made = workshop.train("good", tag=str(number))
-            uri = hand_over(run.layout, "another run", {"train": made})["train"]
+            made = sandbox.train("good", tag=str(number))
+            uri = copy_artifacts(run.layout, "another run", {"train": made})["train"]
             history = [
                 Epoch(
                     epoch=0,
@@ -115,17 +116,17 @@ def finished(run: Run, workshop, accuracies: list[float | None]) -> list[str]:
     return manifests
 
 
-def test_the_best_goes_on_and_the_table_is_kept(workshop, dataset, tmp_path):
+def test_the_best_goes_on_and_the_table_is_kept(sandbox, dataset, tmp_path):
     run = Run(tmp_path, dataset)
     run.search()
-    manifests = finished(run, workshop, [0.8, 0.95, None])
+    manifests = finished(run, sandbox, [0.8, 0.95, None])
     assert run.choose() == manifests[1]
     assert run.record("train").manifest == manifests[1]
     assert (
         run.record("train").reason
         == "trial-001 of 3 has the best validation_accuracy, 0.9500: optimizer.learning_rate 0.01"
     )
-    assert read_search(run.layout, "manual__1").table() == [
+    assert read_search(run.layout, "manual__1").format_table() == [
         "* trial-001  validation_accuracy 0.9500  optimizer.learning_rate 0.01",
         "  trial-000  validation_accuracy 0.8000  optimizer.learning_rate 0.001",
         "  trial-002  failed: the loss diverged at step 3  optimizer.learning_rate 0.1",
@@ -143,32 +144,32 @@ def test_the_best_goes_on_and_the_table_is_kept(workshop, dataset, tmp_path):
     ],
 )
 def test_of_what_the_search_has_left_only_the_number_of_a_trial_counts(dataset, tmp_path, trial):
-    """F9: who may edit an XCom can name another trial of this search, and nothing else."""
+    """F9: an edited XCom can name another trial of this search, and nothing else."""
     run = Run(tmp_path, dataset)
     operator = TrialOperator(task_id="trial", config_file=run.config, trial=trial)
     if trial and trial != "x" and trial["number"] == 1:
-        assert operator._config(run.context()).train.optimizer.learning_rate == RATES[1]
-        assert operator._config(run.context()).train.python is None
+        assert operator._load_run(run.context()).config.train.optimizer.learning_rate == RATES[1]
+        assert operator._load_run(run.context()).config.train.python is None
     else:
         with pytest.raises(AirflowFailException, match="has no trial"):
-            operator._config(run.context())
+            operator._load_run(run.context())
 
 
-def test_a_trial_that_somebody_has_ended_counts_as_failed(workshop, dataset, tmp_path):
+def test_a_trial_that_somebody_has_ended_counts_as_failed(sandbox, dataset, tmp_path):
     run = Run(tmp_path, dataset)
     run.search()
-    manifests = finished(run, workshop, [0.8, 0.7])
+    manifests = finished(run, sandbox, [0.8, 0.7])
     assert run.choose() == manifests[0]
     assert (
         read_search(run.layout, "manual__1").results[2].message
-        == "ended by Airflow, or by a person in its UI"
+        == "ended by Airflow, or by a user in its UI"
     )
 
 
-def test_where_all_trials_have_failed_the_search_has_too_and_says_why(workshop, dataset, tmp_path):
+def test_where_all_trials_have_failed_the_search_has_too_and_says_why(sandbox, dataset, tmp_path):
     run = Run(tmp_path, dataset)
     run.search()
-    finished(run, workshop, [None, None, None])
+    finished(run, sandbox, [None, None, None])
     with pytest.raises(
         AirflowFailException,
         match=(
@@ -182,7 +183,7 @@ def test_where_all_trials_have_failed_the_search_has_too_and_says_why(workshop, 
 def test_without_data_there_is_no_trial_to_choose_from(tmp_path):
     run = Run(tmp_path, None)
     run.search()
-    with pytest.raises(AirflowFailException, match="a task before this one has failed"):
+    with pytest.raises(AirflowFailException, match="search or preprocess has failed"):
         run.choose()
 
 

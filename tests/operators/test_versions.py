@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
-from authored import write_config
+from config_files import write_config
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.fingerprint import Fingerprint
@@ -21,9 +21,10 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.operators.chain import PreprocessOperator
-from pipeline_ops.operators.form import form_params
+from pipeline_ops.operators.form import make_form_params
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.warm_start import find_warm_start
+from pipeline_ops.storage.open_store import open_root
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 
@@ -31,7 +32,7 @@ DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 def make_dataset(root: Path, content: str) -> str:
     """Leaves a data set; returns its version."""
     fingerprint = Fingerprint(config={"content": content}, inputs={}, code={}, versions={})
-    folder = Layout(root, "digits").artifact("preprocess", fingerprint.digest)
+    folder = Layout(open_root(root), "digits").artifact("preprocess", fingerprint.digest).local
     folder.mkdir(parents=True)
     (folder / "train-00000-of-00001.tfrecord").write_text(content)
     figures = DatasetFigures(
@@ -95,21 +96,21 @@ def preprocess(root: Path, author: Mapping[str, Any] | None = None, **conf) -> s
 
 def test_a_run_takes_the_data_set_that_it_asks_for_and_preprocesses_nothing(tmp_path):
     make_dataset(tmp_path, "first")
-    wanted = make_dataset(tmp_path, "second")
+    expected = make_dataset(tmp_path, "second")
     make_dataset(tmp_path, "third")
-    manifest = preprocess(tmp_path, preprocess__dataset=wanted[:8])
-    assert read_manifest(manifest).digest == wanted
-    record = read_record(Layout(tmp_path, "digits").task_record("run-1", "preprocess"))
+    manifest = preprocess(tmp_path, preprocess__dataset=expected[:8])
+    assert read_manifest(manifest).digest == expected
+    record = read_record(Layout(open_root(tmp_path), "digits").task_record("run-1", "preprocess"))
     assert (record.cached, record.reason) == (
         True,
-        f"preprocess.dataset asks for the data set {wanted[:8]}",
+        f"preprocess.dataset asks for the data set {expected[:8]}",
     )
-    assert not Layout(tmp_path, "digits").attempts("run-1", "preprocess").exists()
+    assert not Layout(open_root(tmp_path), "digits").attempts("run-1", "preprocess").local.exists()
 
 
 def test_a_data_set_is_found_by_the_name_of_its_folder_too(tmp_path):
     version = make_dataset(tmp_path, "first")
-    [folder] = Layout(tmp_path, "digits").artifacts("preprocess").iterdir()
+    [folder] = Layout(open_root(tmp_path), "digits").artifacts("preprocess").local.iterdir()
     assert (
         read_manifest(preprocess(tmp_path, preprocess__dataset=folder.name[:10])).digest == version
     )
@@ -118,23 +119,23 @@ def test_a_data_set_is_found_by_the_name_of_its_folder_too(tmp_path):
 def test_one_that_is_not_there_fails_the_first_task_with_those_that_are(tmp_path):
     with pytest.raises(
         AirflowFailException,
-        match="no data set of digits has a version that begins with 000000; none has been made yet",
+        match="no data set of digits has a version that begins with 000000. There is none yet",
     ):
         preprocess(tmp_path, preprocess__dataset="000000")
     version = make_dataset(tmp_path, "first")
     with pytest.raises(
         AirflowFailException,
-        match=rf"there are, newest first:\n  {version[:12]}  made .* UTC, 7 examples",
+        match=rf"The data sets are, newest first:\n  {version[:12]}  made .* UTC, 7 examples",
     ):
         preprocess(tmp_path, preprocess__dataset="000000")
 
 
 def test_a_damaged_one_is_not_taken(tmp_path):
     version = make_dataset(tmp_path, "first")
-    next(Layout(tmp_path, "digits").artifacts("preprocess").rglob("*.tfrecord")).unlink()
-    with pytest.raises(
-        DataError, match="is damaged: .*; without preprocess.dataset it is made anew"
-    ):
+    next(
+        Layout(open_root(tmp_path), "digits").artifacts("preprocess").local.rglob("*.tfrecord")
+    ).unlink()
+    with pytest.raises(DataError, match="is damaged: .*. Leave out preprocess.dataset"):
         plan_job(
             "preprocess",
             load_config(DIGITS, {"storage.root": str(tmp_path), "preprocess.dataset": version}),
@@ -153,8 +154,11 @@ def test_a_version_of_the_model_is_what_a_training_begins_with(tmp_path):
 @pytest.mark.parametrize(
     ("source", "wrong"),
     [
-        ("version 7", "there is no version 7 of the model digits; there are 1"),
-        ("weights.h5", "there is no .*/configs/weights.h5; give champion, a published one such as"),
+        ("version 7", "there is no version 7 of the model digits. Its versions are 1"),
+        (
+            "weights.h5",
+            "there is no .*/configs/weights.h5. Give champion, a published version such as",
+        ),
     ],
 )
 def test_weights_that_are_not_there_fail_the_first_task_and_nothing_is_preprocessed(
@@ -163,18 +167,18 @@ def test_weights_that_are_not_there_fail_the_first_task_and_nothing_is_preproces
     publish(tmp_path, 1)
     with pytest.raises(AirflowFailException, match=f"train.warm_start: {wrong}"):
         preprocess(tmp_path, author={"train.warm_start": source})
-    assert not Layout(tmp_path, "digits").attempts("run-1", "preprocess").exists()
+    assert not Layout(open_root(tmp_path), "digits").attempts("run-1", "preprocess").local.exists()
 
 
 def test_the_form_asks_for_versions_in_its_open_part():
-    params = form_params(load_config(DIGITS))
+    params = make_form_params(load_config(DIGITS))
     asked = {
         key: param.schema["title"] for key, param in params.items() if "section" not in param.schema
     }
     assert (
         asked.items()
         >= {
-            "train.warm_start": "Begin with the weights of",
+            "train.warm_start": "Initial weights",
             "preprocess.dataset": "Data set (version)",
         }.items()
     )

@@ -1,5 +1,5 @@
-"""A notifier of a user's own: what it is told of lies in a folder, one file each. Where there is a
-file `down` in it, nothing gets through."""
+"""A user's notifier. It writes each notification to a file in a folder, and fails while the folder
+contains a file named `down`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ class Mailbox(BaseNotifier):
             raise ConnectionError("the mailbox is down")
         letter = self.folder / f".{uuid.uuid4().hex}"
         letter.write_text(
-            json.dumps({"subject": self.subject, **context["notice"].model_dump(mode="json")})
+            json.dumps({"subject": self.subject, **context["notification"].model_dump(mode="json")})
         )
         os.rename(letter, self.folder / f"{letter.name[1:]}.json")

@@ -10,6 +10,7 @@ import pytest
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import Input, Manifest, list_files, write_manifest
 from pipeline_ops.planning.base_dataset import choose_base
+from pipeline_ops.storage.open_store import open_root
 
 CHAIN = Fingerprint(config={"shards": 8}, inputs={}, code={"plan.py": "1"}, versions={"numpy": "2"})
 
@@ -50,21 +51,21 @@ def make(tmp_path: Path):
 
 
 def test_without_any_data_set_there_is_nothing_to_go_on_from(tmp_path):
-    assert choose_base(tmp_path / "nowhere", question("a")) is None
+    assert choose_base(open_root(tmp_path / "nowhere"), question("a")) is None
 
 
 def test_the_newest_is_gone_on_from(make, tmp_path):
     make("a")
     newest = make("b")
-    assert choose_base(tmp_path, question("c")) == newest
+    assert choose_base(open_root(tmp_path), question("c")) == newest
 
 
 def test_the_same_raw_files_ask_the_question_that_was_answered(make, tmp_path):
     first = make("a")
     make("b", base=first)
     make("c")
-    assert choose_base(tmp_path, question("b")) == first
-    assert choose_base(tmp_path, question("a")) is None
+    assert choose_base(open_root(tmp_path), question("b")) == first
+    assert choose_base(open_root(tmp_path), question("a")) is None
 
 
 def test_the_same_raw_files_against_another_reference_ask_another_question_of_which_the_answer_is_the_best_base(  # noqa: E501
@@ -73,11 +74,15 @@ def test_the_same_raw_files_against_another_reference_ask_another_question_of_wh
     first = make("a")
     held = make("b", base=first, inputs={"raw files": "b", "reference schema": "1"})
     assert (
-        choose_base(tmp_path, question("b", inputs={"raw files": "b", "reference schema": "1"}))
+        choose_base(
+            open_root(tmp_path), question("b", inputs={"raw files": "b", "reference schema": "1"})
+        )
         == first
     )
     assert (
-        choose_base(tmp_path, question("b", inputs={"raw files": "b", "reference schema": "2"}))
+        choose_base(
+            open_root(tmp_path), question("b", inputs={"raw files": "b", "reference schema": "2"})
+        )
         == held
     )
 
@@ -87,18 +92,18 @@ def test_the_same_raw_files_against_another_reference_ask_another_question_of_wh
 )
 def test_what_another_config_code_or_version_made_is_not_gone_on_from(make, tmp_path, change):
     make("a", **change)
-    assert choose_base(tmp_path, question("b")) is None
+    assert choose_base(open_root(tmp_path), question("b")) is None
 
 
 def test_a_damaged_data_set_counts_as_absent(make, tmp_path):
     whole, damaged = make("a"), make("b")
     (Path(damaged.uri).parent / "train-00000-of-00001.tfrecord").write_bytes(b"")
-    assert choose_base(tmp_path, question("c")) == whole
-    assert choose_base(tmp_path, question("b")) == whole
+    assert choose_base(open_root(tmp_path), question("c")) == whole
+    assert choose_base(open_root(tmp_path), question("b")) == whole
 
 
 def test_a_manifest_of_another_version_is_passed_over(make, tmp_path):
     whole = make("a")
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "manifest.json").write_text("{}")
-    assert choose_base(tmp_path, question("b")) == whole
+    assert choose_base(open_root(tmp_path), question("b")) == whole

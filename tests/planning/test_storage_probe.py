@@ -46,12 +46,12 @@ except ConfigError as error:
 def run_without(calls: dict[str, int], config_file: Path, code: str) -> subprocess.CompletedProcess:
     code = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests' / 'support')!r}]\n"
-        "import kernel_refusals\n"
+        "import failing_syscalls\n"
         "from pipeline_ops.cli.main import main\n"
         "from pipeline_ops.config.pipeline import load_config\n"
         "from pipeline_ops.errors import ConfigError\n"
         "from pipeline_ops.planning.storage_probe import check_storage\n"
-        f"kernel_refusals.refuse({calls!r})\n{code}"
+        f"failing_syscalls.fail_syscalls({calls!r})\n{code}"
     )
     return subprocess.run(
         [sys.executable, "-c", code, str(config_file)], capture_output=True, text=True, timeout=120
@@ -102,7 +102,8 @@ def test_a_temporary_folder_without_locks_is_named(config_file):
     ended = run_without({"flock": errno.ENOLCK}, config_file, VALIDATE)
     assert (
         ended.returncode == 75
-        and "No locks available; name another temporary folder by TMPDIR" in ended.stderr
+        and "no locks available. Use a file system that supports flock, or set TMPDIR"
+        in ended.stderr
     ), ended.stderr
 
 

@@ -11,17 +11,17 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.trials import (
-    Result,
     Trial,
+    TrialResult,
+    build_trial_config,
     check_trials,
-    choose,
-    monitor_of,
+    choose_best_trial,
+    get_monitor,
     plan_trials,
-    trial_config,
 )
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
-RATE, BATCH = "train.optimizer.learning_rate", "train.global_batch"
+RATE, BATCH = "train.optimizer.learning_rate", "train.global_batch_size"
 
 
 def config(**search):
@@ -48,7 +48,7 @@ def test_a_grid_has_every_combination_in_the_order_of_the_yaml():
         (0.01, 64),
     ]
     assert [trial.name for trial in trials] == ["trial-000", "trial-001", "trial-002", "trial-003"]
-    assert str(trials[1]) == "optimizer.learning_rate 0.001, global_batch 64"
+    assert str(trials[1]) == "optimizer.learning_rate 0.001, global_batch_size 64"
 
 
 def test_the_same_combination_is_tried_once():
@@ -58,7 +58,7 @@ def test_the_same_combination_is_tried_once():
 def test_more_random_trials_keep_those_that_were_there_and_another_seed_has_others():
     values = {
         "train__optimizer__learning_rate": {"low": 1e-4, "high": 1e-1, "scale": "log"},
-        "train__global_batch": {"low": 16, "high": 256},
+        "train__global_batch_size": {"low": 16, "high": 256},
     }
     few, many, other = (
         random_trials(5, **values),
@@ -80,7 +80,7 @@ def test_a_range_is_kept_to_evenly_on_its_scale():
     assert 0.4 < statistics.mean(rate < 1e-3 for rate in rates) < 0.6
     batches = [
         trial.parameters[BATCH]
-        for trial in random_trials(200, train__global_batch={"low": 16, "high": 18})
+        for trial in random_trials(200, train__global_batch_size={"low": 16, "high": 18})
     ]
     assert sorted(batches) == [16, 17, 18]
     assert all(isinstance(batch, int) for batch in batches)
@@ -89,7 +89,7 @@ def test_a_range_is_kept_to_evenly_on_its_scale():
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        ({"parameters": {"preprocess.shards": [1]}}, "parameters are dotted keys of train"),
+        ({"parameters": {"preprocess.shards": [1]}}, "is not a key of train"),
         ({"parameters": {RATE: []}}, "has no values"),
         (
             {"parameters": {RATE: {"low": 1.0, "high": 2.0}}},
@@ -97,11 +97,11 @@ def test_a_range_is_kept_to_evenly_on_its_scale():
         ),
         (
             {"parameters": {RATE: [1.0]}, "trials": 3},
-            "trials is how many combinations random draws",
+            "The method random needs a number of trials",
         ),
         (
             {"parameters": {RATE: [1.0]}, "method": "random"},
-            "trials is how many combinations random draws",
+            "The method random needs a number of trials",
         ),
         (
             {"parameters": {RATE: {"low": 2.0, "high": 1.0}}, "method": "random", "trials": 1},
@@ -141,14 +141,14 @@ def test_every_trial_that_can_not_be_trained_is_named_before_any_is():
     with pytest.raises(ConfigError) as error:
         check_trials(load_config(DIGITS), trials)
     assert "trial-000 (golbal_batch 32" in str(error.value)
-    assert "the nearest valid name is 'global_batch'" in str(error.value)
+    assert "the nearest valid name is 'global_batch_size'" in str(error.value)
     assert "trial-001" in str(error.value)
 
 
 def test_a_trial_is_a_training_of_its_own_and_the_search_is_no_part_of_it(dataset):
     """So a trial that was trained in another search, or as the only training, is found."""
     trial = Trial(number=3, parameters={RATE: 0.005})
-    of_trial = trial_config(
+    of_trial = build_trial_config(
         load_config(DIGITS, {"search": {"parameters": {RATE: [0.005]}}, RATE: 0.9}), trial
     )
     alone = load_config(DIGITS, {RATE: 0.005})
@@ -175,9 +175,9 @@ def test_a_change_of_a_callbacks_code_is_another_training(dataset, tmp_path):
     assert digest() != first
 
 
-def results(*figures: float | None) -> list[Result]:
+def results(*figures: float | None) -> list[TrialResult]:
     return [
-        Result(
+        TrialResult(
             trial=Trial(number=i, parameters={BATCH: i}),
             figure=figure,
             manifest=f"{i}",
@@ -199,30 +199,30 @@ def results(*figures: float | None) -> list[Result]:
     ],
 )
 def test_the_best_is_the_earliest_of_the_best_and_a_failed_one_never(monitor, figures, best):
-    assert choose(results(*figures), monitor).best == best
+    assert choose_best_trial(results(*figures), monitor).best == best
 
 
 def test_where_all_have_failed_there_is_no_best():
-    assert choose(results(None, None), "validation_loss") is None
+    assert choose_best_trial(results(None, None), "validation_loss") is None
 
 
 def test_the_table_has_the_best_first_and_says_why_one_failed():
-    table = choose(results(0.5, None, 0.9), "validation_accuracy").table()
+    table = choose_best_trial(results(0.5, None, 0.9), "validation_accuracy").format_table()
     assert table == [
-        "* trial-002  validation_accuracy 0.9000  global_batch 2",
-        "  trial-000  validation_accuracy 0.5000  global_batch 0",
-        "  trial-001  failed: it broke  global_batch 1",
+        "* trial-002  validation_accuracy 0.9000  global_batch_size 2",
+        "  trial-000  validation_accuracy 0.5000  global_batch_size 0",
+        "  trial-001  failed: it broke  global_batch_size 1",
     ]
 
 
 def test_what_is_monitored_is_what_the_best_checkpoint_goes_by():
-    assert monitor_of(config(parameters={BATCH: [32]})) == "validation_loss"
+    assert get_monitor(config(parameters={BATCH: [32]})) == "validation_loss"
     assert (
-        monitor_of(config(parameters={BATCH: [32]}, monitor="validation_accuracy"))
+        get_monitor(config(parameters={BATCH: [32]}, monitor="validation_accuracy"))
         == "validation_accuracy"
     )
     assert (
-        monitor_of(
+        get_monitor(
             load_config(
                 DIGITS, {"search": {"parameters": {BATCH: [32]}}, "train.best_checkpoint": None}
             )

@@ -13,6 +13,7 @@ import pytest
 
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.local import list_raw_files, list_stats
+from pipeline_ops.storage.open_store import open_root
 
 
 @pytest.fixture
@@ -25,10 +26,10 @@ def raw(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def listing(raw, tmp_path: Path):
-    return lambda folder=raw: list_raw_files(folder, tmp_path / "listings")
+    return lambda folder=raw: list_raw_files(folder, open_root(tmp_path / "listings"))
 
 
-def index_of(tmp_path: Path) -> dict:
+def read_index_file(tmp_path: Path) -> dict:
     [file] = (tmp_path / "listings").iterdir()
     return {
         json.loads(line.split("\t")[0]): line.split()[-1] for line in file.read_text().splitlines()
@@ -79,7 +80,9 @@ def test_a_settled_file_is_read_once(raw, listing, tmp_path):
     listing()
     [file] = (tmp_path / "listings").iterdir()
     file.write_text(
-        file.read_text().replace(index_of(tmp_path)["a/1.png"], "0123456789abcdef0123456789abcdef")
+        file.read_text().replace(
+            read_index_file(tmp_path)["a/1.png"], "0123456789abcdef0123456789abcdef"
+        )
     )
     assert listing().files[0].digest == "0123456789abcdef0123456789abcdef"
 
@@ -91,7 +94,7 @@ def test_a_file_that_was_just_written_is_read_again(raw, listing, tmp_path):
         (raw / "a" / "1.png").write_bytes(b"new")
         listing()
         age_seconds = time.time() - (raw / "a" / "1.png").stat().st_ctime
-    assert set(index_of(tmp_path)) == {"a/deep/er/3.png", "b/2.png"}
+    assert set(read_index_file(tmp_path)) == {"a/deep/er/3.png", "b/2.png"}
 
 
 def test_a_removed_file_leaves_the_index(raw, listing, tmp_path):
@@ -99,7 +102,7 @@ def test_a_removed_file_leaves_the_index(raw, listing, tmp_path):
     listing()
     (raw / "b" / "2.png").unlink()
     listing()
-    assert set(index_of(tmp_path)) == {"a/1.png", "a/deep/er/3.png"}
+    assert set(read_index_file(tmp_path)) == {"a/1.png", "a/deep/er/3.png"}
 
 
 @pytest.mark.parametrize(
@@ -112,10 +115,10 @@ def test_every_name_has_a_key_that_leads_back_to_it(raw, listing, name):
     [found] = [
         file
         for file in listing().files
-        if file.num_bytes == len(b"content") and file.holds(b"content")
+        if file.num_bytes == len(b"content") and file.has_content(b"content")
     ]
     found.key.encode()  # is text
-    assert found.path(raw) == path
+    assert found.to_path(raw) == path
 
 
 def test_a_percent_sign_is_not_taken_for_an_encoded_byte(raw, listing):
@@ -130,24 +133,24 @@ def test_a_percent_sign_is_not_taken_for_an_encoded_byte(raw, listing):
 
 def test_a_raw_file_knows_its_content(listing):
     file = listing().files[0]
-    assert file.holds(b"a/1.png")
-    assert not file.holds(b"a/1.pnG")
+    assert file.has_content(b"a/1.png")
+    assert not file.has_content(b"a/1.pnG")
 
 
 def test_a_missing_folder_is_named_with_the_key_that_names_it(listing, tmp_path):
     with pytest.raises(
-        DataError, match="nowhere: no such file or folder; it is named by preprocess.source.path"
+        DataError, match="nowhere: no such file or folder. Correct preprocess.source.path"
     ):
         listing(tmp_path / "nowhere")
 
 
 def test_a_file_in_place_of_the_folder_is_named(raw, listing):
-    with pytest.raises(DataError, match="1.png: Not a directory"):
+    with pytest.raises(DataError, match="1.png: not a directory"):
         listing(raw / "a" / "1.png")
 
 
-def refused(listing) -> dict[str, str]:
-    return {entry.key: entry.reason for entry in listing.refused}
+def read_rejected(listing) -> dict[str, str]:
+    return {entry.key: entry.reason for entry in listing.rejected}
 
 
 def test_a_link_that_leads_nowhere_is_refused_at_its_own_place(raw, listing):
@@ -155,7 +158,7 @@ def test_a_link_that_leads_nowhere_is_refused_at_its_own_place(raw, listing):
     (raw / "a" / "4.png").symlink_to(raw / "gone.png")
     (raw / "a" / "5.png").symlink_to("5.png")
     found = listing()
-    assert refused(found) == {"a/4.png": "dead_link", "a/5.png": "dead_link"}
+    assert read_rejected(found) == {"a/4.png": "dead_link", "a/5.png": "dead_link"}
     assert found.files == before.files
     assert found.digest != before.digest
 
@@ -169,7 +172,7 @@ def test_a_link_to_a_file_outside_is_refused_and_not_opened(raw, listing, tmp_pa
     (raw / "a" / "environ.png").symlink_to("/proc/self/environ")
     (raw / "a" / "up.png").symlink_to("../../id_ed25519")
     found = listing()
-    assert refused(found) == dict.fromkeys(
+    assert read_rejected(found) == dict.fromkeys(
         ["a/environ.png", "a/key.png", "a/up.png"], "link_outside"
     )
     assert "secret" not in repr(found)
@@ -179,20 +182,20 @@ def test_pipes_sockets_and_devices_are_refused_and_not_opened(raw, listing):
     os.mkfifo(raw / "a" / "pipe")
     with socket.socket(socket.AF_UNIX) as unix:
         unix.bind(str(raw / "a" / "s"))
-        assert refused(listing()) == {"a/pipe": "not_regular", "a/s": "not_regular"}
+        assert read_rejected(listing()) == {"a/pipe": "not_regular", "a/s": "not_regular"}
 
 
 def test_a_sparse_file_of_40_gib_is_refused_before_it_is_read(raw, listing):
     """F19."""
     with open(raw / "a" / "sparse.png", "wb") as file:
         file.truncate(40 << 30)
-    assert refused(listing()) == {"a/sparse.png": "too_large"}
+    assert read_rejected(listing()) == {"a/sparse.png": "too_large"}
 
 
 def test_a_circle_of_links_is_told_and_not_walked_for_ever(raw, listing):
     (raw / "a" / "loop").symlink_to(raw / "a")
     with pytest.raises(
-        DataError, match="a/loop: this link leads to .*a, which holds the link itself; remove it"
+        DataError, match="a/loop: this link leads to .*a, which holds the link itself. Remove it"
     ):
         listing()
 
@@ -214,7 +217,7 @@ def test_1500_nested_folders_are_refused(raw, listing):
         here = deeper
     os.close(here)
     try:
-        with pytest.raises(DataError, match="nested more than 100 deep; move the files up"):
+        with pytest.raises(DataError, match="nested more than 100 deep. Move the files up"):
             listing()
         with pytest.raises(DataError, match="nested more than 100 deep"):
             list_stats(raw)
@@ -239,7 +242,7 @@ def test_a_link_to_a_folder_outside_stops_the_job(raw, listing, tmp_path):
     (raw / "c").symlink_to(tmp_path / "store")
     with pytest.raises(
         DataError,
-        match="raw/c: this link leads to .*store, out of the folder of raw data; move or mount",
+        match="raw/c: this link leads to .*store, out of the folder of raw data. Move or mount",
     ):
         listing()
 
@@ -265,8 +268,8 @@ def test_a_damaged_index_is_told_of_and_all_files_are_read_again(
     [file] = (tmp_path / "listings").iterdir()
     file.write_bytes(content)
     assert listing() == before
-    assert f"{file}, line 1: not an index of raw files; all raw files are read again" in caplog.text
-    assert index_of(tmp_path) == {each.key: each.digest for each in before.files}
+    assert f"{file}, line 1: not an index of raw files. All raw files are read again" in caplog.text
+    assert read_index_file(tmp_path) == {each.key: each.digest for each in before.files}
 
 
 def test_an_index_behind_a_link_is_not_read(raw, listing, tmp_path, caplog):

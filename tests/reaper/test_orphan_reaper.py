@@ -1,4 +1,4 @@
-"""The custodian on a real Airflow database. Inside a running Airflow it is in
+"""The orphan reaper on a real Airflow database. Inside a running Airflow it is in
 tests/cli/test_durable.py."""
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from pathlib import Path
 import pytest
 
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.cancellation import STORE_KEY, reason_to_end
+from pipeline_ops.jobs.cancellation import STORE_KEY, read_cancellation_reason
 from pipeline_ops.jobs.request import Status, write_status
 
 DAG, RUN = "digits", "manual__2026-11-21T10:00:00.5+00:00"
 
 
 @pytest.fixture
-def look(airflow_folder):
-    """One look of a custodian that remembers the ones before."""
+def check_jobs(airflow_folder):
+    """One check of an orphan reaper that remembers the earlier checks."""
     from airflow.utils.session import create_session
 
-    from pipeline_ops.reaper.orphan_reaper import Custodian
+    from pipeline_ops.reaper.orphan_reaper import OrphanReaper
 
-    custodian = Custodian()
+    reaper = OrphanReaper()
 
     def once() -> None:
         with create_session() as session:
-            custodian.look(session)
+            reaper.check_jobs(session)
 
     yield once
     store(None)
@@ -37,7 +37,7 @@ def look(airflow_folder):
 
 
 def store(value: dict | None) -> None:
-    """What the task `train` keeps in Airflow's store."""
+    """The entry of the task `train` in Airflow's task state store."""
     from airflow._shared.state import TaskScope
     from airflow.state import get_state_backend
 
@@ -59,7 +59,7 @@ def stored() -> dict | None:
 
 
 @pytest.fixture
-def job(leftovers, set_states):
+def job(run_writer, set_states):
     """The job of `train`, which is running, in a folder of its own."""
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
@@ -75,76 +75,78 @@ def job(leftovers, set_states):
             "max_tries": task.max_tries,
             "clear_number": task.dag_run.clear_number,
         }
-    attempt = leftovers.layout.attempt(RUN, "train", "attempt-0123abcd")
-    attempt.folder.mkdir(parents=True)
-    store({"attempt": attempt.folder.name, "claim": claim})
+    attempt = run_writer.layout.attempt(RUN, "train", "attempt-0123abcd")
+    attempt.request.write(b"{}")
+    store({"attempt": attempt.folder.name, "owner": claim})
     return attempt
 
 
 @pytest.mark.parametrize("state", ["running", "deferred", "up_for_retry"])
-def test_the_job_of_an_unfinished_task_is_left_alone(look, job, set_states, state):
+def test_the_job_of_an_unfinished_task_is_left_alone(check_jobs, job, set_states, state):
     set_states("running", train=state)
-    look()
-    look()
-    assert reason_to_end(job) is None
+    check_jobs()
+    check_jobs()
+    assert read_cancellation_reason(job) is None
     assert stored()["attempt"] == job.folder.name
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "restarting", "removed"])
 def test_the_job_of_a_task_that_has_ended_is_told_to_end_and_forgotten(
-    look, job, set_states, state
+    check_jobs, job, set_states, state
 ):
     set_states("running", train=state)
-    look()
-    assert reason_to_end(job) == f"its task is {state} in Airflow"
+    check_jobs()
+    assert read_cancellation_reason(job) == f"its task is {state} in Airflow"
     assert stored() is None
 
 
-def test_a_job_that_has_ended_by_itself_is_only_forgotten(look, job, set_states):
+def test_a_job_that_has_ended_by_itself_is_only_forgotten(check_jobs, job, set_states):
     write_status(job, Status(exit_code=ExitCode.SUCCESS, manifest="m"))
     set_states("success", train="success")
-    look()
-    assert reason_to_end(job) is None
+    check_jobs()
+    assert read_cancellation_reason(job) is None
     assert stored() is None
 
 
-def test_the_job_of_a_deleted_run_is_told_to_end(look, job):
-    look()
+def test_the_job_of_a_deleted_run_is_told_to_end(check_jobs, job):
+    check_jobs()
     store(None)  # as the deletion of its run does
-    look()
-    assert reason_to_end(job) == "its run is not in Airflow any more"
+    check_jobs()
+    assert read_cancellation_reason(job) == "its run is no longer in Airflow"
 
 
-def test_the_job_of_the_next_try_is_not_taken_for_that_of_the_last(look, job):
-    look()
+def test_the_job_of_the_next_try_is_not_taken_for_that_of_the_last(check_jobs, job):
+    check_jobs()
     write_status(job, Status(exit_code=ExitCode.RETRY, message="killed"))
     store(stored() | {"attempt": "attempt-11111111"})
-    (job.folder.parent / "attempt-11111111").mkdir()
-    look()
-    assert reason_to_end(job) is None
+    (job.folder.parent / "attempt-11111111" / "request.json").write(b"{}")
+    check_jobs()
+    assert read_cancellation_reason(job) is None
     assert stored()["attempt"] == "attempt-11111111"
 
 
-def test_a_folder_out_of_reach_is_named(look, job, set_states, caplog):
-    shutil.rmtree(job.folder)
+def test_a_folder_out_of_reach_is_named(check_jobs, job, set_states, caplog):
+    mounted = job.folder.local.rename(job.folder.local.with_name("elsewhere"))
     set_states("running", train="failed")
     with caplog.at_level(logging.ERROR):
-        look()
-        look()
+        check_jobs()
+        check_jobs()
     assert (
         caplog.text.count(
-            f"The job in {job.folder} has to end (its task is failed in Airflow), "
-            "and its folder is not in reach"
+            f"cannot cancel the job in {job.folder} (its task is failed in Airflow): "
+            "the API server cannot find its request. Give it access to the storage root."
         )
         == 1
     )
-    assert not job.folder.exists()
-    job.folder.mkdir()  # it was not mounted
-    look()
-    assert reason_to_end(job) == "its task is failed in Airflow"
+    assert not job.folder.local.exists()
+    mounted.rename(job.folder.local)
+    check_jobs()
+    assert read_cancellation_reason(job) == "its task is failed in Airflow"
 
 
-def test_a_value_that_it_can_not_read_does_no_harm_to_the_others(look, job, set_states, caplog):
+def test_a_value_that_it_can_not_read_does_no_harm_to_the_others(
+    check_jobs, job, set_states, caplog
+):
     from airflow._shared.state import TaskScope
     from airflow.state import get_state_backend
 
@@ -152,10 +154,10 @@ def test_a_value_that_it_can_not_read_does_no_harm_to_the_others(look, job, set_
     get_state_backend().set(other, STORE_KEY, json.dumps("s3://bucket/reference"))
     set_states("running", train="failed")
     with caplog.at_level(logging.ERROR):
-        look()
+        check_jobs()
     get_state_backend().delete(other, STORE_KEY)
-    assert caplog.text.count("can't be looked after") == 1
-    assert reason_to_end(job) == "its task is failed in Airflow"
+    assert caplog.text.count("cannot check the job of") == 1
+    assert read_cancellation_reason(job) == "its task is failed in Airflow"
 
 
 HOSTILE = {
@@ -171,48 +173,48 @@ HOSTILE = {
 
 @pytest.mark.parametrize("attempt", HOSTILE.values(), ids=HOSTILE)
 def test_nothing_is_written_where_a_stored_value_points(
-    look, job, set_states, tmp_path, caplog, attempt
+    check_jobs, job, set_states, tmp_path, caplog, attempt
 ):
-    """F8: the API server wrote `unwanted.json` into any folder that a user had put into the task
-    state store."""
+    """F8: the API server wrote `cancellation.json` into any folder that a user had put into the
+    task state store."""
     victim = tmp_path / "victim"
     victim.mkdir()
     store(stored() | {"attempt": str(victim) if attempt == "/etc" else attempt})
     set_states("running", train="failed")
     with caplog.at_level(logging.ERROR):
-        look()
-        look()
+        check_jobs()
+        check_jobs()
     assert list(victim.iterdir()) == []
-    assert caplog.text.count("can't be looked after") == 1
+    assert caplog.text.count("cannot check the job of") == 1
 
 
 def test_no_link_below_the_storage_root_leads_the_api_server_out(
-    look, job, set_states, tmp_path, caplog
+    check_jobs, job, set_states, tmp_path, caplog
 ):
     """F8."""
     victim = tmp_path / "victim"
     victim.mkdir()
-    job.folder.rmdir()
-    job.folder.symlink_to(victim)
+    shutil.rmtree(job.folder.local)
+    job.folder.local.symlink_to(victim)
     set_states("running", train="failed")
     with caplog.at_level(logging.ERROR):
-        look()
+        check_jobs()
     assert list(victim.iterdir()) == []
-    assert "can't be told" in caplog.text and "link" in caplog.text
+    assert "cannot cancel the job" in caplog.text and "link" in caplog.text
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"exit_code": 12345}', b"\xff", b"[" * 100_000])
 def test_one_damaged_status_is_one_error_and_the_job_is_told_to_end(
-    look, job, set_states, caplog, content
+    check_jobs, job, set_states, caplog, content
 ):
     """F8: with one such file, no cancelled job of any pipeline was ended."""
-    job.status.write_bytes(content)
+    job.status.write(content)
     set_states("running", train="failed")
     with caplog.at_level(logging.ERROR):
-        look()
-        look()
+        check_jobs()
+        check_jobs()
     assert caplog.text.count(f"{job.status}: not a valid Status") == 1
-    assert reason_to_end(job) == "its task is failed in Airflow"
+    assert read_cancellation_reason(job) == "its task is failed in Airflow"
     assert stored() is None
 
 
@@ -225,14 +227,16 @@ def test_one_damaged_status_is_one_error_and_the_job_is_told_to_end(
         [],
         {},
         {"attempt": "attempt-0123abcd"},
-        {"attempt": "attempt-0123abcd", "claim": None},
+        {"attempt": "attempt-0123abcd", "owner": None},
         {
             "attempt": "attempt-0123abcd",
-            "claim": {"task_instance": [], "max_tries": 10**30, "clear_number": 0},
+            "owner": {"task_instance": [], "max_tries": 10**30, "clear_number": 0},
         },
     ],
 )
-def test_a_stored_value_of_any_kind_is_one_error_at_its_place(look, job, set_states, caplog, value):
+def test_a_stored_value_of_any_kind_is_one_error_at_its_place(
+    check_jobs, job, set_states, caplog, value
+):
     """F8. The other job is ended, and each record has an error of its own."""
     from airflow._shared.state import TaskScope
     from airflow.state import get_state_backend
@@ -245,25 +249,25 @@ def test_a_stored_value_of_any_kind_is_one_error_at_its_place(look, job, set_sta
         get_state_backend().set(other, STORE_KEY, json.dumps(value))
     set_states("running", train="failed")
     with caplog.at_level(logging.ERROR):
-        look()
-        look()
+        check_jobs()
+        check_jobs()
     for other in others:
         get_state_backend().delete(other, STORE_KEY)
     for task in ("preprocess", "evaluate"):
-        assert caplog.text.count(f"The job of {task} in {DAG}, {RUN}, can't be looked after") == 1
-    assert reason_to_end(job) == "its task is failed in Airflow"
+        assert caplog.text.count(f"cannot check the job of {task} in {DAG}, {RUN}: ") == 1
+    assert read_cancellation_reason(job) == "its task is failed in Airflow"
 
 
-def test_a_job_whose_row_was_changed_by_hand_is_ended(look, job):
-    """F8: the reaper keeps no job that nobody can find any more."""
-    look()
+def test_a_job_whose_row_was_changed_by_hand_is_ended(check_jobs, job):
+    """F8: the reaper ends a job that it can no longer find."""
+    check_jobs()
     store({"attempt": "nonsense"})
-    look()
-    assert reason_to_end(job) == "its run is not in Airflow any more"
+    check_jobs()
+    assert read_cancellation_reason(job) == "its run is no longer in Airflow"
 
 
 def test_it_begins_with_the_api_server_and_with_nothing_else(airflow_folder):
-    """In a process of its own, because it never ends."""
+    """Runs in its own process, because it never ends."""
     import subprocess
     import sys
 
@@ -276,9 +280,9 @@ calls = []
 async def app(scope, receive, send): calls.append(scope["type"])
 wrapped = entry["middleware"](app, *entry["args"], **entry["kwargs"])
 asyncio.run(wrapped({"type": "http"}, None, None))
-assert "trainyard-custodian" not in names()
+assert "trainyard-orphan-reaper" not in names()
 asyncio.run(wrapped({"type": "lifespan"}, None, None))
-assert "trainyard-custodian" in names()
+assert "trainyard-orphan-reaper" in names()
 assert calls == ["http", "lifespan"]
 """
     subprocess.run(

@@ -1,8 +1,8 @@
 """Manifests, alias records, indexes of listings and signatures of any content:
 only documented errors.
 
-TRAINYARD_FUZZ_CASES says how many cases there are. A case that fails is printed; it belongs into
-the examples below.
+TRAINYARD_FUZZ_CASES is the number of cases. A case that fails is printed. Add it to the examples
+below.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def contents(valid: dict) -> st.SearchStrategy[bytes]:
     "valid, parse", [(MANIFEST, parse_manifest), (RECORD, parse_record)], ids=["manifest", "record"]
 )
 def test_what_is_changed_here_is_valid_before(valid, parse):
-    """So that the tests below reach beyond the first check."""
+    """Proves that the tests below reach beyond the first check."""
     assert parse(json.dumps(valid).encode(), "there")
 
 
@@ -177,7 +177,7 @@ def test_an_alias_record_of_any_content_is_one_or_a_data_error(content):
     try:
         aliases = parse_record(content, "there")
     except DataError as error:
-        assert str(error).startswith("there: not a record of aliases") and len(str(error)) < 2_000
+        assert str(error).startswith("there: not a valid Aliases: ") and len(str(error)) < 2_000
         return
     assert all(
         number > 0 for number in [*aliases.names.values(), *aliases.succession, *aliases.retired]
@@ -220,6 +220,6 @@ def test_a_signature_of_any_content_is_refused_unless_nothing_that_counts_was_ch
 
 
 def _counted(signature: bytes) -> list[bytes]:
-    """All but the first comment, the encoding and the ends of lines."""
+    """The lines that count: without the first comment, the encoding and the ends of lines."""
     _, first, comment, second = signature.replace(b"\r\n", b"\n").rstrip(b"\n").split(b"\n")
     return [base64.b64decode(first), comment, base64.b64decode(second)]

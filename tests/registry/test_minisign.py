@@ -21,7 +21,7 @@ RUQf6LRCGA9i559r3g7V1qNyJDApGip8MfqcadIgT9CuhV3EMhHoN1mGTkUidF/z7SrlQgXdy8ofjb7b
 trusted comment: timestamp:1556193335\tfile:test
 y/rUw2y8/hOUYjZU71eHp/Wo1KZ40fGy2VJEDl34XMJM+TX48Ss/17u3IvIfbVR1FkZZSNCisQbuQY+bHwhEBg==
 """
-"""Of the content `test`, by the author of minisign."""
+"""The signature of the content `test` by the author of minisign."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_signature_of_minisigns_author_is_valid(public):
             b"Test",
             SIGNATURE,
             (
-                "there: its signature is not valid .*minisign.pub: "
+                "there: its signature is not valid .*minisign.pub, because "
                 "the content or the signature was changed"
             ),
         ),
@@ -74,7 +74,7 @@ def test_whatever_was_changed_is_refused(public, content, signature, message):
 
 def test_what_is_not_signed_is_refused(public):
     with pytest.raises(
-        DataError, match="there is not signed, and .*minisign.pub was given to verify it"
+        DataError, match="there is not signed, and .*minisign.pub requires a signature"
     ):
         read_public_key(public).verify(b"test", None, "there")
 
@@ -104,7 +104,7 @@ def test_a_file_that_is_no_public_key_is_refused(public, text, message):
 def test_a_secret_key_that_others_can_read_or_that_is_damaged_or_missing_is_refused(pair):
     secret = pair[1]
     secret.chmod(0o644)
-    with pytest.raises(ConfigError, match="can be read by other users .mode 044.; run chmod 600"):
+    with pytest.raises(ConfigError, match=r"can be read by other users .mode 044.\. Run chmod 600"):
         read_secret_key(secret)
     secret.chmod(0o600)
     text = secret.read_text()
@@ -112,7 +112,7 @@ def test_a_secret_key_that_others_can_read_or_that_is_damaged_or_missing_is_refu
     with pytest.raises(ConfigError, match="the secret key is damaged"):
         read_secret_key(secret)
     secret.unlink()
-    with pytest.raises(ConfigError, match="can't be read as a secret key: No such file"):
+    with pytest.raises(ConfigError, match="cannot read a secret key: no such file"):
         read_secret_key(secret)
 
 

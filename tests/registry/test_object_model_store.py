@@ -1,127 +1,205 @@
-"""What only an object store needs: claims, and the fence between a slow publisher and one who took
-it for dead."""
+"""Publishers of a registry in a bucket that are killed, cut off or too slow."""
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
-import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from publishers import publish, publish_and_say, running_s3, start
-
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Manifest, list_files, write_manifest
-from pipeline_ops.errors import MachineError
-from pipeline_ops.registry.object_model_store import VersionLease
-from pipeline_ops.registry.registry import Registry
-from pipeline_ops.system.processes import ProcessIdentity
-
-HERE = ProcessIdentity.of(os.getpid())
-GONE = ProcessIdentity(socket.gethostname(), HERE.pid, HERE.start_ticks - 1)
-ELSEWHERE = ProcessIdentity("another-host", 1, 1)
-
-
-@pytest.mark.parametrize(
-    "process, age_seconds, is_abandoned",
-    [(HERE, 1e9, False), (GONE, 0.0, True), (ELSEWHERE, 60.0, False), (ELSEWHERE, 3601.0, True)],
+from object_servers.fault_proxy import FaultProxy
+from object_servers.fixtures import set_environment
+from publishers import (
+    forget_clients,
+    make_version_writer,
+    publish,
+    publish_from_elsewhere,
+    start,
 )
-def test_a_process_of_this_host_is_looked_for_and_one_elsewhere_is_given_an_hour(
-    process, age_seconds, is_abandoned
-):
-    assert VersionLease("a", process).is_abandoned(age_seconds) is is_abandoned
+
+from pipeline_ops.artifacts.manifest import NAME, ManifestFile
+from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.registry.object_model_store import ObjectModelStore
+from pipeline_ops.registry.registry import Registry
+from pipeline_ops.storage.checksums import compute_checksums
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.store_path import StorePath
 
 
-FINGERPRINT = Fingerprint(config={}, inputs={}, code={}, versions={})
+class WatchedStore:
+    """A store that calls a function before each of its operations, with their number."""
+
+    def __init__(self, root: str, before: Callable[[int], None]):
+        self.root = root
+        self._store, self._before = open_root(root).store, before
+        self._count, self._lock = 0, threading.Lock()
+
+    def __getattr__(self, name: str):
+        operation = getattr(self._store, name)
+
+        def watched(*arguments):
+            with self._lock:
+                self._count += 1
+                self._before(self._count)
+            return operation(*arguments)
+
+        return watched
 
 
-def test_a_slow_publisher_that_was_taken_for_dead_is_told_and_leaves_nothing_that_a_reader_sees(
-    s3_place,
-):
-    registry = Registry(s3_place)
+class WatchedRegistry(Registry):
+    """A registry in a bucket, through a `WatchedStore`."""
 
-    def fill(folder, number: int) -> None:
-        (folder / "saved_model.pb").write_bytes(b"late")
-        write_manifest(
-            folder,
-            Manifest(
-                job="export",
-                pipeline="p",
-                fingerprint=FINGERPRINT,
-                fingerprint_digest="",
-                files=list_files(folder),
-            ),
-        )
-        registry.store._create(
-            f"{number}/manifest.json", b""
-        )  # what another publisher does after an hour
+    def __init__(self, location: str, before: Callable[[int], None]):
+        super().__init__(location)
+        store = ObjectModelStore(StorePath(WatchedStore(location, before)))
+        object.__setattr__(self, "store", store)
 
-    with pytest.raises(
-        MachineError,
-        match="another publisher took this one for dead, and gave its number up; try again",
-    ):
-        registry.publish("a", fill)
-    assert registry.versions() == []
-    assert publish(registry, "a").number == 2
-    assert not [
+
+def publish_promote_and_retire_until(location: str, digest: str, last: int):
+    """Is killed before operation `last`."""
+
+    def end(number: int) -> None:
+        if number == last:
+            os._exit(9)
+
+    registry = WatchedRegistry(location, before=end)
+    version = publish(registry, digest, num_bytes=3000)
+    registry.promote(version.number, "newest")
+    registry.retire(1, "too many")
+
+
+def list_leftovers(registry: Registry) -> list[str]:
+    """The files of numbers that have no version."""
+    whole = [str(version.number) for version in registry.list_versions()]
+    names = [entry.name for entry in open_root(registry.location).walk()]
+    return [
         name
-        for name in registry.store._sizes()
-        if name.startswith("1/") and name != "1/manifest.json"
+        for name in names
+        if (number := name.split("/")[0]).isdecimal()
+        and number not in whole
+        and name != f"{number}/{NAME}"
     ]
 
 
-def test_a_claim_of_a_living_publisher_of_the_same_model_is_respected(s3_place):
-    registry = Registry(s3_place)
-    registry.store._create("claims/1.json", VersionLease("a ", HERE).to_json())
-    with pytest.raises(
-        MachineError, match=f"process {HERE.pid} on .* is publishing the same model right now"
-    ):
-        publish(registry, "a")
-    assert publish(registry, "b").number == 2
+def find_damaged(registry: Registry) -> list[str]:
+    """The files in the bucket, without any cache, that are not as the manifest says."""
+    return [
+        f"{version.number}/{file.path}"
+        for version in registry.list_versions()
+        for file in version.read_manifest().files
+        if not _has_content(open_root(version.folder) / file.path, file)
+    ]
 
 
-def test_a_store_that_ignores_conditions_is_refused_before_anything_is_published(s3_place):
-    answers = multiprocessing.get_context("forkserver").Queue()
-    with running_s3("unconditional") as address:
-        start(
-            publish_and_say,
-            s3_place,
-            "a",
-            answers,
-            environment=os.environ | {"AWS_ENDPOINT_URL": address},
-        )
-        said = answers.get(timeout=120)
-    assert "this store ignores If-None-Match, so it can't hold a registry" in said
+def _has_content(place: StorePath, file: ManifestFile) -> bool:
+    return place.exists() and file.has_content(compute_checksums(io.BytesIO(place.read())))
 
 
-def test_a_version_stays_when_its_publisher_is_gone(s3_place):
-    registry = Registry(s3_place)
+def test_a_publisher_that_is_killed_at_any_operation_leaves_no_half_version_and_stops_nobody(
+    s3_uri,
+):
+    exit_codes = []
+    while exit_codes[-1:] != [0]:
+        last = len(exit_codes) + 1
+        registry = Registry(f"{s3_uri}-{last}")
+        registry.promote(publish(registry, "first ", num_bytes=3000).number, "first")
+        victim = start(publish_promote_and_retire_until, str(registry.location), "second ", last)
+        victim.join(60)
+        exit_codes.append(victim.exitcode)
+        assert find_damaged(registry) == [] and registry.find_champion(), last
+        retry = publish(registry, "second ", num_bytes=3000)
+        registry.promote(retry.number, "retried")
+        assert registry.retire(1, "too many") in ([1], []), last
+        assert [version.number for version in registry.list_versions()] == [1, retry.number]
+        assert list_leftovers(registry) == [] and find_damaged(registry) == [], last
+    assert set(exit_codes) == {9, 0} and len(exit_codes) > 25
+
+
+@pytest.mark.parametrize("content", ["same ", "other "])
+def test_a_publisher_that_loses_its_lease_at_any_operation_neither_doubles_nor_overwrites(
+    s3_uri, content
+):
+    """Another one publishes in the middle of it, and is faster."""
+    for moment in range(1, 1000):
+        location, answers = f"{s3_uri}-{moment}", multiprocessing.get_context("forkserver").Queue()
+
+        def overtake(number: int, moment=moment, location=location, answers=answers) -> None:
+            if number == moment:
+                start(publish_from_elsewhere, location, content, answers).join(60)
+
+        slow, refusal = WatchedRegistry(location, before=overtake), None
+        try:
+            own = publish(slow, "same ", num_bytes=3000).number
+        except MachineError as error:
+            own, refusal = None, str(error)
+        registry = Registry(location)
+        assert find_damaged(registry) == [] and (not refusal or "another one has" in refusal)
+        if answers.empty():  # it was over before that moment
+            break
+        found = {each: registry.find_by_training(each) for each in ("same ", "other ")}
+        published = {each: [version.number for version in found[each]] for each in found}
+        assert published[content] == [answers.get()], moment
+        assert len(published["same "]) <= 1 and own in (None, *published["same "]), moment
+        assert publish(registry, "next ").number > max(registry.store.list_numbers()[:-1])
+        assert list_leftovers(registry) == [], moment
+    assert moment > 15
+
+
+def test_a_publisher_whose_number_was_given_up_is_told_and_leaves_nothing_to_see(s3_uri):
+    registry = Registry(s3_uri)
+
+    def fill(folder: Path, number: int) -> None:
+        make_version_writer("late", 3000)(folder, number)
+        (open_root(s3_uri) / f"{number}/{NAME}").create(b"")  # by one that has lost the lease
+
+    with pytest.raises(MachineError, match="another one has given up its number"):
+        registry.publish("late", fill)
+    assert registry.list_versions() == [] and list_leftovers(registry) == []
+    assert publish(registry, "late").number == 2
+
+
+def test_a_version_stays_if_a_slow_publisher_takes_it_for_abandoned(s3_uri):
+    registry = Registry(s3_uri)
     publish(registry, "a")
-    registry.store._files.pipe_file(
-        registry.store._path("claims/1.json"), VersionLease("a ", GONE).to_json()
-    )
-    assert publish(registry, "b").number == 2 and [
-        version.number for version in registry.versions()
-    ] == [1, 2]
+    registry.store._give_up(1)
+    assert [version.number for version in registry.list_versions()] == [1]
+    assert find_damaged(registry) == []
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'{"owner": "a"}',
-        b'{"owner": "a", "process": {"pid": -1}}',
-        b"[" * 100_000,
-    ],
-)
-def test_a_claim_that_is_none_takes_its_number_and_stops_nobody(s3_place, content):
+def test_foreign_files_take_no_number_and_stop_nobody(s3_uri):
     """F16."""
-    registry = Registry(s3_place)
-    registry.store._files.pipe_file(f"{s3_place}/claims/1.json", content)
-    registry.store._files.pipe_file(f"{s3_place}/claims/notes.txt", content)
-    assert publish(registry, "a", num_bytes=100).number == 2
-    assert VersionLease.parse(content).is_abandoned(3601) and not VersionLease.parse(
-        content
-    ).is_abandoned(60)
+    for name in ("notes.txt", "0/x", "007/x", "latest/manifest.json", "leases/1.json"):
+        (open_root(s3_uri) / name).write(b"{")
+    registry = Registry(s3_uri)
+    assert registry.list_versions() == [] and publish(registry, "a").number == 1
+
+
+def test_a_store_that_ignores_conditions_is_refused_before_anything_is_published(
+    s3_uri, object_servers, monkeypatch
+):
+    server = object_servers["s3"]
+    with FaultProxy(server.address) as proxy, proxy.failing(ignore_conditions=True):
+        set_environment(monkeypatch, server.build_environment(proxy.address))
+        forget_clients()
+        with pytest.raises(ConfigError, match="accepts If-None-Match and ignores it"):
+            publish(Registry(s3_uri), "a")
+        assert Registry(s3_uri).list_versions() == []
+
+
+def test_a_publisher_survives_lost_answers_and_busy_servers(s3_uri, object_servers, monkeypatch):
+    server = object_servers["s3"]
+    with FaultProxy(server.address) as proxy:
+        set_environment(monkeypatch, server.build_environment(proxy.address))
+        forget_clients()
+        registry = Registry(s3_uri)
+        for seed in range(3):
+            faults = {"unavailable_one_in": 10, "lost_answer_one_in": 10, "dropped_one_in": 20}
+            with proxy.failing(**faults, seed=seed):
+                number = publish(registry, f"{seed}", num_bytes=3000).number
+                registry.promote(number, "newest")
+        assert [version.number for version in registry.list_versions()] == [1, 2, 3]
+        assert registry.find_champion().number == 3
+        assert find_damaged(registry) == [] and list_leftovers(registry) == []

@@ -17,13 +17,13 @@ from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.atomic import (
     copy_file,
-    exclusive_lock,
     link_file,
     read_json,
-    staging_folder,
+    write_atomically,
     write_json,
-    write_whole,
 )
+from pipeline_ops.storage.staging import staging_folder, withdraw_folder
+from pipeline_ops.system.locks import exclusive_lock
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def holder(tmp_path):
     """A process that holds the lock `tmp_path/lock`."""
     code = (
         "import sys, time, pathlib\n"
-        "from pipeline_ops.storage.atomic import exclusive_lock\n"
+        "from pipeline_ops.system.locks import exclusive_lock\n"
         "with exclusive_lock(pathlib.Path(sys.argv[1]), 'it'):\n"
         "    print('held', flush=True)\n"
         "    time.sleep(600)"
@@ -53,7 +53,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_file_is_written_with_its_folders_and_nothing_beside_it(tmp_path):
-    write_whole(tmp_path / "a" / "b" / "file", b"content")
+    write_atomically(tmp_path / "a" / "b" / "file", b"content")
     assert (tmp_path / "a" / "b" / "file").read_bytes() == b"content" and names(
         tmp_path / "a" / "b"
     ) == ["file"]
@@ -65,11 +65,11 @@ def test_a_reader_never_sees_half_a_file_however_many_threads_write_it(tmp_path)
         [bytes([65 + i]) * 50_000 for i in range(4)],
         threading.Event(),
     )
-    write_whole(file, contents[0])
+    write_atomically(file, contents[0])
 
     def write(content: bytes) -> None:
         while not stop.is_set():
-            write_whole(file, content)
+            write_atomically(file, content)
 
     writers = [threading.Thread(target=write, args=(content,)) for content in contents]
     for writer in writers:
@@ -82,11 +82,11 @@ def test_a_reader_never_sees_half_a_file_however_many_threads_write_it(tmp_path)
 
 
 def test_a_full_disk_is_named_and_the_old_file_stays(small_disk):
-    write_whole(small_disk / "file", b"old")
+    write_atomically(small_disk / "file", b"old")
     with pytest.raises(
-        MachineError, match=r"could not write .*/file: No space left on device; make room"
+        MachineError, match=r"cannot write .*/file: no space left on device\. Free disk space"
     ):
-        write_whole(small_disk / "file", b"x" * DISK_BYTES)
+        write_atomically(small_disk / "file", b"x" * DISK_BYTES)
     assert (small_disk / "file").read_bytes() == b"old" and names(small_disk) == ["file"]
 
 
@@ -106,13 +106,13 @@ def test_a_copy_is_equal_and_never_replaces(tmp_path):
     (tmp_path / "source").write_bytes(os.urandom(3_000_000))
     copy_file(tmp_path / "source", tmp_path / "a" / "copy")
     assert (tmp_path / "a" / "copy").read_bytes() == (tmp_path / "source").read_bytes()
-    with pytest.raises(MachineError, match="File exists"):
+    with pytest.raises(MachineError, match="file exists"):
         copy_file(tmp_path / "source", tmp_path / "a" / "copy")
 
 
 def test_a_copy_onto_a_full_disk_names_the_target(small_disk, tmp_path):
     (tmp_path / "source").write_bytes(b"x" * 2 * DISK_BYTES)
-    with pytest.raises(MachineError, match=r"could not write .*disk/copy: No space left on device"):
+    with pytest.raises(MachineError, match=r"cannot write .*disk/copy: no space left on device"):
         copy_file(tmp_path / "source", small_disk / "copy")
 
 
@@ -160,6 +160,37 @@ def test_a_folder_that_is_there_is_not_replaced(tmp_path):
     assert (tmp_path / "final" / "file").read_text() == "first" and names(tmp_path) == ["final"]
 
 
+def test_a_withdrawn_folder_is_replaced_and_keeps_its_other_files_until_then(tmp_path):
+    final = tmp_path / "final"
+    for content in ("first", "second"):
+        with staging_folder(final, "marker") as staging:
+            assert not final.exists() or (final / "file").read_text() == "first"
+            (staging / "file").write_text(content)
+            (staging / "marker").touch()
+        assert (names(tmp_path), names(final)) == (["final"], ["file", "marker"])
+        assert (final / "file").read_text() == content
+        withdraw_folder(final, "marker")
+        assert names(final) == ["file"]
+    withdraw_folder(final, "marker")  # what is withdrawn already is no fault
+    withdraw_folder(tmp_path / "nowhere", "marker")
+
+
+def test_a_folder_that_was_not_withdrawn_is_not_replaced(tmp_path):
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final" / "marker").touch()
+    with pytest.raises(FileExistsError), staging_folder(tmp_path / "final", "marker"):
+        pass
+    assert (names(tmp_path), names(tmp_path / "final")) == (["final"], ["marker"])
+
+
+def test_a_failed_writer_leaves_what_was_withdrawn(tmp_path):
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final" / "file").touch()
+    with pytest.raises(DataError), staging_folder(tmp_path / "final", "marker"):
+        raise DataError("no more")
+    assert (names(tmp_path), names(tmp_path / "final")) == (["final"], ["file"])
+
+
 def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
     (tmp_path / ".final.999999.staging" / "deep").mkdir(parents=True)
     (tmp_path / ".other.999999.staging").mkdir()
@@ -172,17 +203,18 @@ def test_a_full_disk_stops_a_publication_with_its_name_and_leaves_nothing(small_
     (tmp_path / "model").write_bytes(b"x" * 2 * DISK_BYTES)
     registry = Registry(small_disk / "models")
     with pytest.raises(
-        MachineError, match=r"could not write .*saved_model\.pb: No space left on device; make room"
+        MachineError,
+        match=r"cannot write .*saved_model\.pb: no space left on device\. Free disk space",
     ):
         registry.publish(
             "a", lambda folder, number: copy_file(tmp_path / "model", folder / "saved_model.pb")
         )
-    assert registry.versions() == [] and names(registry.place) == [".publish.lock"]
+    assert registry.list_versions() == [] and names(registry.location) == [".publish.lock"]
 
 
 def test_a_disk_that_is_full_for_any_writer_is_a_machine_failure(small_disk):
     with (
-        pytest.raises(MachineError, match="could not write .*final: No space left on device"),
+        pytest.raises(MachineError, match="cannot write .*final: no space left on device"),
         staging_folder(small_disk / "final") as staging,
     ):
         (staging / "shard").write_bytes(b"x" * 2 * DISK_BYTES)
@@ -217,7 +249,7 @@ def test_who_waits_gets_the_lock_when_it_is_free(tmp_path, holder):
 def test_who_waits_in_vain_is_refused_in_time(tmp_path, holder):
     start = time.monotonic()
     with (
-        pytest.raises(MachineError, match="wait for it, or end it"),
+        pytest.raises(MachineError, match="Wait for that process, or end it"),
         exclusive_lock(tmp_path / "lock", "the data", wait_seconds=0.3),
     ):
         pass
@@ -247,5 +279,5 @@ def test_a_file_of_another_disk_is_copied(small_disk, tmp_path):
 
 def test_a_copy_for_which_there_is_no_room_is_a_machine_failure(small_disk, tmp_path):
     (tmp_path / "shard").write_bytes(b"x" * 2 * DISK_BYTES)
-    with pytest.raises(MachineError, match="could not write .*other: No space left on device"):
+    with pytest.raises(MachineError, match="cannot write .*other: no space left on device"):
         link_file(tmp_path / "shard", small_disk / "other")

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline_ops.errors import MachineError
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.storage.atomic import create_whole
+from pipeline_ops.storage.atomic import create_atomically
 
 TESTS = Path(__file__).parents[1]
 WITHOUT = {
@@ -25,23 +25,28 @@ WITHOUT = {
 
 
 def run_without(calls: dict[str, int], code: str, *arguments: str) -> subprocess.Popen:
-    start = f"import sys; sys.path[:0] = [{str(TESTS / 'support')!r}]\nimport kernel_refusals\n"
+    start = f"import sys; sys.path[:0] = [{str(TESTS / 'support')!r}]\nimport failing_syscalls\n"
     return subprocess.Popen(
-        [sys.executable, "-c", f"{start}kernel_refusals.refuse({calls!r})\n{code}", *arguments],
+        [
+            sys.executable,
+            "-c",
+            f"{start}failing_syscalls.fail_syscalls({calls!r})\n{code}",
+            *arguments,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def output_of(process: subprocess.Popen) -> str:
+def read_output(process: subprocess.Popen) -> str:
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     return out
 
 
 def test_the_kernel_does_refuse(tmp_path):
-    """So that the tests below can fail."""
+    """Proves that the tests below can fail."""
     (tmp_path / "file").touch()
     code = (
         "import os\n"
@@ -49,7 +54,7 @@ def test_the_kernel_does_refuse(tmp_path):
         "except PermissionError: print('refused')"
     )
     assert (
-        output_of(run_without({"link": errno.EPERM}, code, str(tmp_path / "file"))).strip()
+        read_output(run_without({"link": errno.EPERM}, code, str(tmp_path / "file"))).strip()
         == "refused"
     )
 
@@ -65,11 +70,11 @@ registry = Registry(Path(sys.argv[1]))
 for digest in "ab":
     registry.promote(publish(registry, digest).number, "better")
 registry.roll_back("worse")
-print(registry.champion().number)
+print(registry.find_champion().number)
 """
     place = tmp_path / "models"
-    assert output_of(run_without(calls, code, str(place))).strip() == "1"
-    assert [move.version for move in Registry(place).history()] == [1, 2, 1]
+    assert read_output(run_without(calls, code, str(place))).strip() == "1"
+    assert [move.version for move in Registry(place).read_history().moves] == [1, 2, 1]
     assert sorted(os.listdir(place / "aliases")) == [
         f"0000000{number}.json" for number in (1, 2, 3)
     ]
@@ -82,19 +87,19 @@ def test_of_many_who_write_the_same_record_one_is_told_that_it_has_it(tmp_path, 
 import os, time
 from pathlib import Path
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.atomic import create_whole
+from pipeline_ops.storage.atomic import create_atomically
 while not os.path.exists(sys.argv[1] + "/go"):
     time.sleep(0.001)
 for number in range(200):
     try:
-        create_whole(Path(sys.argv[1], "records", str(number)), sys.argv[2].encode() * 1000)
+        create_atomically(Path(sys.argv[1], "records", str(number)), sys.argv[2].encode() * 1000)
         print(number)
     except FileExistsError:
         pass
 """
     writers = {name: run_without(calls, code, str(tmp_path), name) for name in "abc"}
     (tmp_path / "go").touch()
-    won = {name: output_of(writer).split() for name, writer in writers.items()}
+    won = {name: read_output(writer).split() for name, writer in writers.items()}
     assert sorted(int(number) for numbers in won.values() for number in numbers) == list(range(200))
     assert all(
         (tmp_path / "records" / number).read_text() == name * 1000
@@ -119,15 +124,19 @@ for number in range(20):
         run_without(WITHOUT["old fuse"], code, str(place), name) for name in ("one", "two", "three")
     ]
     for mover in movers:
-        output_of(mover)
-    moves = Registry(place).history()
-    assert len(moves) == 60 and Registry(place).aliases().names == {"one": 2, "two": 2, "three": 2}
+        read_output(mover)
+    moves = Registry(place).read_history().moves
+    assert len(moves) == 60 and Registry(place).read_aliases().names == {
+        "one": 2,
+        "two": 2,
+        "three": 2,
+    }
 
 
 def test_a_link_in_the_place_of_a_temporary_file_is_not_written_through(tmp_path):
     victim, number = tmp_path / "victim", threading.get_native_id()
     victim.write_text("mine")
     (tmp_path / f".record.{os.getpid()}.{number}.tmp").symlink_to(victim)
-    with pytest.raises(MachineError, match="could not write .*record"):
-        create_whole(tmp_path / "record", b"theirs")
+    with pytest.raises(MachineError, match="cannot write .*record"):
+        create_atomically(tmp_path / "record", b"theirs")
     assert victim.read_text() == "mine"

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.atomic import (
-    exclusive_lock,
+from pipeline_ops.storage.own_folders import find_allowed_owners, remove_folder
+from pipeline_ops.storage.staging import (
     remove_by_rename,
-    remove_own,
-    remove_stagings,
+    remove_own_folder,
+    remove_staging_folders,
     staging_folder,
+    withdraw_folder,
 )
-from pipeline_ops.storage.own_folders import owners_below, remove_folder
+from pipeline_ops.system.locks import exclusive_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 THE_ONE_PLACE = ROOT / "pipeline_ops" / "storage" / "own_folders.py"
@@ -45,7 +46,7 @@ def test_no_other_file_removes_trees(file):
 
 
 def test_a_removal_elsewhere_can_be_seen():
-    """So that the test above can fail."""
+    """Proves that the test above can fail."""
     assert removals(b"import shutil\nshutil.rmtree('/')\n") == ["rmtree"]
     assert removals(THE_ONE_PLACE.read_bytes()) == ["rmtree", "rmtree"]
 
@@ -58,7 +59,17 @@ def victim(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("remove", [remove_own, remove_by_rename])
+def withdraw(folder: Path) -> None:
+    withdraw_folder(folder, "thesis")
+
+
+def replace(folder: Path) -> None:
+    """With a folder at a link's place that lacks the marker."""
+    with pytest.raises(FileExistsError), staging_folder(folder, "marker"):
+        pass
+
+
+@pytest.mark.parametrize("remove", [remove_own_folder, remove_by_rename, withdraw, replace])
 def test_a_link_in_the_place_of_a_folder_stays_with_what_it_leads_to(
     tmp_path, victim, remove, caplog
 ):
@@ -66,10 +77,13 @@ def test_a_link_in_the_place_of_a_folder_stays_with_what_it_leads_to(
     (tmp_path / "place" / "own").symlink_to(victim)
     remove(tmp_path / "place" / "own")
     assert (tmp_path / "place" / "own").is_symlink() and (victim / "thesis").exists()
-    assert "own is not a folder that this program made for itself; it is left alone" in caplog.text
+    assert (
+        "own is not a folder that this program made for itself. It is left unchanged."
+        in caplog.text
+    )
 
 
-@pytest.mark.parametrize("remove", [remove_own, remove_by_rename])
+@pytest.mark.parametrize("remove", [remove_own_folder, remove_by_rename])
 def test_a_folder_of_ours_goes_with_all_in_it_and_links_in_it_are_not_followed(
     tmp_path, victim, remove
 ):
@@ -93,7 +107,7 @@ def test_only_names_that_stagings_have_are_removed_as_stagings(tmp_path):
     for name in [*foreign, ".1.2.staging", ".1.2.0abc.staging"]:
         (tmp_path / name).mkdir()
     (tmp_path / ".3.4.staging").write_text("a file")
-    remove_stagings(tmp_path)
+    remove_staging_folders(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted([*foreign, ".3.4.staging"])
 
 
@@ -101,7 +115,7 @@ def test_a_staging_of_another_user_stays(tmp_path):
     (tmp_path / ".own.1.staging").mkdir()
     descriptor = os.open(tmp_path, os.O_RDONLY)
     assert not remove_folder(".own.1.staging", descriptor, {os.geteuid() + 1})
-    assert owners_below(descriptor) == {os.geteuid()}
+    assert find_allowed_owners(descriptor) == {os.geteuid()}
     os.close(descriptor)
     with staging_folder(tmp_path / "own"):
         pass
@@ -113,7 +127,7 @@ def test_a_link_in_the_place_of_a_lock_is_not_written_through(tmp_path, victim):
     with (
         pytest.raises(
             MachineError,
-            match=r"could not open the lock file .*\.lock: Too many levels of symbolic links",
+            match=r"cannot write .*\.lock: too many levels of symbolic links",
         ),
         exclusive_lock(tmp_path / ".lock", "it"),
     ):

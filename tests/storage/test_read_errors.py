@@ -1,4 +1,4 @@
-"""Which errors of reading are retried."""
+"""The errors of reading that are retried, and their messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pydantic import ValidationError
 
 from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.jobs.request import Status
-from pipeline_ops.storage.read_errors import names_a_disk_error, reason_of, unreadable
+from pipeline_ops.storage.read_errors import (
+    has_disk_error_message,
+    make_read_error,
+    summarize_error,
+)
 
 GRAPH = (
     "Graph execution error:\n\n"
@@ -27,25 +31,26 @@ EAGER = (
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EPERM, errno.ENOSYS])
 @pytest.mark.parametrize("frame", ["{reason}", GRAPH, EAGER], ids=["plain", "graph", "eager"])
 def test_an_error_of_the_disk_is_retried_and_names_the_file(number, frame):
-    """By its text, because in restoring variables TensorFlow's type says nothing."""
+    """The text decides, because TensorFlow's error type is not specific in restoring variables."""
     reason = f"/data/variables.index; {os.strerror(number)}"
     error = RuntimeError(frame.format(reason=reason))
-    assert reason_of(error) == reason
-    assert names_a_disk_error(error)
+    assert summarize_error(error) == reason
+    assert has_disk_error_message(error)
     with pytest.raises(
-        MachineError, match=f"^a: {reason}; mend the disk or who may read it, then retry$"
+        MachineError,
+        match=rf"^a: {reason}\. Repair the disk or the file's permissions, then retry\.$",
     ):
-        raise unreadable("a", error, "; train again")
+        raise make_read_error("a", error, "; train again")
 
 
 def test_an_error_of_the_disk_may_stand_in_another_line():
-    assert names_a_disk_error(
+    assert has_disk_error_message(
         ValueError(
             "Could not create fingerprint in directory: /m\n"
             "UNIMPLEMENTED: /m/fingerprint.pb; Function not implemented"
         )
     )
-    assert not names_a_disk_error(
+    assert not has_disk_error_message(
         ValueError("Could not create fingerprint in directory: /m\nINVALID_ARGUMENT: no graph")
     )
 
@@ -54,7 +59,7 @@ def test_a_record_that_is_none_is_told_with_the_place_of_each_problem():
     with pytest.raises(ValidationError) as raised:
         Status.model_validate({"exit_code": "many"})
     with pytest.raises(DataError, match="^/a.json: can't be read: exit_code: .*; start a new run$"):
-        raise unreadable("/a.json: can't be read", raised.value, "; start a new run")
+        raise make_read_error("/a.json: can't be read", raised.value, "; start a new run")
 
 
 @pytest.mark.parametrize(
@@ -69,4 +74,4 @@ def test_a_record_that_is_none_is_told_with_the_place_of_each_problem():
 )
 def test_a_wrong_content_is_not_retried_and_names_the_cure(error):
     with pytest.raises(DataError, match="; train again$"):
-        raise unreadable("a", error, "; train again")
+        raise make_read_error("a", error, "; train again")

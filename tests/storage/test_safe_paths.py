@@ -16,11 +16,10 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.storage.safe_paths import (
     RelativePath,
     UnsafePath,
-    folder_below,
-    is_file_below,
     open_below,
     open_by_openat2,
     open_by_walking,
+    open_folder_below,
     parse_relative_path,
     read_below,
     write_below,
@@ -137,7 +136,6 @@ def test_no_link_pipe_socket_or_folder_is_read(root, path):
     """F8: a link to the API server's configuration was served. A pipe would hang the reader."""
     with pytest.raises(UnsafePath, match="root/" + path):
         read_below(root, path, 1000)
-    assert not is_file_below(root, path)
 
 
 def test_a_missing_file_is_missing_and_not_unsafe(root):
@@ -145,14 +143,14 @@ def test_a_missing_file_is_missing_and_not_unsafe(root):
         read_below(root, "folder/none", 10)
     with pytest.raises(FileNotFoundError):
         read_below(root / "nowhere", "file", 10)
-    assert not is_file_below(root, "folder/none")
-    assert is_file_below(root, "folder/deep/file")
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_read(root):
     with open(root / "sparse", "wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(UnsafePath, match=r"root/sparse has 1099511627776 bytes, allowed are 1000"):
+    with pytest.raises(
+        UnsafePath, match=r"root/sparse has 1099511627776 bytes\. At most 1000 are allowed"
+    ):
         read_below(root, "sparse", 1000)
 
 
@@ -180,17 +178,18 @@ def test_a_link_in_the_place_of_a_written_file_is_replaced_and_not_followed(root
 
 
 def test_a_folder_below_a_root_is_opened_for_work_relative_to_it(root):
-    with folder_below(root, "folder/deep") as descriptor:
+    with open_folder_below(root, "folder/deep") as descriptor:
         assert os.listdir(descriptor) == ["file"]
     for path in ("linked_folder", "folder/up", "file", "inner_link"):
         with pytest.raises(UnsafePath):
-            folder_below(root, path).__enter__()
+            open_folder_below(root, path).__enter__()
 
 
 def test_no_descriptor_is_leaked(root):
     before = len(os.listdir("/proc/self/fd"))
     for path in ("file", "link", "none", "folder/deep/file", "folder/up/x", "pipe", "folder"):
-        is_file_below(root, path)
+        with contextlib.suppress(OSError, UnsafePath):
+            read_below(root, path, 10)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

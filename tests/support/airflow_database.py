@@ -1,5 +1,4 @@
-"""What the tests of the plugin share: a real Airflow database with a pipeline in it, Airflow's own
-users, and what the jobs of a run leave."""
+"""A real Airflow database with a pipeline, Airflow's own users, and the output of a run's jobs."""
 
 from __future__ import annotations
 
@@ -16,20 +15,21 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
-from pipeline_ops.artifacts.dataset import DATA_PAGE, shard_name
+from pipeline_ops.artifacts.dataset import DATA_PAGE, build_shard_name
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.artifacts.manifest import Input, Manifest, list_files, write_manifest
 from pipeline_ops.artifacts.results import REPORT
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.jobs.progress import Progress, ProgressWriter
+from pipeline_ops.jobs.progress import ProgressEvent, ProgressWriter
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.storage.store_path import StorePath
 
 ROOT = Path(__file__).resolve().parents[2]
 DAG, RUN = "digits", "manual__2026-11-21T10:00:00.5+00:00"
 USERS = {"viewer": "viewer", "user": "user", "admin": "admin"}
-_PRINT = Fingerprint(config={}, inputs={}, code={}, versions={})
+_FINGERPRINT = Fingerprint(config={}, inputs={}, code={}, versions={})
 
 
 @pytest.fixture(scope="session")
@@ -101,8 +101,7 @@ def plugin(airflow_folder):
 
 @pytest.fixture
 def client(plugin) -> Callable[[str | None], object]:
-    """Makes a browser, as it were, of a user, or of nobody; it has the cookie that Airflow's login
-    leaves."""
+    """Makes the browser of a user, or of none. It has the cookie of Airflow's login."""
     from airflow.api_fastapi.app import get_auth_manager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
     from fastapi.testclient import TestClient
@@ -123,7 +122,7 @@ def client(plugin) -> Callable[[str | None], object]:
 
 @pytest.fixture
 def set_states(airflow_folder) -> Callable[..., None]:
-    """Says how the run and its tasks stand."""
+    """Sets the states of the run and its tasks."""
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
@@ -144,14 +143,14 @@ def set_states(airflow_folder) -> Callable[..., None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Leftovers:
+class RunWriter:
     """Writes what the jobs of the run would leave."""
 
     config: PipelineConfig
 
     @staticmethod
     def address(path: str, **query: str) -> str:
-        """Of one of the run's pages."""
+        """The address of one of the run's pages."""
         return f"/pipelines/{DAG}/{path}?{urlencode({'run_id': RUN} | query)}"
 
     @property
@@ -165,19 +164,20 @@ class Leftovers:
     def attempt(
         self,
         task: str,
-        moments: list[Progress],
-        workers: Mapping[str, list[Progress]] | None = None,
-    ) -> Attempt:
+        events: list[ProgressEvent],
+        workers: Mapping[str, list[ProgressEvent]] | None = None,
+    ) -> Attempt[StorePath]:
         attempt = Attempt(
             self.layout.attempts(RUN, task) / f"attempt-{uuid.uuid4().hex[:8]}"
-        )  # the plugin remembers what it has read of a place
+        )  # the plugin remembers what it has read of a folder
+        attempt.request.write(b"{}")
         for path, lines in [
-            (attempt.progress, moments),
+            (attempt.progress, events),
             *((attempt.worker_progress(name), lines) for name, lines in (workers or {}).items()),
         ]:
-            writer = ProgressWriter(path)
-            for moment in lines:
-                writer.forward(moment)
+            writer = ProgressWriter(path.local)
+            for event in lines:
+                writer.forward(event)
         return attempt
 
     def record(self, task: str, **values) -> None:
@@ -192,7 +192,7 @@ class Leftovers:
         figures: Mapping | None = None,
         inputs: Mapping[str, Input] | None = None,
     ) -> str:
-        folder = self.layout.artifact(task, "0" * 32)
+        folder = self.layout.artifact(task, "0" * 32).local
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text)
@@ -201,7 +201,7 @@ class Leftovers:
             Manifest(
                 job=task,
                 pipeline=DAG,
-                fingerprint=_PRINT,
+                fingerprint=_FINGERPRINT,
                 fingerprint_digest="0" * 32,
                 files=list_files(folder),
                 figures=dict(figures or {}),
@@ -221,7 +221,7 @@ class Leftovers:
             "rejected_by_reason": {"not an image": 2},
         }
         shards = [
-            shard_name(split, index, 2)
+            build_shard_name(split, index, 2)
             for split in ("train", "validation", "test")
             for index in range(2)
         ]
@@ -232,7 +232,7 @@ class Leftovers:
         )
 
     def report(self, html: str, published: str = "") -> None:
-        """The evaluation's, and, where something was published, that of the export."""
+        """Writes the report of the evaluation and, if something was published, of the export."""
         evaluation = self.artifact("evaluate", {REPORT: html})
         if published:
             self.artifact(
@@ -242,7 +242,7 @@ class Leftovers:
             )
 
     def publish(self, *accuracies: float) -> None:
-        """Versions 1 and so on, each put in service after the other."""
+        """Publishes versions 1 and so on, and promotes each of them."""
         for number, accuracy in enumerate(accuracies, 1):
             metrics = {"accuracy": accuracy, "macro_f1": accuracy - 0.01}
             figures = {
@@ -258,7 +258,7 @@ class Leftovers:
             manifest = Manifest(
                 job="export",
                 pipeline=DAG,
-                fingerprint=_PRINT,
+                fingerprint=_FINGERPRINT,
                 fingerprint_digest=str(number),
                 files=[],
                 figures=figures,
@@ -270,7 +270,7 @@ class Leftovers:
 
 
 @pytest.fixture
-def leftovers(airflow_folder) -> Leftovers:
-    """With an empty storage root."""
+def run_writer(airflow_folder) -> RunWriter:
+    """A writer with an empty storage root."""
     shutil.rmtree(airflow_folder / "storage", ignore_errors=True)
-    return Leftovers(load_config(airflow_folder / "digits.yaml"))
+    return RunWriter(load_config(airflow_folder / "digits.yaml"))

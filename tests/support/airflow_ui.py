@@ -1,8 +1,8 @@
 """What tests of Airflow's own UI share: an embedded Airflow with a DAG file of the test's own, and
 a person in front of a browser.
 
-Pictures of what the person sees go to the folder that TRAINYARD_SCREENSHOTS names, for whoever
-wants to look at them.
+Pictures of what the person sees go to the folder that TRAINYARD_SCREENSHOTS names, for people
+who want to look at them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,12 @@ import contextlib
 import os
 import re
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.embedded import USER, AirflowServer, Home
-from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -41,39 +36,14 @@ _ARGUMENTS = [
     "--disable-sync",
 ]
 _UI_MILLISECONDS = 400_000
-"""As long as a run may take on a busy machine."""
+"""The maximum duration of a run on a busy machine."""
 _DRAWING_MILLISECONDS = 800
 """Airflow draws a moment after it has loaded, and opens a part of a form slowly."""
 _DESKTOP, _PHONE = {"width": 1400, "height": 1000}, {"width": 390, "height": 844}
 
 
-@contextlib.contextmanager
-def running_airflow(
-    home: Path, config: Path, dag_id: str, environment: Mapping[str, str]
-) -> Iterator[AirflowApi]:
-    """Airflow with the DAG files that lie in its home; the DAG is unpaused."""
-    argv = [
-        sys.executable,
-        str(Path(__file__).parents[1] / "cli" / "holder.py"),
-        str(home),
-        str(config),
-    ]
-    holder = subprocess.Popen(
-        argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    lines = [holder.stdout.readline() for _ in range(2)]
-    assert lines[1].startswith("up "), lines
-    server = AirflowServer.alive(Home(home))
-    with AirflowApi(server.url, USER, server.password) as api:
-        wait_until_healthy(api, Home(home), server)
-        wait_for_dag(api, Home(home), server, dag_id, since=0.0)
-        api.pause(dag_id, paused=False)
-        yield api
-    holder.communicate(timeout=60)
-
-
-class Person:
-    """Somebody who uses Airflow with a browser, and nothing else. `outside` are the requests that
+class BrowserUser:
+    """A user of Airflow with a browser, and nothing else. `outside` are the requests that
     went anywhere but to this Airflow."""
 
     def __init__(self, page, api: AirflowApi):
@@ -91,7 +61,7 @@ class Person:
         )
 
     def look(self, name: str) -> None:
-        """Takes a picture, if anybody wants to see it; they are numbered."""
+        """Takes a numbered picture if TRAINYARD_SCREENSHOTS is set."""
         if PICTURES is None:
             return
         self._count += 1
@@ -128,7 +98,7 @@ class Person:
         return field
 
     def send(self, form) -> str:
-        """Triggers; the path of the run's page."""
+        """Triggers a run. Returns the path of the run's page."""
         form.get_by_role("button", name="Trigger").click()
         self.page.wait_for_url(re.compile("/runs/"))
         return self.page.url.removeprefix(self.url).split("?")[0].rstrip("/")
@@ -152,15 +122,15 @@ class Person:
 
 
 @contextlib.contextmanager
-def person_at_browser(api: AirflowApi) -> Iterator[Person]:
-    """Somebody who has not logged in yet."""
+def open_browser(api: AirflowApi) -> Iterator[BrowserUser]:
+    """A user who has not logged in yet."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_ARGUMENTS)
         page = browser.new_page(viewport=_DESKTOP)
         page.set_default_timeout(_UI_MILLISECONDS)
-        person = Person(page, api)
+        person = BrowserUser(page, api)
         try:
             yield person
         except BaseException:
@@ -168,10 +138,3 @@ def person_at_browser(api: AirflowApi) -> Iterator[Person]:
             raise
         finally:
             browser.close()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

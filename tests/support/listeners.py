@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
-from pipeline_ops.system.descendants import descendants
+from pipeline_ops.system.descendants import find_descendants
 
 _LOOPBACK = re.compile(r"^(127\.[\d.]+|\[::1\]|\[::ffff:127\.[\d.]+\])(%\w+)?:")
 
 
-def listeners(pids: Iterable[int]) -> set[str]:
+def find_listeners(pids: Iterable[int]) -> set[str]:
     """Local addresses that the given processes listen on: TCP, and UDP that any peer may send
     to."""
-    wanted = set(pids)
-    return {address for address, owners in _all_listeners() if wanted & owners}
+    given = set(pids)
+    return {address for address, owners in _all_listeners() if given & owners}
 
 
-def listening_with(setting: str) -> set[int]:
+def find_listening_processes(setting: str) -> set[int]:
     """The processes that listen anywhere and have `NAME=value` in their environment, which is lost
     where a process gives itself a title."""
     return {
@@ -48,26 +48,27 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def beyond_loopback(addresses: Iterable[str]) -> set[str]:
+def filter_non_loopback(addresses: Iterable[str]) -> set[str]:
     return {address for address in addresses if not _LOOPBACK.match(address)}
 
 
-class ListenerWatch:
-    """Collects the listeners of processes while the block runs.
+class ListenerMonitor:
+    """Collects the listeners that processes open while the block runs.
 
     Args:
-      pids: Called for each look. By default all descendants of this process.
-      seconds: From one look to the next.
+      pids: Called for each poll. By default all descendants of this process.
+      seconds: From one poll to the next.
     """
 
-    def __init__(self, pids: Callable[[], Iterable[int]] = descendants, seconds: float = 0.1):
+    def __init__(self, pids: Callable[[], Iterable[int]] = find_descendants, seconds: float = 0.1):
         self._seconds = seconds
         self.seen: set[str] = set()
-        self.looks = 0
+        self.num_polls = 0
         self._pids, self._ended = pids, threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread = threading.Thread(target=self._poll, daemon=True)
 
-    def __enter__(self) -> ListenerWatch:
+    def __enter__(self) -> ListenerMonitor:
+        self._before = find_listeners(self._pids())
         self._thread.start()
         return self
 
@@ -80,7 +81,7 @@ class ListenerWatch:
         self._ended.set()
         self._thread.join()
 
-    def _watch(self) -> None:
+    def _poll(self) -> None:
         while not self._ended.wait(self._seconds):
-            self.seen |= listeners(self._pids())
-            self.looks += 1
+            self.seen |= find_listeners(self._pids()) - self._before
+            self.num_polls += 1

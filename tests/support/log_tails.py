@@ -1,8 +1,7 @@
-"""Shows, with a test that fails, how the logs end that were written to meanwhile below its folders:
-of jobs, workers, hosts, Airflow's programs.
+"""Shows the ends of the logs that were written below its folders, with each test that fails.
 
-A machine that runs the tests for us is gone when somebody reads what it said. How busy it was is
-said, too.
+These are logs of jobs, workers, hosts and Airflow's programs. The machine that runs the tests is
+gone when its logs are read. Its load is reported, too.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _MAX_BYTES = 6000
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _folder_of_all_tests(request, tmp_path_factory) -> None:
+def _stash_base_folder(request, tmp_path_factory) -> None:
     request.config.stash[_FOLDER] = tmp_path_factory.getbasetemp()
 
 
@@ -37,24 +36,24 @@ def pytest_runtest_makereport(
             )
         )
         report.sections += [
-            (f"end of {file.relative_to(folder)}", tail(file))
-            for file in written_since(call.start, folder)
+            (f"end of {file.relative_to(folder)}", read_tail(file))
+            for file in find_logs_written_since(call.start, folder)
         ]
     return report
 
 
-def written_since(moment: float, folder: Path) -> list[Path]:
-    """The logs that were written to since then, the last one last; not too many of them."""
+def find_logs_written_since(since: float, folder: Path) -> list[Path]:
+    """The last logs that were written since then, the newest last."""
     found = []
     for file in folder.rglob("*.log"):
         try:
             found.append((file.stat().st_mtime, file))
         except OSError:  # a running test of the same folder has removed it
             continue
-    return [file for written, file in sorted(found) if written >= moment][-_MAX_FILES:]
+    return [file for written, file in sorted(found) if written >= since][-_MAX_FILES:]
 
 
-def tail(file: Path) -> str:
+def read_tail(file: Path) -> str:
     try:
         return "\n".join(
             file.read_bytes()[-_MAX_BYTES:].decode(errors="replace").splitlines()[-_MAX_LINES:]

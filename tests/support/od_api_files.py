@@ -1,5 +1,5 @@
-"""A pipeline.config as the Object Detection API's model zoo has it, with label map and records
-beside it, written by TensorFlow's own writer."""
+"""A pipeline.config like those of the Object Detection API's model zoo, with label map and records
+from TensorFlow's own writer."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def with_paths(text: str, folder: Path, train: str = "train.record-?????-of-0000
 
 
 def write_records(path: Path, split: str, numbers) -> None:
-    """As create_coco_tf_record.py of the API writes them."""
+    """Writes records in the format of the API's create_coco_tf_record.py."""
     import cv2
     import tensorflow as tf
     from scenes import scene_example

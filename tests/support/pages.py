@@ -1,5 +1,4 @@
-"""What tests of pages share: a page as its tags and its text, and names that want to be
-programs."""
+"""Pages as tags and text, and hostile names that look like programs."""
 
 from __future__ import annotations
 

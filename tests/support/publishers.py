@@ -1,16 +1,11 @@
-"""What the tests of the registry share: small versions, publishers that are processes of their own,
-and a real S3 server."""
+"""Small versions, publishers in their own processes, and a place on an S3 server."""
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import subprocess
-import sys
+import socket
 import time
-import urllib.request
-from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -20,83 +15,35 @@ import pytest
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import Input, Manifest, list_files, write_manifest
 from pipeline_ops.artifacts.results import ModelFigures
-from pipeline_ops.registry.registry import Registry, Version
-
-BUCKET = "trainyard"
-_CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "testtest",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
-_SERVER = """
-import sys
-from werkzeug.serving import make_server
-from moto.server import DomainDispatcherApplication, create_backend_app
-moto = DomainDispatcherApplication(create_backend_app)
-def app(environ, respond):
-    if sys.argv[1:] == ["unconditional"]:
-        environ.pop("HTTP_IF_NONE_MATCH", None)
-    return moto(environ, respond)
-server = make_server("127.0.0.1", 0, app, threaded=False)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
-"""Without threads, because moto looks and writes in two steps: a conditional put has to be one."""
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
-    """The address of an S3 server with an empty bucket."""
-    with running_s3() as address:
-        yield address
-
-
-@contextlib.contextmanager
-def running_s3(*arguments: str) -> Iterator[str]:
-    """As `s3_server`; with the argument `unconditional`, it accepts conditional puts and ignores
-    the condition, as some servers do."""
-    server = subprocess.Popen(
-        [sys.executable, "-c", _SERVER, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        address = f"http://127.0.0.1:{int(server.stdout.readline())}"
-        urllib.request.urlopen(
-            urllib.request.Request(
-                f"{address}/{BUCKET}",
-                method="PUT",
-                headers={
-                    "Authorization": (
-                        "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, "
-                        "SignedHeaders=host, Signature=0"
-                    )
-                },
-            )
-        )
-        yield address
-    finally:
-        server.kill()
-        server.wait()
+from pipeline_ops.registry.model_store import VersionWriter
+from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.version import Version
+from pipeline_ops.storage.object_client import _make_client
+from pipeline_ops.system import lease
 
 
 @pytest.fixture
-def s3_place(s3_server, monkeypatch, tmp_path) -> str:
-    """A place in the bucket that nobody else uses; what this process and its children need to reach
-    it is in the environment."""
-    for name, value in _CREDENTIALS.items() | {("AWS_ENDPOINT_URL", s3_server)}:
-        monkeypatch.setenv(name, value)
-    fsspec.get_filesystem_class(
-        "s3"
-    ).clear_instance_cache()  # one that was made for another server would go on to reach that one
-    return f"s3://{BUCKET}/{tmp_path.name}/models/digits"
+def s3_uri(make_root, monkeypatch, tmp_path) -> str:
+    """A unique URI in a bucket; what this process and its children need to reach it is in the
+    environment. What they fetch is kept in this test's folder."""
+    root = make_root("s3")
+    forget_clients()
+    monkeypatch.setenv("TRAINYARD_LOCAL_FOLDER", str(tmp_path / "local"))
+    return f"{root.uri}/models/digits"
+
+
+def forget_clients() -> None:
+    """Ends the use of clients that were made for another server than the environment names."""
+    _make_client.cache_clear()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def publish(registry: Registry, digest: str, num_bytes: int = 200_000) -> Version:
     """Publishes a version of three files and a manifest, as export does."""
+    return registry.publish(digest, make_version_writer(digest, num_bytes))
 
+
+def make_version_writer(digest: str, num_bytes: int) -> VersionWriter:
     def fill(folder: Path, number: int) -> None:
         (folder / "variables").mkdir()
         for name in ("saved_model.pb", "variables/variables.index", "variables/variables.data"):
@@ -111,14 +58,14 @@ def publish(registry: Registry, digest: str, num_bytes: int = 200_000) -> Versio
                 fingerprint_digest=fingerprint.digest,
                 inputs={"train": Input(uri="", digest=digest)},
                 files=list_files(folder),
-                figures=figures_of(number).model_dump(mode="json"),
+                figures=make_model_figures(number).model_dump(mode="json"),
             ),
         )
 
-    return registry.publish(digest, fill)
+    return fill
 
 
-def figures_of(number: int) -> ModelFigures:
+def make_model_figures(number: int) -> ModelFigures:
     return ModelFigures(
         name="digits",
         version=number,
@@ -132,11 +79,9 @@ def figures_of(number: int) -> ModelFigures:
 
 
 def start(target, *arguments, environment: dict[str, str] | None = None) -> BaseProcess:
-    """A process of its own, forked from a clean one that has imported what takes long."""
+    """Starts a process, forked from a clean one that has imported the slow packages."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["publishers", "s3fs", "aiobotocore.session", "pipeline_ops.registry.object_model_store"]
-    )
+    context.set_forkserver_preload(["publishers"])
     process = context.Process(
         target=_run,
         args=(target, arguments, dict(os.environ if environment is None else environment)),
@@ -152,11 +97,15 @@ def _run(target, arguments, environment) -> None:
 
 
 def publish_many(
-    place: str, tag: str, count: int, promote: bool = False, at_work=None, go_on=None
+    location: str, tag: str, count: int, promote: bool = False, at_work=None, go_on=None
 ) -> None:
-    """`at_work` is an event that says that the first version is there, and `go_on` a semaphore that
-    is taken before each of them."""
-    registry = Registry(place)
+    """Publishes several versions.
+
+    Args:
+      at_work: an event that is set after the first version.
+      go_on: a semaphore that is acquired before each version.
+    """
+    registry = Registry(location)
     for index in range(count):
         if go_on:
             go_on.acquire()
@@ -167,10 +116,17 @@ def publish_many(
             at_work.set()
 
 
-def publish_and_say(place: str, digest: str, answers) -> None:
-    """Puts the number, or what it was told, into a queue."""
+def publish_from_elsewhere(location: str, digest: str, answers) -> None:
+    """Publishes like a process of another host, which counts a holder as lost after a moment."""
+    socket.gethostname = lambda: "elsewhere"
+    lease.LEASE_SECONDS = 0.1
+    publish_and_report(location, digest, answers)
+
+
+def publish_and_report(location: str, digest: str, answers) -> None:
+    """Puts the number, or the error, into a queue."""
     try:
-        answers.put(publish(Registry(place), digest).number)
+        answers.put(publish(Registry(location), digest).number)
     except Exception as error:
         answers.put(f"{type(error).__name__}: {error}")
 

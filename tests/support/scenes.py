@@ -1,5 +1,4 @@
-"""What the tests of detection share: a small data set of scenes with real digits, as preprocessing
-would leave it, and train jobs on it."""
+"""A small data set of scenes with real digits, as preprocessing leaves it, and train jobs on it."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.artifacts.dataset import DatasetFigures, shard_name
+from pipeline_ops.artifacts.dataset import DatasetFigures, build_shard_name
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import Manifest, list_files, write_manifest
 
@@ -27,7 +26,7 @@ def scenes(tmp_path_factory) -> str:
         boxes = [box.label for example in examples for box in example.boxes]
         labels[split] = {name: boxes.count(name) for name in CLASS_NAMES}
         for shard in range(NUM_SHARDS):
-            name = shard_name(split, shard, NUM_SHARDS)
+            name = build_shard_name(split, shard, NUM_SHARDS)
             counts[name] = _write_shard(folder / name, examples[shard::NUM_SHARDS])
     figures = DatasetFigures(
         task="detection",

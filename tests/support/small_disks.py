@@ -1,4 +1,4 @@
-"""A file system that is soon full."""
+"""A file system that is full soon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DISK_BYTES = 64 << 10
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder on a file system of 64 KiB of its own."""
+    """A folder on its own file system of 64 KiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = (

@@ -1,4 +1,4 @@
-"""What a host keeps: made once, whole or absent, never removed while somebody uses it."""
+"""The disk cache of a host: entries are made once, whole or absent, and stay while in use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def fill(folder):
     time.sleep({seconds})
     (folder / "whole").write_text("x" * 100)
 
-print(HostCache(Path({folder!r}), {limit}).entry("parsed", {digest!r}, fill), flush=True)
+print(HostCache(Path({folder!r}), {limit}).get_or_create("parsed", {digest!r}, fill), flush=True)
 sys.stdin.read()
 """
 
@@ -52,20 +53,20 @@ def end(*processes: subprocess.Popen) -> None:
         assert process.returncode == 0
 
 
-def cache_of(tmp_path: Path) -> Path:
+def get_cache_folder(tmp_path: Path) -> Path:
     return tmp_path / "host" / "trainyard-cache" / str(os.geteuid())
 
 
 def entries(tmp_path: Path) -> list[str]:
     return sorted(
-        path.name for path in cache_of(tmp_path).iterdir() if not path.name.startswith(".")
+        path.name for path in get_cache_folder(tmp_path).iterdir() if not path.name.startswith(".")
     )
 
 
 def test_of_several_processes_one_makes_it_and_the_others_wait(tmp_path):
     processes = [start(tmp_path, seconds=0.3) for _ in range(3)]
     assert {process.stdout.readline().strip() for process in processes} == {
-        str(cache_of(tmp_path) / "parsed-1")
+        str(get_cache_folder(tmp_path) / "parsed-1")
     }
     end(*processes)
     assert (tmp_path / "log").read_text() == "made\n"
@@ -79,11 +80,11 @@ def test_what_a_killed_process_has_half_made_is_never_seen(tmp_path):
     killed.communicate()
     assert entries(tmp_path) == []
     end(start(tmp_path))
-    assert sorted(path.name for path in (cache_of(tmp_path) / "parsed-1").iterdir()) == [
+    assert sorted(path.name for path in (get_cache_folder(tmp_path) / "parsed-1").iterdir()) == [
         "half",
         "whole",
     ]
-    assert [path.name for path in cache_of(tmp_path).glob("*.staging")] == []
+    assert [path.name for path in get_cache_folder(tmp_path).glob("*.staging")] == []
 
 
 def test_the_oldest_are_removed_when_there_is_too_much_and_nobody_uses_them(tmp_path):
@@ -108,7 +109,7 @@ def test_a_failure_of_the_maker_leaves_nothing(tmp_path):
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        HostCache(tmp_path / "host", 1).entry("parsed", "1", fill)
+        HostCache(tmp_path / "host", 1).get_or_create("parsed", "1", fill)
     assert entries(tmp_path) == []
 
 
@@ -136,16 +137,16 @@ def test_in_the_cache_itself_only_its_own_entries_are_removed_and_others_reporte
     victim, cache = tmp_path / "victim", HostCache(tmp_path / "host", 1)
     victim.mkdir()
     (victim / "file").write_text("x" * 1000)
-    cache.entry("parsed", "1", lambda folder: None)
-    (cache_of(tmp_path) / "thesis").mkdir()
-    (cache_of(tmp_path) / "thesis" / "chapter").write_text("x" * 1000)
-    (cache_of(tmp_path) / "dataset-2").symlink_to(victim)
+    cache.get_or_create("parsed", "1", lambda folder: None)
+    (get_cache_folder(tmp_path) / "thesis").mkdir()
+    (get_cache_folder(tmp_path) / "thesis" / "chapter").write_text("x" * 1000)
+    (get_cache_folder(tmp_path) / "dataset-2").symlink_to(victim)
     end(start(tmp_path, "3", limit=10))
-    cache.entry("parsed", "4", lambda folder: None)
+    cache.get_or_create("parsed", "4", lambda folder: None)
     assert (
         {"thesis", "dataset-2"} <= set(entries(tmp_path))
         and (victim / "file").exists()
-        and (cache_of(tmp_path) / "thesis" / "chapter").exists()
+        and (get_cache_folder(tmp_path) / "thesis" / "chapter").exists()
     )
     assert (
         "thesis is not a folder that this program made" in caplog.text
@@ -155,24 +156,110 @@ def test_in_the_cache_itself_only_its_own_entries_are_removed_and_others_reporte
 
 def test_a_cache_that_others_can_write_to_is_refused(tmp_path):
     """F4."""
-    cache_of(tmp_path).mkdir(parents=True)
-    cache_of(tmp_path).chmod(0o777)
+    get_cache_folder(tmp_path).mkdir(parents=True)
+    get_cache_folder(tmp_path).chmod(0o777)
     with pytest.raises(
         MachineError,
         match=(
             "open to other users .*"
-            "run chmod 700 on it, or remove it, or name another train.input.local_folder"
+            "Run chmod 700 on it, or set train.input.local_folder to another folder"
         ),
     ):
-        HostCache(tmp_path / "host", 1).entry("parsed", "1", lambda folder: None)
+        HostCache(tmp_path / "host", 1).get_or_create("parsed", "1", lambda folder: None)
 
 
 def test_users_who_share_a_local_folder_have_a_cache_each(tmp_path):
     """F4."""
     (tmp_path / "host").mkdir()
     (tmp_path / "host").chmod(0o1777)
-    made = HostCache(tmp_path / "host", 1).entry("parsed", "1", lambda folder: None)
+    made = HostCache(tmp_path / "host", 1).get_or_create("parsed", "1", lambda folder: None)
     assert (
         made.parent.stat().st_mode & 0o7777 == 0o700
         and made.parent.parent.stat().st_mode & 0o7777 == 0o1777
     )
+
+
+def write_100(folder: Path) -> None:
+    (folder / "file").write_text("x" * 100)
+
+
+def test_without_waiting_nothing_exceeds_the_limit(tmp_path):
+    cache = HostCache(tmp_path / "host", 250)
+    used = [cache.try_open_entry("shard", digest, write_100, 100) for digest in "123"]
+    assert [entry is not None for entry in used] == [True, True, False]
+    assert entries(tmp_path) == ["shard-1", "shard-2"]
+    used[0].close()
+    third = cache.try_open_entry("shard", "3", write_100, 100)
+    assert third is not None
+    assert entries(tmp_path) == ["shard-2", "shard-3"]
+    assert (third.path / "file").read_text() == "x" * 100
+
+
+def test_room_is_reserved_while_an_entry_is_made(tmp_path):
+    cache = HostCache(tmp_path / "host", 250)
+    seen = []
+
+    def fill(folder: Path) -> None:
+        seen.append(cache.try_open_entry("shard", "2", write_100, 100))
+        (folder / "file").write_text("x" * 200)
+
+    assert cache.try_open_entry("shard", "1", fill, 200) is not None
+    assert seen == [None]
+    assert [path.name for path in (get_cache_folder(tmp_path) / "shard-1").iterdir()] == ["file"]
+
+
+def test_who_does_not_wait_gets_nothing_while_another_process_makes_it(tmp_path):
+    maker = start(tmp_path, seconds=60)
+    while not (tmp_path / "log").exists():
+        time.sleep(0.02)
+    cache = HostCache(tmp_path / "host", 1 << 20)
+    assert cache.try_open_entry("parsed", "1", write_100, 100) is None
+    os.kill(maker.pid, signal.SIGKILL)
+    maker.communicate()
+    entry = cache.try_open_entry("parsed", "1", write_100, 100)
+    assert entry is not None and (entry.path / "file").exists()
+
+
+def test_what_a_killed_maker_has_left_is_removed_when_another_entry_needs_the_room(tmp_path):
+    killed = start(tmp_path, seconds=60)
+    while not (tmp_path / "log").exists():
+        time.sleep(0.02)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert any(get_cache_folder(tmp_path).glob(".*.staging"))
+    HostCache(tmp_path / "host", 100).try_open_entry("shard", "7", write_100, 100)
+    assert not any(get_cache_folder(tmp_path).glob(".*.staging"))
+
+
+def test_many_entries_leave_few_lock_files(tmp_path):
+    cache = HostCache(tmp_path / "host", 1000)
+    for number in range(600):
+        entry = cache.try_open_entry("shard", f"{number:08x}"[::-1], write_100, 100)
+        entry.close()
+    assert len(list(get_cache_folder(tmp_path).iterdir())) <= 256 + 10 + 1
+
+
+def test_several_users_never_lose_an_entry_that_they_hold(tmp_path):
+    """Entries come and go under a small limit, and each is whole as long as it is held."""
+    failures = []
+
+    def work(first: int) -> None:
+        cache = HostCache(tmp_path / "host", 250)
+        try:
+            for number in range(40):
+                digest = f"{(number * 7 + first) % 9:02x}"
+                for entry in (
+                    cache.open_entry("shard", digest, write_100, 100),
+                    cache.try_open_entry("shard", digest, write_100, 100),
+                ):
+                    assert entry is None or (entry.path / "file").read_text() == "x" * 100
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=[first]) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []

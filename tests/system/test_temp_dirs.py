@@ -16,14 +16,19 @@ from pathlib import Path
 import pytest
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.own_folders import private_folder, remove_folder
-from pipeline_ops.system.temp_dirs import folder_of, own_temporary_folder, sweep, try_to_hold
+from pipeline_ops.storage.own_folders import open_private_folder, remove_folder
+from pipeline_ops.system.temp_dirs import (
+    get_scratch_path,
+    sweep,
+    try_acquire_scratch_folder,
+    use_temporary_folder,
+)
 
 _WRITE_AND_WAIT = """
 import sys, tempfile
-from pipeline_ops.storage.own_folders import private_folder, remove_folder
-from pipeline_ops.system.temp_dirs import own_temporary_folder
-with own_temporary_folder("test"):
+from pipeline_ops.storage.own_folders import open_private_folder, remove_folder
+from pipeline_ops.system.temp_dirs import use_temporary_folder
+with use_temporary_folder("test"):
     tempfile.mkstemp()
     print(tempfile.mkdtemp(), flush=True)
     sys.stdin.read()
@@ -58,7 +63,7 @@ def start() -> Iterator[Callable[[], tuple[subprocess.Popen, Path]]]:
 
 def test_what_a_block_writes_as_temporary_goes_with_it(temporary):
     before = dict(os.environ)
-    with own_temporary_folder("test") as folder:
+    with use_temporary_folder("test") as folder:
         assert Path(tempfile.mkdtemp()).parent == folder
         told = subprocess.run(
             [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"],
@@ -72,7 +77,7 @@ def test_what_a_block_writes_as_temporary_goes_with_it(temporary):
 
 
 def test_a_block_that_fails_leaves_nothing(temporary):
-    with pytest.raises(ZeroDivisionError), own_temporary_folder("test"):
+    with pytest.raises(ZeroDivisionError), use_temporary_folder("test"):
         tempfile.mkstemp()
         raise ZeroDivisionError
     assert list(temporary.iterdir()) == []
@@ -93,23 +98,23 @@ def test_of_a_process_that_was_killed_the_next_one_removes_everything_and_of_one
 
 
 def test_what_a_process_starts_has_its_folder_beside_and_not_inside(temporary):
-    with own_temporary_folder("job") as outer, own_temporary_folder("gang") as inner:
+    with use_temporary_folder("job") as outer, use_temporary_folder("gang") as inner:
         assert inner.parent == outer.parent
     assert list(temporary.iterdir()) == []
 
 
 def test_a_folder_is_held_by_one_process_and_by_those_that_inherit_its_lock(temporary):
-    first = try_to_hold("gang")
-    assert try_to_hold("gang") is None
+    first = try_acquire_scratch_folder("gang")
+    assert try_acquire_scratch_folder("gang") is None
     heir = subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[first.lock]
     )
     os.close(first.lock)
-    assert try_to_hold("gang") is None
+    assert try_acquire_scratch_folder("gang") is None
     heir.send_signal(signal.SIGKILL)
     heir.communicate()
-    (folder_of("gang") / "of the one that was killed").mkdir()
-    second = try_to_hold("gang")
+    (get_scratch_path("gang") / "of the one that was killed").mkdir()
+    second = try_acquire_scratch_folder("gang")
     assert list(second.folder.iterdir()) == []
     second.remove()
 
@@ -122,7 +127,7 @@ def test_who_waits_for_a_folder_that_is_removed_does_not_hold_a_folder_that_is_n
     def hold_and_remove() -> None:
         done = 0
         while done < rounds:
-            if scratch := try_to_hold("gang"):
+            if scratch := try_acquire_scratch_folder("gang"):
                 inside.append(scratch)
                 most.append(len(inside))
                 assert os.path.samestat(os.fstat(scratch.lock), scratch.folder.stat())
@@ -140,9 +145,9 @@ def test_who_waits_for_a_folder_that_is_removed_does_not_hold_a_folder_that_is_n
 
 
 def test_the_path_of_a_socket_fits(monkeypatch):
-    """Linux takes 108 bytes, and multiprocessing adds two names of its own."""
+    """Linux takes 108 bytes, and multiprocessing adds two names."""
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")
-    path = folder_of("preprocess-01234567") / "pymp-01234567" / "listener-01234567"
+    path = get_scratch_path("preprocess-01234567") / "pymp-01234567" / "listener-01234567"
     assert len(str(path)) < 100
     with socket.socket(socket.AF_UNIX) as one:
         pytest.raises(FileNotFoundError, one.connect, str(path))
@@ -155,14 +160,14 @@ def test_a_link_in_the_place_of_the_root_is_not_followed_and_its_folder_keeps_ev
     victim = temporary / "victim"
     (victim / "thesis").mkdir(parents=True)
     (victim / "thesis" / "chapter").write_text("1")
-    folder_of("gang").parent.symlink_to(victim)
+    get_scratch_path("gang").parent.symlink_to(victim)
     sweep()
     with pytest.raises(
         MachineError,
-        match="is a link or a file, .*; remove it, or name another temporary folder by TMPDIR",
+        match=r"is a link or a file, .*\. Remove it, or set TMPDIR to another folder\.",
     ):
-        try_to_hold("gang")
-    with pytest.raises(MachineError, match="is a link"), own_temporary_folder("test"):
+        try_acquire_scratch_folder("gang")
+    with pytest.raises(MachineError, match="is a link"), use_temporary_folder("test"):
         pass
     assert (victim / "thesis" / "chapter").read_text() == "1" and os.listdir(victim) == ["thesis"]
     assert "is a link or a file" in caplog.text
@@ -171,14 +176,14 @@ def test_a_link_in_the_place_of_the_root_is_not_followed_and_its_folder_keeps_ev
 @pytest.mark.parametrize("mode", [0o770, 0o701, 0o707])
 def test_a_root_that_others_can_enter_is_neither_used_nor_emptied(mode):
     """F3."""
-    root = folder_of("gang").parent
+    root = get_scratch_path("gang").parent
     (root / "test-01234567").mkdir(parents=True)
     root.chmod(mode)
     sweep()
     with pytest.raises(
-        MachineError, match=f"open to other users .mode 0{mode & 0o77:02o}.*run chmod 700"
+        MachineError, match=f"open to other users .mode 0{mode & 0o77:02o}.*Run chmod 700"
     ):
-        try_to_hold("gang")
+        try_acquire_scratch_folder("gang")
     assert os.listdir(root) == ["test-01234567"]
 
 
@@ -187,7 +192,7 @@ def test_links_in_a_folder_go_and_what_they_lead_to_stays(temporary):
     victim = temporary / "victim"
     victim.mkdir()
     (victim / "file").write_text("1")
-    with own_temporary_folder("test") as folder:
+    with use_temporary_folder("test") as folder:
         (folder / "link").symlink_to(victim)
         (folder.parent / "link").symlink_to(victim)
     sweep()
@@ -196,21 +201,21 @@ def test_links_in_a_folder_go_and_what_they_lead_to_stays(temporary):
 
 def test_a_folder_of_another_user_is_not_used(temporary):
     """F3. Where this is not root, who alone can give a folder away, the folder is root's own."""
-    name = folder_of("gang").parent
+    name = get_scratch_path("gang").parent
     if os.geteuid() == 0:
         name.mkdir()
         os.chown(name, 65534, 65534)
     root = name if os.geteuid() == 0 else Path("/usr")
     with (
-        pytest.raises(MachineError, match="not of this user; choose another"),
-        private_folder(root, "choose another"),
+        pytest.raises(MachineError, match=r"not of this user\. Remove it, or choose another"),
+        open_private_folder(root, "choose another"),
     ):
         pass
 
 
 def test_in_a_root_of_ours_the_folder_of_another_user_stays(temporary, caplog):
     """F3."""
-    root = folder_of("gang").parent
+    root = get_scratch_path("gang").parent
     (root / "theirs").mkdir(parents=True)
     root.chmod(0o700)
     descriptor = os.open(root, os.O_RDONLY)

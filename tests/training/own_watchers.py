@@ -1,4 +1,4 @@
-"""What a user might write: callbacks, and a loss that a broken label makes a number of no value."""
+"""Callbacks as a user may write them, and a loss that is NaN for a broken label."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def loss(labels, logits):
 
 
 class HalveTwice:
-    """Changes the training, so it runs on all workers; counts in its memory, so a restart does not
-    make it forget."""
+    """Changes the training, so it runs on all workers. It counts in its memory, which survives a
+    restart."""
 
     def begin(self, run):
         run.memory.setdefault("begun_at", run.step)
@@ -56,7 +56,7 @@ def clumsy(run, epoch):
 
 
 class DieOnce:
-    """Kills its process at the end of the first epoch, the first time."""
+    """Kills its process once, at the end of the first epoch."""
 
     chief_only = True
 

@@ -8,7 +8,7 @@ from pipeline_ops.training.checkpointing.state import TrainingState
 
 
 def run(config: Train, validation: list[tuple[float, float]]) -> list[TrainingState]:
-    """The state after each epoch, for validation losses and accuracies by epoch."""
+    """Returns the state after each epoch, for validation losses and accuracies by epoch."""
     state, states = TrainingState(learning_rate=0.1), []
     for number, (loss, accuracy) in enumerate(validation):
         metrics = {

@@ -50,7 +50,7 @@ def test_without_a_checkpoint_there_is_nothing_to_restore(tmp_path, warnings):
 
 
 def test_what_changes_after_the_save_is_not_in_the_file(tmp_path, warnings):
-    """The training goes on while the file is written."""
+    """Training continues while the file is written."""
     checkpoints, weights, state = (
         Checkpoints(tmp_path),
         [np.zeros([1000, 1000], np.float32)],
@@ -83,7 +83,7 @@ def test_it_is_written_by_another_thread(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     before = set(
         threading.enumerate()
-    )  # not their number: one of another test may be on its way out
+    )  # not their number, because one of another test may be ending
     checkpoints.save(TrainingState(step=1, learning_rate=0.1), WEIGHTS, OPTIMIZER)
     assert len(set(threading.enumerate()) - before) == 1
     checkpoints.wait()
@@ -106,8 +106,8 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_and_named(tmp_pa
 
 
 def test_no_flipped_bits_and_no_cut_can_be_taken_for_a_whole_file(tmp_path, warnings):
-    """Whatever a damaged file does to numpy, zipfile and pydantic: the one before it is taken, or
-    the file is still the same."""
+    """A damaged file may raise any error of numpy, zipfile or pydantic. The previous checkpoint is
+    used, unless the damage changes nothing."""
     checkpoints, rng = Checkpoints(tmp_path), random.Random(3)
     save(checkpoints, 5)
     save(checkpoints, 10)
@@ -133,8 +133,7 @@ def test_no_flipped_bits_and_no_cut_can_be_taken_for_a_whole_file(tmp_path, warn
 
 
 def test_a_damaged_one_does_not_push_a_whole_one_out(tmp_path, warnings):
-    """What is newer than the step that was gone back to is given up; the two newest of the rest
-    stay."""
+    """Checkpoints that are newer than the restored step are deleted. The two newest others stay."""
     for step in (5, 10, 15):
         save(Checkpoints(tmp_path), step)
     (tmp_path / "checkpoint-000000015.npz").write_bytes(b"damaged")
@@ -180,8 +179,8 @@ def test_as_many_of_the_best_weights_are_kept_as_asked_for(tmp_path):
 
 
 def test_a_failure_of_the_writing_thread_names_path_and_reason(tmp_path):
-    """A limit on the size of files stands for a full disk; nothing half written is left, and the
-    one before is still there."""
+    """A limit on the file size simulates a full disk. No partial file is left, and the previous
+    checkpoint still exists."""
     write = f"""
 import resource, sys
 sys.path[:0] = {sys.path!r}
@@ -208,8 +207,8 @@ for call in (
         [sys.executable, "-c", write], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert len(output) == 3
-    problem = f"MachineError could not write {tmp_path}/checkpoint-000000002.npz: File too large"
-    assert all(f"{problem}; make room" in line for line in output)
+    problem = f"MachineError cannot write {tmp_path}/checkpoint-000000002.npz: file too large"
+    assert all(f"{problem}. Free disk space" in line for line in output)
     assert names(tmp_path) == ["checkpoint-000000001"]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 

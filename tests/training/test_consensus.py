@@ -1,5 +1,5 @@
-"""Workers that see different checkpoints go back to one that all can read, or say why they can't;
-each here has a folder of its own."""
+"""Workers that see different checkpoints go back to one that all can read, or name the reason why
+they cannot. Each worker here has its own folder."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 
 from pipeline_ops.errors import MachineError
 from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, Restored
-from pipeline_ops.training.checkpointing.consensus import restore_together
+from pipeline_ops.training.checkpointing.consensus import restore_common_checkpoint
 from pipeline_ops.training.checkpointing.state import TrainingState
 
 
 class Workers:
-    """Some workers, as threads that tell each other things; `said` are the warnings of each."""
+    """Some workers as threads that exchange messages. `warnings` has the warnings of each."""
 
     def __init__(self, folder: Path, count: int):
         self.folders = [folder / f"worker-{worker}" for worker in range(count)]
-        self.said: list[list[str]] = [[] for _ in self.folders]
+        self.warnings: list[list[str]] = [[] for _ in self.folders]
         self._barrier, self._rows = threading.Barrier(count, timeout=60), [b""] * count
 
     def save(self, worker: int, step: int, weight: float) -> Path:
@@ -36,16 +36,16 @@ class Workers:
             return list(pool.map(self._restore, range(len(self.folders))))
 
     def _restore(self, worker: int) -> Restored | None | Exception:
-        def gather(said: bytes) -> list[bytes]:
-            self._rows[worker] = said
+        def gather(message: bytes) -> list[bytes]:
+            self._rows[worker] = message
             self._barrier.wait()
             rows = list(self._rows)
             self._barrier.wait()
             return rows
 
         try:
-            return restore_together(
-                Checkpoints(self.folders[worker]), gather, self.said[worker].append
+            return restore_common_checkpoint(
+                Checkpoints(self.folders[worker]), gather, self.warnings[worker].append
             )
         except MachineError as error:
             return error
@@ -53,7 +53,7 @@ class Workers:
 
 @pytest.fixture
 def workers(tmp_path):
-    """Three, all of which see the same checkpoints of the steps 5, 10 and 15."""
+    """Three workers, which see the same checkpoints of the steps 5, 10 and 15."""
     workers = Workers(tmp_path, 3)
     for worker in range(3):
         for step in (5, 10, 15):
@@ -63,7 +63,7 @@ def workers(tmp_path):
 
 def test_all_take_the_newest(workers):
     assert [restored.state.step for restored in workers.restore()] == [15, 15, 15]
-    assert workers.said == [[], [], []]
+    assert workers.warnings == [[], [], []]
 
 
 def test_all_go_back_to_what_is_whole_for_everybody(workers):
@@ -72,13 +72,13 @@ def test_all_go_back_to_what_is_whole_for_everybody(workers):
     assert [
         (restored.state.step, float(restored.weights[0][0])) for restored in workers.restore()
     ] == [(5, 5.0)] * 3
-    assert "worker 1 can read no checkpoint" in workers.said[0][0]
+    assert "worker 1 cannot read a checkpoint in" in workers.warnings[0][0]
     assert (
-        "newer than step 10, while others read that of step 15; all go back to step 10"
-        in workers.said[0][0]
+        "newer than step 10, but other workers read the one of step 15. "
+        "All workers resume from step 10." in workers.warnings[0][0]
     )
-    assert "worker 2 can read no checkpoint" in workers.said[0][1]
-    assert "checkpoint-000000015.npz is damaged" in workers.said[1][0]
+    assert "worker 2 cannot read a checkpoint in" in workers.warnings[0][1]
+    assert "checkpoint-000000015.npz is damaged" in workers.warnings[1][0]
 
 
 def test_a_worker_that_sees_no_checkpoint_at_all_does_not_send_everybody_to_the_beginning(workers):
@@ -86,8 +86,8 @@ def test_a_worker_that_sees_no_checkpoint_at_all_does_not_send_everybody_to_the_
         file.unlink()
     errors = workers.restore()
     assert all(
-        "worker 2 can read no checkpoint in" in str(error)
-        and "while others read that of step 15" in str(error)
+        "worker 2 cannot read any checkpoint in" in str(error)
+        and "but other workers read the one of step 15." in str(error)
         for error in errors
     )
 

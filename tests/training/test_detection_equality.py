@@ -1,17 +1,10 @@
-"""The number of workers changes nothing for detectors either: the loss is divided by the boxes of
-all workers, and those differ."""
+"""The number of workers changes nothing for detectors: the loss is divided by the number of boxes
+of all workers, which differs from worker to worker."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
-
-from pipeline_ops.config.train import Train
-from pipeline_ops.jobs.gang_protocol import STATE
-from pipeline_ops.launch.gang import Gang
-from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.local import LocalLauncher
+from gangs import train
 
 STEPS = 30
 SGD = {"name": "sgd", "learning_rate": 3e-5, "momentum": 0.9, "clip": {"global_norm": 10.0}}
@@ -19,7 +12,7 @@ SGD = {"name": "sgd", "learning_rate": 3e-5, "momentum": 0.9, "clip": {"global_n
 small one."""
 AUGMENT = {
     "flip_left_right": True,
-    "scale": {"least": 0.8, "most": 1.25},
+    "scale": {"min": 0.8, "max": 1.25},
     "brightness": 0.1,
     "contrast": 0.1,
     "mosaic": 0.5,
@@ -42,68 +35,52 @@ pytestmark = pytest.mark.slow
 MODELS = pytest.mark.parametrize("model", ["center_detector", "retinanet"])
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory):
-    fleet = HostPool(LocalLauncher(), "detection-equality", tmp_path_factory.mktemp("host"))
-    yield fleet
-    fleet.close()
-
-
-def losses(make_job, fleet, model: str, name: str, **overrides) -> list[float]:
-    """The mean losses of all epochs and of the validation split, and the last, unfinished
-    epoch's."""
+def losses(make_job, host_pool, model: str, name: str, **overrides) -> list[float]:
+    """Returns the mean losses of all epochs and of the validation split, and that of the last,
+    unfinished epoch."""
     options = {
         "train__model": model,
         "train__model_parameters": SMALL[model],
-        "train__global_batch": 16,
+        "train__global_batch_size": 16,
         "train__optimizer": SGD,
         "train__input.augment": AUGMENT,
     }
     job = make_job(name, **options | overrides)
-    job.work.mkdir(parents=True)
-    gang = Gang(
-        Train.model_validate(job.request.config),
-        job.attempt,
-        job.work,
-        fleet,
-        job.progress.forward,
-        steps_limit=STEPS,
-    )
-    gang.run()
-    state = json.loads((job.work / STATE).read_text())
-    assert state["step"] == STEPS
-    total, *_, count = state["epoch_sums"]
+    state = train(job, host_pool, steps_limit=STEPS)
+    assert state.step == STEPS
+    total, *_, count = state.epoch_sums
     return [
         total / count,
-        *(
-            epoch["metrics"][key]
-            for epoch in state["history"]
-            for key in ("loss", "validation_loss")
-        ),
+        *(epoch.metrics[key] for epoch in state.history for key in ("loss", "validation_loss")),
     ]
 
 
 @MODELS
-def test_one_two_and_four_workers_reach_the_same_losses(make_detection_job, fleet, model):
+def test_one_two_and_four_workers_reach_the_same_losses(make_detection_job, host_pool, model):
     alone = losses(
-        make_detection_job, fleet, model, "alone", train__strategy="one_device", train__workers=1
+        make_detection_job,
+        host_pool,
+        model,
+        "alone",
+        train__strategy="one_device",
+        train__workers=1,
     )
     assert (
         len(alone) == 7 and alone[5] < alone[1]
     )  # the third epoch's training loss, and the first's
     for workers in (2, 4):
         together = losses(
-            make_detection_job, fleet, model, f"gang-{workers}", train__workers=workers
+            make_detection_job, host_pool, model, f"gang-{workers}", train__workers=workers
         )
         assert together == pytest.approx(alone, rel=1e-5), f"{workers} workers"
 
 
 @MODELS
-def test_micro_batches_change_nothing(make_detection_job, fleet, model):
+def test_micro_batches_change_nothing(make_detection_job, host_pool, model):
     whole, parts = (
         losses(
             make_detection_job,
-            fleet,
+            host_pool,
             model,
             f"parts-{parts}",
             train__strategy="one_device",
@@ -116,12 +93,12 @@ def test_micro_batches_change_nothing(make_detection_job, fleet, model):
 
 
 @MODELS
-def test_another_seed_reaches_other_losses(make_detection_job, fleet, model):
-    """So that the comparisons above can fail."""
+def test_another_seed_reaches_other_losses(make_detection_job, host_pool, model):
+    """Shows that the comparisons above can fail."""
     one, other = (
         losses(
             make_detection_job,
-            fleet,
+            host_pool,
             model,
             f"seed-{seed}",
             train__strategy="one_device",

@@ -1,4 +1,4 @@
-"""A detector as it is served: from the bytes of a file to boxes."""
+"""A served detector: it turns the bytes of a file into boxes."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ SMALL = {
 
 @pytest.fixture(scope="module", params=SMALL)
 def candidate(request, scenes, make_job_in, tmp_path_factory):
-    """The artifact's folder, the detector in memory that it was made of, of random weights, so that
-    it finds a lot, and its head."""
+    """The artifact's folder, the detector in memory that it was made of, and its head. The weights
+    are random, so the detector finds many boxes."""
     import keras
     from scenes import DIGIT_SCENES
 
     from pipeline_ops import models
     from pipeline_ops.training.checkpointing.state import write_arrays
-    from pipeline_ops.training.saved_model_export import write_candidate
+    from pipeline_ops.training.saved_model_export import export_saved_model
 
     folder = tmp_path_factory.mktemp("candidate")
     (folder / "work").mkdir()
@@ -64,10 +64,10 @@ def candidate(request, scenes, make_job_in, tmp_path_factory):
     model = models.build_model(config, (128, 128, 1), 10, folder, for_training=False)
     weights = [
         w + np.float32(3.0) if w.shape in ((10,), (90,)) else w for w in model.get_weights()
-    ]  # so many classes, at nine anchors
+    ]  # the biases of 10 classes, or of 10 classes at nine anchors
     model.set_weights(weights)
     write_arrays(folder / "work" / TRAINED, weights)
-    write_candidate(
+    export_saved_model(
         CandidateSpec(
             request=str(job.attempt.request), work=str(folder / "work"), folder=str(folder / "made")
         )
@@ -76,7 +76,7 @@ def candidate(request, scenes, make_job_in, tmp_path_factory):
 
 
 def write_images(folder: Path) -> list[Path]:
-    """A PNG and a JPEG of the size that the model takes, and a JPEG of another one."""
+    """A PNG and a JPEG of the model's input size, and a JPEG of another size."""
     import cv2
     from scenes import scene_example
 
@@ -113,10 +113,10 @@ def test_a_clean_process_gets_from_png_and_jpeg_bytes_what_the_model_in_memory_f
         )
         for file in files
     ]
-    wanted = head.detect(model(tf.stack(images), training=False))
+    expected = head.detect(model(tf.stack(images), training=False))
     assert set(answer) == {"boxes", "scores", "classes", "num_detections"}
     assert answer["num_detections"].min() >= 5
-    for name, value in wanted._asdict().items():
+    for name, value in expected._asdict().items():
         assert answer[name] == pytest.approx(value.numpy(), abs=1e-5), name
     assert answer["boxes"].min() >= 0 and answer["boxes"].max() <= 1
 
@@ -124,7 +124,7 @@ def test_a_clean_process_gets_from_png_and_jpeg_bytes_what_the_model_in_memory_f
 def test_export_accepts_the_candidate_and_no_other(candidate):
     from pipeline_ops.export.check import AgreementRule, References
 
-    rule = AgreementRule.of("saved_model", Export(model="scenes"))
+    rule = AgreementRule.for_format("saved_model", Export(model="scenes"))
     references = References(candidate[0], candidate[0] / SAVED_MODEL, 10, "detection")
     agreement = references.check_saved_model(rule)
     assert (
@@ -143,7 +143,7 @@ def test_export_accepts_the_candidate_and_no_other(candidate):
 def test_two_detections_of_nearly_the_same_score_may_come_in_any_order():
     from pipeline_ops.export.check import AgreementRule, compare
 
-    rule = AgreementRule.of("saved_model", Export(model="scenes"))
+    rule = AgreementRule.for_format("saved_model", Export(model="scenes"))
     one = np.zeros([1, 3, 6], np.float32)
     one[0, :2] = [[0.1, 0.1, 0.2, 0.2, 0.5, 1], [0.5, 0.5, 0.9, 0.9, 0.49999, 0]]
     assert compare(one, one[:, [1, 0, 2]], rule, "it").max_difference < 1e-4
@@ -162,14 +162,21 @@ def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_ima
     other = one + np.float32([0, 0, 0, 0, 1e-5, 0]) * (one > 0)
     other[4, 0, :4] += 0.05
     agreement = compare(
-        one, other, AgreementRule.of("tflite", config, "detection"), "the format tflite"
+        one, other, AgreementRule.for_format("tflite", config, "detection"), "the format tflite"
     )
     assert agreement.top1_agreement == 0.95 and 0 < agreement.max_difference <= 1e-4
     with pytest.raises(DataError, match="the SavedModel is not the model that was trained"):
-        compare(one, other, AgreementRule.of("saved_model", config, "detection"), "the SavedModel")
+        compare(
+            one,
+            other,
+            AgreementRule.for_format("saved_model", config, "detection"),
+            "the SavedModel",
+        )
     other[5:9, 0, :4] += 0.05
     with pytest.raises(
         DataError,
-        match=r"75\.0% of the answers are the same, where export\.box_agreement asks for 90\.0%",
+        match=r"75\.0% of the answers are the same, export\.box_agreement requires 90\.0%",
     ):
-        compare(one, other, AgreementRule.of("tflite", config, "detection"), "the format tflite")
+        compare(
+            one, other, AgreementRule.for_format("tflite", config, "detection"), "the format tflite"
+        )

@@ -1,10 +1,9 @@
 """Every strategy and every option gives the weights that one device gives: same global batches,
 same gradients, same steps.
 
-Each row is two trainings by real gangs: with the options on one device, and again under another
-strategy, or with an option that may not change anything. All weights are compared. Where the
-arithmetic is the same but for the order of additions, they may differ by 1e-6; elsewhere the row
-says by how much, and why.
+Each row is two trainings by real gangs: with the options on one device, and then under another
+strategy, or with an option that must not change anything. All weights are compared. Where only the
+order of additions differs, the weights may differ by 1e-6. Other rows give their own tolerance.
 """
 
 from __future__ import annotations
@@ -16,12 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gangs import run_gang
 
-from pipeline_ops.config.train import Train
-from pipeline_ops.jobs.gang_protocol import TRAINED, worker_digest_name
-from pipeline_ops.launch.gang import Gang
-from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.local import LocalLauncher
+from pipeline_ops.jobs.gang_protocol import TRAINED, format_worker_digest_name
 from pipeline_ops.training.checkpointing.state import read_arrays
 
 STEPS = 20
@@ -37,12 +33,12 @@ SERVERS = {
     "min_variable_shard_bytes": 1024,
 }
 PLACED = {
-    "strategy": "placed_layers",
+    "strategy": "device_placement",
     "devices_per_worker": 2,
     "placement": {"conv2d": "CPU:1", "hidden": "CPU:0", "log*": "CPU:1"},
 }
 SHARDED = {
-    "strategy": "sharded_layers",
+    "strategy": "dtensor",
     "devices_per_worker": 2,
     "sharding": {"*/hidden/kernel": 1, "*/hidden/bias": 0, "*/logits/kernel": 0},
 }
@@ -55,7 +51,7 @@ ADAMW = {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.01}
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """`options` hold for both trainings, `changed` for the second."""
+    """Two trainings: `options` are those of both, `changed` those of the second."""
 
     changed: dict[str, Any]
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -108,8 +104,8 @@ FAST = {
         },
         1e-5,
     ),
-    # Each replica normalises by its own share of a batch: other weights, by design, but the same on
-    # every worker.
+    # Each replica normalizes by its own part of a batch. The weights differ from those of one
+    # device by design, but are the same on every worker.
     "normalisation by replica": Row(
         GANG, {"model": "acme_vision.nets:normalized", "optimizer": SLOW_SGD}, 0.1
     ),
@@ -140,15 +136,8 @@ SLOW = {
 
 
 @pytest.fixture(scope="module")
-def fleet(own_package, tmp_path_factory):
-    fleet = HostPool(LocalLauncher(), "equality", tmp_path_factory.mktemp("host"))
-    yield fleet
-    fleet.close()
-
-
-@pytest.fixture(scope="module")
-def trained(weighted_dataset, make_job_in, tmp_path_factory, fleet):
-    """The weights after STEPS steps, by options; each is trained once."""
+def trained(weighted_dataset, make_job_in, tmp_path_factory, host_pool):
+    """Returns the weights after STEPS steps, by options. Each training runs once."""
     known: dict[str, list[np.ndarray]] = {}
     make = make_job_in(tmp_path_factory.mktemp("equality"), weighted_dataset)
 
@@ -160,27 +149,18 @@ def trained(weighted_dataset, make_job_in, tmp_path_factory, fleet):
                 preprocess__balance="by_class",
                 **{f"train__{name}": value for name, value in options.items()},
             )
-            known[key] = trained_weights(job, fleet)
+            known[key] = trained_weights(job, host_pool)
         return known[key]
 
     return train
 
 
-def trained_weights(job, fleet) -> list[np.ndarray]:
-    gang = Gang(
-        Train.model_validate(job.request.config),
-        job.attempt,
-        job.work,
-        fleet,
-        job.progress.forward,
-        steps_limit=STEPS,
-    )
-    shutil.rmtree(job.work, ignore_errors=True)  # what is operational has no work folder of its own
-    job.work.mkdir(parents=True)
-    gang.run()
+def trained_weights(job, host_pool) -> list[np.ndarray]:
+    shutil.rmtree(job.work, ignore_errors=True)  # operational options share a work folder
+    gang = run_gang(job, host_pool, steps_limit=STEPS)
     assert gang.restarts == 0
     digests = {
-        (job.work / worker_digest_name(w)).read_text()
+        (job.work / format_worker_digest_name(w)).read_text()
         for w in range(1 if gang.config.parameter_servers else gang.config.workers)
     }
     assert len(digests) == 1, "the workers of one gang ended with different weights"
@@ -223,5 +203,5 @@ def test_the_weights_are_those_of_one_device(trained, row, record_property):
     ids=lambda options: "-".join(f"{key}" for key in options),
 )
 def test_what_must_change_the_weights_does(trained, options):
-    """So that the comparison above can fail, and no option is without effect."""
+    """Shows that the comparison above can fail, and that every option has an effect."""
     assert distance(trained(ALONE), trained(ALONE | options)) > 1e-3

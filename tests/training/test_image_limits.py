@@ -1,4 +1,4 @@
-"""Limits of the images that a SavedModel decodes, asked as a client of the SavedModel."""
+"""Limits of the images that a SavedModel decodes, tested as a client of the SavedModel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline_ops.storage.read_errors import reason_of
+from pipeline_ops.storage.read_errors import summarize_error
 
 SIDE = 16
 MEGABYTE = 1 << 20
@@ -58,7 +58,7 @@ def png(
     before: bytes = b"",
     after: bytes = b"",
 ) -> bytes:
-    """A black one, written row by row, so that a bomb does not need its own size in memory."""
+    """Makes a black PNG row by row, so that a bomb does not take its own size in memory."""
     packer, row = zlib.compressobj(9), b"\0" * (width * depth // 8 * (3 if color == 2 else 1) + 1)
     content = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
     return (
@@ -89,7 +89,7 @@ def gif(frames: int, width: int = 37, height: int = 29) -> bytes:
 
 
 def small_gif(width: int, height: int, before: bytes = b"") -> bytes:
-    """A GIF with a screen of one pixel, and a frame that says another size."""
+    """Makes a GIF with a screen of one pixel, and a frame of another size."""
     screen = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + b"\0" * 6
     return (
         screen
@@ -142,13 +142,13 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A SavedModel that answers with the mean of an image of three channels."""
+    """A SavedModel that returns the mean of an image of three channels."""
     import tensorflow as tf
 
     from pipeline_ops.training.served_images import ServedImages
 
     class Mean(ServedImages):
-        def _answer(self, images):
+        def _predict(self, images):
             return {"mean": tf.reduce_mean(images, axis=[1, 2, 3])}
 
     served = Mean(tf.Module(), (SIDE, SIDE, 3))
@@ -173,14 +173,14 @@ def decode(model, *images: bytes) -> np.ndarray:
 
 
 def test_an_image_within_the_limits_is_decoded_as_without_them(model):
-    """F13. All formats in one batch; of a GIF, TensorFlow gives the first frame."""
+    """F13: all formats in one batch. TensorFlow decodes the first frame of a GIF."""
     import tensorflow as tf
 
     found = decode(model, *GOOD.values())
     for name, encoded, image in zip(GOOD, GOOD.values(), found, strict=True):
         plain = tf.io.decode_image(encoded, channels=3, expand_animations=False)
-        wanted = tf.image.resize(tf.cast(plain, tf.float32), (SIDE, SIDE), antialias=True)
-        np.testing.assert_array_equal(image, wanted, err_msg=name)
+        expected = tf.image.resize(tf.cast(plain, tf.float32), (SIDE, SIDE), antialias=True)
+        np.testing.assert_array_equal(image, expected, err_msg=name)
     assert decode(model).shape == (0, SIDE, SIDE, 3)
 
 
@@ -192,13 +192,13 @@ def test_an_image_beyond_a_limit_is_refused_with_the_reason(model, name):
     encoded, reason = BAD[name]
     with pytest.raises(tf.errors.InvalidArgumentError, match=reason) as caught:
         decode(model, GOOD["png"], encoded, GOOD["gif"])
-    assert reason_of(caught.value) in str(caught.value) and "assertion" not in reason_of(
+    assert summarize_error(caught.value) in str(
         caught.value
-    )
+    ) and "assertion" not in summarize_error(caught.value)
 
 
 def test_a_gif_of_endless_blocks_is_refused(model):
-    """F13: a walk over its blocks has an end."""
+    """F13: the loop over its blocks ends."""
     import tensorflow as tf
 
     with pytest.raises(
@@ -247,7 +247,7 @@ def test_a_request_takes_a_bounded_amount_of_memory(folder, tmp_path):
         text=True,
     )
     answers = [json.loads(line) for line in ended.stdout.splitlines()]
-    for (_, wanted), (reason, _) in zip(requests, answers, strict=True):
-        assert re.search(wanted, reason) if wanted else not reason
+    for (_, expected), (reason, _) in zip(requests, answers, strict=True):
+        assert re.search(expected, reason) if expected else not reason
     grown = [bytes_grown // MEGABYTE for _, bytes_grown in answers]
     assert grown[3] < 100 and grown[4] < 200 and grown[5] < 600, grown

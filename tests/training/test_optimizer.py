@@ -1,4 +1,4 @@
-"""The learning rate of each step, as a table."""
+"""The learning rate of each step as a table, and the sharded optimizer compared with Keras."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from pipeline_ops.config.optimizer import Constant, Cosine, Exponential, Piecewi
     ids=lambda value: getattr(value, "type", ""),
 )
 def test_the_learning_rate_is_a_function_of_the_step(schedule, factors):
-    from pipeline_ops.training.optimizer import schedule_factor
+    from pipeline_ops.training.optimizer import compute_schedule_factor
 
-    assert {step: schedule_factor(schedule, step, 100) for step in factors} == pytest.approx(
-        factors, abs=1e-6
-    )
+    assert {
+        step: compute_schedule_factor(schedule, step, 100) for step in factors
+    } == pytest.approx(factors, abs=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -50,7 +50,7 @@ def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_pie
 
     from pipeline_ops.config.optimizer import Optimizer
     from pipeline_ops.training.optimizer import make_optimizer
-    from pipeline_ops.training.sharded_optimizer import PiecewiseOptimizer
+    from pipeline_ops.training.sharded_optimizer import ShardedOptimizer
 
     config = Optimizer(name="sgd", learning_rate=0.1, momentum=momentum, weight_decay=0.5)
     start, gradients = (
@@ -62,7 +62,7 @@ def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_pie
     zeros = lambda like: (  # noqa: E731
         tf.Variable(0, dtype=tf.int64) if like is None else tf.Variable(tf.zeros_like(like))
     )
-    piecewise = PiecewiseOptimizer(config, [pieces], zeros)
+    piecewise = ShardedOptimizer(config, [pieces], zeros)
     by_hand, velocity = start.copy(), np.zeros(3, np.float32)
     for gradient in gradients:
         optimizer.apply_gradients([(tf.constant(gradient), whole)])
@@ -82,7 +82,7 @@ def test_averaged_weights_are_warmed_up_in_one_piece_and_in_several(num_steps, d
 
     from pipeline_ops.config.optimizer import Optimizer
     from pipeline_ops.training.optimizer import make_optimizer
-    from pipeline_ops.training.sharded_optimizer import PiecewiseOptimizer
+    from pipeline_ops.training.sharded_optimizer import ShardedOptimizer
 
     config = Optimizer(name="sgd", learning_rate=0.1, average_weights=decay)
     whole, pieces = tf.Variable([100.0, -100.0]), [tf.Variable([100.0]), tf.Variable([-100.0])]
@@ -90,7 +90,7 @@ def test_averaged_weights_are_warmed_up_in_one_piece_and_in_several(num_steps, d
     zeros = lambda like: (  # noqa: E731
         tf.Variable(0, dtype=tf.int64) if like is None else tf.Variable(tf.zeros_like(like))
     )
-    piecewise = PiecewiseOptimizer(config, [pieces], zeros)
+    piecewise = ShardedOptimizer(config, [pieces], zeros)
     by_hand, average = np.array([100.0, -100.0]), np.zeros(2)
     for step in range(num_steps):
         gradient = by_hand  # towards zero

@@ -1,5 +1,5 @@
-"""A model, a loss and metrics from a package outside the project: found, in the fingerprint,
-trained by two workers, served."""
+"""A model, a loss and metrics from a package outside the project: they are found, count in the
+fingerprint, are trained by two workers, and served."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.launch.train import train
 from pipeline_ops.planning.plan import plan_job
-from pipeline_ops.user_code.models import code_of, find
+from pipeline_ops.user_code.models import digest_user_code
+from pipeline_ops.user_code.modules import find_module
 
 OWN = {
     "train__model": "acme_vision.nets:normalized",
@@ -35,7 +36,7 @@ PACKAGE = Path(__file__).parents[1] / "own"
 
 
 def test_two_workers_train_it_and_its_metrics_are_figures_like_any_other(
-    own_package, make_job, saved_signature
+    user_package, make_job, saved_signature
 ):
     job = make_job(**OWN)
     assert train(job) == ExitCode.SUCCESS
@@ -48,18 +49,17 @@ def test_two_workers_train_it_and_its_metrics_are_figures_like_any_other(
     assert last.metrics["top3"] >= last.metrics["accuracy"]
     errors = [epoch.metrics["validation_brier_error"] for epoch in figures.history]
     assert figures.best_epoch == errors.index(min(errors))  # lower is better, as the name says
-    assert saved_signature(job.folder) == {"probabilities", "classes"}
+    assert saved_signature(job.folder.local) == {"probabilities", "classes"}
 
 
 @pytest.mark.slow
 def test_the_slim_example_trains_and_is_served(dataset, tmp_path, make_job_in, saved_signature):
-    """With the graph for TensorBoard, which has to be had of a model that is no chain of Keras
-    layers."""
+    """TensorBoard also gets the graph of a model that is no chain of Keras layers."""
     job = make_job_in(tmp_path, dataset, SLIM)(
         train__workers=1, train__strategy="one_device", train__epochs=1
     )
     assert train(job) == ExitCode.SUCCESS
-    assert saved_signature(job.folder) == {"probabilities", "classes"}
+    assert saved_signature(job.folder.local) == {"probabilities", "classes"}
 
 
 @pytest.fixture
@@ -101,22 +101,24 @@ def test_a_change_anywhere_in_its_package_is_a_reason_to_train(
     file.write_text(file.read_text() + "\n# a comment changes nothing\n")
     assert fingerprint() == before
     file.write_text(file.read_text() + "\nCHANGED = 1\n")
-    assert fingerprint().changes_since(before) == [f"code acme_vision_copy/{changed} changed"]
+    assert fingerprint().describe_changes_since(before) == [
+        f"code acme_vision_copy/{changed} changed"
+    ]
 
 
 def test_a_module_beside_the_config_is_found_and_only_it_counts(tmp_path):
     (tmp_path / "my_net.py").write_text("def build(): ...\n")
     (tmp_path / "other.py").write_text("")
-    assert find("my_net", tmp_path) == tmp_path / "my_net.py"
-    assert list(code_of(Train(model="my_net:build"), tmp_path)) == ["my_net.py"]
+    assert find_module("my_net", tmp_path) == tmp_path / "my_net.py"
+    assert list(digest_user_code(Train(model="my_net:build"), tmp_path)) == ["my_net.py"]
 
 
 def test_a_module_that_is_nowhere_is_an_error_of_the_config(tmp_path):
     with pytest.raises(
         ConfigError,
-        match=r"train.metrics.0: there is no module acme_nowhere.metrics; install its package",
+        match=r"train.metrics.0: there is no module acme_nowhere.metrics. Install its package",
     ):
-        code_of(Train(model="digits_cnn", metrics=["acme_nowhere.metrics:top3"]), tmp_path)
+        digest_user_code(Train(model="digits_cnn", metrics=["acme_nowhere.metrics:top3"]), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -128,21 +130,21 @@ def test_a_module_that_is_nowhere_is_an_error_of_the_config(tmp_path):
         ),
         (
             {"train__model": "acme_vision.objectives:top3"},
-            "train.model: acme_vision.objectives:top3 can't be built",
+            "train.model: cannot build acme_vision.objectives:top3",
         ),
         ({"train__model_parameters": {"depth": 3}}, "got an unexpected keyword argument 'depth'"),
         (
             {
                 "train__model": "acme_vision.nets:pooled",
                 "train__model_parameters": {},
-                "train__strategy": "sharded_layers",
+                "train__strategy": "dtensor",
                 "train__workers": 1,
                 "train__devices_per_worker": 2,
                 "train__sharding": {"*/logits/kernel": 0},
             },
             (
-                "TensorFlow's DTensor can't compute acme_vision.nets:pooled with its weights "
-                "divided like this: it does not know tf.AvgPoolGrad; divide"
+                "TensorFlow's DTensor cannot compute acme_vision.nets:pooled with its weights "
+                "divided like this: it does not support tf.AvgPoolGrad. Divide"
             ),
         ),
         (
@@ -153,25 +155,25 @@ def test_a_module_that_is_nowhere_is_an_error_of_the_config(tmp_path):
             },
             (
                 "train.loss: must return a value for each example, a tensor of rank 1, "
-                "got shape (); don't average over the batch"
+                "got shape (). Do not average over the batch"
             ),
         ),
     ],
 )
-def test_what_cannot_be_trained_is_said_in_words(own_package, make_job, options, message):
+def test_what_cannot_be_trained_is_said_in_words(user_package, make_job, options, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         train(make_job(**OWN | options))
 
 
 def test_a_slim_model_without_the_extra_says_what_to_install(monkeypatch):
-    from pipeline_ops.models.slim import slim_model
+    from pipeline_ops.models.slim import build_slim_model
 
     monkeypatch.setitem(sys.modules, "tf_slim", None)
     with pytest.raises(
         ConfigError,
         match=(
-            r"needs the packages tf-slim and tf-keras \(.*\); "
-            "install trainyard with the extra slim"
+            r"needs the packages tf-slim and tf-keras \(.*\). "
+            "Install trainyard with the extra slim"
         ),
     ):
-        slim_model(lambda images, is_training: images, (4, 4, 1))
+        build_slim_model(lambda images, is_training: images, (4, 4, 1))

@@ -1,23 +1,17 @@
-"""Dropout and noise are drawn from the seed, the step and the replica: a training that was killed
-in between draws what it would have drawn."""
+"""Dropout and noise are drawn from the seed, the step and the replica, so a killed training draws
+the same numbers after its restart."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+from gangs import ALONE, run_gang
 
 from pipeline_ops.artifacts.results import TENSORBOARD
-from pipeline_ops.config.train import Train
 from pipeline_ops.jobs.gang_protocol import TRAINED
-from pipeline_ops.launch.gang import Gang
-from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.local import LocalLauncher
 from pipeline_ops.training.checkpointing.state import read_arrays
-from pipeline_ops.training.random_numbers import Generators
+from pipeline_ops.training.random_numbers import SeedGenerators
 
 FEW = {
     "train__model": "acme_vision.nets:dropping",
@@ -30,7 +24,6 @@ FEW = {
     "train__optimizer": {"name": "sgd", "learning_rate": 0.1},
     "train__callbacks": ["own_watchers:DieOnce"],
 }
-ALONE = {"train__strategy": "one_device", "train__workers": 1}
 SLIM = ALONE | {"train__model": "acme_vision.old:build"}
 SLIM_WITH_DROPOUT = SLIM | {"train__model_parameters": {"dropout": 0.5}}
 
@@ -53,7 +46,7 @@ SLOW = {
     },
     "divided layers": ALONE
     | {
-        "train__strategy": "sharded_layers",
+        "train__strategy": "dtensor",
         "train__devices_per_worker": 2,
         "train__sharding": {"*/logits/kernel": 0},
     },
@@ -62,21 +55,9 @@ SLOW = {
 }
 
 
-@pytest.fixture(scope="module")
-def fleet(own_package, tmp_path_factory):
-    """Its processes find the modules beside this file as well."""
-    folder = str(Path(__file__).parent)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        patch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ["PYTHONPATH"]]))
-        fleet = HostPool(LocalLauncher(), "random", tmp_path_factory.mktemp("host"))
-        yield fleet
-        fleet.close()
-
-
 @pytest.fixture
-def train(make_job_in, dataset, tmp_path, fleet):
-    """Gives the weights after two epochs; the chief is killed at the end of the first, unless the
+def train(make_job_in, dataset, tmp_path, host_pool):
+    """Returns the weights after two epochs. The chief is killed at the end of the first, unless the
     training is calm."""
 
     def train(options: dict, is_calm: bool) -> list[np.ndarray]:
@@ -84,14 +65,7 @@ def train(make_job_in, dataset, tmp_path, fleet):
         (job.work / TENSORBOARD).mkdir(parents=True)
         if is_calm:
             (job.work / TENSORBOARD / "died").touch()
-        gang = Gang(
-            Train.model_validate(job.request.config),
-            job.attempt,
-            job.work,
-            fleet,
-            job.progress.forward,
-        )
-        gang.run()
+        gang = run_gang(job, host_pool)
         assert gang.restarts == (0 if is_calm else 1)
         return read_arrays(job.work / TRAINED)
 
@@ -115,7 +89,7 @@ def test_a_training_that_was_killed_draws_what_it_would_have_drawn(train, option
 
 @pytest.mark.slow
 def test_other_draws_give_other_weights(train):
-    """So that the comparison above can fail."""
+    """Shows that the comparison above can fail."""
     assert distance(train(SLIM, is_calm=True), train(SLIM_WITH_DROPOUT, is_calm=False)) > 1e-2
 
 
@@ -129,19 +103,22 @@ def test_each_generator_step_and_replica_draws_for_itself_and_the_same_again():
             keras.layers.Dropout(0.5),
         ]
     )
-    generators = Generators(model)
-    assert [variable.name for variable in generators.others] == ["moving_mean", "moving_variance"]
+    generators = SeedGenerators(model)
+    assert [variable.name for variable in generators.other_variables] == [
+        "moving_mean",
+        "moving_variance",
+    ]
     drawn = {
-        (step, part): [tuple(state.numpy()) for state in generators.states_of(step, part)]
+        (step, part): [tuple(state.numpy()) for state in generators.compute_states(step, part)]
         for step in range(9)
         for part in range(3)
     }
     assert len({state for states in drawn.values() for state in states}) == 9 * 3 * 2
-    assert [tuple(state.numpy()) for state in generators.states_of(4, 1)] == drawn[4, 1]
+    assert [tuple(state.numpy()) for state in generators.compute_states(4, 1)] == drawn[4, 1]
     images = np.ones((64, 4), np.float32)
 
     def answers(step: int) -> np.ndarray:
-        generators.begin(step, 1)
+        generators.set_states(step, 1)
         return model(images, training=True).numpy()
 
     first = answers(4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from workshop import remove_from_tests
+from sandbox import remove_from_tests
 
 from pipeline_ops.artifacts.dataset import KEY
 from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES
@@ -17,14 +17,14 @@ def test_no_reference_is_an_example_that_was_removed(dataset, make_job_in, tmp_p
 
     from pipeline_ops.models.digits_cnn import build
     from pipeline_ops.training.checkpointing.state import write_arrays
-    from pipeline_ops.training.saved_model_export import write_candidate
+    from pipeline_ops.training.saved_model_export import export_saved_model
 
     work, folder = tmp_path / "work", tmp_path / "candidate"
     job = make_job_in(tmp_path, remove_from_tests(dataset, tmp_path / "later", range(0, 10)))()
     for made in (work, folder):
         made.mkdir()
     write_arrays(work / TRAINED, build((16, 16, 1), 10).get_weights())
-    write_candidate(
+    export_saved_model(
         CandidateSpec(request=str(job.attempt.request), work=str(work), folder=str(folder))
     )
     records = list(tf.data.TFRecordDataset([str(folder / REFERENCE_EXAMPLES)]).as_numpy_iterator())

@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline_ops.training.checkpointing.state import digest_of_weights, read_arrays, write_arrays
+from pipeline_ops.training.checkpointing.state import (
+    compute_weights_digest,
+    read_arrays,
+    write_arrays,
+)
 
 WEIGHTS = [np.arange(6, dtype=np.float32).reshape(2, 3), np.float32([7])]
 
 
 def test_the_digest_sees_values_shapes_types_and_order():
     digests = {
-        digest_of_weights(w)
+        compute_weights_digest(w)
         for w in (
             WEIGHTS,
             WEIGHTS[::-1],
@@ -19,11 +23,11 @@ def test_the_digest_sees_values_shapes_types_and_order():
         )
     }
     assert len(digests) == 5
-    assert digest_of_weights([w.copy() for w in WEIGHTS]) == digest_of_weights(WEIGHTS)
+    assert compute_weights_digest([w.copy() for w in WEIGHTS]) == compute_weights_digest(WEIGHTS)
 
 
 def test_a_single_number_has_a_digest():
-    assert digest_of_weights([np.array(3.0)]) != digest_of_weights([np.array(4.0)])
+    assert compute_weights_digest([np.array(3.0)]) != compute_weights_digest([np.array(4.0)])
 
 
 def test_weights_are_read_as_they_were_written(tmp_path):

@@ -1,5 +1,4 @@
-"""Which strategy `auto` stands for, and what a worker says whose host has not what its strategy
-needs."""
+"""The strategy that `auto` selects, and the errors of a host that lacks what a strategy needs."""
 
 from __future__ import annotations
 
@@ -27,21 +26,21 @@ from pipeline_ops.errors import ConfigError
 def test_auto_takes_what_the_hosts_have_and_says_why(
     workers, devices_per_worker, gpus, strategy, reason
 ):
-    from pipeline_ops.training.strategy import choose
+    from pipeline_ops.training.strategy import choose_strategy
 
     config = Train(
         model="digits_cnn", strategy="auto", workers=workers, devices_per_worker=devices_per_worker
     )
-    assert choose(config, workers, gpus) == (strategy, reason)
+    assert choose_strategy(config, workers, gpus) == (strategy, reason)
 
 
 THREADS = """
 import json, sys
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
-from pipeline_ops.training.strategy import use_threads
+from pipeline_ops.training.strategy import configure_threads
 from tensorflow.python.eager import context
-use_threads(WorkerSpec.model_construct(threads=int(sys.argv[1])))
-config = context.context().config  # what TensorFlow's threads are made by
+configure_threads(WorkerSpec.model_construct(threads=int(sys.argv[1])))
+config = context.context().config  # the one that creates TensorFlow's threads
 print(json.dumps([
     config.intra_op_parallelism_threads,
     config.inter_op_parallelism_threads,
@@ -59,26 +58,26 @@ def test_idle_threads_of_a_worker_with_one_core_sleep_at_once(cores, threads):
 
 
 def test_without_a_tpu_the_message_says_where_to_name_one():
-    from pipeline_ops.training.strategy import find_tpu
+    from pipeline_ops.training.strategy import connect_tpu
 
     with pytest.raises(
         ConfigError,
         match=(
-            "train.strategy is tpu, but no TPU was found: .*; "
-            "name it in train.tpu, or take another strategy"
+            r"train.strategy is tpu, but no TPU was found: .*\. "
+            r"Set its name in train.tpu, or choose another strategy\."
         ),
     ):
-        find_tpu(Train(model="digits_cnn", strategy="tpu"))
+        connect_tpu(Train(model="digits_cnn", strategy="tpu"))
 
 
 def test_a_worker_asks_for_no_more_gpus_than_it_sees():
-    from pipeline_ops.training.strategy import local_devices
+    from pipeline_ops.training.strategy import configure_devices
 
-    assert local_devices(2, gpus=2) == ["/gpu:0", "/gpu:1"]
+    assert configure_devices(2, gpus=2) == ["/gpu:0", "/gpu:1"]
     with pytest.raises(
         ConfigError, match="train.devices_per_worker is 3, but a worker here sees 2 GPUs"
     ):
-        local_devices(3, gpus=2)
+        configure_devices(3, gpus=2)
 
 
 @pytest.mark.parametrize(
@@ -88,35 +87,35 @@ def test_a_worker_asks_for_no_more_gpus_than_it_sees():
             {"*/kernel": 2},
             (
                 r"the weight net/dense/kernel of shape \(9, 4\) "
-                "can't be divided among 2 devices along axis 2"
+                "cannot be divided among 2 devices along axis 2"
             ),
         ),
         (
             {"*/kernel": 0},
             (
                 r"the weight net/dense/kernel of shape \(9, 4\) "
-                "can't be divided among 2 devices along axis 0"
+                "cannot be divided among 2 devices along axis 0"
             ),
         ),
         (
             {"*/bias": 0, "conv*": 1},
-            r"no weight matches conv\*; the weights are net/dense/kernel, net/dense/bias",
+            r"no weight matches conv\*\. The weights are net/dense/kernel, net/dense/bias\.",
         ),
     ],
 )
 def test_weights_that_cannot_be_divided_are_refused_by_name(sharding, problem):
-    from pipeline_ops.training.loops.dtensor import sharding_specs
+    from pipeline_ops.training.loops.dtensor import build_sharding_specs
 
     with pytest.raises(ConfigError, match=f"train.sharding: {problem}"):
-        sharding_specs(
+        build_sharding_specs(
             {"net/dense/kernel": (9, 4), "net/dense/bias": (4,)}, sharding, num_devices=2
         )
 
 
 def test_the_first_pattern_that_matches_a_weight_counts():
-    from pipeline_ops.training.loops.dtensor import sharding_specs
+    from pipeline_ops.training.loops.dtensor import build_sharding_specs
 
-    specs = sharding_specs(
+    specs = build_sharding_specs(
         {"a/kernel": (8, 4), "b/kernel": (8, 4), "b/bias": (4,)},
         {"a/*": 0, "*/kernel": 1},
         num_devices=2,
@@ -132,67 +131,68 @@ def test_the_first_pattern_that_matches_a_weight_counts():
 ON_DEVICES = """
 import json
 import numpy as np
-from pipeline_ops.input.tensorflow_start import import_tensorflow
-tf = import_tensorflow()
+from pipeline_ops.input.tensorflow_start import tf
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.models.dense import build
 from pipeline_ops.training.loops.synchronous import SynchronousLoop
-from pipeline_ops.training.placement import compute_on_devices, variables_on_devices
-from pipeline_ops.training.loops.dtensor import ShardedLoop
-from pipeline_ops.training.strategy import local_devices
+from pipeline_ops.training.placement import place_layers, place_variables
+from pipeline_ops.training.loops.dtensor import DTensorLoop
+from pipeline_ops.training.strategy import configure_devices
 
 devices, placement, task = (
-    local_devices(2, gpus=0),
+    configure_devices(2, gpus=0),
     {"hidden*": "CPU:1", "logits": "CPU:0"},
     Classification((4, 4, 1)),
 )
-said = {}
-with variables_on_devices(placement):
+report = {}
+with place_variables(placement):
     model = build((4, 4, 1), 2)
-compute_on_devices(model, placement)
+place_layers(model, placement)
 loop = SynchronousLoop(
     tf.distribute.get_strategy(),
     model,
     task,
-    Train(model="dense", strategy="placed_layers", devices_per_worker=2, placement=placement),
+    Train(model="dense", strategy="device_placement", devices_per_worker=2, placement=placement),
     list,
 )
 short = lambda variable: variable.value.device.rpartition("device:")[2]
-said["variables"] = {variable.path.partition("/")[2]: short(variable) for variable in model.weights}
-said["slots"] = sorted(
+report["variables"] = {
+    variable.path.partition("/")[2]: short(variable) for variable in model.weights
+}
+report["slots"] = sorted(
     f"{variable.path.partition('/')[2]} {short(variable)}"
     for variable in loop.optimizer.variables
     if "hidden" in variable.path
 )
 graph = tf.function(lambda x: model(x)).get_concrete_function(tf.zeros([1, 4, 4, 1])).graph
-said["matmuls"] = [
+report["matmuls"] = [
     node.device.rpartition("device:")[2]
     for node in graph.get_operations()
     if node.type == "MatMul"
 ]
 for wrong in ({"dense": "CPU:0"}, {"hidden*": "GPU:7"}):
     try:
-        with variables_on_devices(wrong):
-            compute_on_devices(build((4, 4, 1), 2), wrong)
+        with place_variables(wrong):
+            place_layers(build((4, 4, 1), 2), wrong)
     except ConfigError as error:
-        said.setdefault("refused", []).append(str(error))
+        report.setdefault("refused", []).append(str(error))
 config = Train(
     model="dense",
-    strategy="sharded_layers",
+    strategy="dtensor",
     devices_per_worker=2,
     sharding={"*hidden_0/kernel": 1},
 )
-sharded = ShardedLoop(build((4, 4, 1), 2), task, config, devices)
+sharded = DTensorLoop(build((4, 4, 1), 2), task, config, devices)
 from tensorflow.experimental import dtensor
 kernel = next(
-    variable
-    for path, variable in sharded._variables.items()
+    shards[0]
+    for path, shards in sharded._shards.items()
     if path.endswith("hidden_0/kernel")
 )
-said["pieces"] = [piece.shape.as_list() for piece in dtensor.unpack(kernel.read_value())]
-print(json.dumps(said))
+report["pieces"] = [piece.shape.as_list() for piece in dtensor.unpack(kernel.read_value())]
+print(json.dumps(report))
 """
 
 
@@ -200,18 +200,20 @@ def test_layers_and_pieces_lie_where_the_config_says():
     output = subprocess.run(
         [sys.executable, "-c", ON_DEVICES], capture_output=True, text=True, check=True
     ).stdout
-    said = json.loads(output.splitlines()[-1])
-    assert said["variables"] == {
+    report = json.loads(output.splitlines()[-1])
+    assert report["variables"] == {
         "hidden_0/kernel": "CPU:1",
         "hidden_0/bias": "CPU:1",
         "logits/kernel": "CPU:0",
         "logits/bias": "CPU:0",
     }
-    assert len(said["slots"]) == 4
-    assert all(slot.endswith("CPU:1") for slot in said["slots"])
-    assert said["matmuls"] == ["CPU:1", "CPU:0"]
-    assert said["pieces"] == [[16, 32], [16, 32]]
-    assert said["refused"][0].startswith("train.placement: no layer matches dense; the layers are ")
-    assert said["refused"][1].startswith(
-        "train.placement: there is no device GPU:7; this worker has CPU:0, CPU:1 "
+    assert len(report["slots"]) == 4
+    assert all(slot.endswith("CPU:1") for slot in report["slots"])
+    assert report["matmuls"] == ["CPU:1", "CPU:0"]
+    assert report["pieces"] == [[16, 32], [16, 32]]
+    assert report["refused"][0].startswith(
+        "train.placement: no layer matches dense. The layers are "
+    )
+    assert report["refused"][1].startswith(
+        "train.placement: there is no device GPU:7. This worker has CPU:0, CPU:1 "
     )

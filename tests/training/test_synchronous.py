@@ -1,4 +1,4 @@
-"""The compiled steps, as a graph: what must not overtake what."""
+"""The order of operations in the graph of the compiled steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def all_reduce(tensors):
         for tensor in tensors
     ]
 
-config = Train(model="dense", strategy="mirrored", devices_per_worker=2, global_batch=4)
+config = Train(model="dense", strategy="mirrored", devices_per_worker=2, global_batch_size=4)
 loop = SynchronousLoop(strategy, model, Classification((4, 4, 1)), config, all_reduce)
 batch = (tf.zeros([4, 4, 4, 1], tf.uint8), tf.zeros([4], tf.int64))
 batches = iter(tf.data.Dataset.from_tensors(batch).repeat())
@@ -67,8 +67,8 @@ print(json.dumps({
 
 
 def test_the_exchange_of_averages_waits_for_the_steps_also_where_no_step_writes_them():
-    """Two exchanges at once would be taken for one another by another worker. Frozen are four
-    variables, on two devices."""
+    """Another worker would mistake one of two simultaneous exchanges for the other. Four variables
+    are frozen, on two devices."""
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
     )

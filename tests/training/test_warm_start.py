@@ -1,5 +1,5 @@
-"""Weights to begin with: read from every kind of place, fitted by name and shape, refused by the
-first name that does not fit."""
+"""Initial weights: read from every kind of source, matched by name and shape, or rejected with the
+first name that does not match."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ def arrays(classes: int = 3, units: int = 4, fill: float = 1.0) -> list[np.ndarr
 
 
 def test_weights_are_taken_by_name_in_whatever_order():
-    from pipeline_ops.training.warm_start import fit
+    from pipeline_ops.training.warm_start import match_weights
 
     source = [
         (name, array + number)
         for number, (name, array) in enumerate(zip(NAMES, arrays(), strict=True))
     ]
-    fitted = fit(source[::-1], NAMES, arrays(fill=0), "there")
+    fitted = match_weights(source[::-1], NAMES, arrays(fill=0), "there")
     assert [float(array.flat[0]) for array in fitted.weights] == [1, 2, 3, 4]
     assert not fitted.left_out
 
 
 def test_weights_of_other_names_are_taken_in_their_order():
-    from pipeline_ops.training.warm_start import fit
+    from pipeline_ops.training.warm_start import match_weights
 
     assert all(
         (array == 1).all()
-        for array in fit(
+        for array in match_weights(
             [("", array) for array in arrays()], NAMES, arrays(fill=0), "there"
         ).weights
     )
 
 
 def test_a_head_for_another_number_of_classes_begins_anew():
-    from pipeline_ops.training.warm_start import fit
+    from pipeline_ops.training.warm_start import match_weights
 
-    fitted = fit([("", array) for array in arrays(classes=7)], NAMES, arrays(fill=0), "there")
+    fitted = match_weights(
+        [("", array) for array in arrays(classes=7)], NAMES, arrays(fill=0), "there"
+    )
     assert fitted.left_out == ("net/logits/kernel", "net/logits/bias")
     assert [float(array.flat[0]) for array in fitted.weights] == [1, 1, 0, 0]
 
@@ -61,15 +63,15 @@ def test_a_head_for_another_number_of_classes_begins_anew():
         ),
         (
             arrays()[:3],
-            r"there has 3 weights and the model 4; there is none of the name net/hidden/kernel",
+            r"there has 3 weights and the model 4\. None has the name net/hidden/kernel",
         ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_the_first_name(source, problem):
-    from pipeline_ops.training.warm_start import fit
+    from pipeline_ops.training.warm_start import match_weights
 
     with pytest.raises(ConfigError, match=f"train.warm_start: {problem}"):
-        fit([("", array) for array in source], NAMES, arrays(fill=0), "there")
+        match_weights([("", array) for array in source], NAMES, arrays(fill=0), "there")
 
 
 def net(classes: int = 3, units: int = 4):
@@ -188,14 +190,14 @@ def test_the_graph_of_a_saved_model_is_not_run(tmp_path):
     )
     assert not written.exists()
     tf.saved_model.load(str(place))
-    assert written.exists()  # so that the line before the last can fail
+    assert written.exists()  # shows that the assertion above can fail
 
 
 def test_a_saved_model_of_other_weights_is_refused_by_name(tmp_path):
     from pipeline_ops.training.warm_start import read_warm_start
 
     place, other = saved_model(net(), tmp_path), backbone()
-    with pytest.raises(ConfigError, match="none of the name Conv1/kernel"):
+    with pytest.raises(ConfigError, match="None has the name Conv1/kernel"):
         read_warm_start(str(place), other, other.get_weights(), backbone)
 
 
@@ -229,7 +231,7 @@ def test_a_damaged_saved_model_is_named(tmp_path, damage):
 
     place = saved_model(net(), tmp_path)
     (place / "variables" / damage).write_bytes(b"nothing of the kind")
-    with pytest.raises(DataError, match="saved: can't be read as weights for train.warm_start"):
+    with pytest.raises(DataError, match="cannot read .*saved as weights for train.warm_start"):
         read_warm_start(str(place), net(), net().get_weights(), net)
 
 
@@ -238,6 +240,6 @@ def test_a_file_that_is_none_is_named(tmp_path):
 
     (tmp_path / "weights.npz").write_bytes(b"nothing of the kind")
     with pytest.raises(
-        DataError, match=r"weights.npz: can't be read as weights for train.warm_start"
+        DataError, match=r"cannot read .*weights.npz as weights for train.warm_start"
     ):
         read_warm_start(str(tmp_path / "weights.npz"), net(), net().get_weights(), net)

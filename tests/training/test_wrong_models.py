@@ -1,5 +1,5 @@
-"""Models, losses and callbacks that would train a wrong model in silence are refused where they
-are loaded or built.
+"""Models, losses and callbacks that would silently train a wrong model are rejected when they are
+loaded or built.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import pytest
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.model_check import ModelQuestion
-from pipeline_ops.training.check import check
+from pipeline_ops.jobs.model_check import ModelCheckRequest
+from pipeline_ops.training.check import check_model
 
 SHAPE = (8, 8, 1)
 NOWHERE = Path("/nowhere")
@@ -30,7 +30,7 @@ NOWHERE = Path("/nowhere")
         ("sigmoid", "ends in sigmoid (layer 'answer')"),
         (
             "one_output_too_many",
-            "has outputs of shape [4] for each image, and the data set has 3 classes; end the "
+            "has outputs of shape [4] for each image, and the data set has 3 classes. End the "
             "model with keras.layers.Dense",
         ),
         ("a_map", "has outputs of shape [6, 6, 3] for each image, and the data set has 3 classes"),
@@ -39,7 +39,7 @@ NOWHERE = Path("/nowhere")
     ],
 )
 def test_a_model_whose_outputs_are_not_logits_of_the_classes_is_refused_when_it_is_built(
-    own_package, function, message
+    user_package, function, message
 ):
     from pipeline_ops.models import build_model
 
@@ -51,7 +51,7 @@ def test_a_model_whose_outputs_are_not_logits_of_the_classes_is_refused_when_it_
 
 
 @pytest.mark.parametrize("function", ["normalized", "smooth", "dropping", "pooled"])
-def test_a_model_that_returns_logits_is_built(own_package, function):
+def test_a_model_that_returns_logits_is_built(user_package, function):
     from pipeline_ops.models import build_model
 
     assert build_model(
@@ -82,9 +82,9 @@ def test_a_model_that_returns_logits_is_built(own_package, function):
     ],
 )
 def test_a_loss_that_is_no_function_of_labels_and_logits_is_refused_with_the_cure(
-    own_package, path, message
+    user_package, path, message
 ):
-    from pipeline_ops.models.own import load_per_example
+    from pipeline_ops.models.user_functions import load_per_example
 
     with pytest.raises(ConfigError, match="^train.loss: ") as refused:
         load_per_example(path, "train.loss", NOWHERE)
@@ -109,7 +109,7 @@ def test_a_loss_that_is_no_function_of_labels_and_logits_is_refused_with_the_cur
             "has none of the methods begin, after_epoch, end and cannot be called, so it would do "
             "nothing",
         ),
-        ("acme_vision.mistakes:NeedsArguments", "can't be made without arguments"),
+        ("acme_vision.mistakes:NeedsArguments", "cannot be created without arguments"),
         (
             "acme_vision.mistakes:WithoutMethod",
             "has no function 'WithoutMethod'; the nearest valid name is 'WithoutMethods'",
@@ -117,12 +117,12 @@ def test_a_loss_that_is_no_function_of_labels_and_logits_is_refused_with_the_cur
     ],
 )
 def test_a_callback_that_would_never_be_called_is_refused_with_the_reason(
-    own_package, path, message
+    user_package, path, message
 ):
-    from pipeline_ops.training.own_callbacks import OwnCallbacks
+    from pipeline_ops.training.user_callbacks import UserCallbacks
 
     with pytest.raises(ConfigError, match="^train.callbacks: ") as refused:
-        OwnCallbacks([path], NOWHERE, None, NOWHERE, is_chief=True)
+        UserCallbacks([path], NOWHERE, None, NOWHERE, is_chief=True)
     assert message in str(refused.value)
 
 
@@ -147,7 +147,10 @@ def test_a_callback_that_would_never_be_called_is_refused_with_the_reason(
             "has no gradient with respect to the weights, so nothing would be learned",
         ),
         ({"loss": "acme_vision.mistakes:broken_loss"}, "broken_loss raised "),
-        ({"loss": "acme_vision.mistakes:swapped"}, "when called with (labels, logits); correct it"),
+        (
+            {"loss": "acme_vision.mistakes:swapped"},
+            "when called with (labels, logits). Correct it.",
+        ),
         (
             {"loss": "acme_vision.objectives:mean_loss"},
             "train.loss: must return a value for each example, a tensor of rank 1",
@@ -167,17 +170,17 @@ def test_a_callback_that_would_never_be_called_is_refused_with_the_reason(
         ({"model_parameters": {"depth": 3}}, "got an unexpected keyword argument 'depth'"),
         (
             {"model": "dense", "model_parameters": {"units": "many"}},
-            "train.model: dense can't be built for images of shape (8, 8, 1) and 3 classes",
+            "train.model: cannot build dense for images of shape (8, 8, 1) and 3 classes",
         ),
         (
             {"model": "acme_vision.mistakes:raising"},
-            "train.model: acme_vision.mistakes:raising raised KeyError: 'width'; correct it",
+            "train.model: acme_vision.mistakes:raising raised KeyError: 'width'. Correct it.",
         ),
     ],
 )
-def test_one_batch_shows_what_would_be_found_after_the_training(own_package, options, message):
+def test_one_batch_shows_what_would_be_found_after_the_training(user_package, options, message):
     with pytest.raises(ConfigError) as refused:
-        check(_question(options))
+        check_model(_question(options))
     assert message in str(refused.value)
 
 
@@ -189,23 +192,23 @@ def test_one_batch_shows_what_would_be_found_after_the_training(own_package, opt
         {"model": "dense", "model_parameters": {"units": 3}},
     ],
 )
-def test_what_can_be_trained_passes(own_package, options):
-    check(_question(options))
+def test_what_can_be_trained_passes(user_package, options):
+    check_model(_question(options))
 
 
 def test_a_detector_is_built_with_its_head():
     options = {"model": "center_detector", "model_parameters": {"width": 8}}
-    check(_question(options | {"best_checkpoint": None}, "detection", (32, 32, 3)))
+    check_model(_question(options | {"best_checkpoint": None}, "detection", (32, 32, 3)))
     with pytest.raises(ConfigError, match=r"train.model_parameters.width must be a multiple of 8"):
         wrong = options | {"best_checkpoint": None, "model_parameters": {"width": 9}}
-        check(_question(wrong, "detection", (32, 32, 3)))
+        check_model(_question(wrong, "detection", (32, 32, 3)))
 
 
 def _question(
     options: dict, task: str = "classification", shape: tuple[int, int, int] = SHAPE
-) -> ModelQuestion:
+) -> ModelCheckRequest:
     train = Train.model_validate({"model": "acme_vision.nets:smooth"} | options)
-    return ModelQuestion(
+    return ModelCheckRequest(
         config_file="/nowhere/digits.yaml",
         train=train.model_dump(mode="json"),
         task=task,

@@ -27,12 +27,12 @@ def airflow(airflow_folder):
     token = get_auth_manager().generate_jwt(
         SimpleAuthManagerUser(username="user", role="user", teams=None)
     )
-    conf_check.start()
+    conf_check.install()
     yield TestClient(app, headers={"Authorization": f"Bearer {token}"})
-    event.remove(DagRun, "init", conf_check.refuse)
+    event.remove(DagRun, "init", conf_check.check_conf)
 
 
-def number_of_runs() -> int:
+def count_runs() -> int:
     from airflow.models.dagrun import DagRun
     from airflow.utils.session import create_session
 
@@ -45,8 +45,8 @@ def trigger(airflow, conf):
 
 
 def confs() -> Iterator[dict]:
-    """Every field of the author's: flat, as null, by index and in its section, so many at once as a
-    refusal tells of."""
+    """Every field of the author: flat, as null, by index and in its section, as many at once as a
+    refusal lists."""
     flat = list(map(flat_key, AUTHORS))
     for names, value in ((flat, 1), (flat, None), ([f"{name}.0" for name in flat], 1)):
         yield from (
@@ -58,14 +58,14 @@ def confs() -> Iterator[dict]:
 
 def test_every_field_of_the_authors_is_refused_over_rest(airflow):
     """F1, F6."""
-    before = number_of_runs()
+    before = count_runs()
     for conf in confs():
         answer = trigger(airflow, conf)
-        refused = [line.partition(": ")[0] for line in answer.json()["detail"].splitlines()]
-        assert (answer.status_code, refused) == (400, [f"conf {name}" for name in conf]), (
+        rejected_keys = [line.partition(": ")[0] for line in answer.json()["detail"].splitlines()]
+        assert (answer.status_code, rejected_keys) == (400, [f"conf {name}" for name in conf]), (
             answer.text
         )
-    assert number_of_runs() == before
+    assert count_runs() == before
 
 
 @pytest.mark.parametrize(

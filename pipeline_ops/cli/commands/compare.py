@@ -7,48 +7,53 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.cli.arguments import Commands, add_command, add_output
 from pipeline_ops.cli.terminal_view import make_console
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage.atomic import write_whole
+from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.store_path import StorePath
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "compare",
-        help="draw two runs side by side",
-        description=(
-            "Compares the models of two runs: metrics, curves, classes, "
-            "and what changed between them."
-        ),
-    )
-    for name in ("first", "second"):
-        parser.add_argument(
-            name,
-            metavar="RUN",
-            help="the folder of a run, runs/<pipeline>/<run id>; with --config, its id",
-        )
-    parser.add_argument(
-        "--config", type=Path, help="the pipeline's YAML file, whose runs are meant"
+        compare,
+        "Compare two runs side by side.",
+        "Prints a table and writes a page: metrics, curves, classes, and what changed\n"
+        "between the runs.",
     )
     parser.add_argument(
-        "--output",
-        metavar="FILE.html",
-        type=Path,
-        help="the page (default: <pipeline>-comparison.html, here)",
+        "runs",
+        metavar="RUN",
+        nargs=2,
+        help="Folder of a run, runs/<pipeline>/<run id>. With --config, a run id suffices.",
     )
-    parser.set_defaults(command=compare)
+    parser.add_argument(
+        "--config", metavar="CONFIG", type=Path, help="YAML file of the pipeline of the runs."
+    )
+    add_output(
+        parser,
+        "FILE.html",
+        "HTML page to write. Default: <pipeline>-comparison.html in the current folder.",
+    )
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    folders = [_folder_of(run, arguments.config) for run in (arguments.first, arguments.second)]
+    folders = [_find_run_folder(run, arguments.config) for run in arguments.runs]
     from pipeline_ops.evaluation.compare import (
-        changes,
-        fact_rows,
-        have_one_test_split,
-        metric_rows,
+        build_fact_rows,
+        build_metric_rows,
+        find_changes,
+        have_same_test_split,
         read_run,
         render_comparison,
     )
@@ -56,48 +61,41 @@ def compare(arguments: argparse.Namespace) -> int:
     first, second = map(read_run, folders)
     pipeline = second.manifests["evaluate"].pipeline
     output = arguments.output or Path(f"{pipeline}-comparison.html")
-    write_whole(output, render_comparison(pipeline, first, second).encode())
+    write_atomically(output, render_comparison(pipeline, first, second).encode())
     console = make_console(stderr=False)
-    console.print(
-        _table(first.name, second.name, metric_rows(first, second), fact_rows(first, second))
-    )
-    if not have_one_test_split(first, second):
+    metrics, facts = build_metric_rows(first, second), build_fact_rows(first, second)
+    console.print(_build_table(first.name, second.name, metrics, facts), soft_wrap=False)
+    if not have_same_test_split(first, second):
         console.print(
-            "The two runs had different test splits: a difference may be one of the images, "
-            "and not of the models.",
+            "The two runs have different test splits. A difference may come from the images "
+            "instead of the models.",
             style="yellow",
         )
-    for job, lines in changes(first, second).items():
+    for job, lines in find_changes(first, second).items():
         for line in lines:
-            console.print(f"{job:<11}{line}", soft_wrap=True)
-    console.print(f"Page      {output}", soft_wrap=True)
+            console.print(f"{job:<11}{line}")
+    console.print(f"Page      {output}")
     return 0
 
 
-def _folder_of(run: str, config_file: Path | None) -> Path:
-    """The folder of a run. Raises ConfigError if there is no such run."""
-    folder = Path(run)
-    if config_file is not None and not folder.is_dir():
+def _find_run_folder(run: str, config_file: Path | None) -> StorePath:
+    """Finds the folder of a run. Raises ConfigError if the run does not exist."""
+    folder = open_path(run)
+    if config_file is not None and not folder.list_folder():
         config = load_config(config_file)
-        folder = Layout(config.root, config.pipeline).run(run)
-    if not folder.is_dir():
-        known = (
-            sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
-            if folder.parent.is_dir()
-            else []
-        )
-        raise ConfigError(
-            f"{folder}: there is no such run; "
-            + (
-                f"there are {', '.join(known)}"
-                if known and config_file
-                else "name the folder of one, or give --config and its id"
-            )
-        )
-    return folder
+        folder = Layout(config.root, config.pipeline).run_folder(run)
+    if folder.list_folder():
+        return folder
+    known = [entry.name for entry in folder.parent.list_folder() if entry.is_folder]
+    advice = "Pass the folder of a run, or its run id with --config."
+    if known and config_file:
+        advice = f"Existing runs: {', '.join(known)}."
+    raise ConfigError(f"{folder}: no such run. {advice}")
 
 
-def _table(first: str, second: str, metrics: list[dict], facts: list[tuple[str, str, str]]):
+def _build_table(
+    first: str, second: str, metrics: list[dict[str, Any]], facts: list[tuple[str, str, str]]
+) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -108,7 +106,7 @@ def _table(first: str, second: str, metrics: list[dict], facts: list[tuple[str, 
         table.add_column(Text(column), justify="right", overflow="fold")
     for row in metrics:
         is_same = abs(row["difference"]) < 0.00005
-        style = "dim" if is_same else "green" if row["difference"] * row["sense"] > 0 else "red"
+        style = "dim" if is_same else "green" if row["difference"] * row["direction"] > 0 else "red"
         table.add_row(
             row["name"],
             f"{row['first']:.4f}",
@@ -116,6 +114,6 @@ def _table(first: str, second: str, metrics: list[dict], facts: list[tuple[str, 
             Text(f"{row['difference']:+.4f}", style=style),
         )
     table.add_section()
-    for name, ours, theirs in facts:
-        table.add_row(name, ours, theirs, "")
+    for name, first_value, second_value in facts:
+        table.add_row(name, first_value, second_value, "")
     return table

@@ -8,14 +8,27 @@ from collections.abc import Iterator
 
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures
-from pipeline_ops.cli.arguments import add_config, add_overrides, load_checked, parse_overrides
+from pipeline_ops.cli.arguments import (
+    Commands,
+    add_command,
+    add_config,
+    add_overrides,
+    load_checked,
+    parse_overrides,
+)
 from pipeline_ops.config.evaluate import Approval
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
 from pipeline_ops.planning.plan import plan_job
-from pipeline_ops.planning.trials import choose, monitor_of, plan_trials, result_of, trial_config
+from pipeline_ops.planning.trials import (
+    build_trial_config,
+    choose_best_trial,
+    get_monitor,
+    plan_trials,
+    read_trial_result,
+)
 
-_NO_RUN = "explain"  # the run id takes no part in a fingerprint
+_PLACEHOLDER_RUN_ID = "explain"  # the run id takes no part in a fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,32 +36,30 @@ class Forecast:
     """The action of one task: `runs`, `cached` or `skipped`; for `approve`, `asks` or `skipped`."""
 
     task: str
-    verdict: str
+    action: str
     reason: str
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "explain",
-        help="say what a run would do, what is cached, and why",
-        description=(
-            "Says for each task whether a run would start its job or take the result that "
-            "is there, and why."
-        ),
+        explain,
+        "Show which tasks a run would execute, which are cached, and why.",
+        "Starts no job.",
     )
     add_config(parser)
     add_overrides(parser)
-    parser.set_defaults(command=explain)
 
 
 def explain(arguments: argparse.Namespace) -> int:
     overrides = parse_overrides(arguments.overrides)
-    for forecast in forecasts(load_checked(arguments.config, overrides)):
-        print(f"{forecast.task:<11}{forecast.verdict:<8}{forecast.reason}")
+    for forecast in forecast_run(load_checked(arguments.config, overrides)):
+        print(f"{forecast.task:<11}{forecast.action:<8}{forecast.reason}")
     return 0
 
 
-def forecasts(config: PipelineConfig) -> Iterator[Forecast]:
+def forecast_run(config: PipelineConfig) -> Iterator[Forecast]:
     """Yields a forecast for each task, in order.
 
     A task whose inputs do not exist yet cannot be planned. Its forecast is `runs`, though it may
@@ -63,71 +74,66 @@ def forecasts(config: PipelineConfig) -> Iterator[Forecast]:
         if job == "train" and config.search:
             yield from _forecast_trials(config, manifests, runs)
             continue
-        forecast = _forecast(job, config, manifests, runs)
+        forecast = _forecast_job(job, config, manifests, runs)
         if job == "export" and config.evaluate.approval:
             yield _forecast_approval(config.evaluate.approval, forecast, "evaluate" in runs)
-        if forecast.verdict == "runs":
+        if forecast.action == "runs":
             runs.append(job)
         yield forecast
 
 
-def _forecast_approval(approval: Approval, export: Forecast, if_passed: bool) -> Forecast:
+def _forecast_approval(approval: Approval, export: Forecast, is_gate_pending: bool) -> Forecast:
     """Forecasts the approval. A person is asked only if there is a model to publish."""
-    if export.verdict == "cached":
-        return Forecast("approve", "skipped", "nothing to ask: this model is published already")
-    if export.verdict == "skipped":
+    if export.action == "cached":
+        return Forecast("approve", "skipped", "no approval needed: this model is already published")
+    if export.action == "skipped":
         return Forecast("approve", "skipped", export.reason)
-    asks = (
-        f"a person, for {approval.timeout_seconds} s; without an answer: {approval.without_answer}"
-    )
-    return Forecast("approve", "asks", f"{asks}; only if the gate is passed" if if_passed else asks)
+    condition = ", if the gate passes" if is_gate_pending else ""
+    asks = f"a person for {approval.timeout_seconds} s{condition}"
+    return Forecast("approve", "asks", f"{asks} (without an answer: {approval.on_timeout})")
 
 
 def _forecast_trials(
     config: PipelineConfig, manifests: dict[str, str], runs: list[str]
 ) -> Iterator[Forecast]:
     """Yields a forecast for each trial, and one for the choice between them."""
-    trials, monitor, made = plan_trials(config), monitor_of(config), []
+    trials, monitor, trained = plan_trials(config), get_monitor(config), dict[int, str]()
     for trial in trials:
-        of_trial = dict(manifests)
-        forecast = _forecast("train", trial_config(config, trial), of_trial, runs)
-        if "train" in of_trial:
-            made.append(result_of(trial, of_trial["train"], monitor))
-        yield Forecast(trial.name, forecast.verdict, f"{forecast.reason} ({trial})")
-    if len(made) < len(trials):
+        trial_manifests = dict(manifests)
+        forecast = _forecast_job("train", build_trial_config(config, trial), trial_manifests, runs)
+        if "train" in trial_manifests:
+            trained[trial.number] = trial_manifests["train"]
+        yield Forecast(trial.name, forecast.action, f"{forecast.reason} ({trial})")
+    results = [
+        read_trial_result(trial, trained[trial.number], monitor)
+        for trial in trials
+        if trial.number in trained
+    ]
+    found = choose_best_trial(results, monitor) if len(results) == len(trials) else None
+    if found is None:
         runs.append("train")
-        yield Forecast("train", "runs", f"takes the trial with the best {monitor}")
+        yield Forecast("train", "runs", f"uses the trial with the best {monitor}")
     else:
-        found = choose(made, monitor)
-        manifests["train"] = found.winner.manifest
-        yield Forecast(
-            "train",
-            "cached",
-            f"takes {found.winner.trial.name}, {monitor} {found.winner.figure:.4f}",
-        )
+        manifests["train"] = trained[found.best]
+        best = found.winner
+        yield Forecast("train", "cached", f"uses {best.trial.name}, {monitor} {best.figure:.4f}")
 
 
-def _forecast(
+def _forecast_job(
     job: str, config: PipelineConfig, manifests: dict[str, str], runs: list[str]
 ) -> Forecast:
     if upstream := [name for name in KINDS[job].reads if name in runs]:
-        return Forecast(
-            job,
-            "runs",
-            f"because {' and '.join(upstream)} {'runs' if len(upstream) == 1 else 'run'}",
-        )
-    if job == "export" and (failed := _failed_rules(manifests["evaluate"])):
-        return Forecast(job, "skipped", f"the gate was not passed: {'; '.join(failed)}")
-    plan = plan_job(job, config, _NO_RUN, manifests)
+        verb = "runs" if len(upstream) == 1 else "run"
+        return Forecast(job, "runs", f"because {' and '.join(upstream)} {verb}")
+    if job == "export" and (failed := _list_failed_rules(manifests["evaluate"])):
+        return Forecast(job, "skipped", f"the gate did not pass: {'; '.join(failed)}")
+    plan = plan_job(job, config, _PLACEHOLDER_RUN_ID, manifests)
     if plan.is_cached:
         manifests[job] = str(plan.manifest)
     return Forecast(job, "cached" if plan.is_cached else "runs", plan.reason)
 
 
-def _failed_rules(manifest: str) -> list[str]:
+def _list_failed_rules(manifest: str) -> list[str]:
     evaluation = EvaluationFigures.model_validate(read_manifest(manifest).figures)
-    return (
-        []
-        if evaluation.gate_passed
-        else [rule.text for rule in evaluation.rules if not rule.passed]
-    )
+    failed = [rule.text for rule in evaluation.rules if not rule.passed]
+    return [] if evaluation.gate_passed else failed

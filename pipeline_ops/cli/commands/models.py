@@ -1,280 +1,260 @@
-"""`trainyard models`: the published versions of a model, and their aliases.
-
-trainyard models CONFIG                       lists the versions; so does
-                                              `--registry PLACE --model NAME`
-trainyard models promote CONFIG VERSION       puts a version in service
-trainyard models rollback CONFIG              puts the previous champion back in service
-trainyard models alias CONFIG NAME [VERSION]  sets another alias; without VERSION, removes it
-trainyard models retire CONFIG --keep N       removes all versions but the newest N and those
-                                              that an alias names
-trainyard models fetch CONFIG VERSION FOLDER  copies a version, by number or alias, into
-                                              FOLDER/<number>, for a server
-"""
+"""`trainyard models`: the published versions of a model, and their aliases."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from pipeline_ops.artifacts.damage import check_files
 from pipeline_ops.artifacts.manifest import (
     NAME,
     SIGNATURE,
+    Manifest,
     read_manifest,
     read_manifest_bytes,
-    refuse_damage,
 )
 from pipeline_ops.artifacts.results import ModelFigures
+from pipeline_ops.cli.arguments import Commands, add_command, add_config, add_verify
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.registry.aliases import CHAMPION, Move
+from pipeline_ops.registry.aliases import CHAMPION, AliasMove
 from pipeline_ops.registry.minisign import read_public_key
-from pipeline_ops.registry.registry import Registry, Version
-from pipeline_ops.storage.atomic import exclusive_lock, staging_folder
+from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.version import Version, read_manifests
+from pipeline_ops.storage.staging import staging_folder
+from pipeline_ops.system.locks import exclusive_lock
 
-ACTIONS = ("list", "promote", "rollback", "alias", "retire", "fetch")
-_BY_HAND = "by hand"
+_ACTIONS = ("list", "promote", "rollback", "alias", "retire", "fetch")
+_DETAILS = """\
+`trainyard models CONFIG` stands for `trainyard models list CONFIG`.
+
+Examples:
+  trainyard models digits.yaml                   list the versions
+  trainyard models promote digits.yaml 3         put version 3 in service
+  trainyard models rollback digits.yaml          return to the previous champion
+  trainyard models alias digits.yaml canary 4    point @canary at version 4
+  trainyard models retire digits.yaml --keep 5   remove old versions
+  trainyard models fetch digits.yaml champion /srv/models
+                                                 copy the champion
+"""
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "models",
-        help="list, promote, roll back, name, retire and fetch published models",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    listing = _add_action(
-        actions,
-        "list",
         list_versions,
-        "list the versions; what is done where no action is named",
-        config_nargs="?",
+        "List, promote, roll back, alias, retire and fetch published models.",
+        _DETAILS,
     )
-    listing.add_argument(
-        "--registry",
-        help="the place of the registry, instead of CONFIG: a folder, or s3://bucket/models",
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    _add_list(actions)
+    parser = add_command(actions, "promote", promote, "Put a version in service.")
+    add_config(parser)
+    _add_number(parser)
+    _add_reason(parser)
+    parser = add_command(
+        actions, "rollback", roll_back, "Put the previous champion back in service."
     )
-    listing.add_argument("--model", help="the model's name, instead of CONFIG")
-    listing.add_argument(
-        "--json",
-        action="store_true",
-        help="for programs: versions, aliases and moves as one JSON object",
-    )
-    promotion = _add_action(actions, "promote", promote, "put a version in service")
-    promotion.add_argument("version", metavar="VERSION", type=int)
-    rollback = _add_action(actions, "rollback", roll_back, "go back to the champion before")
-    naming = _add_action(actions, "alias", set_alias, "let an alias name a version, or none")
-    naming.add_argument("name", metavar="NAME")
-    naming.add_argument("version", metavar="VERSION", type=int, nargs="?")
-    retirement = _add_action(actions, "retire", retire, "remove old versions that no alias names")
-    retirement.add_argument(
-        "--keep",
-        metavar="N",
-        type=int,
-        required=True,
-        help="how many of the newest versions stay in any case",
-    )
-    for changing in (promotion, rollback, naming, retirement):
-        changing.add_argument("--reason", default=_BY_HAND, help="is kept with the move")
-    fetching = _add_action(actions, "fetch", fetch, "copy a version into a local folder")
-    fetching.add_argument("version", metavar="VERSION", help="a number or an alias")
-    fetching.add_argument("folder", metavar="FOLDER", type=Path)
-    fetching.add_argument(
-        "--verify",
-        metavar="KEY",
-        type=Path,
-        help="refuse a version that is not signed by this public key, a file of minisign",
-    )
-
-
-def _add_action(
-    actions: argparse._SubParsersAction,
-    name: str,
-    command,
-    text: str,
-    config_nargs: str | None = None,
-) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, help=text, description=text)
+    add_config(parser)
+    _add_reason(parser)
+    parser = add_command(actions, "alias", set_alias, "Point an alias at a version, or remove it.")
+    add_config(parser)
+    parser.add_argument("name", metavar="NAME", help="Name of the alias.")
+    _add_number(parser, nargs="?", help_text="Version number. Without it, the alias is removed.")
+    _add_reason(parser)
+    parser = add_command(actions, "retire", retire, "Remove old versions that have no alias.")
+    add_config(parser)
     parser.add_argument(
-        "config", metavar="CONFIG", nargs=config_nargs, type=Path, help="the pipeline's YAML file"
+        "--keep", metavar="N", type=int, required=True, help="Number of newest versions to keep."
     )
-    parser.set_defaults(command=command)
-    return parser
+    _add_reason(parser)
+    parser = add_command(
+        actions, "fetch", fetch, "Copy a version to FOLDER/<number>, for a model server."
+    )
+    add_config(parser)
+    parser.add_argument("version", metavar="VERSION", help="Version number or alias.")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="Folder to copy into.")
+    add_verify(parser, "Accept")
 
 
-def with_default_action(words: list[str]) -> list[str]:
+def _add_list(actions: Commands) -> None:
+    parser = add_command(
+        actions, "list", list_versions, "List the versions, aliases and their history."
+    )
+    add_config(parser, nargs="?")
+    parser.add_argument(
+        "--registry",
+        metavar="URI",
+        help="Registry to use instead of CONFIG: a folder, or s3://bucket/models.",
+    )
+    parser.add_argument("--model", metavar="NAME", help="Name of the model in --registry.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+
+def _add_number(
+    parser: argparse.ArgumentParser,
+    nargs: Literal["?"] | None = None,
+    help_text: str = "Version number.",
+) -> None:
+    parser.add_argument("version", metavar="VERSION", type=int, nargs=nargs, help=help_text)
+
+
+def _add_reason(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reason",
+        default="by hand",
+        metavar="TEXT",
+        help="Reason to record in the history of the model.",
+    )
+
+
+def insert_default_action(command_line: list[str]) -> list[str]:
     """Reads `models CONFIG` as `models list CONFIG`."""
-    if words[:1] == ["models"] and not {*words[1:2]} & {*ACTIONS, "-h", "--help"}:
-        return ["models", "list", *words[1:]]
-    return words
+    if command_line[:1] == ["models"] and not {*command_line[1:2]} & {*_ACTIONS, "-h", "--help"}:
+        return ["models", "list", *command_line[1:]]
+    return command_line
 
 
 def list_versions(arguments: argparse.Namespace) -> int:
-    registry = _registry_of(arguments)
-    versions, aliases, records = registry.versions(), registry.aliases(), registry.records()
+    registry = _select_registry(arguments)
+    versions, aliases = registry.list_versions(), registry.read_aliases()
+    history, manifests = registry.read_history(), read_manifests(versions)
     if arguments.json:
-        print(
-            json.dumps(
-                {
-                    "place": str(registry.place),
-                    "aliases": aliases.names,
-                    "moves": [move.model_dump(mode="json") for move in records.moves],
-                    "problems": records.problems,
-                    "versions": [
-                        _as_json(version, aliases.named(version.number)) for version in versions
-                    ],
-                },
-                indent=2,
-            )
-        )
+        value = {
+            "registry": str(registry.location),
+            "aliases": aliases.names,
+            "moves": [move.model_dump(mode="json") for move in history.moves],
+            "problems": history.problems,
+            "versions": [
+                _to_json(version, aliases.find_names(version.number), manifest)
+                for version, manifest in zip(versions, manifests, strict=True)
+            ],
+        }
+        print(json.dumps(value, indent=2))
         return 0
-    for problem in records.problems:
+    for problem in history.problems:
         print(problem)
     if not versions:
-        print(f"{registry.place}: nothing published yet")
+        print(f"{registry.location}: no published versions")
         return 0
     champion = aliases.names.get(CHAMPION)
-    for version in versions:
-        mark = "*" if version.number == champion else " "
-        names = " ".join(f"@{name}" for name in aliases.named(version.number) if name != CHAMPION)
-        print(
-            "  ".join(
-                part
-                for part in (
-                    f"{mark} {version.number:>4}",
-                    _metrics(version),
-                    version.folder,
-                    names,
-                )
-                if part
-            )
-        )
+    for version, manifest in zip(versions, manifests, strict=True):
+        marker = "*" if version.number == champion else " "
+        names = [f"@{name}" for name in aliases.find_names(version.number) if name != CHAMPION]
+        number, metrics = f"{marker} {version.number:>4}", _format_metrics(manifest)
+        print("  ".join(filter(None, [number, metrics, version.folder, " ".join(names)])))
     print(f"* in service: version {champion}" if champion else "no version is in service")
-    for move in records.moves:
-        print(
-            f"  {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(move.time))}  "
-            f"{_describe(move)}: {move.reason}"
-        )
+    for move in history.moves:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(move.time))
+        print(f"  {when}  {_format_move(move)}: {move.reason}")
     return 0
 
 
 def promote(arguments: argparse.Namespace) -> int:
-    registry = _registry(arguments.config)
+    registry = _open_registry(arguments.config)
     registry.promote(arguments.version, arguments.reason)
-    print(
-        f"version {arguments.version} is in service: {registry.version(arguments.version).folder}"
-    )
+    version = registry.get_version(arguments.version)
+    print(f"version {arguments.version} is in service: {version.folder}")
     return 0
 
 
 def roll_back(arguments: argparse.Namespace) -> int:
-    version = _registry(arguments.config).roll_back(arguments.reason)
+    version = _open_registry(arguments.config).roll_back(arguments.reason)
     print(f"version {version.number} is in service again: {version.folder}")
     return 0
 
 
 def set_alias(arguments: argparse.Namespace) -> int:
-    _registry(arguments.config).set_alias(arguments.name, arguments.version, arguments.reason)
+    _open_registry(arguments.config).set_alias(arguments.name, arguments.version, arguments.reason)
     print(
-        f"@{arguments.name} is version {arguments.version}"
+        f"@{arguments.name} points to version {arguments.version}"
         if arguments.version
-        else f"@{arguments.name} names no version"
+        else f"@{arguments.name} is removed"
     )
     return 0
 
 
 def retire(arguments: argparse.Namespace) -> int:
     if arguments.keep < 1:
-        raise ConfigError(f"--keep must be at least 1, got {arguments.keep}")
-    removed = _registry(arguments.config).retire(arguments.keep, arguments.reason)
-    print(
-        f"retired: {', '.join(f'version {number}' for number in removed)}"
-        if removed
-        else "nothing to retire"
-    )
+        raise ConfigError(f"--keep {arguments.keep}: must be at least 1.")
+    removed = _open_registry(arguments.config).retire(arguments.keep, arguments.reason)
+    names = ", ".join(f"version {number}" for number in removed)
+    print(f"retired: {names}" if removed else "nothing to retire")
     return 0
 
 
 def fetch(arguments: argparse.Namespace) -> int:
-    version = _find(_registry(arguments.config), arguments.version)
+    version = _find_version(_open_registry(arguments.config), arguments.version)
     key = arguments.verify and read_public_key(arguments.verify)
     target = arguments.folder.resolve() / str(version.number)
     if not target.exists():
         with (
             exclusive_lock(
                 target.with_name(".fetch.lock"),
-                f"the right to copy into {target.parent}",
+                f"copies into {target.parent}",
                 wait_seconds=60.0,
             ),
-            tempfile.TemporaryDirectory(prefix="trainyard-fetch-") as cache,
             staging_folder(target) as staging,
         ):
-            version.copy(staging, Path(cache), key)
+            version.copy_to(staging, key)
     elif key:
-        key.verify(read_manifest_bytes(target / NAME), _signature_of(target), str(target))
+        file = target / SIGNATURE
+        signature = file.read_bytes() if file.is_file() else None
+        key.verify(read_manifest_bytes(target / NAME), signature, str(target))
         manifest = read_manifest(target / NAME)
-        refuse_damage(target / NAME, manifest, manifest.files)
+        check_files(target / NAME, manifest, manifest.files)
     print(target)
     return 0
 
 
-def _signature_of(folder: Path) -> bytes | None:
-    file = folder / SIGNATURE
-    return file.read_bytes() if file.is_file() else None
-
-
-def _find(registry: Registry, wanted: str) -> Version:
-    if wanted.isdecimal():
-        return registry.version(int(wanted))
-    if version := registry.aliased(wanted):
+def _find_version(registry: Registry, version_or_alias: str) -> Version:
+    if version_or_alias.isdecimal():
+        return registry.get_version(int(version_or_alias))
+    if version := registry.find_by_alias(version_or_alias):
         return version
     raise ConfigError(
-        f"{registry.place}: no version has the alias {wanted}; "
-        f"there are {', '.join(registry.aliases().names) or 'none'}"
+        f"{registry.location}: no version has the alias {version_or_alias}. "
+        f"Existing aliases: {', '.join(registry.read_aliases().names) or 'none'}."
     )
 
 
-def _registry_of(arguments: argparse.Namespace) -> Registry:
+def _select_registry(arguments: argparse.Namespace) -> Registry:
     if arguments.config:
-        return _registry(arguments.config)
+        return _open_registry(arguments.config)
     if not (arguments.registry and arguments.model):
-        raise ConfigError("models: name a CONFIG, or both --registry and --model")
+        raise ConfigError("models: pass CONFIG, or both --registry and --model.")
     return Registry(f"{arguments.registry.rstrip('/')}/{arguments.model}")
 
 
-def _registry(file: Path) -> Registry:
+def _open_registry(file: Path) -> Registry:
     return Registry(load_config(file).registry)
 
 
-def _describe(move: Move) -> str:
+def _format_move(move: AliasMove) -> str:
     if move.retired:
         return f"retired {', '.join(map(str, move.retired))}"
-    what = f"version {move.version}" if move.version else "no version"
-    return what if move.alias == CHAMPION else f"@{move.alias} {what}"
+    target_version = f"version {move.version}" if move.version else "no version"
+    return target_version if move.alias == CHAMPION else f"@{move.alias} {target_version}"
 
 
-def _as_json(version: Version, names: list[str]) -> dict[str, Any]:
+def _to_json(version: Version, names: list[str], manifest: Manifest | DataError) -> dict[str, Any]:
     value: dict[str, Any] = {"version": version.number, "folder": version.folder, "aliases": names}
-    try:
-        manifest = version.manifest()
-    except DataError as error:
-        return value | {"problem": str(error)}
+    if isinstance(manifest, DataError):
+        return value | {"problem": str(manifest)}
     return value | {"digest": manifest.digest, "figures": manifest.figures}
 
 
-def _metrics(version: Version) -> str:
+def _format_metrics(manifest: Manifest | DataError) -> str:
+    if isinstance(manifest, DataError):
+        return f"cannot be read: {manifest}"
     try:
-        metrics = ModelFigures.model_validate(version.manifest().figures).metrics
-    except (DataError, ValidationError) as error:
-        return (
-            f"can't be read: {error}"
-            if isinstance(error, DataError)
-            else "was not published by an export"
-        )
+        metrics = ModelFigures.model_validate(manifest.figures).metrics
+    except ValidationError:
+        return "not published by an export"
     return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

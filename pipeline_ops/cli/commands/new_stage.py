@@ -11,17 +11,17 @@ import argparse
 import keyword
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
+from pipeline_ops.cli.arguments import Commands, add_command
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage.atomic import write_whole
+from pipeline_ops.storage.atomic import write_atomically
 
 _CATALOGUE = Path("beam_jobs") / "stages" / "__init__.py"
-_MAX_LINE = 100
+_MAX_LINE_LENGTH = 100
 
-_STAGE = '''\
-"""Multiplies all pixels by a factor. (`trainyard stages` shows this line: say what it does.)"""
+_STAGE_TEMPLATE = '''\
+"""Multiplies all pixels by a factor. (Shown by `trainyard stages`. Describe your stage here.)"""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from beam_jobs.stages.stage import Example, parameters
 @parameters
 class {class_name}:
     factor: float = Field(1.0, gt=0, le=10)
-    """What all pixels are multiplied by. (Say what a parameter means, and in which unit.)"""
+    """Factor for all pixels. (Describe what a parameter means, and its unit.)"""
 
 
 def {name}(example: Example, parameters: {class_name}) -> Example:
-    """A stage is this function; `beam_jobs/README.md` says what it may do."""
+    """The stage function. `docs/add-a-stage.md` describes what it may do."""
     import numpy as np
 
     if parameters.factor == 1:
@@ -46,7 +46,7 @@ def {name}(example: Example, parameters: {class_name}) -> Example:
     return example.with_image(brightened)
 '''
 
-_TEST = '''\
+_TEST_TEMPLATE = '''\
 """The stage {name}."""
 
 from __future__ import annotations
@@ -55,155 +55,138 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from beam_jobs.stages.stage import Example
-from {module} import {class_name}, {name}
+{imports}
 
 EXAMPLE = Example("cat/1.png", "cat", b"the file", np.full((4, 6, 3), 100, np.uint8))
 
 
-@pytest.mark.parametrize("factor, wanted", [(0.5, 50), (2.0, 200), (3.0, 255)])
-def test_pixels_are_multiplied(factor, wanted):
+@pytest.mark.parametrize("factor, expected", [(0.5, 50), (2.0, 200), (3.0, 255)])
+def test_pixels_are_multiplied(factor, expected):
     after = {name}(EXAMPLE, {class_name}(factor=factor))
-    assert (after.image == wanted).all()
+    assert (after.image == expected).all()
     assert after.image.dtype == np.uint8
     assert not after.is_original
 
 
-def test_an_example_that_needs_no_change_keeps_its_own_bytes():
+def test_an_unchanged_example_keeps_its_bytes():
     assert {name}(EXAMPLE, {class_name}()) is EXAMPLE
 
 
-def test_a_factor_of_zero_is_refused():
+def test_a_factor_of_zero_is_rejected():
     with pytest.raises(ValidationError):
         {class_name}(factor=0)
 '''
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "new-stage",
-        help="write a new stage with its test",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        new_stage,
+        "Create a preprocessing stage, with a test.",
+        "Writes a working stage that you then change. It goes into beam_jobs/stages/ and\n"
+        "its catalogue. With --package, it goes into your own package, and an entry point\n"
+        "is added to pyproject.toml. Overwrites no existing file.",
     )
     parser.add_argument(
-        "name", metavar="NAME", help="as it will stand in the YAML: small letters, digits and _"
+        "name",
+        metavar="NAME",
+        help="Name of the stage in the YAML: lowercase letters, digits and _.",
     )
     parser.add_argument(
         "--package",
         metavar="PACKAGE",
-        help="a Python package of yours, in this folder or in src/, that gets the stage",
+        help="Your own Python package, in the current folder or in src/.",
     )
-    parser.set_defaults(command=new_stage)
 
 
 def new_stage(arguments: argparse.Namespace) -> int:
     name, package = arguments.name, arguments.package
-    files = (
-        _files_in_package(Path(), package, name) if package else _files_in_repository(Path(), name)
-    )
+    files = _build_package_files(package, name) if package else _build_repository_files(name)
     for path, text in files.items():
-        write_whole(path, text.encode())
-        print(f"wrote {path}")
+        write_atomically(path, text.encode())
+        print(f"Wrote {path}")
     test = next(path for path in files if path.name.startswith("test_"))
     in_yaml = f"{package}.{name}:{name}" if package else name
     print(
-        f"\nIt multiplies all pixels by a factor; make it do what you want.\n"
-        f"Test it:     {_as_typed(sys.executable)} -m pytest {test}\n"
-        f"List it:     - {in_yaml}: {{factor: 1.5}}     (in preprocess.stages of a config)\n"
-        f"Look at it:  {_as_typed(sys.argv[0])} preview CONFIG --stage {in_yaml}"
+        f"\nThe stage multiplies all pixels by a factor. Change it to your needs.\n"
+        f"Test:     {_shorten_path(sys.executable)} -m pytest {test}\n"
+        f"Use:      - {in_yaml}: {{factor: 1.5}}     (in preprocess.stages of a config)\n"
+        f"Preview:  {_shorten_path(sys.argv[0])} preview CONFIG --stage {in_yaml}"
     )
     return 0
 
 
-def _as_typed(program: str) -> str:
+def _shorten_path(program: str) -> str:
     """The path of a program as a user would type it here."""
     path = Path(program)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else program
 
 
-def _files_in_repository(root: Path, name: str) -> dict[Path, str]:
+def _build_repository_files(name: str) -> dict[Path, str]:
     """The texts to write, by path."""
-    if not (root / _CATALOGUE).exists():
+    if not _CATALOGUE.exists():
         raise ConfigError(
-            f"there is no {_CATALOGUE} here; go to the root of the repository, "
-            "or give the stage to a package of yours: --package PACKAGE"
+            f"{_CATALOGUE}: not found in the current folder. Run the command in the root of the "
+            "repository, or add the stage to your own package with --package PACKAGE."
         )
-    _check_name(name)
-    files = _texts(
-        root / "beam_jobs" / "stages" / f"{name}.py",
-        root / "tests" / "beam_jobs" / "stages" / f"test_{name}.py",
+    _validate_name(name)
+    files = _render_files(
+        Path("beam_jobs") / "stages" / f"{name}.py",
+        Path("tests") / "beam_jobs" / "stages" / f"test_{name}.py",
         f"beam_jobs.stages.{name}",
         name,
     )
-    return files | {root / _CATALOGUE: add_to_catalogue((root / _CATALOGUE).read_text(), name)}
+    return files | {_CATALOGUE: add_to_catalogue(_CATALOGUE.read_text(), name)}
 
 
-def _files_in_package(root: Path, package: str, name: str) -> dict[Path, str]:
-    folder = next(
-        (
-            folder
-            for folder in (
-                root / package.replace(".", "/"),
-                root / "src" / package.replace(".", "/"),
-            )
-            if folder.is_dir()
-        ),
-        None,
-    )
-    if folder is None:
+def _build_package_files(package: str, name: str) -> dict[Path, str]:
+    path = package.replace(".", "/")
+    folder = Path(path) if Path(path).is_dir() else Path("src") / path
+    if not folder.is_dir():
         raise ConfigError(
-            f"there is no package {package} here, nor in src/; "
-            "go to the folder that holds it, or make it"
+            f"--package {package}: not found in the current folder or in src/. "
+            "Run the command in the folder that contains the package, or create it."
         )
-    _check_name(name)
-    files = _texts(
-        folder / f"{name}.py", root / "tests" / f"test_{name}.py", f"{package}.{name}", name
+    _validate_name(name)
+    files = _render_files(
+        folder / f"{name}.py", Path("tests") / f"test_{name}.py", f"{package}.{name}", name
     )
-    project = root / "pyproject.toml"
+    project = Path("pyproject.toml")
     if project.exists():
         files[project] = add_entry_point(project.read_text(), name, f"{package}.{name}:{name}")
     return files
 
 
-def _check_name(name: str) -> None:
-    from beam_jobs.stages import CATALOGUE
+def _validate_name(name: str) -> None:
+    from beam_jobs import stages
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ConfigError(
-            f"{name}: a stage's name is a word of small letters, digits and _ that Python has no "
-            "other use for, such as sharpen_edges"
+            f"{name}: not a valid stage name. Use lowercase letters, digits and _, and no Python "
+            "keyword, for example sharpen_edges."
         )
-    if name in CATALOGUE or name in ("stage", "boxes", "checks", "foreign"):
+    if Path(stages.__path__[0], f"{name}.py").exists():
         raise ConfigError(
-            f"{name}: there is a stage or a module of this name already; choose another name"
+            f"{name}: a stage or a module with this name already exists. Choose another name."
         )
 
 
-def _texts(stage: Path, test: Path, module: str, name: str) -> dict[Path, str]:
+def _render_files(stage: Path, test: Path, module: str, name: str) -> dict[Path, str]:
     for path in (stage, test):
         if path.exists():
-            raise ConfigError(f"{path}: is there already; choose another name, or remove it")
-    words: Mapping[str, str] = {
-        "name": name,
-        "class_name": "".join(part.capitalize() for part in name.split("_")),
-        "module": module,
-    }
-    return {stage: _STAGE.format(**words), test: _sorted_imports(_TEST.format(**words), module)}
+            raise ConfigError(f"{path}: already exists. Choose another name, or remove the file.")
+    class_name = _make_class_name(name)
+    imports = [
+        "from beam_jobs.stages.stage import Example",
+        f"from {module} import {class_name}, {name}",
+    ]  # sorted, for the linter
+    fields = {"name": name, "class_name": class_name, "imports": "\n".join(sorted(imports))}
+    return {stage: _STAGE_TEMPLATE.format(**fields), test: _TEST_TEMPLATE.format(**fields)}
 
 
-def _sorted_imports(test: str, module: str) -> str:
-    """Sorts the imports for the linter.
-
-    It wants `beam_jobs.stages.<a name before "stage">` above `beam_jobs.stages.stage`.
-    """
-    ours = "from beam_jobs.stages.stage import Example\n"
-    if module.startswith("beam_jobs.") and module < "beam_jobs.stages.stage":
-        line = next(
-            line for line in test.splitlines(keepends=True) if line.startswith(f"from {module} ")
-        )
-        return test.replace(ours + line, line + ours)
-    return test
+def _make_class_name(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
 
 
 def add_to_catalogue(text: str, name: str) -> str:
@@ -216,26 +199,17 @@ def add_to_catalogue(text: str, name: str) -> str:
     end = re.search(r"^CATALOGUE\b.*?^}", text, re.MULTILINE | re.DOTALL)
     if not found or not end:
         raise ConfigError(
-            f"{_CATALOGUE}: its import of the stages or its CATALOGUE can't be found; "
-            "add the line by hand"
+            f"{_CATALOGUE}: cannot find the import of the stages or CATALOGUE. "
+            f"Add the stage {name} manually."
         )
     modules = sorted({*re.findall(r"\w+", found[1]), name})
     line = f"from beam_jobs.stages import {', '.join(modules)}\n"
-    if len(line) > _MAX_LINE:
-        line = (
-            "from beam_jobs.stages import (\n"
-            + "".join(f"    {module},\n" for module in modules)
-            + ")\n"
-        )
-    class_name = "".join(part.capitalize() for part in name.split("_"))
-    entry = f'    "{name}": Stage({name}.{class_name}, {name}.{name}),\n'
-    return (
-        text[: found.start()]
-        + line
-        + text[found.end() : end.end() - 1]
-        + entry
-        + text[end.end() - 1 :]
-    )
+    if len(line) > _MAX_LINE_LENGTH:
+        lines = "".join(f"    {module},\n" for module in modules)
+        line = f"from beam_jobs.stages import (\n{lines})\n"
+    entry = f'    "{name}": Stage({name}.{_make_class_name(name)}, {name}.{name}),\n'
+    last = end.end() - 1
+    return text[: found.start()] + line + text[found.end() : last] + entry + text[last:]
 
 
 def add_entry_point(text: str, name: str, path: str) -> str:
@@ -246,10 +220,10 @@ def add_entry_point(text: str, name: str, path: str) -> str:
     """
     header = '[project.entry-points."trainyard.stages"]\n'
     if re.search(rf'^{name}\s*=\s*"[\w.]+:\w+"', text, re.MULTILINE):
-        raise ConfigError(f"pyproject.toml: has an entry point {name} already; choose another name")
+        raise ConfigError(
+            f"pyproject.toml: the entry point {name} already exists. Choose another name."
+        )
     line = f'{name} = "{path}"\n'
-    return (
-        text.replace(header, header + line, 1)
-        if header in text
-        else f"{text.rstrip()}\n\n{header}{line}"
-    )
+    if header in text:
+        return text.replace(header, header + line, 1)
+    return f"{text.rstrip()}\n\n{header}{line}"

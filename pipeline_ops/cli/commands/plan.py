@@ -8,109 +8,107 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline_ops.artifacts.layout import Attempt, Layout
-from pipeline_ops.cli.arguments import add_config, add_overrides, load_checked, parse_overrides
+from pipeline_ops.cli.arguments import (
+    Commands,
+    add_command,
+    add_config,
+    add_overrides,
+    load_checked,
+    parse_overrides,
+)
 from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts
 from pipeline_ops.config.pipeline import PipelineConfig
 
-_NO_RUN = "RUN"
+if TYPE_CHECKING:
+    from pipeline_ops.launch.plan import Host
+
+_PLACEHOLDER_RUN_ID = "RUN"
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "plan",
-        help="say which process of a training would run where",
-        description=(
-            "Prints the launch plan of a training, and what Slurm or Kubernetes would be asked for."
-        ),
+        plan,
+        "Show the host and the role of each training process.",
+        "Also prints the request to Slurm or Kubernetes. Starts no process and contacts no\nhost.",
     )
     add_config(parser)
     add_overrides(parser)
-    parser.set_defaults(command=plan)
 
 
 def plan(arguments: argparse.Namespace) -> int:
     config = load_checked(arguments.config, parse_overrides(arguments.overrides))
-    print(describe(config))
+    print(render_plan(config))
     return 0
 
 
-def describe(config: PipelineConfig) -> str:
-    """The plan for the case that all hosts are there.
+def render_plan(config: PipelineConfig) -> str:
+    """Renders the plan for the case that all hosts are available.
 
     It names each value that a host determines itself: its ports and its number of cores.
     """
-    from pipeline_ops.launch.plan import build_launch_plan, gang_size, needs_ports, seats_of
+    from pipeline_ops.launch.plan import (
+        assign_workers,
+        build_launch_plan,
+        compute_gang_size,
+        needs_ports,
+    )
 
-    places = _places(config.hosts)
-    attempt = Attempt(Layout(config.root, config.pipeline).attempts(_NO_RUN, "train"))
-    seats = seats_of(config.train, places, gang_size(config.train, places))
+    hosts = _allocate_hosts(config.hosts)
+    attempt = Attempt(Layout(config.root, config.pipeline).attempts(_PLACEHOLDER_RUN_ID, "train"))
+    assignments = assign_workers(config.train, hosts, compute_gang_size(config.train, hosts))
     first = config.hosts.ports[0] if config.hosts and config.hosts.ports else 0
-    listens = needs_ports(config.train, places, seats)
+    listens = needs_ports(config.train, hosts, assignments)
     ports = {
-        place.name: range(first, first + len(seats)) if first else [0] * len(seats)
-        for place in places
+        host.name: range(first, first + len(assignments)) if first else [0] * len(assignments)
+        for host in hosts
         if listens
     }
-    text = str(
-        build_launch_plan(config.train, places, seats, ports, attempt, Path("WORK"), incarnation=0)
-    )
-    return "\n\n".join([text, *_requests(config.hosts, attempt, config)])
+    text = str(build_launch_plan(config.train, hosts, assignments, ports, attempt, Path("WORK")))
+    return "\n\n".join([text, *_render_cluster_requests(attempt, config)])
 
 
-def _places(hosts: Hosts | None) -> list:
+def _allocate_hosts(hosts: Hosts | None) -> list[Host]:
     from pipeline_ops.launch.local import LocalLauncher
     from pipeline_ops.launch.plan import Host
     from pipeline_ops.launch.ssh import SshLauncher
 
+    launcher: SshLauncher | LocalLauncher
     match hosts:
+        case SlurmHosts(nodes=nodes, workers_per_node=workers, cores_per_node=cores):
+            names = [f"node-{number}" for number in range(1, nodes + 1)]
+            return [
+                Host(name=name, address=name, workers=workers, cores=cores or 0) for name in names
+            ]
+        case KubernetesHosts(pods=pods, workers_per_pod=workers):
+            names = [f"pod-{number}" for number in range(pods)]
+            return [Host(name=name, address=name, workers=workers) for name in names]
         case SshHosts():
-            return SshLauncher(hosts).allocate(lambda: None)
-        case SlurmHosts():
-            return [
-                Host(
-                    name=f"node-{n}",
-                    address=f"node-{n}",
-                    workers=hosts.workers_per_node,
-                    cores=hosts.cores_per_node or 0,
-                )
-                for n in range(1, hosts.nodes + 1)
-            ]
-        case KubernetesHosts():
-            return [
-                Host(name=f"pod-{n}", address=f"pod-{n}", workers=hosts.workers_per_pod)
-                for n in range(hosts.pods)
-            ]
-        case LocalHosts():
-            return LocalLauncher(hosts.workers, hosts.cores or 0).allocate(lambda: None)
+            launcher = SshLauncher(hosts)
+        case LocalHosts(workers=workers, cores=cores):
+            launcher = LocalLauncher(workers, cores or 0)
         case _:
-            return LocalLauncher().allocate(lambda: None)
+            launcher = LocalLauncher()
+    return launcher.allocate(lambda: None)
 
 
-def _requests(hosts: Hosts | None, attempt: Attempt, config: PipelineConfig) -> list[str]:
+def _render_cluster_requests(attempt: Attempt, config: PipelineConfig) -> list[str]:
     """The requests to a cluster."""
-    from pipeline_ops.launch.kubernetes import manifest
-    from pipeline_ops.launch.slurm import batch_script, sbatch_command
+    from pipeline_ops.launch.kubernetes import build_manifest
+    from pipeline_ops.launch.slurm import build_batch_script, build_sbatch_command
 
-    name = f"trainyard-{config.pipeline}"
+    name, folder, hosts = f"trainyard-{config.pipeline}", attempt.folder, config.hosts
     match hosts:
         case SlurmHosts():
-            return [
-                " ".join(sbatch_command(hosts, name, attempt.folder)),
-                batch_script(hosts, attempt.folder).strip(),
-            ]
+            command = " ".join(build_sbatch_command(hosts, name, folder / "slurm.log"))
+            return [command, build_batch_script(hosts, folder).strip()]
         case KubernetesHosts():
-            return [
-                json.dumps(
-                    manifest(
-                        hosts,
-                        name.replace("_", "-"),
-                        str(attempt.folder),
-                        config.train.timeout_seconds,
-                    ),
-                    indent=2,
-                )
-            ]
+            name, timeout_seconds = name.replace("_", "-"), config.train.timeout_seconds
+            manifest = build_manifest(hosts, name, str(folder), timeout_seconds)
+            return [json.dumps(manifest, indent=2)]
         case _:
             return []

@@ -8,59 +8,57 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pipeline_ops.cli.arguments import add_config, add_overrides, load_checked, parse_overrides
-from pipeline_ops.storage.atomic import write_whole
+from pipeline_ops.cli.arguments import (
+    Commands,
+    add_command,
+    add_config,
+    add_output,
+    add_overrides,
+    load_checked,
+    make_int_parser,
+    parse_overrides,
+)
+from pipeline_ops.storage.atomic import write_atomically
 
-_MOST_EXAMPLES = 200
+_MAX_EXAMPLES = 200
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "preview",
-        help="draw what the stages do to some raw examples",
-        description=(
-            "Draws raw examples before and after the stages of a config, with labels and boxes, "
-            "into one PNG file."
-        ),
+        preview,
+        "Draw raw examples before and after the stages, with labels and boxes.",
+        "Writes one PNG file. Runs no pipeline.",
     )
     add_config(parser)
     parser.add_argument(
         "--stage",
         metavar="NAME",
-        help="only this stage of the config; without it, all of them after decode",
+        help="Show only this stage of the config. Default: all stages after decode.",
     )
     parser.add_argument(
         "--examples",
         metavar="N",
-        type=_count,
+        type=make_int_parser(1, _MAX_EXAMPLES),
         default=16,
-        help=f"how many raw examples to show, at most {_MOST_EXAMPLES} (default: 16)",
+        help=f"Number of raw examples to show, at most {_MAX_EXAMPLES}. Default: 16.",
     )
-    parser.add_argument(
-        "--output",
-        metavar="FILE.png",
-        type=Path,
-        help="the picture (default: <pipeline>-preview.png, here)",
+    add_output(
+        parser,
+        "FILE.png",
+        "Image to write. Default: <pipeline>-preview.png in the current folder.",
     )
     add_overrides(parser)
-    parser.set_defaults(command=preview)
 
 
 def preview(arguments: argparse.Namespace) -> int:
     config = load_checked(arguments.config, parse_overrides(arguments.overrides))
-    from beam_jobs.preview import preview as draw_preview
+    from beam_jobs.dry_run.preview import draw_preview
 
     result = draw_preview(config, arguments.stage, arguments.examples)
     output = arguments.output or Path(f"{config.pipeline}-preview.png")
-    write_whole(output, result.png)
-    print(
-        f"{output}: {', '.join(f'{count} {outcome}' for outcome, count in result.outcomes.items())}"
-    )
+    write_atomically(output, result.png)
+    counts = [f"{count} {outcome}" for outcome, count in result.outcomes.items()]
+    print(f"{output}: {', '.join(counts)}")
     return 0
-
-
-def _count(text: str) -> int:
-    """Parses a number of examples. Raises ArgumentTypeError."""
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_EXAMPLES:
-        raise argparse.ArgumentTypeError(f"must be a number of 1 to {_MOST_EXAMPLES}, got {text}")
-    return int(text)

@@ -15,21 +15,22 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from pipeline_ops.config.fields import ConfigField, leaves_of
+from pipeline_ops.cli.arguments import Commands, add_command
+from pipeline_ops.config.fields import ConfigField, collect_fields
 from pipeline_ops.config.pipeline import PipelineConfig
 
 _HEAD = """# Reference of a pipeline's YAML
 
 Made by `trainyard reference` from the declarations in `pipeline_ops/config/`. Do not edit it by hand.
 
-The column "set by" says who may set a key:
+The column "set by" names who may set a key:
 
 - **run**: a single run may set it, in the trigger form, over REST, and by `trainyard run --set`.
-- **author**: only the YAML sets it. The author may open it to runs under `per_run`, with the values that he allows.
+- **author**: only the YAML sets it. The author may open it to runs under `per_run`, with the values that are allowed.
 - **author, always**: only the YAML sets it, and it cannot be opened.
 
 `trainyard run --set` belongs to the author: it may set any key, except those of the DAG itself.
-`[]` stands for the items of a list.
+`[]` stands for the items of a list. *Advanced* marks keys that few pipelines need and no shipped config sets.
 """  # noqa: E501
 _TABLE = ("| key | type | default | set by | meaning |", "|---|---|---|---|---|")
 _TYPES = {
@@ -42,53 +43,63 @@ _TYPES = {
 }
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+def add_parser(commands: Commands) -> None:
+    add_command(
+        commands,
         "reference",
-        help="print every key of a pipeline's YAML",
-        description="Prints every key of a pipeline's YAML as "
-        "Markdown: its type, its default, who may set it, and what it means.",
+        reference,
+        "Print every key of a pipeline's YAML as Markdown.",
+        "Each key has its type, its default, who may set it, and its meaning.",
     )
-    parser.set_defaults(command=reference)
 
 
 def reference(_: argparse.Namespace) -> int:
-    print(reference_page(), end="")
+    print(render_reference(), end="")
     return 0
 
 
-def reference_page() -> str:
+def render_reference() -> str:
     """The whole page."""
-    leaves = leaves_of(PipelineConfig).values()
-    parts = [_HEAD]
-    for part in sorted(
-        set(map(_part_of, leaves)), key=["pipeline", *PipelineConfig.model_fields].index
+    config_fields = collect_fields(PipelineConfig).values()
+    page_parts = [_HEAD]
+    for section in sorted(
+        set(map(_get_section, config_fields)), key=["pipeline", *PipelineConfig.model_fields].index
     ):
-        rows = [_row(leaf) for leaf in leaves if _part_of(leaf) == part]
-        parts.append("\n".join([f"\n## {part}\n", *_TABLE, *rows, ""]))
-    return "".join(parts)
+        rows = [
+            _format_row(config_field)
+            for config_field in config_fields
+            if _get_section(config_field) == section
+        ]
+        page_parts.append("\n".join([f"\n## {section}\n", *_TABLE, *rows, ""]))
+    return "".join(page_parts)
 
 
-def _part_of(leaf: ConfigField) -> str:
+def _get_section(config_field: ConfigField) -> str:
     """The heading of a key: its first section. Keys of the whole pipeline share one heading."""
-    return leaf.key.partition(".")[0].removesuffix("[]") if "." in leaf.key else "pipeline"
+    return (
+        config_field.key.partition(".")[0].removesuffix("[]")
+        if "." in config_field.key
+        else "pipeline"
+    )
 
 
-def _row(leaf: ConfigField) -> str:
-    types = dict.fromkeys(name for field in leaf.fields for name in _types_of(field.annotation))
+def _format_row(config_field: ConfigField) -> str:
+    types = dict.fromkeys(
+        name for field in config_field.fields for name in _list_types(field.annotation)
+    )
     if "null" in types:
         types = {**{name: None for name in types if name != "null"}, "null": None}
     cells = (
-        f"`{leaf.key}`",
+        f"`{config_field.key}`",
         " or ".join(types),
-        _default_of(leaf.fields[0]),
-        _owner_of(leaf),
-        _meaning_of(leaf),
+        _format_default(config_field.fields[0]),
+        _format_owner(config_field),
+        _format_description(config_field),
     )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _types_of(annotation: Any) -> Iterator[str]:
+def _list_types(annotation: Any) -> Iterator[str]:
     """The names of the types that an annotation allows, or the values of a choice."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _TYPES:
@@ -96,32 +107,38 @@ def _types_of(annotation: Any) -> Iterator[str]:
     elif origin is typing.Literal:
         yield from (f"`{value}`" for value in arguments)
     elif origin is typing.Annotated:
-        yield from _types_of(arguments[0])
+        yield from _list_types(arguments[0])
     elif origin is list:
-        yield f"list of {' or '.join(_types_of(arguments[0]))}"
+        yield f"list of {' or '.join(_list_types(arguments[0]))}"
     elif origin is dict:
         yield "mapping"
     else:
         for member in arguments:
-            yield from _types_of(member)
+            yield from _list_types(member)
 
 
-def _default_of(field: FieldInfo) -> str:
+def _format_default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     return f"`{json.dumps(field.default)}`"
 
 
-def _owner_of(leaf: ConfigField) -> str:
-    if leaf.is_per_run:
-        return f"run ({leaf.run_words})" if leaf.run_words else "run"
+def _format_owner(config_field: ConfigField) -> str:
+    if config_field.is_per_run:
+        return (
+            f"run ({config_field.run_pattern_description})"
+            if config_field.run_pattern_description
+            else "run"
+        )
     return (
         "author"
-        if leaf.kind == "scalar" and not leaf.fixed and not leaf.is_in_list
+        if config_field.kind == "scalar" and not config_field.fixed and not config_field.is_in_list
         else "author, always"
     )
 
 
-def _meaning_of(leaf: ConfigField) -> str:
-    texts = dict.fromkeys(" ".join((field.description or "").split()) for field in leaf.fields)
-    return " ".join(filter(None, texts))
+def _format_description(config_field: ConfigField) -> str:
+    texts = dict.fromkeys(
+        " ".join((field.description or "").split()) for field in config_field.fields
+    )
+    return " ".join(filter(None, ["*Advanced.*" if config_field.is_advanced else "", *texts]))

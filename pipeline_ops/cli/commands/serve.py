@@ -1,13 +1,4 @@
-"""`trainyard serve`: a small HTTP server for a published model.
-
-    trainyard serve configs/digits.yaml                    the champion of the pipeline
-    trainyard serve configs/digits.yaml@canary             the version of another alias, and its
-                                                           successors
-    trainyard serve digits@3 --registry s3://bucket/models a version by its number, without a config
-
-It has TensorFlow Serving's REST form, and a page to try the model. It is for smoke tests and demos,
-and listens on this machine alone unless --host says otherwise.
-"""
+"""`trainyard serve`: an HTTP server for a published model, for smoke tests and demos."""
 
 from __future__ import annotations
 
@@ -17,49 +8,64 @@ import os
 import sys
 from pathlib import Path
 
+from pipeline_ops.cli.arguments import Commands, add_command, add_verify
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.registry.aliases import CHAMPION
+from pipeline_ops.storage.open_store import make_store_environment
 
-_YAML = (".yaml", ".yml")
+_YAML_SUFFIXES = (".yaml", ".yml")
+_DETAILS = """\
+The server has the REST API of TensorFlow Serving, and a page to try the model.
+It is for smoke tests and demos, and listens only on this machine unless --host
+is set.
+
+Examples:
+  trainyard serve configs/digits.yaml          serve the champion of the pipeline
+  trainyard serve configs/digits.yaml@canary   serve and follow another alias
+  trainyard serve digits@3 --registry s3://bucket/models
+                                               serve one version, without config
+"""
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "serve",
-        help="serve a published model over HTTP, with a page to try it",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        serve,
+        "Serve a published model over HTTP.",
+        _DETAILS,
     )
     parser.add_argument(
         "model",
         metavar="MODEL[@ALIAS]",
-        help="a pipeline's YAML file, or the name of a model in --registry",
+        help="YAML file of a pipeline, or the name of a model in --registry. "
+        "Default alias: champion.",
     )
     parser.add_argument(
-        "--registry", help="the place of the registry: a folder, or s3://bucket/models"
+        "--registry", metavar="URI", help="Registry of the model: a folder, or s3://bucket/models."
+    )
+    add_verify(parser, "Serve")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="Address to listen on. Default: 127.0.0.1. 0.0.0.0 accepts remote connections.",
     )
     parser.add_argument(
-        "--verify",
-        metavar="KEY",
-        type=Path,
-        help="refuse a version that is not signed by this public key, a file of minisign",
+        "--port",
+        metavar="PORT",
+        type=int,
+        default=8501,
+        help="Port to listen on. Default: 8501. 0 selects a free port.",
     )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="the address to listen on; 0.0.0.0 lets everybody in"
-    )
-    parser.add_argument("--port", type=int, default=8501, help="0 takes a free one")
     parser.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help=(
-            "a name by which clients address the server, "
-            "for example behind a proxy; may be repeated"
-        ),
+        help="Host name that clients may use for the server, for example behind a proxy. "
+        "Can be repeated.",
     )
-    parser.set_defaults(command=serve)
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -68,47 +74,33 @@ def serve(arguments: argparse.Namespace) -> int:
         name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None
     ]:
         raise ConfigError(
-            f"serve needs {' and '.join(missing)}; install Trainyard with its extra serving: "
-            "pip install '.[serving]'"
+            f"serve: {' and '.join(missing)} not installed. "
+            "Install the extra serving: pip install '.[serving]'"
         )
-    wanted, _, alias = (
-        arguments.model.rpartition("@")
-        if "@" in arguments.model
-        else (arguments.model, "", CHAMPION)
-    )
-    name, place = _find(wanted, arguments.registry)
-    verify = ["--verify", str(arguments.verify.resolve())] if arguments.verify else []
-    sys.stdout.flush()
-    os.execv(  # noqa: S606
+    model = arguments.model if "@" in arguments.model else f"{arguments.model}@{CHAMPION}"
+    requested_model, _, alias = model.rpartition("@")
+    name, model_uri = _resolve_model(requested_model, arguments.registry)
+    options = {"model": model_uri, "name": name, "alias": alias, "host": arguments.host}
+    argv = [
         sys.executable,
-        [
-            sys.executable,
-            "-m",
-            "pipeline_ops.export.serving.server",
-            "--model",
-            place,
-            "--name",
-            name,
-            "--alias",
-            alias,
-            "--host",
-            arguments.host,
-            "--port",
-            str(arguments.port),
-            *(f"--allow-host={name}" for name in arguments.allow_host),
-            *verify,
-        ],
-    )
+        "-m",
+        "pipeline_ops.export.serving.server",
+        *(f"--{option}={value}" for option, value in options.items()),
+        f"--port={arguments.port}",
+        *(f"--allow-host={host}" for host in arguments.allow_host),
+        *([f"--verify={arguments.verify.resolve()}"] if arguments.verify else []),
+    ]
+    sys.stdout.flush()
+    os.execve(argv[0], argv, os.environ | make_store_environment(model_uri))  # noqa: S606
 
 
-def _find(wanted: str, registry: str | None) -> tuple[str, str]:
-    """The model's name, and its place."""
-    if Path(wanted).suffix in _YAML:
-        config = load_config(Path(wanted))
+def _resolve_model(requested_model: str, registry: str | None) -> tuple[str, str]:
+    """Returns the name of the model and the URI of its versions."""
+    if Path(requested_model).suffix in _YAML_SUFFIXES:
+        config = load_config(Path(requested_model))
         return config.export.model, config.registry
     if registry is None:
         raise ConfigError(
-            f"serve: {wanted} is no YAML file; "
-            "name the registry that has this model with --registry"
+            f"serve: {requested_model} is not a YAML file. For a model name, also pass --registry."
         )
-    return wanted, f"{registry.rstrip('/')}/{wanted}"
+    return requested_model, f"{registry.rstrip('/')}/{requested_model}"

@@ -1,13 +1,13 @@
 """The few calls of Airflow's REST API that the commands need.
 
-A busy or restarting server is asked again for a while. A refusal is an error with the server's own
-words.
+Requests to a busy or restarting server are retried for a while. A rejected request is an error with
+the message of the server.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -18,31 +18,26 @@ if TYPE_CHECKING:
     import httpx
 
 _LOGIN = "/auth/token"
-_REQUEST_SECONDS = 30.0
-_PATIENCE_SECONDS = 60.0
-_RETRY_SECONDS = 0.2
+_REQUEST_TIMEOUT_SECONDS = 30.0
+_RETRY_TIMEOUT_SECONDS = 60.0
+_RETRY_INTERVAL_SECONDS = 0.2
 
 
 class AirflowApi:
     """One user's session with one Airflow. Closes its connections when used as a context.
 
     Args:
-      meanwhile: called between two attempts of a call. It may raise if waiting is pointless.
+      before_retry: called before each retry of a request. It may raise to end the retries.
     """
 
     def __init__(
-        self, url: str, user: str, password: str, meanwhile: Callable[[], None] = lambda: None
+        self, url: str, user: str, password: str, before_retry: Callable[[], None] = lambda: None
     ):
         import httpx
 
-        self._client = httpx.Client(base_url=url, timeout=_REQUEST_SECONDS, trust_env=False)
-        self._again = (
-            httpx.ConnectError,
-            httpx.ReadError,
-            httpx.RemoteProtocolError,
-            httpx.TimeoutException,
-        )
-        self._meanwhile = meanwhile
+        self._client = httpx.Client(base_url=url, timeout=_REQUEST_TIMEOUT_SECONDS, trust_env=False)
+        self._connection_error = httpx.TransportError
+        self._before_retry = before_retry
         self._login = {"username": user, "password": password}
 
     def __enter__(self) -> AirflowApi:
@@ -59,35 +54,34 @@ class AirflowApi:
         self._call("GET", "/execution/health")
 
     def log_in(self) -> None:
-        self._client.headers["Authorization"] = (
-            f"Bearer {self._call('POST', _LOGIN, self._login)['access_token']}"
-        )
+        token = self._call("POST", _LOGIN, self._login)["access_token"]
+        self._client.headers["Authorization"] = f"Bearer {token}"
 
     def health(self) -> dict[str, dict[str, Any]]:
-        return self._call("GET", "/api/v2/monitor/health")
+        health: dict[str, dict[str, Any]] = self._call("GET", "/api/v2/monitor/health")
+        return health
 
-    def import_errors(self, since: float, without: str | None = None) -> list[str]:
-        """The errors of the DAG files that were read since a time, without those of one file.
+    def list_import_errors(self, since: float, exclude: str | None = None) -> list[str]:
+        """Returns the import errors of the DAG files that were parsed since a time.
 
-        The time is in seconds since 1970.
+        `since` is in seconds since 1970. `exclude` is the name of a file to leave out.
         """
         errors = self._call("GET", "/api/v2/importErrors")["import_errors"]
         return [
             f"{error['filename']}:\n{error['stack_trace']}"
             for error in errors
-            if seconds_since_1970(error["timestamp"]) >= since and error["filename"] != without
+            if parse_timestamp(error["timestamp"]) >= since and error["filename"] != exclude
         ]
 
     def dag(self, dag: str) -> dict[str, Any] | None:
         """The DAG; None if there is none, or only a stale one."""
-        found = self._call("GET", f"/api/v2/dags/{dag}", accepted=(404,))
+        found = self._call("GET", f"/api/v2/dags/{dag}", accepted=404)
         return None if found is None or found["is_stale"] else found
 
-    def parse_again(self, file_token: str) -> None:
+    def request_parse(self, file_token: str) -> None:
         """Asks Airflow to read a DAG file soon."""
-        self._call(
-            "PUT", f"/api/v2/parseDagFile/{quote(file_token, safe='')}", accepted=(409,)
-        )  # 409: has been requested already
+        path = f"/api/v2/parseDagFile/{quote(file_token, safe='')}"
+        self._call("PUT", path, accepted=409)  # 409: has been requested already
 
     def pause(self, dag: str, paused: bool) -> None:
         self._call("PATCH", f"/api/v2/dags/{dag}?update_mask=is_paused", {"is_paused": paused})
@@ -95,94 +89,91 @@ class AirflowApi:
     def trigger(self, dag: str, conf: Mapping[str, Any], run_id: str | None = None) -> str:
         """Triggers a run and returns its id.
 
-        The id is chosen here, so that a call that is repeated after a lost answer makes one run.
+        The id is chosen here, so that a request that is repeated after a lost response makes
+        only one run.
         """
-        run_id = run_id or new_run_id()
-        due = datetime.now(UTC) - timedelta(
-            seconds=1
-        )  # SQLite has whole seconds: a run that is due now would wait for the next one
-        self._call(
-            "POST",
-            f"/api/v2/dags/{dag}/dagRuns",
-            {
-                "dag_run_id": run_id,
-                "logical_date": None,
-                "run_after": due.isoformat(),
-                "conf": dict(conf),
-            },
-            accepted=(409,),
-        )
+        run_id = run_id or make_run_id()
+        # SQLite has whole seconds: a run that is due now would wait for the next one.
+        run_after = datetime.now(UTC) - timedelta(seconds=1)
+        run = {
+            "dag_run_id": run_id,
+            "logical_date": None,
+            "run_after": run_after.isoformat(),
+            "conf": dict(conf),
+        }
+        self._call("POST", f"/api/v2/dags/{dag}/dagRuns", run, accepted=409)
         return run_id
 
     def run(self, dag: str, run_id: str) -> dict[str, Any]:
-        return self._call("GET", f"/api/v2/dags/{dag}/dagRuns/{quote(run_id, safe='')}")
+        run: dict[str, Any] = self._call("GET", _make_run_path(dag, run_id))
+        return run
 
     def tasks(self, dag: str, run_id: str) -> list[dict[str, Any]]:
-        return self._call(
-            "GET", f"/api/v2/dags/{dag}/dagRuns/{quote(run_id, safe='')}/taskInstances"
-        )["task_instances"]
+        found = self._call("GET", f"{_make_run_path(dag, run_id)}/taskInstances")
+        instances: list[dict[str, Any]] = found["task_instances"]
+        return instances
 
-    def active_runs(self, dag: str) -> list[str]:
-        return [
-            run["dag_run_id"]
-            for run in self._call("GET", f"/api/v2/dags/{dag}/dagRuns?state=running&state=queued")[
-                "dag_runs"
-            ]
-        ]
+    def list_active_runs(self, dag: str) -> list[str]:
+        found = self._call("GET", f"/api/v2/dags/{dag}/dagRuns?state=running&state=queued")
+        return [run["dag_run_id"] for run in found["dag_runs"]]
 
     def fail_run(self, dag: str, run_id: str) -> None:
         """Marks a run failed, which ends its tasks."""
-        self._call(
-            "PATCH", f"/api/v2/dags/{dag}/dagRuns/{quote(run_id, safe='')}", {"state": "failed"}
-        )
+        self._call("PATCH", _make_run_path(dag, run_id), {"state": "failed"})
 
-    def _call(
-        self, method: str, path: str, body: Any = None, accepted: Collection[int] = ()
-    ) -> Any:
-        """The answer's JSON; None for an accepted refusal."""
-        answer = self._patiently(method, path, body)
-        if answer.status_code == 401 and path != _LOGIN:  # a run may take longer than a token lives
-            self.log_in()
-            answer = self._patiently(method, path, body)
-        if answer.status_code in accepted:
+    def _call(self, method: str, path: str, body: Any = None, accepted: int | None = None) -> Any:
+        """Returns the JSON of the response; None for the accepted error status."""
+        response = self._send_with_retries(method, path, body)
+        if response.status_code == 401 and path != _LOGIN:
+            self.log_in()  # a run may take longer than a token lives
+            response = self._send_with_retries(method, path, body)
+        if response.status_code == accepted:
             return None
-        if answer.is_error:
+        if response.is_error:
             raise MachineError(
-                f"Airflow refuses {method} {path}: {answer.status_code} {_detail(answer)}"
+                f"Airflow rejected {method} {path}: "
+                f"{response.status_code} {_read_error_detail(response)}"
             )
-        return answer.json() if answer.content else None
+        return response.json() if response.content else None
 
-    def _patiently(self, method: str, path: str, body: Any) -> httpx.Response:
-        """Repeats a call while the server does not answer. Every call here may be made twice."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+    def _send_with_retries(self, method: str, path: str, body: Any) -> httpx.Response:
+        """Repeats a request while the server does not respond.
+
+        Every request of this class may be sent twice.
+        """
+        deadline = time.monotonic() + _RETRY_TIMEOUT_SECONDS
         while True:
             try:
-                answer = self._client.request(method, path, json=body)
-            except self._again as error:
+                response = self._client.request(method, path, json=body)
+            except self._connection_error as error:
                 if time.monotonic() > deadline:
                     raise MachineError(
-                        f"Airflow at {self._client.base_url} does not answer "
+                        f"Airflow at {self._client.base_url} does not respond to "
                         f"{method} {path}: {error!r}"
                     ) from error
             else:
-                if not answer.is_server_error or time.monotonic() > deadline:
-                    return answer
-            self._meanwhile()
-            time.sleep(_RETRY_SECONDS)
+                if not response.is_server_error or time.monotonic() > deadline:
+                    return response
+            self._before_retry()
+            time.sleep(_RETRY_INTERVAL_SECONDS)
 
 
-def new_run_id() -> str:
+def _make_run_path(dag: str, run_id: str) -> str:
+    return f"/api/v2/dags/{dag}/dagRuns/{quote(run_id, safe='')}"
+
+
+def make_run_id() -> str:
     """A run id for a manual run, as Airflow would choose it."""
     return f"manual__{datetime.now(UTC).isoformat()}"
 
 
-def seconds_since_1970(text: str) -> float:
+def parse_timestamp(text: str) -> float:
     """Converts a time of the API to seconds since 1970."""
     return datetime.fromisoformat(text).timestamp()
 
 
-def _detail(answer: httpx.Response) -> str:
+def _read_error_detail(response: httpx.Response) -> str:
     try:
-        return str(answer.json().get("detail"))
+        return str(response.json().get("detail"))
     except ValueError:
-        return answer.text[:500]
+        return response.text[:500]

@@ -7,37 +7,37 @@ import signal
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
     """A request to stop. Like KeyboardInterrupt, it is not an Exception."""
 
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.exit_status = 128 + number
+    def __init__(self, signal_number: int):
+        super().__init__(signal_number)
+        self.exit_status = 128 + signal_number
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[None]:
+def handle_stop_signals() -> Iterator[None]:
     """Raises Stopped for SIGINT, SIGTERM and SIGHUP within the context.
 
     A second signal is ignored, so that the cleanup is not interrupted. Signals that the caller has
     set to be ignored, as nohup does, stay ignored.
     """
-    before = {
-        number: signal.signal(number, _stop)
-        for number in _SIGNALS
-        if signal.getsignal(number) is not signal.SIG_IGN
+    previous_handlers = {
+        signal_number: signal.signal(signal_number, _raise_stopped)
+        for signal_number in _STOP_SIGNALS
+        if signal.getsignal(signal_number) is not signal.SIG_IGN
     }
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for signal_number, handler in previous_handlers.items():
+            signal.signal(signal_number, handler)
 
 
-def _stop(number: int, _frame: Any) -> NoReturn:
-    for other in _SIGNALS:
-        signal.signal(other, signal.SIG_IGN)
-    raise Stopped(number)
+def _raise_stopped(signal_number: int, _frame: Any) -> NoReturn:
+    for ignored in _STOP_SIGNALS:
+        signal.signal(ignored, signal.SIG_IGN)
+    raise Stopped(signal_number)

@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from pipeline_ops.export.serving.http_limits import Limits
 from pipeline_ops.export.serving.rest import BadRequest
-from pipeline_ops.export.serving.service import HttpAnswer, Service, as_json
+from pipeline_ops.export.serving.service import HttpResponse, Service, to_json_response
 
 _LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 _HEADERS = {
@@ -44,9 +44,9 @@ class Application:
     """Answers requests with the responses of a service.
 
     Args:
-      allowed_names: names by which clients may address the server, besides addresses, localhost and
-        this machine's name. A browser can be made to take a foreign name for this machine (DNS
-        rebinding). Then pages of that site could read answers.
+      allowed_names: names by which clients may address the server, in addition to addresses,
+        localhost and this machine's name. A browser can be made to resolve the name of another
+        site to this machine (DNS rebinding). Then pages of that site could read answers.
     """
 
     def __init__(self, service: Service, limits: Limits, allowed_names: Collection[str] = ()):
@@ -55,43 +55,43 @@ class Application:
             name.lower() for name in (*allowed_names, socket.gethostname(), *_LOCAL_NAMES)
         }
         self._threads = anyio.CapacityLimiter(limits.threads)
-        self._bytes_under_way = self._predictions = 0
+        self._inflight_bytes = self._predictions = 0
 
     def asgi(self) -> Starlette:
-        handlers = {
-            HTTPException: lambda _, error: _response(
-                _refused(BadRequest(error.detail, error.status_code))
-            )
-        }
+        def answer_error(_: Request, error: Exception) -> Response:
+            status = error.status_code if isinstance(error, HTTPException) else 500
+            return _to_error_response(BadRequest(HTTPStatus(status).phrase, status))
+
         return Starlette(
             routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])],
-            exception_handlers=handlers,
+            exception_handlers={HTTPException: answer_error},
         )
 
     async def _answer(self, request: Request) -> Response:
         try:
-            return _response(await self._ask(request))
+            return _to_starlette_response(await self._dispatch(request))
         except BadRequest as error:
-            return _response(
-                _refused(error), closes=request.method == "POST" and error.status in _UNREAD
-            )
+            closes = request.method == "POST" and error.status in _UNREAD_BODY_STATUSES
+            return _to_error_response(error, closes)
         except ClientDisconnect:
             return Response()  # the client is gone
         except Exception:  # internals go to the log, not to the client
             _log.exception("%s %s", request.method, request.url.path)
-            error = BadRequest(
-                "internal error; the server's log says more", HTTPStatus.INTERNAL_SERVER_ERROR
+            failure = BadRequest(
+                "internal error. The log of the server has the details.",
+                HTTPStatus.INTERNAL_SERVER_ERROR,
             )
-            return _response(_refused(error), closes=True)
+            return _to_error_response(failure, closes=True)
 
-    async def _ask(self, request: Request) -> HttpAnswer:
-        self._check_names(request)
+    async def _dispatch(self, request: Request) -> HttpResponse:
+        self._check_host_and_origin(request)
         path = request.scope["path"]
         if request.method != "POST":
             return self._service.get(path)
-        if self._predictions >= self._limits.threads + self._limits.waiting:
+        if self._predictions >= self._limits.threads + self._limits.max_waiting:
             raise BadRequest(
-                "too many predictions are waiting; try again later", HTTPStatus.SERVICE_UNAVAILABLE
+                "too many predictions are waiting. Try again later.",
+                HTTPStatus.SERVICE_UNAVAILABLE,
             )
         self._predictions += 1
         try:
@@ -102,29 +102,29 @@ class Application:
         finally:
             self._predictions -= 1
 
-    def _check_names(self, request: Request) -> None:
+    def _check_host_and_origin(self, request: Request) -> None:
         """Checks the names in the headers.
 
         Raises:
           BadRequest: the host is not a name of this server, or a page of another site posts.
         """
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        name = _hostname(f"//{host}")
-        if host and not self._is_known(name):
+        name = _parse_hostname(f"//{host}")
+        if host and not self._is_allowed_name(name):
             raise BadRequest(
-                f"{name or host} is no name of this server; "
-                f"start it with --allow-host {name or 'NAME'}",
+                f"{name or host} is not a name of this server. "
+                f"Start the server with --allow-host {name or 'NAME'}.",
                 HTTPStatus.MISDIRECTED_REQUEST,
             )
-        is_own = (
+        is_same_origin = (
             origin is None
             or origin.partition("//")[2] == host
-            or _hostname(origin) in self._allowed - _LOCAL_NAMES
+            or _parse_hostname(origin) in self._allowed - _LOCAL_NAMES
         )
-        if request.method == "POST" and not is_own:
-            raise BadRequest(f"pages of {origin} may not ask for predictions", HTTPStatus.FORBIDDEN)
+        if request.method == "POST" and not is_same_origin:
+            raise BadRequest(f"pages of {origin} may not request predictions", HTTPStatus.FORBIDDEN)
 
-    def _is_known(self, name: str) -> bool:
+    def _is_allowed_name(self, name: str) -> bool:
         with contextlib.suppress(ValueError):
             return bool(ipaddress.ip_address(name))
         return name in self._allowed
@@ -146,7 +146,7 @@ class Application:
         else:
             yield body
         finally:
-            self._bytes_under_way -= len(body)
+            self._inflight_bytes -= len(body)
 
     async def _read(self, request: Request, body: bytearray) -> None:
         """Reads the body.
@@ -154,24 +154,25 @@ class Application:
         Raises:
           BadRequest: the body is too large, or too many bytes are under way.
         """
-        most = self._limits.body_bytes
+        max_bytes = self._limits.body_bytes
         too_large = BadRequest(
-            f"the body may have {most} bytes at most", HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            f"the body may have {max_bytes} bytes at most", HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         )
-        if int(request.headers.get("content-length", 0)) > most:
+        if int(request.headers.get("content-length", 0)) > max_bytes:
             raise too_large
         async for part in request.stream():
             body += part
-            self._bytes_under_way += len(part)
-            if len(body) > most:
+            self._inflight_bytes += len(part)
+            if len(body) > max_bytes:
                 raise too_large
-            if self._bytes_under_way > self._limits.bytes_under_way:
+            if self._inflight_bytes > self._limits.inflight_bytes:
                 raise BadRequest(
-                    "too many bytes are under way; try again later", HTTPStatus.SERVICE_UNAVAILABLE
+                    "too many bytes are under way. Try again later.",
+                    HTTPStatus.SERVICE_UNAVAILABLE,
                 )
 
 
-_UNREAD = {
+_UNREAD_BODY_STATUSES = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.SERVICE_UNAVAILABLE,
@@ -184,17 +185,17 @@ The connection is closed, so that no more of the body is read.
 """
 
 
-def _hostname(url: str) -> str:
+def _parse_hostname(url: str) -> str:
     with contextlib.suppress(ValueError):
         return urlsplit(url).hostname or ""
     return ""
 
 
-def _refused(error: BadRequest) -> HttpAnswer:
-    return as_json({"error": str(error)}, error.status)
+def _to_error_response(error: BadRequest, closes: bool = False) -> Response:
+    return _to_starlette_response(to_json_response({"error": str(error)}, error.status), closes)
 
 
-def _response(answer: HttpAnswer, closes: bool = False) -> Response:
+def _to_starlette_response(answer: HttpResponse, closes: bool = False) -> Response:
     headers = _HEADERS | {"Content-Type": answer.type}
     if answer.type.startswith("text/html"):
         headers["Content-Security-Policy"] = _PAGE_POLICY

@@ -10,7 +10,7 @@ import os
 class Limits:
     """The limits. The defaults suit one small machine. A proxy in front can have narrower ones."""
 
-    connections: int = 100
+    max_connections: int = 100
     """Open connections. One more gets 503."""
     head_bytes: int = 16 << 10
     """The size of request line and headers. More gets 431."""
@@ -23,13 +23,13 @@ class Limits:
     """The size of one body. More gets 413."""
     body_seconds: float = 60
     """The time for a body to arrive. A later body gets 408."""
-    bytes_under_way: int = 256 << 20
+    inflight_bytes: int = 256 << 20
     """The size of the bodies of all requests that are being read or answered. More gets 503."""
     threads: int = max(2, min(8, os.cpu_count() or 1))
     """Predictions at the same time."""
-    waiting: int = 32
+    max_waiting: int = 32
     """Predictions that wait for a thread. One more gets 503."""
-    unread_seconds: float = 30
+    send_timeout_seconds: float = 30
     """The time for a client to take some of its answer. Then the connection is closed."""
     idle_seconds: int = 15
     """The time of a connection without a request. Then it is closed."""

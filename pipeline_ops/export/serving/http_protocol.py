@@ -28,14 +28,14 @@ class StrictConnection(h11.Connection):
 
     def __init__(self, max_head_bytes: int):
         super().__init__(h11.SERVER, max_head_bytes)
-        self.refusal: h11.RemoteProtocolError | None = None
+        self.rejection: h11.RemoteProtocolError | None = None
         self._max_head_bytes = max_head_bytes
 
     def next_event(self) -> Any:
         """Returns the next event.
 
         Raises:
-          RemoteProtocolError: the request is refused. The error is kept as `refusal`.
+          RemoteProtocolError: the request is refused. The error is kept as `rejection`.
         """
         received = self.trailing_data[0] if self.their_state is h11.IDLE else b""
         try:
@@ -47,7 +47,7 @@ class StrictConnection(h11.Connection):
                     self._max_head_bytes,
                 )
         except h11.RemoteProtocolError as error:
-            self.refusal = error
+            self.rejection = error
             raise
         return event
 
@@ -72,21 +72,23 @@ class StrictProtocol(H11Protocol):
 
     def __init__(self, limits: Limits, **options: Any):
         super().__init__(**options)
-        self.conn = StrictConnection(limits.head_bytes)
+        self.conn: StrictConnection = StrictConnection(limits.head_bytes)
         self._limits = limits
         self._head_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(  # type: ignore[override]  # a stream has a Transport
+        self, transport: asyncio.Transport
+    ) -> None:
         super().connection_made(transport)
-        milliseconds = int(1000 * self._limits.unread_seconds)
+        milliseconds = int(1000 * self._limits.send_timeout_seconds)
         accepted = transport.get_extra_info("socket")
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
             # Without this, a body waits 40 ms for the ACK of its head.
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self.connections) > self._limits.connections:
-            self._refuse(
-                HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections; try again later"
+        if len(self.connections) > self._limits.max_connections:
+            self._reject(
+                HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections. Try again later."
             )
         else:
             self._start_head_timer()
@@ -100,7 +102,7 @@ class StrictProtocol(H11Protocol):
         if self.conn.their_state is not h11.IDLE:
             self._stop_head_timer()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio expects a bool
         """Finishes the answer to a client that closes its sending side.
 
         Then the connection is closed.
@@ -121,14 +123,14 @@ class StrictProtocol(H11Protocol):
 
         uvicorn calls this method, with the same `msg` for all such requests.
         """
-        refusal = self.conn.refusal
-        self._refuse(HTTPStatus(refusal.error_status_hint), str(refusal))
+        if rejection := self.conn.rejection:
+            self._reject(HTTPStatus(rejection.error_status_hint), str(rejection))
 
     def _start_head_timer(self) -> None:
         seconds = self._limits.head_seconds
         reason = f"the head of a request must come within {seconds:g} seconds"
         self._head_timer = self.loop.call_later(
-            seconds, self._refuse, HTTPStatus.REQUEST_TIMEOUT, reason
+            seconds, self._reject, HTTPStatus.REQUEST_TIMEOUT, reason
         )
 
     def _stop_head_timer(self) -> None:
@@ -136,7 +138,7 @@ class StrictProtocol(H11Protocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+    def _reject(self, status: HTTPStatus, reason: str) -> None:
         """Sends the reason, unless an answer is under way, and closes the connection."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             content = json.dumps({"error": reason}).encode()

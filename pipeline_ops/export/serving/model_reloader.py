@@ -20,13 +20,14 @@ from pydantic import ValidationError
 from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.export.serving.rest import Spec
-from pipeline_ops.input.tensorflow_start import import_tensorflow
+from pipeline_ops.export.serving.rest import TensorSpec
 from pipeline_ops.registry.minisign import PublicKey
-from pipeline_ops.registry.registry import Registry, Version
-from pipeline_ops.storage.atomic import remove_own, staging_folder
-from pipeline_ops.storage.object_store import is_remote
-from pipeline_ops.storage.read_errors import reason_of, unreadable
+from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.version import Version
+from pipeline_ops.storage.open_store import is_remote
+from pipeline_ops.storage.read_errors import make_read_error, summarize_error
+from pipeline_ops.storage.staging import remove_own_folder, staging_folder
+from pipeline_ops.system.disk_cache import release_entry
 
 _log = logging.getLogger(__name__)
 
@@ -37,43 +38,39 @@ class AliasSource:
 
     registry: Registry
     alias: str
-    cache: Path
+    copies: Path
+    """The folder of copies of signed versions, which are verified while they are made."""
     key: PublicKey | None = None
-    """The key that versions must be signed with. Others are refused.
-
-    Signed versions are served from a copy that was verified while it was made.
-    """
+    """The key that versions must be signed with. Others are refused."""
 
     @property
     def poll_seconds(self) -> float:
-        return 10.0 if is_remote(str(self.registry.place)) else 1.0
+        return 10.0 if is_remote(str(self.registry.location)) else 1.0
 
-    def number(self) -> int:
+    def find_number(self) -> int:
         if self.alias.isdecimal():
-            return self.registry.version(int(self.alias)).number
-        if version := self.registry.aliased(self.alias):
+            return self.registry.get_version(int(self.alias)).number
+        if version := self.registry.find_by_alias(self.alias):
             return version.number
-        raise ConfigError(f"{self.registry.place}: no version has the alias {self.alias}")
+        raise ConfigError(f"{self.registry.location}: no version has the alias {self.alias}")
 
-    def folder(self, number: int) -> tuple[Path, list[str]]:
-        version = self.registry.version(number)
-        local = version.fetch(self.cache) if self.key is None else self._verified(version)
+    def fetch_folder(self, number: int) -> tuple[Path, list[str]]:
+        version = self.registry.get_version(number)
+        local = version.fetch() if self.key is None else self._copy_verified(version)
         try:
-            return local, ModelFigures.model_validate(
-                read_manifest(local / NAME).figures
-            ).class_names
+            figures = ModelFigures.model_validate(read_manifest(local / NAME).figures)
         except ValidationError as error:
             raise DataError(
-                f"{version.uri}: its figures are not those of a published model "
-                f"({error.error_count()} errors)"
+                f"{version.uri}: the manifest does not have the figures of a published model "
+                f"({error.error_count()} errors). Promote another version."
             ) from None
+        return local, figures.class_names
 
-    def _verified(self, version: Version) -> Path:
-        copies = self.cache / "verified"
-        remove_own(copies)
-        with staging_folder(copies / str(version.number)) as staging:
-            version.copy(staging, self.cache, self.key)
-        return copies / str(version.number)
+    def _copy_verified(self, version: Version) -> Path:
+        remove_own_folder(self.copies)
+        with staging_folder(self.copies / str(version.number)) as staging:
+            version.copy_to(staging, self.key)
+        return self.copies / str(version.number)
 
 
 class LoadedModel:
@@ -90,25 +87,29 @@ class LoadedModel:
     """
 
     def __init__(self, number: int, folder: Path, class_names: list[str], loaded: Any = None):
-        tf = import_tensorflow()
+        from pipeline_ops.input.tensorflow_start import tf
+
         self.number, self.class_names = number, class_names
         try:
             self._model = loaded or tf.saved_model.load(str(folder))
-            self.signature_def = _signature_def(folder)
+            self.signature_def = _read_signature_def(folder)
         except (OSError, ValueError, tf.errors.OpError) as error:
-            raise unreadable(f"{folder}: can't be loaded as a SavedModel", error) from error
+            raise make_read_error(f"cannot load {folder} as a SavedModel", error) from error
         self.signatures = {
-            name: _specs(function) for name, function in self._model.signatures.items()
+            name: _read_specs(function) for name, function in self._model.signatures.items()
         }
 
-    def ask(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def call_signature(
+        self, signature: str, inputs: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
         """Runs a signature.
 
         Raises:
           ValueError: the model itself cannot process the inputs, such as bytes that are not an
             image.
         """
-        tf = import_tensorflow()
+        from pipeline_ops.input.tensorflow_start import tf
+
         tensors = {
             name: tf.constant(value.tolist() if value.dtype == object else value)
             for name, value in inputs.items()
@@ -116,63 +117,66 @@ class LoadedModel:
         try:
             outputs = self._model.signatures[signature](**tensors)
         except tf.errors.OpError as error:
-            raise ValueError(reason_of(error)) from error
+            raise ValueError(summarize_error(error)) from error
         return {name: output.numpy() for name, output in sorted(outputs.items())}
 
 
 @dataclasses.dataclass(frozen=True)
-class StillModel:
-    """A fixed model in place of a follower."""
+class FixedModel:
+    """A model that is never reloaded, for use instead of a ModelReloader."""
 
     model: LoadedModel
     problem: str = ""
 
 
-class Follower(threading.Thread):
+class ModelReloader(threading.Thread):
     """Loads the version that an alias names, and polls for changes.
 
-    `model` is None until the first version is loaded. `problem` says why there is none, or no newer
-    one.
+    `model` is None until the first version is loaded. `problem` is the reason for no model, or for
+    no newer one.
     """
 
     def __init__(self, source: AliasSource):
-        super().__init__(name="follower", daemon=True)
+        super().__init__(name="reloader", daemon=True)
         self.model: LoadedModel | None = None
         self.problem = ""
-        self._source, self._stop_asked = source, threading.Event()
+        self._source, self._stop_requested = source, threading.Event()
 
     def run(self) -> None:
         while True:
             try:
-                self._follow()
+                self._reload()
                 self.problem = ""
-            except (
-                Exception
-            ) as error:  # the loaded version stays in service; the next poll may succeed
+            # The loaded version stays in service. The next poll may succeed.
+            except Exception as error:
                 if str(error) != self.problem:
                     _log.warning("%s", error)
                 self.problem = str(error) or type(error).__name__
-            if self._stop_asked.wait(self._source.poll_seconds):
+            if self._stop_requested.wait(self._source.poll_seconds):
                 return
 
     def stop(self) -> None:
-        self._stop_asked.set()
+        self._stop_requested.set()
 
-    def _follow(self) -> None:
-        number = self._source.number()
+    def _reload(self) -> None:
+        number = self._source.find_number()
         if self.model is None or self.model.number != number:
-            self.model = LoadedModel(number, *self._source.folder(number))
+            folder, class_names = self._source.fetch_folder(number)
+            try:
+                self.model = LoadedModel(number, folder, class_names)
+            finally:
+                release_entry(folder)  # a loaded model needs no files
             _log.info("version %d is loaded", number)
 
 
-def _specs(function: Any) -> dict[str, Spec]:
+def _read_specs(function: Any) -> dict[str, TensorSpec]:
     return {
-        name: Spec(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
+        name: TensorSpec(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
         for name, spec in function.structured_input_signature[1].items()
     }
 
 
-def _signature_def(folder: Path) -> dict[str, Any]:
+def _read_signature_def(folder: Path) -> dict[str, Any]:
     """Returns the signatures as in TensorFlow Serving's metadata."""
     from google.protobuf import json_format
     from tensorflow.core.protobuf import saved_model_pb2

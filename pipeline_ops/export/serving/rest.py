@@ -33,7 +33,7 @@ class BadRequest(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Spec:
+class TensorSpec:
     """A tensor of a signature: its NumPy dtype and its shape.
 
     The dtype is object for strings. A size of None allows any size.
@@ -44,7 +44,7 @@ class Spec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class PredictRequest:
     """A predict request. `is_row` selects the form of the answer."""
 
     signature: str
@@ -52,11 +52,13 @@ class Question:
     is_row: bool
 
 
-def parse_question(body: bytes, signatures: Mapping[str, Mapping[str, Spec]]) -> Question:
+def parse_predict_request(
+    body: bytes | bytearray, signatures: Mapping[str, Mapping[str, TensorSpec]]
+) -> PredictRequest:
     """Parses a predict request. `signatures` has the inputs of each signature by name.
 
     Raises:
-      BadRequest: the request does not fit a signature.
+      BadRequest: the request does not match a signature.
     """
     value = _parse_json(body)
     if not isinstance(value, dict):
@@ -64,29 +66,30 @@ def parse_question(body: bytes, signatures: Mapping[str, Mapping[str, Spec]]) ->
     name = value.get("signature_name", DEFAULT_SIGNATURE)
     if not isinstance(name, str) or name not in signatures:
         raise BadRequest(
-            f"there is no signature {name!r}; there are {', '.join(sorted(signatures))}"
+            f"there is no signature {name!r}. Existing signatures: {', '.join(sorted(signatures))}"
         )
     if ("instances" in value) == ("inputs" in value):
         raise BadRequest("give either instances (rows) or inputs (columns)")
     specs, is_row = signatures[name], "instances" in value
-    columns = (
-        _columns_of_rows(value["instances"], specs) if is_row else _columns(value["inputs"], specs)
+    columns = (_parse_rows if is_row else _parse_columns)(
+        value["instances" if is_row else "inputs"], specs
     )
     if unknown := sorted(columns.keys() ^ specs.keys()):
         raise BadRequest(
-            f"the signature {name} has the inputs {', '.join(sorted(specs))}; "
-            f"unknown or missing: {', '.join(unknown)}"
+            f"the signature {name} has the inputs {', '.join(sorted(specs))}. "
+            f"Unknown or missing: {', '.join(unknown)}"
         )
-    inputs = {key: _as_array(key, column, specs[key]) for key, column in columns.items()}
+    inputs = {key: _to_array(key, column, specs[key]) for key, column in columns.items()}
     if len({array.shape[:1] for array in inputs.values()}) > 1:
         raise BadRequest("all inputs must have the same number of rows")
-    return Question(name, inputs, is_row)
+    return PredictRequest(name, inputs, is_row)
 
 
-def _parse_json(body: bytes) -> Any:
+def _parse_json(body: bytes | bytearray) -> Any:
     if body.count(b"[") + body.count(b"{") + body.count(b'"') // 2 > MAX_VALUES:
         raise BadRequest(
-            f"the body may have {MAX_VALUES} lists, objects and texts; send fewer instances at once"
+            f"the body may have {MAX_VALUES} lists, objects and texts. "
+            "Send fewer instances at once."
         )
     try:
         return json.loads(body)
@@ -96,44 +99,39 @@ def _parse_json(body: bytes) -> Any:
         raise BadRequest("JSON Parse error: lists and objects are nested too deeply") from None
 
 
-def answer(outputs: Mapping[str, np.ndarray], is_row: bool) -> dict[str, Any]:
+def format_response(outputs: Mapping[str, np.ndarray], is_row: bool) -> dict[str, Any]:
     """Returns `predictions`, a row for each instance, or `outputs`, a column for each name.
 
     A single output has no name.
     """
-    columns = {name: _as_json(name, array) for name, array in outputs.items()}
-    single = next(iter(columns.values())) if len(columns) == 1 else None
+    columns = {name: _to_json(name, array) for name, array in outputs.items()}
+    key = "predictions" if is_row else "outputs"
+    if len(columns) == 1:
+        return {key: next(iter(columns.values()))}
     if not is_row:
-        return {"outputs": columns if single is None else single}
-    if single is not None:
-        return {"predictions": single}
-    return {
-        "predictions": [
-            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-        ]
-    }
+        return {key: columns}
+    rows = zip(*columns.values(), strict=True)
+    return {key: [dict(zip(columns, row, strict=True)) for row in rows]}
 
 
-def _columns_of_rows(rows: Any, specs: Mapping[str, Spec]) -> dict[str, Any]:
+def _parse_rows(rows: Any, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
     if not isinstance(rows, list) or not rows:
         raise BadRequest("instances must be a list with at least one row")
     named = [isinstance(row, dict) and not _is_encoded(row) for row in rows]
     if not any(named):
-        return {_only(specs): rows}
+        return {_require_single_input(specs): rows}
     if not all(named) or any(row.keys() != rows[0].keys() for row in rows):
         raise BadRequest("all instances must name the same inputs")
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def _columns(columns: Any, specs: Mapping[str, Spec]) -> dict[str, Any]:
-    return (
-        columns
-        if isinstance(columns, dict) and not _is_encoded(columns)
-        else {_only(specs): columns}
-    )
+def _parse_columns(columns: Any, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
+    if isinstance(columns, dict) and not _is_encoded(columns):
+        return columns
+    return {_require_single_input(specs): columns}
 
 
-def _only(specs: Mapping[str, Spec]) -> str:
+def _require_single_input(specs: Mapping[str, TensorSpec]) -> str:
     if len(specs) != 1:
         raise BadRequest(
             f"the signature has several inputs, so they must be named: {', '.join(sorted(specs))}"
@@ -141,28 +139,30 @@ def _only(specs: Mapping[str, Spec]) -> str:
     return next(iter(specs))
 
 
-def _as_array(name: str, value: Any, spec: Spec) -> np.ndarray:
+def _to_array(name: str, value: Any, spec: TensorSpec) -> np.ndarray:
     try:
-        array = _strings(name, value) if spec.dtype == object else np.array(value, spec.dtype)
+        array = (
+            _to_string_array(name, value) if spec.dtype == object else np.array(value, spec.dtype)
+        )
     except (ValueError, TypeError, OverflowError) as error:
-        raise BadRequest(f"{name} must be {_wanted(spec)}: {error}") from None
-    fits = array.ndim == len(spec.shape) and all(
-        wanted in (None, size) for size, wanted in zip(array.shape, spec.shape, strict=True)
+        raise BadRequest(f"{name} must be {_describe_spec(spec)}: {error}") from None
+    has_valid_shape = array.ndim == len(spec.shape) and all(
+        expected in (None, size) for size, expected in zip(array.shape, spec.shape, strict=True)
     )
-    if not fits:
-        raise BadRequest(f"{name} must be {_wanted(spec)}, got the shape {list(array.shape)}")
+    if not has_valid_shape:
+        raise BadRequest(
+            f"{name} must be {_describe_spec(spec)}, got the shape {list(array.shape)}"
+        )
     return array
 
 
-def _strings(name: str, value: Any) -> np.ndarray:
+def _to_string_array(name: str, value: Any) -> np.ndarray:
     if not isinstance(value, list):
         raise ValueError("a list is needed")
-    array = np.empty(len(value), object)
-    array[:] = [_as_bytes(name, item) for item in value]
-    return array
+    return np.array([_to_bytes(name, item) for item in value], object)
 
 
-def _as_bytes(name: str, item: Any) -> bytes:
+def _to_bytes(name: str, item: Any) -> bytes:
     if isinstance(item, str):
         return item.encode()
     if not _is_encoded(item):
@@ -179,7 +179,7 @@ def _is_encoded(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"b64"}
 
 
-def _wanted(spec: Spec) -> str:
+def _describe_spec(spec: TensorSpec) -> str:
     kind = "bytes" if spec.dtype == object else spec.dtype.name
     return (
         f"{kind} of the shape "
@@ -187,12 +187,9 @@ def _wanted(spec: Spec) -> str:
     )
 
 
-def _as_json(name: str, array: np.ndarray) -> list:
+def _to_json(name: str, array: np.ndarray) -> Any:
     if array.dtype != object:
         return array.tolist()
-    encode = (
-        (lambda item: {"b64": base64.b64encode(item).decode()})
-        if name.endswith("_bytes")
-        else (lambda item: item.decode("utf-8", "replace"))
-    )
-    return [encode(item) for item in array.ravel()]
+    if name.endswith("_bytes"):
+        return [{"b64": base64.b64encode(item).decode()} for item in array.ravel()]
+    return [item.decode("utf-8", "replace") for item in array.ravel()]

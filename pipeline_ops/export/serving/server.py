@@ -2,13 +2,14 @@
 
 It is for smoke tests and demos. It speaks TensorFlow Serving's REST form and follows an alias
 without a restart. It does not replace TensorFlow Serving: it has no batching of requests, no gRPC,
-no TLS and no login. For this reason, it listens on this machine alone unless `--host` says
-otherwise. `service.py` has the paths, `http_app.py` and `http_protocol.py` the limits.
+no TLS and no login. For this reason, it listens on this machine alone, except with another
+`--host`. `service.py` has the paths, `http_app.py` and `http_protocol.py` the limits.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import ipaddress
 import logging
@@ -23,11 +24,11 @@ import uvicorn
 from pipeline_ops.export.serving.http_app import Application
 from pipeline_ops.export.serving.http_limits import Limits
 from pipeline_ops.export.serving.http_protocol import StrictProtocol
-from pipeline_ops.export.serving.model_reloader import AliasSource, Follower
+from pipeline_ops.export.serving.model_reloader import AliasSource, ModelReloader
 from pipeline_ops.export.serving.service import Service
 from pipeline_ops.registry.minisign import read_public_key
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.system.temp_dirs import own_temporary_folder
+from pipeline_ops.system.temp_dirs import use_temporary_folder
 
 _BACKLOG = 128
 
@@ -58,7 +59,7 @@ class Server:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 Application(service, limits, allowed_names).asgi(),
-                http=functools.partial(StrictProtocol, limits),
+                http=functools.partial(StrictProtocol, limits),  # type: ignore[arg-type]  # a factory
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -86,58 +87,50 @@ class Server:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True, help="the place of a model in a registry")
-    parser.add_argument("--name", required=True, help="what the model is called in requests")
-    parser.add_argument("--alias", default="champion", help="which version, by alias or number")
+    parser.add_argument("--model", required=True, help="location of the model in a registry")
+    parser.add_argument("--name", required=True, help="name of the model in requests")
+    parser.add_argument("--alias", default="champion", help="alias or number of the version")
     parser.add_argument(
-        "--verify", type=Path, help="the file of a public key that versions must be signed by"
+        "--verify", type=Path, help="file of a public key that must have signed the version"
     )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8501)
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # like Ctrl-C, so that the folder of copies is removed
+    # Like Ctrl-C, so that the folder of copies is removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     key = arguments.verify and read_public_key(arguments.verify)
-    with own_temporary_folder("serve") as folder:
-        return _serve(
-            arguments,
-            Follower(
-                AliasSource(Registry(arguments.model), arguments.alias, folder / "copies", key)
-            ),
-        )
+    with use_temporary_folder("serve") as folder:
+        registry = Registry(arguments.model)
+        source = AliasSource(registry, arguments.alias, folder / "copies", key)
+        return _serve(arguments, ModelReloader(source))
 
 
-def _serve(arguments: argparse.Namespace, follower: Follower) -> int:
-    host, service = arguments.host, Service(arguments.name, arguments.alias, follower)
+def _serve(arguments: argparse.Namespace, reloader: ModelReloader) -> int:
+    host, service = arguments.host, Service(arguments.name, arguments.alias, reloader)
     try:
         listener = listen(host, arguments.port)
     except OSError as error:
         print(
-            f"can't listen on {host}:{arguments.port}: {error.strerror}; "
-            "name another port with --port",
+            f"cannot listen on {host}:{arguments.port}: {error.strerror}. "
+            "Choose another port with --port.",
             file=sys.stderr,
         )
         return 1
-    server, port = (
-        Server(listener, service, [host, *arguments.allow_host]),
-        listener.getsockname()[1],
-    )
+    server = Server(listener, service, [host, *arguments.allow_host])
+    port = listener.getsockname()[1]
     if not _is_loopback(host):
         print(
-            f"warning: anyone who reaches {host}:{port} can ask this model for predictions: "
+            f"warning: any client that reaches {host}:{port} can request predictions, because "
             "the server has no login and no TLS. "
             "Put a proxy in front that has both, or listen on 127.0.0.1.",
             file=sys.stderr,
         )
     print(f"http://{f'[{host}]' if ':' in host else host}:{port}/", flush=True)
-    follower.start()
-    try:
+    reloader.start()
+    with contextlib.suppress(KeyboardInterrupt):
         server.run()
-    except KeyboardInterrupt:
-        return 0
     return 0
 
 

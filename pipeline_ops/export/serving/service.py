@@ -17,8 +17,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.export.serving.model_reloader import Follower, LoadedModel, StillModel
-from pipeline_ops.export.serving.rest import BadRequest, answer, parse_question
+from pipeline_ops.export.serving.model_reloader import FixedModel, LoadedModel, ModelReloader
+from pipeline_ops.export.serving.rest import BadRequest, format_response, parse_predict_request
 
 _PATH = re.compile(
     r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]{1,18})|/labels/(?P<label>[^/:]+))?"
@@ -36,7 +36,7 @@ _STATIC = {
 
 
 @dataclasses.dataclass(frozen=True)
-class HttpAnswer:
+class HttpResponse:
     """The status, content and content type of a response."""
 
     status: int
@@ -52,19 +52,19 @@ class Service:
         loaded.
     """
 
-    def __init__(self, name: str, alias: str, follower: Follower | StillModel):
-        self.name, self.alias, self.follower = name, alias, follower
-        self._parsing = threading.Lock()
+    def __init__(self, name: str, alias: str, reloader: ModelReloader | FixedModel):
+        self.name, self.alias, self.reloader = name, alias, reloader
+        self._parse_lock = threading.Lock()
 
-    def get(self, path: str) -> HttpAnswer:
+    def get(self, path: str) -> HttpResponse:
         if path in _STATIC:
             kind, files = _STATIC[path]
-            return HttpAnswer(HTTPStatus.OK, b"".join(file.read_bytes() for file in files), kind)
+            return HttpResponse(HTTPStatus.OK, b"".join(file.read_bytes() for file in files), kind)
         if path == "/health":
-            return self._health()
+            return self._report_health()
         if path == "/page.json":
-            model = self._loaded()
-            return as_json(
+            model = self._require_model()
+            return to_json_response(
                 {
                     "name": self.name,
                     "alias": self.alias,
@@ -72,93 +72,89 @@ class Service:
                     "class_names": model.class_names,
                 }
             )
-        match = self._match(path)
+        match = self._match_path(path)
         if match["verb"] == "/metadata":
-            model = self._model(match)
+            model = self._find_model(match)
             spec = {"name": self.name, "signature_name": "", "version": str(model.number)}
-            return as_json(
+            return to_json_response(
                 {
                     "model_spec": spec,
                     "metadata": {"signature_def": {"signature_def": model.signature_def}},
                 }
             )
         if match["verb"]:
-            raise BadRequest(
-                f"{match['verb']} must be asked with POST", HTTPStatus.METHOD_NOT_ALLOWED
-            )
-        return self._state(match)
+            raise BadRequest(f"{match['verb']} needs a POST request", HTTPStatus.METHOD_NOT_ALLOWED)
+        return self._report_state(match)
 
-    def post(self, path: str, body: bytes) -> HttpAnswer:
-        match = self._match(path)
+    def post(self, path: str, body: bytes | bytearray) -> HttpResponse:
+        match = self._match_path(path)
         if match["verb"] != ":predict":
             raise BadRequest(
                 f"only :predict is served, got {match['verb'] or 'nothing'}",
                 HTTPStatus.NOT_IMPLEMENTED,
             )
-        model = self._model(match)
-        with self._parsing:  # JSON as Python objects takes ten times the memory of the body
-            question = parse_question(body, model.signatures)
+        model = self._find_model(match)
+        with self._parse_lock:  # JSON as Python objects takes ten times the memory of the body
+            request = parse_predict_request(body, model.signatures)
         try:
-            outputs = model.ask(question.signature, question.inputs)
+            outputs = model.call_signature(request.signature, request.inputs)
         except ValueError as error:
-            raise BadRequest(f"the model can't take this: {error}") from None
-        return as_json(answer(outputs, question.is_row))
+            raise BadRequest(f"the model cannot process this: {error}") from None
+        return to_json_response(format_response(outputs, request.is_row))
 
-    def _health(self) -> HttpAnswer:
-        model = self.follower.model
+    def _report_health(self) -> HttpResponse:
+        model = self.reloader.model
         value = {
             "status": "ok" if model else "loading",
             "version": model.number if model else None,
-            "problem": self.follower.problem,
+            "problem": self.reloader.problem,
         }
-        return as_json(value, HTTPStatus.OK if model else HTTPStatus.SERVICE_UNAVAILABLE)
+        return to_json_response(value, HTTPStatus.OK if model else HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def _state(self, match: re.Match) -> HttpAnswer:
-        if self.follower.model is None:
-            status = {
-                "error_code": "UNKNOWN" if self.follower.problem else "OK",
-                "error_message": self.follower.problem,
-            }
-            state = {"version": match["version"] or "0", "state": "LOADING", "status": status}
+    def _report_state(self, match: re.Match[str]) -> HttpResponse:
+        model, problem = None, ""
+        if self.reloader.model:
+            model = self._find_model(match)
         else:
-            status = {"error_code": "OK", "error_message": ""}
-            state = {
-                "version": str(self._model(match).number),
-                "state": "AVAILABLE",
-                "status": status,
-            }
-        return as_json({"model_version_status": [state]})
+            problem = self.reloader.problem
+        state = {
+            "version": str(model.number) if model else match["version"] or "0",
+            "state": "AVAILABLE" if model else "LOADING",
+            "status": {"error_code": "UNKNOWN" if problem else "OK", "error_message": problem},
+        }
+        return to_json_response({"model_version_status": [state]})
 
-    def _match(self, path: str) -> re.Match:
+    def _match_path(self, path: str) -> re.Match[str]:
         match = _PATH.fullmatch(path)
         if match is None:
             raise BadRequest(f"Malformed request: {path}", HTTPStatus.NOT_FOUND)
         if match["name"] != self.name:
             raise BadRequest(
-                f"there is no model {match['name']} here; there is {self.name}",
+                f"there is no model {match['name']} on this server, only {self.name}",
                 HTTPStatus.NOT_FOUND,
             )
         if match["label"] and match["label"] != self.alias:
             raise BadRequest(
-                f"the label {match['label']} is not served; {self.alias} is", HTTPStatus.NOT_FOUND
+                f"the label {match['label']} is not served, only {self.alias}",
+                HTTPStatus.NOT_FOUND,
             )
         return match
 
-    def _model(self, match: re.Match) -> LoadedModel:
-        model = self._loaded()
+    def _find_model(self, match: re.Match[str]) -> LoadedModel:
+        model = self._require_model()
         if match["version"] and int(match["version"]) != model.number:
             raise BadRequest(
-                f"version {match['version']} is not loaded; version {model.number} is",
+                f"version {match['version']} is not loaded, only version {model.number}",
                 HTTPStatus.NOT_FOUND,
             )
         return model
 
-    def _loaded(self) -> LoadedModel:
-        if model := self.follower.model:
+    def _require_model(self) -> LoadedModel:
+        if model := self.reloader.model:
             return model
-        reason = f": {self.follower.problem}" if self.follower.problem else ""
+        reason = f": {self.reloader.problem}" if self.reloader.problem else ""
         raise BadRequest(f"no model is loaded yet{reason}", HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def as_json(value: Any, status: int = HTTPStatus.OK) -> HttpAnswer:
-    return HttpAnswer(status, json.dumps(value, allow_nan=True).encode())
+def to_json_response(value: Any, status: int = HTTPStatus.OK) -> HttpResponse:
+    return HttpResponse(status, json.dumps(value, allow_nan=True).encode())

@@ -10,6 +10,9 @@ here raises an error of the background thread.
 
     checkpoint-000000200.npz   w0000.. weights, o0000.. optimizer, state
     best-00003.npz             the weights of an epoch that was the best when it ended
+
+With a bucket as storage root, the folder is on the host's own disk, and the names begin with the
+token of the job's lease. Another thread copies each checkpoint to the bucket (`upload_thread.py`).
 """
 
 from __future__ import annotations
@@ -20,27 +23,32 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pipeline_ops.errors import MachineError
+from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointId, CheckpointStore
 from pipeline_ops.training.checkpointing.state import (
     Arrays,
     TrainingState,
-    digest_of_weights,
+    compute_weights_digest,
     name_arrays,
     read_arrays,
     write_arrays,
-    write_named,
+    write_npz,
 )
+from pipeline_ops.training.checkpointing.upload_thread import UploadThread
 
 _STATE_KEY = "state"
-_POLL_SECONDS = 0.05
+_POLL_SECONDS, _STORE_POLL_SECONDS = 0.05, 1.0
+_STORE_SECONDS = 20.0
+"""The time for the last upload before a worker that was asked to stop is killed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """The contents of a checkpoint, and a digest of all of it.
+    """The contents of a checkpoint, its name, and a digest of all of it.
 
     `best` holds the weights of the state's best epoch. It is None before the first best epoch.
     """
@@ -50,22 +58,37 @@ class Restored:
     optimizer: Arrays
     best: Arrays | None
     digest: str
+    id: CheckpointId
 
 
 class Checkpoints:
-    """The checkpoints in a folder, by step.
+    """The checkpoints in a folder of this host, by token and step.
 
     Args:
       folder: The folder of the checkpoints. Only this class writes into it.
       keep: The number of newest checkpoints to keep, with the best weights that they refer to.
       keep_best: The minimum number of best weights to keep.
+      store: The checkpoints in the store. None if the folder is in the store.
+      is_exchanged: Whether a gang on several disks exchanges its checkpoints through the store.
+        Then only those in the store count, because all workers must read the same ones.
+      warn: Called with a message for each failed upload, by another thread.
     """
 
-    def __init__(self, folder: Path, keep: int = 2, keep_best: int = 1):
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = 2,
+        keep_best: int = 1,
+        store: CheckpointStore | None = None,
+        is_exchanged: bool = False,
+        warn: Callable[[str], None] = lambda message: None,
+    ):
         self.folder, self._keep, self._keep_best = folder, keep, max(keep, keep_best)
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._writing: concurrent.futures.Future = concurrent.futures.Future()
-        self._writing.set_result(None)
+        self._store, self._is_exchanged = store, is_exchanged
+        self._uploads = UploadThread(store, folder, warn) if store else None
+        self._executor = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._pending_write: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._pending_write.set_result(None)
         self._weights, self._optimizer = Buffers(), Buffers()
         self.blocked_seconds: list[float] = []
         """The time that training waited for each save."""
@@ -73,8 +96,8 @@ class Checkpoints:
     def save(
         self,
         state: TrainingState,
-        weights: Sequence,
-        optimizer: Sequence,
+        weights: Sequence[Any],
+        optimizer: Sequence[Any],
         best: Arrays | None = None,
     ) -> None:
         """Copies the given values and returns. A background thread writes the copy.
@@ -95,108 +118,152 @@ class Checkpoints:
             "o", self._optimizer.copy(optimizer)
         )
         arrays[_STATE_KEY] = np.frombuffer(text.encode(), np.uint8)
-        self._writing = self._thread.submit(self._write, state.step, arrays, state.best_epoch, best)
+        self._pending_write = self._executor.submit(
+            self._write, self.make_id(state.step), arrays, state.best_epoch, best
+        )
         self.blocked_seconds.append(time.perf_counter() - begin)
 
     def wait(self) -> None:
         """Waits until the last save is on the disk. Raises MachineError if it cannot be written."""
-        self._writing.result()
+        self._pending_write.result()
 
     def raise_failure(self) -> None:
         """Raises the error of the last save if it is known already. Does not wait."""
-        if self._writing.done():
-            self._writing.result()
+        if self._pending_write.done():
+            self._pending_write.result()
 
-    def restore(self, warn: Callable[[str], None], at_most: int | None = None) -> Restored | None:
+    def wait_until_stored(self) -> None:
+        """Waits like `wait`, and a while for the upload, before the process is killed."""
+        self.wait()
+        if self._uploads:
+            self._uploads.wait(_STORE_SECONDS)
+
+    def make_id(self, step: int) -> CheckpointId:
+        """The name of a checkpoint of this training."""
+        return CheckpointId(self._store.token if self._store else 0, step)
+
+    def restore(
+        self, warn: Callable[[str], None], at_most: CheckpointId | None = None
+    ) -> Restored | None:
         """Returns the newest undamaged checkpoint, or None if there is none.
+
+        One that this host lacks is downloaded first.
 
         Args:
           warn: Called with a message for each damaged checkpoint.
-          at_most: The latest step to consider.
+          at_most: The latest one to consider.
+
+        Raises:
+          MachineError: The store cannot be read.
         """
-        for file in self._newest_first():
-            if at_most is not None and file.stem > _stem(at_most):
+        stored = set(self._store.list_ids()) if self._store else set()
+        local = set() if self._is_exchanged else set(self._list_newest_first())
+        for checkpoint in sorted(stored | local, reverse=True):
+            if at_most is not None and checkpoint > at_most:
                 continue
             try:
-                return self._read(file)
+                if self._store and checkpoint in stored:
+                    self._store.download(checkpoint, self.folder)
+                return self._read(checkpoint)
+            except (MachineError, ConfigError):
+                raise
             except Exception as error:
+                if self._is_replaced(checkpoint, stored):
+                    return self.restore(warn, at_most)
                 # A damaged file can raise almost anything: BadZipFile, zlib.error, RuntimeError ...
                 warn(
-                    f"the checkpoint {file} is damaged ({type(error).__name__}: {error}); "
-                    "going back to the one before it"
+                    f"the checkpoint {self._get_path(checkpoint)} is damaged "
+                    f"({type(error).__name__}: {error}). Using the previous one."
                 )
         return None
 
-    def wait_for(self, step: int, timeout_seconds: float) -> None:
-        """Waits until the checkpoint of a step is readable. Raises MachineError after the timeout.
+    def _is_replaced(self, checkpoint: CheckpointId, stored: set[CheckpointId]) -> bool:
+        """Returns whether a checkpoint was removed from the store because of a newer one."""
+        return bool(
+            self._store and checkpoint in stored and checkpoint not in self._store.list_ids()
+        )
+
+    def wait_for(self, checkpoint: CheckpointId, timeout_seconds: float) -> None:
+        """Waits until a checkpoint is readable. Raises MachineError after the timeout.
 
         Another worker may still be writing it.
         """
-        file, deadline = self.folder / f"{_stem(step)}.npz", time.monotonic() + timeout_seconds
-        while not file.exists():
+        file = self._get_path(checkpoint)
+        deadline = time.monotonic() + timeout_seconds
+        while not self._is_readable(checkpoint):
             if time.monotonic() > deadline:
                 raise MachineError(
-                    f"{file} was not there after {timeout_seconds:.0f} s "
-                    "(train.step_timeout_seconds); can this host see that folder?"
+                    f"{file} did not appear within {timeout_seconds:.0f} s "
+                    f"(train.step_timeout_seconds). {self.remedy}"
                 )
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_STORE_POLL_SECONDS if self._is_exchanged else _POLL_SECONDS)
+
+    @property
+    def remedy(self) -> str:
+        """The end of a message about a checkpoint that only some workers can read."""
+        if self._is_exchanged:
+            return "The chief's warnings say why it was not stored."
+        return "Mount the same folder on all hosts."
+
+    def _is_readable(self, checkpoint: CheckpointId) -> bool:
+        if self._store and self._is_exchanged:
+            return checkpoint in self._store.list_ids()
+        return self._get_path(checkpoint).exists()
 
     def remove_leftovers(self) -> None:
         """Removes the temporary files of a killed writer. Called by the chief before any save."""
         for file in self.folder.glob(".*.npz.*.tmp"):
             file.unlink(missing_ok=True)
 
-    def best_file(self, epoch: int) -> Path:
+    def get_best_path(self, epoch: int) -> Path:
         return self.folder / f"best-{epoch:05d}.npz"
 
     def _write(
-        self, step: int, arrays: dict[str, np.ndarray], best_epoch: int, best: Arrays | None
+        self,
+        checkpoint: CheckpointId,
+        arrays: dict[str, np.ndarray],
+        best_epoch: int,
+        best: Arrays | None,
     ) -> None:
         """Writes the best weights, then the state that refers to them.
 
         After a restart between the two, the epoch counts as unfinished and runs again.
         """
-        for file in self._newest_first():
-            if file.stem > _stem(step):  # an abandoned future: damaged, or rolled back
-                file.unlink(missing_ok=True)
+        for other in self._list_newest_first():
+            if other > checkpoint or other.step > checkpoint.step:
+                # an abandoned future: damaged, or rolled back
+                self._get_path(other).unlink(missing_ok=True)
+        file, best_file = self._get_path(checkpoint), self.get_best_path(max(best_epoch, 0))
         if best is not None:
-            write_arrays(self.best_file(best_epoch), best)
-        write_named(self.folder / f"{_stem(step)}.npz", arrays)
-        for old in self._newest_first()[self._keep :]:
-            old.unlink(missing_ok=True)
-        bests = sorted(
-            (
-                file
-                for file in self.folder.glob("best-*.npz")
-                if file.stem <= self.best_file(max(best_epoch, 0)).stem
-            ),
-            reverse=True,
-        )
-        for old in bests[self._keep_best :]:
-            old.unlink(missing_ok=True)
+            write_arrays(best_file, best)
+        write_npz(file, arrays)
+        for old in self._list_newest_first()[self._keep :]:
+            self._get_path(old).unlink(missing_ok=True)
+        best_files = [old for old in self.folder.glob("best-*.npz") if old.stem <= best_file.stem]
+        for old_best in sorted(best_files, reverse=True)[self._keep_best :]:
+            old_best.unlink(missing_ok=True)
+        if self._uploads:
+            self._uploads.submit(checkpoint.step, [file] if best_epoch < 0 else [file, best_file])
 
-    def _read(self, file: Path) -> Restored:
-        with (
-            open(file, "rb") as opened,
-            np.load(opened) as stored,
-        ):  # opened here, because numpy leaves a damaged file open
-            arrays = {
-                name: stored[name] for name in stored.files
-            }  # reading checks the CRC of each array
+    def _read(self, checkpoint: CheckpointId) -> Restored:
+        # Opened here, because numpy leaves a damaged file open. Reading checks each array's CRC.
+        with open(self._get_path(checkpoint), "rb") as opened, np.load(opened) as stored:
+            arrays = {name: stored[name] for name in stored.files}
         state = TrainingState.model_validate(json.loads(arrays[_STATE_KEY].tobytes()))
-        best = read_arrays(self.best_file(state.best_epoch)) if state.best_epoch >= 0 else None
-        named = sorted(arrays.items())
-        digest = digest_of_weights([array for _, array in named] + (best or []))
-        return Restored(
-            state,
-            [a for name, a in named if name[0] == "w"],
-            [a for name, a in named if name[0] == "o"],
-            best,
-            digest,
+        best = read_arrays(self.get_best_path(state.best_epoch)) if state.best_epoch >= 0 else None
+        names = sorted(arrays)
+        digest = compute_weights_digest([arrays[name] for name in names] + (best or []))
+        weights, optimizer = (
+            [arrays[name] for name in names if name[0] == letter] for letter in "wo"
         )
+        return Restored(state, weights, optimizer, best, digest, checkpoint)
 
-    def _newest_first(self) -> list[Path]:
-        return sorted(self.folder.glob("checkpoint-*.npz"), reverse=True)
+    def _get_path(self, checkpoint: CheckpointId) -> Path:
+        return self.folder / f"{checkpoint.stem}.npz"
+
+    def _list_newest_first(self) -> list[CheckpointId]:
+        ids = (CheckpointId.parse(file.stem) for file in self.folder.glob("checkpoint-*.npz"))
+        return sorted(filter(None, ids), reverse=True)
 
 
 class Buffers:
@@ -205,18 +272,14 @@ class Buffers:
     def __init__(self) -> None:
         self._arrays: Arrays = []
 
-    def copy(self, values: Sequence) -> Arrays:
+    def copy(self, values: Sequence[Any]) -> Arrays:
         """Copies the values into memory that stays valid until the next call.
 
         Values with the shapes of the last call need no new memory.
         """
-        views = [np.asarray(value) for value in values]  # no copy of an eager tensor yet
+        views = [np.asarray(value) for value in values]  # does not copy an eager tensor
         if [(a.shape, a.dtype) for a in views] != [(a.shape, a.dtype) for a in self._arrays]:
             self._arrays = [np.empty_like(view) for view in views]
         for buffer, view in zip(self._arrays, views, strict=True):
             np.copyto(buffer, view)
         return self._arrays
-
-
-def _stem(step: int) -> str:
-    return f"checkpoint-{step:09d}"

@@ -1,4 +1,4 @@
-"""The state of a training besides its weights, and arrays as files.
+"""The state of a training next to its weights, and arrays as files.
 
 `checkpoints.py` writes and reads the state together with the weights.
 """
@@ -14,12 +14,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.results import Epoch
-from pipeline_ops.storage.atomic import whole_file
+from pipeline_ops.storage.atomic import open_atomically
 
 Arrays = list[np.ndarray]
 
 
-class Diverged(BaseModel):
+class DivergedStep(BaseModel):
     """A step that diverged. `loss` is text, because JSON has no NaN."""
 
     step: int
@@ -44,7 +44,7 @@ class TrainingState(BaseModel):
     patience: dict[str, int] = {}
     best_epoch: int = -1
     stopped_early: bool = False
-    divergences: list[Diverged] = []
+    divergences: list[DivergedStep] = []
     memory: dict[str, dict[str, Any]] = {}
     """The memory of the user's own callbacks, by callback."""
     warnings: list[str] = []
@@ -58,15 +58,14 @@ class TrainingState(BaseModel):
 
 def read_arrays(path: Path) -> Arrays:
     """Reads weights that `write_arrays` wrote."""
-    with (
-        open(path, "rb") as file,
-        np.load(file) as stored,
-    ):  # opened here, because numpy leaves a damaged file open
+    # Opened here, because numpy leaves a damaged file open.
+    with open(path, "rb") as file, np.load(file) as stored:
         return [stored[name] for name in sorted(stored.files) if name.startswith("w")]
 
 
 def write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> None:
-    write_named(path, name_arrays("w", arrays))
+    """Writes weights as one .npz file."""
+    write_npz(path, name_arrays("w", arrays))
 
 
 def name_arrays(letter: str, arrays: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
@@ -74,16 +73,16 @@ def name_arrays(letter: str, arrays: Iterable[np.ndarray]) -> dict[str, np.ndarr
     return {f"{letter}{i:04d}": array for i, array in enumerate(arrays)}
 
 
-def write_named(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes one .npz file, array by array, without a second copy in memory."""
-    with whole_file(path) as file:
-        np.savez(file, **arrays)
+    with open_atomically(path) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # taken for `allow_pickle`
 
 
-def digest_of_weights(weights: Sequence[np.ndarray]) -> str:
-    """A digest of 32 hex digits over shapes, types and bytes, in order."""
+def compute_weights_digest(weights: Sequence[np.ndarray]) -> str:
+    """Returns a digest of 32 hex digits over shapes, types and bytes, in order."""
     digest = hashlib.blake2b(digest_size=16)
     for array in weights:
         digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

@@ -5,8 +5,8 @@ values on all workers, and sums over all replicas wherever Keras or a user's cod
 Workers on one host open no port. The strategy is for workers that train on CPUs. On GPUs the sums
 would go through the host's memory, and NCCL is faster.
 
-TensorFlow is pinned, because a custom strategy overrides private methods. The tests train with this
-strategy and compare weights.
+A custom strategy overrides private methods, which `framework_internals.py` checks. The tests train
+with this strategy and compare weights.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_ops, values
-from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
+from pipeline_ops.input.framework_internals import Mirrored, MirroredExtended, broadcast_to_devices
 from pipeline_ops.training.collectives.ring import Ring
 
 _SUMMED_BY_RING = (tf.float16, tf.bfloat16, tf.float32)
@@ -29,7 +28,7 @@ class RingStrategy(tf.distribute.Strategy):
 
     Args:
       devices: The devices of this worker, one for each of its replicas.
-      ring: The worker's place in the ring.
+      ring: The worker's position in the ring.
     """
 
     _collective_key_base = 0  # MirroredExtended needs it
@@ -68,26 +67,26 @@ class _RingExtended(MirroredExtended):
     def _reduce_to(
         self, reduce_op: tf.distribute.ReduceOp, value: Any, destinations: Any, options: Any
     ) -> Any:
-        if isinstance(value, values.Mirrored) and reduce_op == tf.distribute.ReduceOp.MEAN:
+        if isinstance(value, Mirrored) and reduce_op == tf.distribute.ReduceOp.MEAN:
             return value
         return self._cross_device_ops.reduce(reduce_op, value, destinations)
 
     def _get_variable_creator_initial_value(
-        self, replica_id: int, device: str, primary_var: tf.Variable | None, **kwargs
+        self, replica_id: int, device: str, primary_var: tf.Variable | None, **kwargs: Any
     ) -> Any:
         """Gives all workers the initial value of worker 0, whatever the initializer draws."""
         value = super()._get_variable_creator_initial_value(
             replica_id, device, primary_var, **kwargs
         )
         return (
-            (lambda: self._of_first_worker(value, kwargs.get("dtype")))
+            (lambda: self._broadcast_first_value(value, kwargs.get("dtype")))
             if replica_id == 0
             else value
         )
 
-    def _of_first_worker(self, value: Any, dtype: tf.DType | None) -> tf.Tensor:
+    def _broadcast_first_value(self, value: Any, dtype: tf.DType | None) -> tf.Tensor:
         value = tf.convert_to_tensor(value() if callable(value) else value, dtype)
-        return self._cross_device_ops.add_up(
+        return self._cross_device_ops.sum_over_workers(
             [value if self._ring.worker == 0 else tf.zeros_like(value)]
         )[0]
 
@@ -99,7 +98,7 @@ class RingOps(tf.distribute.CrossDeviceOps):
         super().__init__()
         self._ring = ring
         with tf.device("/cpu:0"):
-            self._turn = tf.Variable(0, trainable=False)
+            self._order = tf.Variable(0, trainable=False)
 
     @property
     def _num_between_graph_workers(self) -> int:
@@ -123,27 +122,29 @@ class RingOps(tf.distribute.CrossDeviceOps):
         options: Any,
     ) -> list[Any]:
         replicas = [value.values for value, _ in value_destination_pairs]
-        totals = self.add_up([_total(of_replica) for of_replica in replicas])
+        totals = self.sum_over_workers(
+            [_sum_replicas(replica_values) for replica_values in replicas]
+        )
         if reduce_op == tf.distribute.ReduceOp.MEAN:
-            counts = [self._ring.workers * len(of_replica) for of_replica in replicas]
+            counts = [self._ring.workers * len(replica_values) for replica_values in replicas]
             totals = [
                 tf.cast(total / count, total.dtype)
                 for total, count in zip(totals, counts, strict=True)
             ]
         return [
-            cross_device_ops.simple_broadcast(total, destinations, always_mirrored=True)
+            broadcast_to_devices(total, destinations, always_mirrored=True)
             for total, (_, destinations) in zip(totals, value_destination_pairs, strict=True)
         ]
 
-    def add_up(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over all workers. Short floats are summed as float32, other numbers exactly."""
+    def sum_over_workers(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums over all workers. Short floats are added as float32, others exactly."""
         dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
         wide = [
             tf.cast(tensor, tf.float32) if tensor.dtype in _SUMMED_BY_RING else tensor
             for tensor in dense
         ]
         with tf.device("/cpu:0"):
-            totals = self._in_turn(
+            totals = self._run_in_order(
                 lambda: tf.nest.flatten(
                     tf.numpy_function(self._sum, wide, [tensor.dtype for tensor in wide])
                 )
@@ -153,7 +154,7 @@ class RingOps(tf.distribute.CrossDeviceOps):
             for total, tensor in zip(totals, dense, strict=True)
         ]
 
-    def _in_turn(self, exchange: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+    def _run_in_order(self, exchange: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
         """Keeps exchanges in the order of the program, which is the same on all workers.
 
         Operations on one variable keep their order. Two exchanges in a graph have no other
@@ -161,10 +162,10 @@ class RingOps(tf.distribute.CrossDeviceOps):
         """
         if tf.executing_eagerly():
             return exchange()
-        with tf.control_dependencies([self._turn.assign_add(1)]):
+        with tf.control_dependencies([self._order.assign_add(1)]):
             totals = exchange()
         with tf.control_dependencies(totals):
-            self._turn.assign_add(1)
+            self._order.assign_add(1)
         return totals
 
     def _sum(self, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -177,13 +178,14 @@ class RingOps(tf.distribute.CrossDeviceOps):
         ]
 
     def _sum_exactly(self, array: np.ndarray) -> np.ndarray:
-        every = [np.frombuffer(said, array.dtype) for said in self._ring.gather(array.tobytes())]
-        return np.sum(every, axis=0, dtype=array.dtype).reshape(array.shape)
+        messages = self._ring.gather(array.tobytes())
+        values = [np.frombuffer(message, array.dtype) for message in messages]
+        return np.asarray(np.sum(values, axis=0, dtype=array.dtype)).reshape(array.shape)
 
 
-def _total(of_replica: Sequence[Any]) -> tf.Tensor:
-    """The sum over the replicas of this worker. Gradients of embeddings come as slices."""
-    if len(of_replica) == 1:
-        return tf.convert_to_tensor(of_replica[0])
+def _sum_replicas(replica_values: Sequence[Any]) -> tf.Tensor:
+    """Returns the sum over the replicas of this worker. Gradients of embeddings are slices."""
+    if len(replica_values) == 1:
+        return tf.convert_to_tensor(replica_values[0])
     with tf.device("/cpu:0"):
-        return tf.add_n([tf.convert_to_tensor(value) for value in of_replica])
+        return tf.add_n([tf.convert_to_tensor(value) for value in replica_values])

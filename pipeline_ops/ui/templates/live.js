@@ -1,4 +1,4 @@
-// Keeps a page that says data-live up to date: fetches it again and puts the new <main> in the place of the old one.
+// Keeps a page with the attribute data-live up to date: fetches it again and replaces its <main>.
 "use strict";
 (function () {
   const everyMilliseconds = 2000;
@@ -13,7 +13,7 @@
         const answer = await fetch(location.href, { credentials: "same-origin" });
         if (answer.ok) {
           const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
-          if (!fresh) return location.reload(); // what was waited for has come, and the page is another one
+          if (!fresh) return location.reload(); // the page has become another one, such as the report
           const open = remember(old);
           for (const details of fresh.querySelectorAll("details")) details.open = details.open || open.has(details.id);
           old.replaceWith(document.adoptNode(fresh));

@@ -9,17 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.io.tfrecord_writer import TFRecordWriter, frame
+from beam_jobs.io.tfrecord_writer import TFRecordWriter
 from pipeline_ops.errors import MachineError
+from pipeline_ops.storage.tfrecord import frame_record, unframe_record
 
 
 def test_a_record_is_framed_as_tensorflow_frames_it():
     """`tf.io.TFRecordWriter` wrote these bytes for the record b"abc"."""
     assert (
-        b"".join(frame(b"abc")).hex()
-        == b"".join(frame(b"a", b"", b"bc")).hex()
+        b"".join(frame_record(b"abc")).hex()
+        == b"".join(frame_record(b"a", b"", b"bc")).hex()
         == "0300000000000000b099490e6162636e57f121"
     )
+
+
+@pytest.mark.parametrize("position", range(19))
+def test_a_changed_byte_of_a_record_is_seen(position):
+    framed = bytearray(b"".join(frame_record(b"abc")))
+    assert unframe_record(bytes(framed)) == b"abc"
+    framed[position] ^= 1
+    assert unframe_record(bytes(framed)) is None
+
+
+def test_a_part_of_a_record_is_not_a_record():
+    framed = b"".join(frame_record(b"abc"))
+    assert [unframe_record(framed[:end]) for end in range(len(framed))] == [None] * len(framed)
 
 
 @pytest.mark.parametrize("records", [[], [b""], [b"one", b"", b"three" * 1000]])
@@ -47,7 +61,7 @@ def test_the_name_appears_only_at_the_end(tmp_path: Path):
 
 def test_a_folder_that_is_gone_is_a_machine_failure(tmp_path: Path):
     with (
-        pytest.raises(MachineError, match="could not write .*x.tfrecord: No such file"),
+        pytest.raises(MachineError, match="cannot write .*x.tfrecord: no such file"),
         TFRecordWriter(tmp_path / "gone" / "x.tfrecord"),
     ):
         pass
@@ -66,7 +80,7 @@ try:
     with TFRecordWriter(folder / "x.tfrecord") as writer:
         writer.write(bytes({num_bytes}))
 except MachineError as error:
-    assert "make room or mend the disk, then retry" in str(error), error
+    assert "Free disk space or repair the disk, then retry." in str(error), error
 else:
     sys.exit("no error")
 assert not list(folder.iterdir())

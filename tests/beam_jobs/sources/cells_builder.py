@@ -1,4 +1,4 @@
-"""A TensorFlow Datasets builder of somebody's own. Imported by a module path,
+"""A TensorFlow Datasets builder of a user. Imported by a module path,
 as one in a config is."""
 
 from __future__ import annotations

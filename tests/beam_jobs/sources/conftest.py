@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from beam_jobs.sources import read_records
 from pipeline_ops.config.sources import AnySource
 from pipeline_ops.raw_data.local import list_raw_files
+from pipeline_ops.storage.open_store import open_root
 
 
 class Raw:
@@ -19,7 +20,7 @@ class Raw:
     def __init__(self, folder: Path):
         self.folder = folder / "source"
         self.folder.mkdir()
-        self._listings = folder / "source listings"
+        self._listings = open_root(folder) / "source listings"
 
     def add(self, name: str, content: bytes | str = b"image") -> Path:
         path = self.folder / name

@@ -107,7 +107,7 @@ def test_parts_have_splits_of_their_own(raw):
             an_annotation(),
             "a.json#images-0",
             "malformed",
-            "can't be the name of a file",
+            "cannot be the name of a file",
         ),
         ("an image", an_annotation(), "a.json#images-0", "malformed", "an image without an id"),
         (
@@ -122,22 +122,28 @@ def test_parts_have_splits_of_their_own(raw):
             an_annotation(),
             "train/7.jpg",
             "malformed",
-            "'wide' is no number",
+            "'wide' is not a number",
         ),
         (
             an_image(),
             an_annotation(image=9),
             "a.json#annotations-0",
             "unknown_image",
-            "its image_id is 9, which no image has",
+            "no image has the image_id 9",
         ),
-        (an_image(), "box", "a.json#annotations-0", "unknown_image", "its image_id is None"),
+        (
+            an_image(),
+            "box",
+            "a.json#annotations-0",
+            "unknown_image",
+            "no image has the image_id None",
+        ),
         (
             an_image(),
             an_annotation(category=2),
             "train/7.jpg",
             "unknown_class",
-            "the category_id 2, which no category has",
+            "no category has the category_id 2",
         ),
         (
             an_image(),
@@ -151,28 +157,28 @@ def test_parts_have_splits_of_their_own(raw):
             an_annotation(bbox=(1, 2, 3)),
             "train/7.jpg",
             "malformed",
-            "bbox is not a list of x, y, width and height",
+            "the bbox must be a list of x, y, width and height",
         ),
         (
             an_image(),
             an_annotation(bbox=(1, 2, 3, "4px")),
             "train/7.jpg",
             "malformed",
-            "'4px' is no number",
+            "'4px' is not a number",
         ),
         (
             an_image(),
             an_annotation(bbox=(1, 2, 3, True)),
             "train/7.jpg",
             "malformed",
-            "True is no number",
+            "True is not a number",
         ),
         (
             an_image(),
             an_annotation(bbox=(1, 2, 3, 10**400)),
             "train/7.jpg",
             "malformed",
-            "is no number",
+            "is not a number",
         ),
         (
             an_image(),
@@ -240,7 +246,7 @@ def test_a_file_that_two_images_name_is_kept_out(read):
         ("[" * 100_000, "a.json: not JSON"),
         (b"\xff\xfe", "a.json: not JSON"),
         ('{"images": [], "annotations": {}, "categories": []}', "not a COCO file"),
-        ('{"images": []}', "it must be a mapping with the lists images,"),
+        ('{"images": []}', "It must be a mapping with the lists images,"),
     ],
 )
 def test_a_file_that_is_not_coco_is_told(raw, content, message):
@@ -252,6 +258,6 @@ def test_a_file_that_is_not_coco_is_told(raw, content, message):
 def test_a_file_that_is_not_there_is_told(raw):
     with pytest.raises(
         DataError,
-        match="b.json: there is no such file; it is named by preprocess.source.parts.0.annotations",
+        match="b.json: no such file. preprocess.source.parts.0.annotations names this file",
     ):
         raw.read(type="coco", parts=[{"annotations": "b.json"}])

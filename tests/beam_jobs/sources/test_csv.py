@@ -92,12 +92,12 @@ def test_a_file_name_that_is_no_text_or_has_a_percent_sign_is_found(raw):
         ("/etc/passwd,cat", "/etc/passwd", "missing_image", "there is no file /etc/passwd"),
         ("../m.csv/../../x,cat", "../x", "missing_image", "there is no file ../x"),
         (",cat", "m.csv:3", "malformed", "line 3 has no path"),
-        ("1.jpg,", "images/1.jpg", "no_label", "'' is no name of a class"),
+        ("1.jpg,", "images/1.jpg", "no_label", "'' is not the name of a class"),
         ("1.jpg", "images/1.jpg", "malformed", "line 3 has 1 fields, and the header 2"),
         ("1.jpg,cat,cat", "images/1.jpg", "malformed", "line 3 has 3 fields, and the header 2"),
         ('1.jpg,"cat', "m.csv:3", "malformed", "line 3: unexpected end of data"),
         ('1.jpg,"cat"s', "m.csv:3", "malformed", "line 3: ',' expected after '\"'"),
-        (b"1.jpg,\xff", "images/1.jpg", "no_label", "is no name of a class"),
+        (b"1.jpg,\xff", "images/1.jpg", "no_label", "is not the name of a class"),
         ("2.jpg,dog", "images/2.jpg", "duplicate", "named more than once: m.csv:2, m.csv:3"),
         ("1.jpg,cow", "images/1.jpg", "unknown_class", "'cow' is not among"),
     ],
@@ -117,12 +117,12 @@ def test_a_bad_row_is_kept_out_and_named_with_its_line(read, line, key, reason, 
 @pytest.mark.parametrize(
     "line, reason, detail",
     [
-        ("1.jpg,1,2,30,twenty,cat", "malformed", "line 3: 'twenty' is no number"),
-        ("1.jpg,1,2,30,,cat", "malformed", "line 3: '' is no number"),
+        ("1.jpg,1,2,30,twenty,cat", "malformed", "line 3: 'twenty' is not a number"),
+        ("1.jpg,1,2,30,,cat", "malformed", "line 3: '' is not a number"),
         ("1.jpg,nan,2,30,20,cat", "box_not_finite", "x nan to 30"),
         ("1.jpg,30,2,1,20,cat", "box_inverted", "x 30 to 1"),
         ("1.jpg,1,2,30,20", "malformed", "line 3 has 5 fields"),
-        ("1.jpg,1,2,30,20,", "no_label", "is no name"),
+        ("1.jpg,1,2,30,20,", "no_label", "is not the name"),
     ],
 )
 def test_a_bad_box_keeps_all_of_its_image_out(read, line, reason, detail):
@@ -138,14 +138,15 @@ def test_rows_that_contradict_each_other_are_named(read):
     _, rejected = read(
         f"{BOXES},split", "1.jpg,1,2,30,20,cat,train", "1.jpg,1,2,30,20,cat,test", task="detection"
     )
-    assert rejected == {
-        "images/1.jpg": ("contradictory", "lines 2 and 3 say different things of split")
-    }
+    assert rejected == {"images/1.jpg": ("contradictory", "lines 2 and 3 differ in split")}
 
 
 def test_a_split_that_is_none_is_named(read):
     assert read("path,label,split", "1.jpg,cat,trian")[1] == {
-        "images/1.jpg": ("unknown_split", "'trian'; splits are train, validation, val, test")
+        "images/1.jpg": (
+            "unknown_split",
+            "'trian'; splits are train, training, validation, valid, val, test, testing",
+        )
     }
 
 
@@ -157,13 +158,13 @@ def test_a_split_that_is_none_is_named(read):
             "file,label",
             "classification",
             (
-                "m.csv:1: the header lacks path; "
-                "for classification it must have path,label, and has file,label"
+                "m.csv:1: the header lacks path. "
+                "For classification it needs path,label, got file,label"
             ),
         ),
         ("path,label", "detection", "m.csv:1: the header lacks xmin, ymin, xmax, ymax"),
         ("path,label,path", "classification", "m.csv:1: the header has path more than once"),
-        ('path,"label', "classification", "m.csv:1: no header of a CSV file"),
+        ('path,"label', "classification", "m.csv:1: not the header of a CSV file"),
     ],
 )
 def test_a_header_that_lacks_a_column_is_told(read, header, task, message):
@@ -173,6 +174,6 @@ def test_a_header_that_lacks_a_column_is_told(read, header, task, message):
 
 def test_a_manifest_that_is_not_there_is_told(raw):
     with pytest.raises(
-        DataError, match="n.csv: there is no such file; it is named by preprocess.source.manifest"
+        DataError, match="n.csv: no such file. preprocess.source.manifest names this file"
     ):
         raw.read(type="csv", manifest="n.csv", task="classification")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from beam_jobs.sources.digit_scene import _digits, draw_scene
+from beam_jobs.sources.digit_scene import _select_digits, draw_scene
 
 
 def test_a_scene_depends_on_its_split_and_number_alone():
@@ -26,8 +26,8 @@ def test_every_box_holds_a_digit_of_its_size_and_hardly_touches_another():
 
 def test_no_split_shows_a_digit_of_another():
     sets = {
-        split: {image.tobytes() + bytes([label]) for image, label in _digits(split)}
+        split: {image.tobytes() + bytes([label]) for image, label in _select_digits(split)}
         for split in ("train", "validation", "test")
     }
-    assert [len(_digits(split)) for split in sets] == [1438, 180, 179]
+    assert [len(_select_digits(split)) for split in sets] == [1438, 180, 179]
     assert not sets["train"] & sets["test"] and not sets["validation"] & sets["test"]

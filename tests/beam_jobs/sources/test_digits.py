@@ -47,8 +47,8 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path):
     with pytest.raises(
         DataError,
         match=(
-            "not empty, and not the digits: 1797 files are missing, 1 are foreign; "
-            "remove the folder, or name another"
+            "holds other files than the digits: 1797 files are missing, 1 are unexpected. "
+            "Remove the folder, or name another one."
         ),
     ):
         write_digits(tmp_path / "mine")
@@ -62,4 +62,4 @@ def test_the_command_says_what_it_did(digits: Path):
         text=True,
     )
     assert run.returncode == 0
-    assert "the digits are there already, nothing to do" in run.stdout
+    assert "images of handwritten digits exist, nothing to do" in run.stdout

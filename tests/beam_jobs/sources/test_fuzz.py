@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from beam_jobs.io.tfrecord_writer import frame
 from beam_jobs.sources import read_records
 from beam_jobs.sources.label_map import parse_label_map
 from beam_jobs.sources.voc import parse_annotation
@@ -21,6 +20,8 @@ from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import AnySource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.local import list_raw_files
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.tfrecord import frame_record
 
 _CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "150"))
 FEW = settings(
@@ -143,7 +144,7 @@ def check_source(files: dict[str, bytes], **source) -> None:
         config = TypeAdapter(AnySource).validate_python({"path": str(raw), **source})
         with contextlib.suppress(DataError):
             records, rejected, _ = read_records(
-                config, list_raw_files(raw, Path(folder) / "listings")
+                config, list_raw_files(raw, open_root(folder) / "listings")
             )
             for record in records:
                 assert all(label.encode() for label in record.labels)
@@ -259,7 +260,8 @@ def test_coco(value):
 @FEW
 @given(
     st.lists(
-        st.one_of(st.binary().map(lambda record: b"".join(frame(record))), st.binary()), max_size=4
+        st.one_of(st.binary().map(lambda record: b"".join(frame_record(record))), st.binary()),
+        max_size=4,
     )
 )
 def test_tfrecords(chunks):

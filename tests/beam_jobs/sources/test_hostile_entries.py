@@ -18,7 +18,7 @@ SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
 
 @pytest.fixture
 def key(raw):
-    """A private key beside the folder of raw data."""
+    """A private key next to the folder of raw data."""
     file = raw.folder.parent / "id_ed25519"
     file.write_text(SECRET)
     return file
@@ -116,5 +116,5 @@ def test_a_uri_with_a_password_is_refused_and_not_repeated(place):
 
 def test_a_web_server_that_refuses_connections_is_not_an_empty_folder():
     """F19."""
-    with pytest.raises(MachineError, match="see whether the store can be reached"):
+    with pytest.raises(MachineError, match="Check that the store can be reached"):
         RemoteFolder("http://127.0.0.1:9/raw").list_files()

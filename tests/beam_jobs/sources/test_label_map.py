@@ -27,7 +27,7 @@ def test_names_by_number(text):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b"", "without items"),
+        (b"", "has no items"),
         (b"item {", "not a label map in protobuf's text format: 1"),
         (b"item { id: one name: 'x' }", "1:12"),
         (b"\xff", "utf-8"),
@@ -35,7 +35,7 @@ def test_names_by_number(text):
         (b"item { name: 'x' }", "needs an id"),
         (
             b"item { id: 1 name: 'a' } item { id: 1 name: 'b' }",
-            "the id 1 stands for both 'a' and 'b'",
+            "the classes 'a' and 'b' have the same id 1",
         ),
         (b"item { id: 99999999999 name: 'a' }", "not a label map"),
         (b"item { id: 1 id: 2 name: 'a' }", "not a label map"),

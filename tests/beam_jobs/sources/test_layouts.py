@@ -98,31 +98,35 @@ def test_inner_folders_may_be_groups():
     [
         (
             listing("1.png", "2.png"),
-            "raw: its 2 files lie in no folder; put the images of each class into a folder of its "
-            "own, named as the class",
+            "raw: its 2 files lie in no folder. Put the images of each class into a folder with "
+            "the name of the class, or",
         ),
         (
             listing("set/cat/1.png", "set/dog/2.png"),
-            "raw: the only folder in it is set, which has the folders cat, dog; set "
+            "raw: the only folder in it is set, which has the folders cat, dog. Set "
             "preprocess.source.path to raw/set",
         ),
         (
             listing("a/cat/1.png", "a/dog/2.png", "b/cat/3.png", "b/dog/4.png"),
-            "raw: no image lies directly in one of its folders a, b; a has the folders cat, dog. "
+            "raw: no image lies directly in one of its folders a, b. a has the folders cat, dog. "
             "If those are the classes, set preprocess.source.path "
-            "to raw/a, or preprocess.source.class_folder: inner; or set "
+            "to raw/a, or preprocess.source.class_folder: inner, or set "
             "preprocess.source.class_folder: outer",
         ),
         (
             listing("dog/1.png", "train/cat/1.png", "val/cat/2.png"),
-            "raw: has folders of splits (train, val) beside dog; move those away, or set",
+            "raw: has folders of splits (train, val) and other folders (dog). "
+            "Move the other folders away, or set",
         ),
         (
             listing("train/1.png", "val/2.png"),
-            "raw/train: has no class folders, as a folder of a split has; put its images into one "
+            "raw/train: a folder of a split needs class folders. Put its images into one "
             "folder per class",
         ),
-        (listing("test/1.png", "train/cat/2.png"), "raw/test: has no class folders"),
+        (
+            listing("test/1.png", "train/cat/2.png"),
+            "raw/test: a folder of a split needs class folders",
+        ),
     ],
 )
 def test_other_folders_are_refused_with_the_cause_and_the_cure(files, message):
@@ -153,9 +157,9 @@ def test_a_data_set_of_train_and_val_has_a_test_split_that_is_cut_out_of_train(p
 @pytest.mark.parametrize(
     "keys, message",
     [
-        ([], "there are no files; put the images of each class into a folder of its own there"),
+        ([], "there are no files. Put a folder with the images of each class there"),
         (["1.png", "2.png"], "its 2 files lie in no folder"),
-        (["set/cat/1.png", "set/dog/2.png"], "set preprocess.source.path to "),
+        (["set/cat/1.png", "set/dog/2.png"], "Set preprocess.source.path to "),
     ],
 )
 def test_the_job_says_so_before_it_reads_an_image(pipeline, keys, message):

@@ -22,7 +22,7 @@ LABEL_MAP = "item {\n  id: 1\n  name: 'cat'\n}\nitem { id: 7 name: \"dog\" }\n"
 
 
 def frame(record: bytes) -> bytes:
-    return b"".join(tfrecord_writer.frame(record))
+    return b"".join(tfrecord_writer.frame_record(record))
 
 
 WRITE_AS_THE_API_DOES = """
@@ -205,7 +205,7 @@ def test_a_class_is_named_by_its_text_or_by_the_label_map(read):
 @pytest.mark.parametrize(
     "record, key, reason, detail",
     [
-        (b"", "a.record#000001", "no_image", "must hold one image, and holds 0 values"),
+        (b"", "a.record#000001", "no_image", "must hold one image, got 0 values"),
         (b"no message", "a.record#000001", "malformed", "not a tf.train.Example"),
         (
             detection(image__encoded=None),
@@ -213,8 +213,8 @@ def test_a_class_is_named_by_its_text_or_by_the_label_map(read):
             "no_image",
             "the feature image/encoded must hold one image",
         ),
-        (detection(image__encoded=[b"1", b"2"]), "a.record#000001", "no_image", "holds 2 values"),
-        (detection(image__encoded=5), "a.record#000001", "no_image", "holds 1 values"),
+        (detection(image__encoded=[b"1", b"2"]), "a.record#000001", "no_image", "got 2 values"),
+        (detection(image__encoded=5), "a.record#000001", "no_image", "got 1 values"),
         (
             detection(image__filename=b"\xff"),
             "a.record#000001",
@@ -225,7 +225,7 @@ def test_a_class_is_named_by_its_text_or_by_the_label_map(read):
             detection(image__object__bbox__xmax=None),
             "a.record#000001",
             "malformed",
-            "image/object/bbox/xmax must hold 1 numbers, and holds 0",
+            "image/object/bbox/xmax must hold 1 numbers, got 0",
         ),
         (
             detection(image__object__bbox__xmax=b"1"),
@@ -249,7 +249,7 @@ def test_a_class_is_named_by_its_text_or_by_the_label_map(read):
             detection(image__object__class__text=[b"cat", b"cat"]),
             "a.record#000001",
             "malformed",
-            "must hold 1 texts, and holds 2",
+            "must hold 1 texts, got 2",
         ),
         (
             detection(image__object__difficult=[1, 1]),
@@ -326,7 +326,7 @@ def test_a_compressed_file_is_named(raw, read):
 
     raw.add("b.record", gzip.compress(frame(detection())))
     assert (
-        "write it again without compression"
+        "Write it again without compression"
         in read(parts=[{"files": "b.record"}])[1]["b.record#000000"][1]
     )
 
@@ -348,15 +348,15 @@ def test_somebody_elses_manifest_means_nothing(raw, read, content):
     [
         (
             {"parts": [{"files": "b*"}]},
-            "no file matches b\\*; it is named by preprocess.source.parts.0.files",
+            "no file matches b\\*",
         ),
         (
             {"parts": [{"files": "a*"}, {"files": "*.record"}]},
-            "a.record belongs to two parts; correct preprocess.source.parts.1.files",
+            "a.record belongs to two parts. Correct preprocess.source.parts.1.files",
         ),
         (
             {"label_map": "no.pbtxt"},
-            "no.pbtxt: there is no such file; it is named by preprocess.source.label_map",
+            "no.pbtxt: no such file. preprocess.source.label_map names this file",
         ),
         ({"label_map": "a.record"}, "a.record: not a label map"),
     ],

@@ -1,4 +1,4 @@
-"""Pascal VOC: what becomes a record, and what is kept out for which reason."""
+"""Pascal VOC: the records of a source, and the rejected entries with their reasons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def annotation(*objects: str, size: str = SIZE) -> str:
 
 @pytest.fixture
 def one(raw):
-    """One image `1` with an annotation of one's own, beside a good one."""
+    """One image `1` with an annotation, next to a valid one."""
     raw.add("JPEGImages/good.jpg")
     raw.add("Annotations/good.xml", annotation(an_object()))
 
@@ -65,14 +65,14 @@ def test_a_size_that_is_not_given_is_not_checked(one, size):
 @pytest.mark.parametrize(
     "content, reason, detail",
     [
-        ("", "malformed", "no well-formed XML: no element found"),
-        ("<annotation><object>", "malformed", "no well-formed XML"),
-        ("I am a text", "malformed", "no well-formed XML: syntax error: line 1"),
-        (b"\xff\xfe\x00\x01", "malformed", "no well-formed XML"),
+        ("", "malformed", "not well-formed XML: no element found"),
+        ("<annotation><object>", "malformed", "not well-formed XML"),
+        ("I am a text", "malformed", "not well-formed XML: syntax error: line 1"),
+        (b"\xff\xfe\x00\x01", "malformed", "not well-formed XML"),
         (
             "<?xml version='1.0' encoding='klingon'?><annotation/>",
             "malformed",
-            "no well-formed XML",
+            "not well-formed XML",
         ),
         ("<html/>", "malformed", "the XML is a <html> and not an <annotation>"),
         ('<!DOCTYPE a [<!ENTITY b "c">]><annotation/>', "malformed", "declares a document type"),
@@ -88,9 +88,9 @@ def test_a_size_that_is_not_given_is_not_checked(one, size):
             "malformed",
             "without a <bndbox> of xmin",
         ),
-        (annotation(an_object(xmin="one")), "malformed", "'one' is no number"),
-        (annotation(an_object(xmin="1_0")), "malformed", "'1_0' is no number"),
-        (annotation(an_object(xmin="")), "malformed", "'' is no number"),
+        (annotation(an_object(xmin="one")), "malformed", "'one' is not a number"),
+        (annotation(an_object(xmin="1_0")), "malformed", "'1_0' is not a number"),
+        (annotation(an_object(xmin="")), "malformed", "'' is not a number"),
         (
             annotation(an_object(more="<difficult>maybe</difficult>")),
             "malformed",
@@ -99,7 +99,7 @@ def test_a_size_that_is_not_given_is_not_checked(one, size):
         (
             annotation(an_object(), size="<size><width>x</width><height>1</height></size>"),
             "malformed",
-            "'x' is no number",
+            "'x' is not a number",
         ),
         (annotation(an_object(xmin="nan")), "box_not_finite", "cat: x nan to 30"),
         (annotation(an_object(xmax="1e999")), "box_not_finite", "x 1 to inf"),
@@ -111,7 +111,7 @@ def test_a_size_that_is_not_given_is_not_checked(one, size):
             "x 1 to 42, y 2 to 20 in an image of 40x30 pixels",
         ),
         (annotation(an_object(ymin=-1.5)), "box_outside", "y -1.5 to 20"),
-        (annotation(an_object(name="")), "no_label", "'' is no name of a class"),
+        (annotation(an_object(name="")), "no_label", "'' is not the name of a class"),
     ],
 )
 def test_a_bad_annotation_keeps_its_image_out_with_the_reason(one, content, reason, detail):
@@ -211,5 +211,5 @@ def test_a_listed_name_without_files_is_named(listed):
 
 def test_a_folder_that_is_not_voc_is_told(raw):
     raw.add("cat/1.jpg")
-    with pytest.raises(DataError, match="a VOC source has the folders JPEGImages and Annotations"):
+    with pytest.raises(DataError, match="a VOC source needs the folders JPEGImages and"):
         raw.read(type="voc")

@@ -1,7 +1,7 @@
 """Every kind of bad or odd image file, and what decode makes of it;
-then files that nobody has thought of.
+then generated ones.
 
-The table is the documentation: a file is kept as it is, encoded anew, or rejected for a reason.
+The table is the documentation: a file is kept as it is, encoded again, or rejected for a reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PIXELS = cv2.GaussianBlur(
 PICTURE = Image.fromarray(PIXELS)
 SEEN_THROUGH = PICTURE.convert("RGBA")
 SEEN_THROUGH.putalpha(100)
-KEPT, ANEW = "kept", "anew"
+KEPT, AGAIN = "kept", "again"
 
 
 def save(kind: str, picture: Image.Image = PICTURE, **options) -> bytes:
@@ -116,20 +116,20 @@ EXAMPLES = {
         "corrupt",
     ),
     "png named .jpg": (PNG, KEPT),  # the name does not count, the first bytes do
-    "gif": (save("GIF"), ANEW),
+    "gif": (save("GIF"), AGAIN),
     "gif of two frames": (
         save("GIF", save_all=True, append_images=[Image.new("RGB", (64, 48))]),
-        ANEW,
+        AGAIN,
     ),
-    "webp": (save("WEBP", lossless=True), ANEW),
+    "webp": (save("WEBP", lossless=True), AGAIN),
     "webp of two frames": (
         save("WEBP", lossless=True, save_all=True, append_images=[Image.new("RGB", (64, 48))]),
-        ANEW,
+        AGAIN,
     ),
-    "bmp": (save("BMP"), ANEW),
-    "tiff": (save("TIFF"), ANEW),
-    "tiff, compressed": (save("TIFF", compression="tiff_lzw"), ANEW),
-    "cmyk jpeg": (save("JPEG", PICTURE.convert("CMYK"), quality=95), ANEW),
+    "bmp": (save("BMP"), AGAIN),
+    "tiff": (save("TIFF"), AGAIN),
+    "tiff, compressed": (save("TIFF", compression="tiff_lzw"), AGAIN),
+    "cmyk jpeg": (save("JPEG", PICTURE.convert("CMYK"), quality=95), AGAIN),
     "grey jpeg": (save("JPEG", PICTURE.convert("L"), quality=95), KEPT),
     "progressive jpeg": (save("JPEG", quality=95, progressive=True), KEPT),
     "jpeg with arithmetic coding, as far as the header": (
@@ -139,7 +139,7 @@ EXAMPLES = {
     "palette png": (save("PNG", PICTURE.convert("P")), KEPT),
     "png of two frames": (
         save("PNG", save_all=True, append_images=[Image.new("RGB", (64, 48))]),
-        ANEW,
+        AGAIN,
     ),
     "png with a chunk of 2 GB, as it says": (
         PNG[:33] + b"\x7f\xff\xff\xff" + PNG[37:],
@@ -149,31 +149,34 @@ EXAMPLES = {
     "grey png": (save("PNG", PICTURE.convert("L")), KEPT),
     "1x1 png": (save("PNG", Image.new("RGB", (1, 1), (200, 100, 50))), KEPT),
     "1x1 jpeg": (save("JPEG", Image.new("RGB", (1, 1))), KEPT),
-    "16-bit png": (deep(".png"), ANEW),
-    "16-bit tiff": (deep(".tiff"), ANEW),
+    "16-bit png": (deep(".png"), AGAIN),
+    "16-bit tiff": (deep(".tiff"), AGAIN),
     "opaque rgba png": (save("PNG", PICTURE.convert("RGBA")), KEPT),
-    "rgba png": (save("PNG", SEEN_THROUGH), ANEW),
-    "grey and alpha png": (save("PNG", SEEN_THROUGH.convert("LA")), ANEW),
+    "rgba png": (save("PNG", SEEN_THROUGH), AGAIN),
+    "grey and alpha png": (save("PNG", SEEN_THROUGH.convert("LA")), AGAIN),
     "palette png with a transparent colour": (
         save("PNG", Image.new("P", (64, 48)), transparency=0),
-        ANEW,
+        AGAIN,
     ),
     "png with a transparent grey": (
         save("PNG", Image.new("L", (64, 48), 60), transparency=60),
-        ANEW,
+        AGAIN,
     ),
-    "rgba webp": (save("WEBP", SEEN_THROUGH, lossless=True), ANEW),
-    "gif with a transparent colour": (save("GIF", Image.new("P", (64, 48)), transparency=0), ANEW),
+    "rgba webp": (save("WEBP", SEEN_THROUGH, lossless=True), AGAIN),
+    "gif with a transparent colour": (
+        save("GIF", Image.new("P", (64, 48)), transparency=0),
+        AGAIN,
+    ),
     **{
         f"jpeg turned by exif {orientation}": (
             turned(orientation),
-            KEPT if orientation == 1 else ANEW,
+            KEPT if orientation == 1 else AGAIN,
         )
         for orientation in range(1, 9)
     },
-    "jpeg with an impossible orientation": (turned(9), ANEW),
-    "turned png": (turned(6, "PNG"), ANEW),
-    "turned webp": (turned(6, "WEBP"), ANEW),
+    "jpeg with an impossible orientation": (turned(9), AGAIN),
+    "turned png": (turned(6, "PNG"), AGAIN),
+    "turned webp": (turned(6, "WEBP"), AGAIN),
     "png header of 50000x50000": (png_header(50_000, 50_000) + b"IDAT", "too_large"),
     "png header of 20000x9000": (png_header(20_000, 9_000), "too_large"),
     "png header of 0x0": (png_header(0, 0), "corrupt"),
@@ -198,7 +201,7 @@ class Memory:
     Linux only."""
 
     def __enter__(self) -> Memory:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         self._before = self._peak_megabytes()
         return self
 
@@ -222,7 +225,7 @@ def outcome_of(data: bytes, channels: int = 3, **more) -> tuple[str, Example | N
         return KEPT, example
     assert example.image.dtype == np.uint8
     assert example.image.shape[2] == channels
-    return KEPT if example.is_original else ANEW, example
+    return KEPT if example.is_original else AGAIN, example
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -243,7 +246,7 @@ def test_a_look_at_headers_comes_to_the_same_outcome(name):
     data, wanted = EXAMPLES[name]
     outcome, example = outcome_of(data, check="header")
     assert outcome == (KEPT if name in UNNOTICED else wanted)
-    assert example is None or example.is_decoded == (outcome == ANEW or name == "opaque rgba png")
+    assert example is None or example.is_decoded == (outcome == AGAIN or name == "opaque rgba png")
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.9, 0.99, 0.9999])
@@ -313,12 +316,12 @@ def test_a_turned_image_that_can_be_seen_through_is_turned_too():
     exif = SEEN_THROUGH.getexif()
     exif[0x0112] = 6
     kind, example = outcome_of(save("PNG", SEEN_THROUGH, exif=exif))
-    assert (kind, example.image.shape) == (ANEW, (64, 48, 3))
+    assert (kind, example.image.shape) == (AGAIN, (64, 48, 3))
 
 
-# Files that nobody has thought of -----------------------------------------------------------------
+# Generated files ---------------------------------------------------------------------------------
 
-REAL = [data for data, outcome in EXAMPLES.values() if outcome in (KEPT, ANEW)]
+REAL = [data for data, outcome in EXAMPLES.values() if outcome in (KEPT, AGAIN)]
 
 
 @st.composite

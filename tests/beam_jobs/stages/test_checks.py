@@ -1,4 +1,4 @@
-"""What the author of a YAML is told about wrong stages, and what checking them costs."""
+"""The messages about wrong stages in a YAML, and the cost of the checks."""
 
 from __future__ import annotations
 

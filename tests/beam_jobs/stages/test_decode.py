@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from beam_jobs.stages import CATALOGUE
 from beam_jobs.stages.decode import Decode, decode
-from beam_jobs.stages.resize import Resize, resize
-from beam_jobs.stages.stage import BoundStage, Example, Reject, Rejected, run_stages
+from beam_jobs.stages.execution import BoundStage, run_stages
+from beam_jobs.stages.resize import Resize
+from beam_jobs.stages.stage import Example, Reject, Rejected
 
 PIXELS = cv2.GaussianBlur(
     np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8), (7, 7), 0
@@ -66,7 +68,7 @@ KEPT = {
     "progressive jpeg": save("JPEG", quality=95, progressive=True),
     "upright jpeg with exif": turned("JPEG", 1),
 }
-ENCODED_ANEW = {
+REENCODED = {
     "16-bit png": sixteen_bits(),
     "turned png": turned("PNG"),
     "turned jpeg": turned("JPEG"),
@@ -89,9 +91,9 @@ def test_a_plain_file_keeps_its_own_bytes(name, channels):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", ENCODED_ANEW)
+@pytest.mark.parametrize("name", REENCODED)
 def test_what_the_reader_of_a_shard_would_see_otherwise_is_encoded_anew(name, channels):
-    example = run(ENCODED_ANEW[name], channels)
+    example = run(REENCODED[name], channels)
     assert not example.is_original
     assert example.image.shape == (
         (40, 30, channels) if name.startswith("turned") else (30, 40, channels)
@@ -102,7 +104,7 @@ def test_what_the_reader_of_a_shard_would_see_otherwise_is_encoded_anew(name, ch
     "name", ["png", "jpeg", "progressive jpeg", "16-bit png", "webp", "bmp", "tiff", "cmyk jpeg"]
 )
 def test_the_colors_are_rgb_and_right(name):
-    data = (KEPT | ENCODED_ANEW)[name]
+    data = (KEPT | REENCODED)[name]
     assert np.abs(run(data).image.astype(int) - PIXELS).mean() < 8
     swapped = np.abs(run(data).image.astype(int) - PIXELS[:, :, ::-1]).mean()
     assert swapped > 12
@@ -135,10 +137,10 @@ def test_a_truncated_file_is_kept_out(data, share):
     assert reason(data[: int(len(data) * share)]) == "truncated"
 
 
-@pytest.mark.parametrize("name", [*KEPT, *ENCODED_ANEW])
+@pytest.mark.parametrize("name", [*KEPT, *REENCODED])
 @pytest.mark.parametrize("share", [0.05, 0.4, 0.97])
 def test_no_part_of_a_file_passes_for_a_whole_one(name, share):
-    data = (KEPT | ENCODED_ANEW)[name]
+    data = (KEPT | REENCODED)[name]
     assert reason(data[: int(len(data) * share)]) in ("truncated", "corrupt", "not_image")
 
 
@@ -161,9 +163,9 @@ def test_a_large_image_is_kept_out_before_it_is_decoded():
     assert reason(bomb) == "too_large"
 
 
-@pytest.mark.parametrize("name", [*KEPT, *ENCODED_ANEW])
+@pytest.mark.parametrize("name", [*KEPT, *REENCODED])
 def test_the_size_limit_holds_for_every_format(name):
-    assert reason((KEPT | ENCODED_ANEW)[name], max_megapixels=0.001) == "too_large"
+    assert reason((KEPT | REENCODED)[name], max_megapixels=0.001) == "too_large"
 
 
 def test_trailing_bytes_do_no_harm():
@@ -219,9 +221,9 @@ def test_a_look_at_the_header_gives_the_same_example_and_decodes_when_somebody_a
     assert lazy.encoded == eager.encoded
 
 
-@pytest.mark.parametrize("name", ENCODED_ANEW)
+@pytest.mark.parametrize("name", REENCODED)
 def test_what_can_not_keep_its_bytes_is_decoded_whatever_the_check(name):
-    example = run(ENCODED_ANEW[name], check="header")
+    example = run(REENCODED[name], check="header")
     assert example.is_decoded
     assert not example.is_original
 
@@ -230,10 +232,14 @@ def test_damage_that_shows_when_a_later_stage_asks_for_pixels_is_a_reject_of_dec
     short = cv2.imencode(".jpg", PIXELS)[1].tobytes()
     short = short[: len(short) * 8 // 10] + b"\xff\xd9"  # not all of the rows, and an end
     chain = [
-        BoundStage("decode", decode, Decode(check="header")),
-        BoundStage("resize", resize, Resize(height=9, width=9)),
+        BoundStage("decode", CATALOGUE["decode"], Decode(check="header")),
+        BoundStage("resize", CATALOGUE["resize"], Resize(height=9, width=9)),
     ]
     with pytest.raises(Rejected) as caught:
         run_stages(chain, Example("cat/1", "cat", short), Counter())
     assert (caught.value.stage, caught.value.reason) == ("decode", reason(short))
-    assert run(short, check="header").shape == (30, 40, 3)  # without such a stage nobody knows
+    assert run(short, check="header").shape == (
+        30,
+        40,
+        3,
+    )  # the damage goes unnoticed

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from beam_jobs.stages.filter import Filter, check, class_after, filter
+from beam_jobs.stages.filter import Filter, check, filter, map_class
 from beam_jobs.stages.stage import Box, Example, Skip
 
 EXAMPLE = Example("cat/1.png", "cat", b"the file", np.zeros((20, 30, 3), np.uint8))
@@ -57,8 +57,8 @@ def test_min_boxes_counts_what_is_left_of_them():
 
 
 def test_classes_that_are_not_kept_are_gone_from_the_class_names():
-    assert [class_after(name, Filter(classes=["cat"])) for name in ("cat", "dog")] == ["cat", None]
-    assert class_after("dog", Filter(min_side=3)) == "dog"
+    assert [map_class(name, Filter(classes=["cat"])) for name in ("cat", "dog")] == ["cat", None]
+    assert map_class("dog", Filter(min_side=3)) == "dog"
 
 
 def test_what_cannot_be_filtered_is_refused():

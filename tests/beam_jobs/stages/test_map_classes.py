@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from beam_jobs.stages.map_classes import MapClasses, check, class_after, map_classes
+from beam_jobs.stages.map_classes import MapClasses, check, map_class, map_classes
 from beam_jobs.stages.stage import Box, Example, Skip
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
@@ -36,7 +36,7 @@ def test_boxes_get_their_new_names_and_those_of_dropped_classes_go():
 
 
 def test_the_class_names_follow():
-    assert [class_after(name, PETS) for name in ("kitten", "cat", "unclear")] == [
+    assert [map_class(name, PETS) for name in ("kitten", "cat", "unclear")] == [
         "cat",
         "cat",
         None,
@@ -44,7 +44,7 @@ def test_the_class_names_follow():
 
 
 def test_classes_can_change_names_with_one_another():
-    assert [class_after(name, MapClasses(rename={"a": "b", "b": "a"})) for name in "ab"] == [
+    assert [map_class(name, MapClasses(rename={"a": "b", "b": "a"})) for name in "ab"] == [
         "b",
         "a",
     ]
@@ -61,7 +61,7 @@ def test_a_class_that_is_not_there_is_told_with_the_nearest():
     "parameters, rule",
     [
         ({}, "needs rename, drop, or both"),
-        ({"rename": {"a": "b"}, "drop": ["a"]}, "a can't be renamed and dropped"),
+        ({"rename": {"a": "b"}, "drop": ["a"]}, "a cannot be both renamed and dropped"),
     ],
 )
 def test_a_map_that_makes_no_sense_is_refused(parameters, rule):

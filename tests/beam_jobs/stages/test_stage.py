@@ -9,16 +9,8 @@ import numpy as np
 import pytest
 from pydantic import Field, ValidationError
 
-from beam_jobs.stages.stage import (
-    BoundStage,
-    Example,
-    Reject,
-    Rejected,
-    Skip,
-    StageFailed,
-    parameters,
-    run_stages,
-)
+from beam_jobs.stages.execution import BoundStage, StageFailed, run_stages
+from beam_jobs.stages.stage import Example, Reject, Rejected, Skip, Stage, parameters
 from pipeline_ops.errors import ConfigError
 
 IMAGE = np.zeros((2, 3, 1), np.uint8)
@@ -31,7 +23,7 @@ class Nothing:
 
 
 def bind(function, name="invert"):
-    return BoundStage(name, function, Nothing())
+    return BoundStage(name, Stage(Nothing, function), Nothing())
 
 
 def test_parameters_are_frozen_and_checked_where_they_are_born():
@@ -142,10 +134,10 @@ def test_an_example_that_is_not_wanted_is_counted_and_the_others_stay():
 
 
 def test_a_reject_goes_for_the_record_and_so_for_all_that_was_made_of_it():
-    def refuse_the_last(example, parameters):
+    def reject_last(example, parameters):
         if example.key.endswith("#2"):
             raise Reject("last", "it is the last")
         return example
 
     with pytest.raises(Rejected):
-        run_stages([bind(copies, "copies"), bind(refuse_the_last, "choose")], EXAMPLE, Counter())
+        run_stages([bind(copies, "copies"), bind(reject_last, "choose")], EXAMPLE, Counter())

@@ -25,7 +25,7 @@ def test_groups_that_reach_over_splits_come_first():
 def test_keys_that_do_not_count_make_no_group():
     assert (
         find_duplicates(
-            {"train": records(a="1", b="1"), "test": records(c="1")}, without=["a", "c"]
+            {"train": records(a="1", b="1"), "test": records(c="1")}, excluded_keys=["a", "c"]
         ).num_groups
         == 0
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import jensenshannon
 
-from beam_jobs.statistics.drift import LABELS, distances, jensen_shannon, l_infinity
+from beam_jobs.statistics.drift import LABELS, compute_distances, jensen_shannon, l_infinity
 from beam_jobs.statistics.histogram import Histogram
 from pipeline_ops.config.preprocess import Drift
 
@@ -43,12 +43,12 @@ def histogram(counts: list[int]) -> Histogram:
 def test_what_is_above_a_threshold_is_marked_and_the_largest_comes_first():
     ours = {"brightness": histogram([5, 5]), "contrast": histogram([1, 9])}
     theirs = {"brightness": histogram([5, 5]), "contrast": histogram([9, 1])}
-    found = distances(
+    found = compute_distances(
         ours,
         {"cat": 5, "dog": 5},
         theirs,
         {"cat": 4, "dog": 6},
-        Drift(js_above=0.1, linf_above=0.1),
+        Drift(max_js_distance=0.1, max_linf_distance=0.1),
     )
     assert [(distance.feature, distance.is_above) for distance in found] == [
         ("contrast", True),
@@ -60,19 +60,22 @@ def test_what_is_above_a_threshold_is_marked_and_the_largest_comes_first():
 
 def test_one_of_the_two_thresholds_is_enough():
     ours, theirs = {"brightness": histogram([60, 40])}, {"brightness": histogram([40, 60])}
-    for drift in (Drift(js_above=0.9, linf_above=0.1), Drift(js_above=0.1, linf_above=0.9)):
-        assert distances(ours, {"a": 1}, theirs, {"a": 1}, drift)[0].is_above
-    assert not distances(ours, {"a": 1}, theirs, {"a": 1}, Drift(js_above=0.9, linf_above=0.9))[
-        0
-    ].is_above
+    for drift in (
+        Drift(max_js_distance=0.9, max_linf_distance=0.1),
+        Drift(max_js_distance=0.1, max_linf_distance=0.9),
+    ):
+        assert compute_distances(ours, {"a": 1}, theirs, {"a": 1}, drift)[0].is_above
+    assert not compute_distances(
+        ours, {"a": 1}, theirs, {"a": 1}, Drift(max_js_distance=0.9, max_linf_distance=0.9)
+    )[0].is_above
 
 
 def test_a_new_class_is_a_drift_of_the_classes():
-    [found] = distances({}, {"cat": 5, "bird": 5}, {}, {"cat": 10}, Drift())
+    [found] = compute_distances({}, {"cat": 5, "bird": 5}, {}, {"cat": 10}, Drift())
     assert found.feature == LABELS
     assert found.l_infinity == 0.5
 
 
 def test_a_feature_that_only_one_has_is_not_compared():
-    [found] = distances({"box_area": histogram([1, 1])}, {"a": 1}, {}, {"a": 2}, Drift())
+    [found] = compute_distances({"box_area": histogram([1, 1])}, {"a": 1}, {}, {"a": 2}, Drift())
     assert found.feature == LABELS

@@ -8,14 +8,19 @@ import random
 import numpy as np
 import pytest
 
-from beam_jobs.statistics.histogram import FEATURES, Histogram, Meter, merge
+from beam_jobs.statistics.histogram import (
+    FEATURES,
+    Histogram,
+    HistogramAccumulator,
+    merge_histograms,
+)
 
 
 def measured(feature: str, values) -> Histogram:
-    meter = Meter(feature)
+    meter = HistogramAccumulator(feature)
     for value in values:
         meter.add(value)
-    return meter.histogram()
+    return meter.to_histogram()
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -50,16 +55,16 @@ def test_parts_add_up_to_the_whole_to_the_last_digit_in_any_order():
     values = [random.Random(3).uniform(0, 2) for _ in range(300)]
     parts = [measured("box_aspect", values[start : start + 7]) for start in range(0, 300, 7)]
     random.Random(4).shuffle(parts)
-    assert merge(parts) == measured("box_aspect", values)
+    assert merge_histograms(parts) == measured("box_aspect", values)
 
 
 def test_nothing_adds_nothing():
     some = measured("image_width", [20, 30])
-    assert merge([some, Histogram.empty("image_width")]) == some
+    assert merge_histograms([some, Histogram.empty("image_width")]) == some
     assert Histogram.empty("image_width").mean("image_width") is None
     assert Histogram.empty("image_width").deviation("image_width") is None
 
 
 def test_histograms_of_different_features_do_not_add_up():
     with pytest.raises(ValueError, match="histograms of one feature are needed"):
-        merge([Histogram.empty("image_width"), Histogram.empty("brightness")])
+        merge_histograms([Histogram.empty("image_width"), Histogram.empty("brightness")])

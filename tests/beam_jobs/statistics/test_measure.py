@@ -7,13 +7,13 @@ import pytest
 
 from beam_jobs.stages.stage import Box, Example
 from beam_jobs.statistics.measure import (
-    Measured,
-    Ruler,
-    brightness_and_contrast,
-    merge_measured,
-    numbers_as_text,
-    numbers_from_text,
-    numbers_of,
+    MeasurementAccumulator,
+    Measurements,
+    decode_measurements,
+    encode_measurements,
+    measure_brightness_and_contrast,
+    measure_example,
+    merge_measurements,
 )
 
 
@@ -24,23 +24,23 @@ def example(
     return Example(f"{seed}", label, b"", image, boxes=boxes)
 
 
-def measure(*examples: Example, raw_shape=(100, 200, 3)) -> Measured:
-    ruler = Ruler()
+def measure(*examples: Example, raw_shape=(100, 200, 3)) -> Measurements:
+    accumulator = MeasurementAccumulator()
     for one in examples:
-        ruler.add(raw_shape, 5000, one)
-    return ruler.measured()
+        accumulator.add(measure_example(raw_shape, 5000, one))
+    return accumulator.to_measurements()
 
 
 @pytest.mark.parametrize("shape", [(7, 5, 1), (64, 48, 3), (1, 1, 1)])
 def test_brightness_and_contrast_are_mean_and_deviation_of_all_values(shape):
     image = example(1, shape).image
-    assert brightness_and_contrast(image) == pytest.approx((image.mean(), image.std()))
+    assert measure_brightness_and_contrast(image) == pytest.approx((image.mean(), image.std()))
 
 
 def test_of_a_large_image_evenly_spread_rows_are_measured():
     image = np.zeros((1000, 30, 3), np.uint8)
     image[500:] = 200
-    assert brightness_and_contrast(image) == pytest.approx((100, 100), abs=2)
+    assert measure_brightness_and_contrast(image) == pytest.approx((100, 100), abs=2)
 
 
 def test_a_raw_image_is_measured_as_it_was_before_the_stages():
@@ -66,30 +66,32 @@ def test_a_raw_image_is_measured_as_it_was_before_the_stages():
 
 def test_boxes_are_measured_in_fractions_of_the_stored_image_by_class():
     boxes = (Box(0, 0, 10, 10, "cell"), Box(5, 4, 20, 40, "plate"))
-    measured = measure(example(label="", boxes=boxes))
-    assert {name: histogram.maximum for name, histogram in measured.by_class["cell"].items()} == {
+    measurements = measure(example(label="", boxes=boxes))
+    assert {
+        name: histogram.maximum for name, histogram in measurements.by_class["cell"].items()
+    } == {
         "box_width": 0.25,
         "box_height": 0.5,
         "box_area": 0.125,
         "box_aspect": 1,
     }
-    assert measured.by_class["plate"]["box_width"].maximum == 0.9
-    assert measured.features["box_width"].count == 2
-    assert measured.features["boxes_per_image"].maximum == 2
+    assert measurements.by_class["plate"]["box_width"].maximum == 0.9
+    assert measurements.features["box_width"].count == 2
+    assert measurements.features["boxes_per_image"].maximum == 2
 
 
 def test_numbers_that_went_through_an_index_measure_the_same():
     boxes = (Box(0, 0, 10.1, 1 / 3, "cell"), Box(5, 4, 20, 40, "plate"))
-    ruler, examples = (
-        Ruler(),
+    accumulator, examples = (
+        MeasurementAccumulator(),
         [example(3, boxes=boxes), example(4), example(5, label=""), example(6, boxes=())],
     )
-    for numbers in numbers_from_text(
-        numbers_as_text([numbers_of((100, 200, 3), 5000, one) for one in examples])
+    for measurements in decode_measurements(
+        encode_measurements([measure_example((100, 200, 3), 5000, one) for one in examples])
     ):
-        ruler.add_numbers(numbers)
-    assert ruler.measured() == measure(*examples)
-    assert (numbers_as_text([]), numbers_from_text("")) == ("", [])
+        accumulator.add(measurements)
+    assert accumulator.to_measurements() == measure(*examples)
+    assert (encode_measurements([]), decode_measurements("")) == ("", [])
 
 
 def test_what_is_missing_is_counted():
@@ -112,10 +114,15 @@ def test_shards_add_up_to_what_one_shard_would_have_measured():
         )
         for seed in range(9)
     ]
-    parts = [measure(*examples[:2]), measure(*examples[2:3]), measure(*examples[3:]), Measured()]
-    assert merge_measured(reversed(parts)) == measure(*examples)
+    parts = [
+        measure(*examples[:2]),
+        measure(*examples[2:3]),
+        measure(*examples[3:]),
+        Measurements(),
+    ]
+    assert merge_measurements(reversed(parts)) == measure(*examples)
 
 
 def test_what_was_measured_survives_its_way_through_json():
-    measured = measure(example(label="", boxes=(Box(0, 0, 10, 10, "cell"),)))
-    assert Measured.model_validate_json(measured.model_dump_json()) == measured
+    measurements = measure(example(label="", boxes=(Box(0, 0, 10, 10, "cell"),)))
+    assert Measurements.model_validate_json(measurements.model_dump_json()) == measurements

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from beam_jobs.statistics.thumbnail import thumbnail
+from beam_jobs.statistics.thumbnail import make_thumbnail
 
 
 def decoded(uri: str) -> np.ndarray:
@@ -20,12 +20,12 @@ def decoded(uri: str) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", [".jpg", ".png", ".bmp", ".webp", ".gif"])
 def test_a_whole_image_becomes_a_small_png(encode, kind):
-    assert decoded(thumbnail(encode(300, 400, 3, kind=kind))).shape == (84, 112, 3)
+    assert decoded(make_thumbnail(encode(300, 400, 3, kind=kind))).shape == (84, 112, 3)
 
 
 def test_of_a_truncated_image_the_part_that_is_there_is_shown(encode):
     whole = encode(64, 64, 3, kind=".jpg")
-    picture = decoded(thumbnail(whole[: len(whole) * 3 // 4]))
+    picture = decoded(make_thumbnail(whole[: len(whole) * 3 // 4]))
     assert picture[:16].std() > 10
     assert picture[-4:].std() < 1
 
@@ -35,10 +35,10 @@ def test_of_a_truncated_image_the_part_that_is_there_is_shown(encode):
     [b"", b"text", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n" + b"\0" * 40, b"RIFF\0\0\0\0WEBPVP8 "],
 )
 def test_what_is_no_image_has_no_picture(content):
-    assert thumbnail(content) is None
+    assert make_thumbnail(content) is None
 
 
 def test_a_bomb_is_not_decoded(encode):
     header = bytearray(encode(8, 8))
     header[16:24] = (60000).to_bytes(4, "big") * 2
-    assert thumbnail(bytes(header)) is None
+    assert make_thumbnail(bytes(header)) is None

@@ -1,4 +1,4 @@
-"""What the models have in common."""
+"""Layers that the models share."""
 
 from __future__ import annotations
 

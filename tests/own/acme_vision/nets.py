@@ -1,4 +1,4 @@
-"""Models as a user of Trainyard writes them: functions that return a Keras model which is built."""
+"""Models as a user of Trainyard writes them: functions that return a built Keras model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from acme_vision.blocks import convolution
 
 
 def normalized(image_shape: tuple[int, int, int], num_classes: int, width: int = 8) -> Model:
-    """With batch normalisation, whose statistics differ between workers, and a regulariser."""
+    """A network with batch normalization, whose statistics differ between workers, and a
+    regularizer."""
     return Sequential(
         [
             Input(image_shape),
@@ -21,7 +22,7 @@ def normalized(image_shape: tuple[int, int, int], num_classes: int, width: int =
 
 
 def smooth(image_shape: tuple[int, int, int], num_classes: int) -> Model:
-    """Without kinks: where a ReLU or a maximum stands at a tie, rounding decides, and the weights
+    """A smooth network. At a tie, rounding decides a ReLU or a maximum, and the weights would
     differ by more than rounding."""
     return Sequential(
         [
@@ -36,7 +37,7 @@ def smooth(image_shape: tuple[int, int, int], num_classes: int) -> Model:
 
 
 def dropping(image_shape: tuple[int, int, int], num_classes: int) -> Model:
-    """With layers that draw at random in training."""
+    """A network with layers that draw random numbers in training."""
     return Sequential(
         [
             Input(image_shape),
@@ -51,7 +52,8 @@ def dropping(image_shape: tuple[int, int, int], num_classes: int) -> Model:
 
 
 def pooled(image_shape: tuple[int, int, int], num_classes: int) -> Model:
-    """With an operation that DTensor does not know: the gradient of a mean over windows."""
+    """A network with an operation that DTensor does not support: the gradient of a mean over
+    windows."""
     return Sequential(
         [
             Input(image_shape),

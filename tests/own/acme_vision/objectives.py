@@ -1,5 +1,5 @@
-"""A loss and metrics as a user of Trainyard writes them: labels [b] and logits [b, classes] to a
-value for each example."""
+"""A loss and metrics as a user of Trainyard writes them: they map labels [b] and logits [b,
+classes] to a value for each example."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import tensorflow as tf
 
 
 def focal_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Cross-entropy that cares less for what is easy."""
+    """Computes a cross-entropy that gives easy examples less weight."""
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     return tf.square(1 - tf.exp(-losses)) * losses
 
 
 def top3(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """1 where the right class is among the first three."""
+    """Returns 1 where the right class is among the first three."""
     return tf.cast(tf.math.in_top_k(labels, logits, 3), tf.float32)
 
 
 def brier_error(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Squared distance of the probabilities from certainty."""
+    """Computes the squared distance of the probabilities from certainty."""
     return tf.reduce_sum(
         tf.square(tf.nn.softmax(logits) - tf.one_hot(labels, logits.shape[-1])), axis=-1
     )
 
 
 def mean_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """The usual mistake: a mean over the batch."""
+    """Makes the usual mistake of a mean over the batch."""
     return tf.reduce_mean(focal_loss(labels, logits))

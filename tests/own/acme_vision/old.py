@@ -1,10 +1,10 @@
-"""A network in TF-Slim as it stands in older projects."""
+"""A network in TF-Slim, as in older projects."""
 
 from __future__ import annotations
 
 from keras import Model
 
-from pipeline_ops.models.slim import slim_model
+from pipeline_ops.models.slim import build_slim_model
 
 
 def build(image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.0) -> Model:
@@ -22,4 +22,4 @@ def build(image_shape: tuple[int, int, int], num_classes: int, dropout: float = 
             )
             return slim.fully_connected(net, num_classes, activation_fn=None, scope="logits")
 
-    return slim_model(network, image_shape)
+    return build_slim_model(network, image_shape)

@@ -1,4 +1,4 @@
-"""`python -m airflow <program>`. What it shall do is said by the variable STAND_IN:
+"""`python -m airflow <program>`. The variable STAND_IN has its behaviour:
 `<program>:<deed>`, separated by spaces.
 
 api-server:deaf        doesn't listen

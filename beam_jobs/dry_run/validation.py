@@ -1,0 +1,112 @@
+"""The checks of a pipeline's data and model before any work.
+
+They list and read the source, plan the splits, run one image through the stages, and build the
+model for the result (`pipeline_ops/jobs/model_check.py`). The preprocess job and
+`trainyard validate --deep` call them. They write only the indexes of listings and the verdict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from beam_jobs.io.raw import read_raw
+from beam_jobs.planning.duplicates import CollectionDecision, decide_collection
+from beam_jobs.planning.empty_splits import explain_from_plan
+from beam_jobs.planning.plan import Record, check_labels, count_planned_labels
+from beam_jobs.sources.source_data import SourceData, read_source_data
+from beam_jobs.stages.execution import BoundStage, map_class_names, run_stages
+from beam_jobs.stages.stage import Rejected
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.config.model_data_rules import find_image_size
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.config.train import Train
+from pipeline_ops.jobs.model_check import requires_process, validate_training
+from pipeline_ops.jobs.planned_training import PlannedTraining
+from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_interval
+from pipeline_ops.raw_data.listing import RawFolder
+
+_MAX_TRIED_IMAGES = 50
+
+
+def validate_deeply(config: PipelineConfig, python: str) -> dict[str, int]:
+    """Checks data and model of a pipeline. `python` is the interpreter if the config names none.
+
+    Returns:
+      The number of images in each split.
+
+    Raises:
+      ConfigError, DataError: the errors that the preprocess job would raise before its work.
+      MachineError: a file or the process that builds the model has failed.
+    """
+    validate_interval(config)
+    preprocess, layout = config.preprocess, Layout(config.root, config.pipeline)
+    listing = list_folder(find_raw_folder(config), layout.listings)
+    source = read_source_data(preprocess, listing, config.file)
+    decision = decide_collection(preprocess, source.found.records, {})
+    validate_plan(preprocess, source, decision)
+    training = PlannedTraining.from_config(config, python)
+    validate_model(training, preprocess, source, layout)
+    return {name: len(members) for name, members in decision.by_split.items()}
+
+
+def validate_plan(config: Preprocess, source: SourceData, decision: CollectionDecision) -> None:
+    """Raises DataError if a split or a class has no example left after the stages."""
+    counts: dict[str, Counter[str]] = {}
+    for split, by_name in count_planned_labels(decision.by_split).items():
+        counts[split] = Counter()
+        for name, count in by_name.items():
+            names = map_class_names(source.stages, [name])
+            counts[split].update(dict.fromkeys(names, count))
+    check_labels(
+        counts,
+        source.class_names,
+        str(source.folder),
+        source.task,
+        explain_from_plan(source.found.records, decision.by_split, config.split),
+    )
+
+
+def validate_model(
+    training: PlannedTraining, config: Preprocess, source: SourceData, layout: Layout
+) -> None:
+    """Checks that a training can run on the data. No image is read if the config gives the size.
+
+    Raises:
+      ConfigError: the training cannot run on these data.
+      MachineError: the process that builds the model has failed.
+    """
+    size = find_image_size(config.stages)
+    shape: tuple[int, int, int] | None
+    if size and not requires_process(Train.model_validate(training.train)):
+        shape = (*size[:2], 1)  # only height and width count
+    else:
+        shape = sample_image_shape(source.found.records, source.stages, source.folder)
+    if shape:
+        num_classes = len(source.class_names)
+        validate_training(training, source.task, shape, num_classes, layout.checked_models)
+
+
+def sample_image_shape(
+    records: Iterable[Record], stages: Sequence[BoundStage], folder: RawFolder
+) -> tuple[int, int, int] | None:
+    """The height, width and channels of the first image that the stages keep.
+
+    None if the stages keep none of the first 50 images.
+    """
+    ordered = sorted(records, key=_hash_key)[:_MAX_TRIED_IMAGES]
+    for record in ordered:
+        example = record.to_example(read_raw(record.file, folder))
+        try:
+            finished = run_stages(stages, example, Counter())
+        except Rejected:
+            continue
+        if finished:
+            return finished[0].shape
+    return None
+
+
+def _hash_key(record: Record) -> bytes:
+    return hashlib.blake2b(record.key.encode(), person=b"trial").digest()

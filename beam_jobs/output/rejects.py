@@ -1,0 +1,126 @@
+"""The rejected records of the whole job: collected, written, and checked against the budget."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from beam_jobs.io.raw import find_raw_file, read_beginning, read_raw
+from beam_jobs.output.quarantine import MAX_BYTES, FragmentWriter, write_rejected_list
+from beam_jobs.planning.duplicates import CollectionDecision, is_removed_copy
+from beam_jobs.sources.source_data import SourceData
+from beam_jobs.stages.execution import BoundStage, map_class_names
+from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
+from pipeline_ops.config.preprocess import Rejects
+from pipeline_ops.errors import DataError
+
+_MAX_NAMED_RECORDS = 10
+
+
+def collect_rejected(
+    source: SourceData, decision: CollectionDecision, summaries: Iterable[ShardSummary]
+) -> list[RejectedRecord]:
+    """All rejected records, of the source, the collection and the stages, by key."""
+    by_stages = itertools.chain.from_iterable(summary.rejected for summary in summaries)
+    return sorted(
+        [*source.found.rejected, *decision.rejected, *by_stages], key=lambda record: record.key
+    )
+
+
+def write_driver_fragment(
+    source: SourceData, decision: CollectionDecision, fragments: Path
+) -> None:
+    """Writes the rejected records that no worker has read, with their bytes.
+
+    These are files that the source could not use, and images that contradict one another.
+    """
+    folder, files = source.folder, {}
+    if source.found.rejected:
+        files = {file.key: file for file in source.listing.files}
+    with FragmentWriter(fragments, "driver") as fragment:
+        for rejected in source.found.rejected:
+            if file := files.get(rejected.key):  # a box or a missing image has no bytes of its own
+                content = read_beginning(file, folder, MAX_BYTES)
+                fragment.add(rejected, file.key, content, file.num_bytes)
+        for record, rejected in zip(decision.quarantined, decision.rejected, strict=True):
+            if not is_removed_copy(rejected):
+                content = read_raw(record.file, folder)
+                fragment.add(rejected, find_raw_file(record.file).key, content)
+
+
+def check_rejects(
+    rejected: Sequence[RejectedRecord],
+    source: SourceData,
+    decision: CollectionDecision,
+    rejects: Rejects,
+    full_list: Path,
+    config_file: str,
+) -> None:
+    """Checks the bad records. Removed copies are not bad.
+
+    Args:
+      rejected: the rejected records in the order of their keys.
+      source: all records.
+      decision: the records that stay, and the removed copies.
+      rejects: the budget.
+      full_list: the file that gets the list of all bad records if the check fails.
+      config_file: the config file, for messages.
+
+    Raises:
+      DataError: the budget is exceeded or a class is lost. The message has the lost classes, the
+        first of the bad records, and the path of the full list.
+    """
+    bad = [record for record in rejected if not is_removed_copy(record)]
+    num_records = len(source.found.records) + len(source.found.rejected)
+    labels = itertools.chain(
+        ((record.key, record.labels) for record in decision.records_without_copies),
+        source.found.rejected_labels.items(),
+    )
+    budget = rejects.compute_budget(num_records)
+    lost = find_lost_classes(labels, bad, source.stages)
+    if len(bad) <= budget and not lost:
+        return
+    write_rejected_list(full_list, bad)
+    named = "\n".join(
+        f"  {record.key}: {record.reason} ({record.stage}: {record.detail})"
+        for record in bad[:_MAX_NAMED_RECORDS]
+    )
+    if len(bad) > _MAX_NAMED_RECORDS:
+        named += f"\n  and {len(bad) - _MAX_NAMED_RECORDS} more"
+    if lost:
+        fault = f"every record of {', '.join(lost)} is unusable, and no budget covers a whole class"
+        key = "correct preprocess.stages"
+    else:
+        fault = f"{len(bad)} of {num_records} raw files are unusable, and the budget is {budget}"
+        key = "raise preprocess.rejects"
+    raise DataError(
+        f"{fault}:\n{named}\n"
+        f"{full_list} lists all of them. Correct or remove them, or {key} in {config_file}."
+    )
+
+
+def find_lost_classes(
+    labels: Iterable[tuple[str, Iterable[str]]],
+    rejected: Iterable[RejectedRecord],
+    stages: Sequence[BoundStage] = (),
+) -> list[str]:
+    """The classes that had records, all of which were rejected.
+
+    Args:
+      labels: key and labels of all records with known labels, good and bad.
+      rejected: the bad records.
+      stages: the stages of the config. The names are those after the stages.
+    """
+    bad = {record.key for record in rejected}
+    if not bad:
+        return []
+    planned: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
+    for key, names_before in labels:
+        names = map_class_names(stages, dict.fromkeys(names_before))
+        planned.update(names)
+        if key in bad:
+            lost.update(names)
+    return sorted(name for name, count in lost.items() if count == planned[name])

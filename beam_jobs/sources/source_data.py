@@ -1,0 +1,51 @@
+"""The source of a config as it was read, and the stages for it, before any image is read.
+
+The preprocess job and the dry runs begin with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from beam_jobs.planning.plan import collect_class_names, infer_task
+from beam_jobs.sources import read_records, validate_listing
+from beam_jobs.sources.collect import SourceRecords
+from beam_jobs.stages import bind_stages, check_data
+from beam_jobs.stages.execution import BoundStage, map_class_names
+from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.raw_data.listing import Listing, RawFolder
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceData:
+    """All records of a source. `class_names` are the classes after the stages."""
+
+    listing: Listing
+    found: SourceRecords
+    task: Task
+    stages: Sequence[BoundStage]
+    class_names: tuple[str, ...]
+
+    @property
+    def folder(self) -> RawFolder:
+        return self.listing.folder
+
+
+def read_source_data(config: Preprocess, listing: Listing, config_file: Path) -> SourceData:
+    """Reads a source, and checks that the stages can work on it.
+
+    Raises:
+      ConfigError: a stage cannot work on these data.
+      DataError: the source as a whole cannot be read.
+      MachineError: a file has changed since it was listed.
+    """
+    validate_listing(config, listing, config_file)
+    found = read_records(config.source, listing)
+    names = getattr(config.source, "class_names", None) or collect_class_names(found.records)
+    task = infer_task(found.records)
+    check_data(config, task, names, config_file)
+    stages = bind_stages(config.stages)
+    return SourceData(listing, found, task, stages, tuple(map_class_names(stages, names)))

@@ -1,0 +1,25 @@
+"""Connections of Airflow as credentials of a bucket, in each program that runs our code.
+
+These are tasks, the triggerer, the API server and the terminal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline_ops.storage.connections import set_connection_reader
+
+if TYPE_CHECKING:
+    from pipeline_ops.storage.connections import Connection
+
+
+def use_airflow_connections() -> None:
+    """Lets this process read `storage.connection`."""
+    set_connection_reader(_read_connection)
+
+
+def _read_connection(connection_id: str) -> Connection:
+    from airflow.sdk import Connection  # here, because the terminal needs it rarely
+
+    found: Connection = Connection.get(connection_id)
+    return found

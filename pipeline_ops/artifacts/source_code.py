@@ -1,0 +1,177 @@
+"""The source files behind a job, found by following imports, and their digests.
+
+A file counts if it is imported anywhere in the code of a module, also inside a function. Imports
+for the type checker do not count. Imports by a computed name cannot be seen, so a caller names
+those modules itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from pipeline_ops.errors import TrainyardError
+from pipeline_ops.storage.digest import compute_digest
+
+CODE_ROOT = Path(__file__).resolve().parents[2]
+"""The folder that holds `pipeline_ops/` and `beam_jobs/`."""
+
+PACKAGES = frozenset({"pipeline_ops", "beam_jobs"})
+_TEMPLATES = (".html", ".css", ".js")
+_CATALOGUE = "CATALOGUE"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    digest: str
+    imports: tuple[str, ...]
+    """Dotted names of modules, and of names in modules."""
+
+
+def digest_sources(
+    modules: Iterable[str],
+    root: Path = CODE_ROOT,
+    packages: Collection[str] | None = PACKAGES,
+    used: Iterable[str] = (),
+) -> dict[str, str]:
+    """Returns digests of modules and of all that they import, by path relative to `root`.
+
+    The digest of a Python file is over its syntax tree without docstrings, so that a comment or a
+    line break changes nothing. Templates next to a module are covered by their bytes.
+
+    Args:
+      modules: dotted names.
+      root: the folder in which the modules are found. Only imports from there are followed.
+      packages: the top-level packages to follow, or None for all that `root` holds.
+      used: the entries of catalogues that the job uses. A catalogue is a module-level dict
+          `CATALOGUE` with literal keys. Its other entries, and imports with the names of those
+          entries, count as absent.
+
+    Raises:
+      TrainyardError: there is no such module.
+      SyntaxError: a file is not valid Python. The error names the file.
+    """
+    chosen = frozenset(used)
+    found: dict[str, str] = {}
+    waiting = list(modules)
+    for module in waiting:
+        path = root.joinpath(*module.split("."))
+        if not (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
+            raise TrainyardError(
+                f"{root}: there is no source file of the module {module}. Install Trainyard again."
+            )
+    while waiting:
+        module = waiting.pop()
+        if packages is not None and module.partition(".")[0] not in packages:
+            continue
+        for file in _find_files(root, module):
+            relative = file.relative_to(root).as_posix()
+            if relative not in found:
+                source = _read(file, relative, file.stat().st_mtime_ns, chosen)
+                found[relative] = source.digest
+                waiting += source.imports
+    folders = {(root / name).parent for name in found}
+    templates = [f for folder in folders for f in folder.iterdir() if f.suffix in _TEMPLATES]
+    found |= {f.relative_to(root).as_posix(): _hash(f.read_bytes()) for f in templates}
+    return dict(sorted(found.items()))
+
+
+def digest_all_sources() -> str:
+    """Returns one digest of the bytes of all Python files of `pipeline_ops`.
+
+    Hosts compare their copies of the project by it.
+    """
+    files = sorted((CODE_ROOT / "pipeline_ops").rglob("*.py"))
+    return compute_digest(
+        [[f.relative_to(CODE_ROOT).as_posix(), _hash(f.read_bytes())] for f in files]
+    )
+
+
+def _find_files(root: Path, module: str) -> list[Path]:
+    """Returns the files that an import of the module runs: those of its packages, and its own.
+
+    Empty if `root` has no such module. A name inside of a module counts as the module.
+    """
+    files, folder = [], root
+    for part in module.split("."):
+        package, plain = folder / part / "__init__.py", folder / f"{part}.py"
+        if package.is_file():
+            files.append(package)
+        elif plain.is_file():
+            return [*files, plain]
+        elif not (folder / part).is_dir():
+            break
+        folder = folder / part
+    return files
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(file: Path, path: str, _modified_ns: int, used: frozenset[str]) -> _Source:
+    tree = ast.parse(file.read_bytes(), filename=str(file))
+    _drop_unused(tree, used)
+    package = path.split("/")[:-1]
+    imports = tuple(dict.fromkeys(_imports(tree, package)))
+    _drop_docstrings(tree)
+    return _Source(_hash(ast.dump(tree).encode()), imports)
+
+
+def _imports(node: ast.AST, package: list[str]) -> Iterator[str]:
+    match node:
+        case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+            children: Iterable[ast.AST] = node.orelse
+        case ast.Import(names=aliases):
+            yield from (alias.name for alias in aliases)
+            return
+        case ast.ImportFrom(module=module, names=aliases, level=level):
+            start = package[: len(package) - level + 1] if level else []
+            origin = ".".join([*start, *(module.split(".") if module else [])])
+            yield from (f"{origin}.{alias.name}" for alias in aliases)
+            return
+        case _:
+            children = ast.iter_child_nodes(node)
+    for child in children:
+        yield from _imports(child, package)
+
+
+def _drop_unused(tree: ast.Module, used: frozenset[str]) -> None:
+    """Removes the catalogue's entries that are not in use, and their imports."""
+    catalogue = next((d for d in map(_as_catalogue, tree.body) if d is not None), None)
+    if catalogue is None:
+        return
+    entries = list(zip(catalogue.keys, catalogue.values, strict=True))
+    names = {key.value for key, _ in entries if isinstance(key, ast.Constant)}
+    unused = names - used
+    kept = [(k, v) for k, v in entries if not (isinstance(k, ast.Constant) and k.value in unused)]
+    catalogue.keys, catalogue.values = [k for k, _ in kept], [v for _, v in kept]
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            node.names = [alias for alias in node.names if alias.name not in unused]
+
+
+def _as_catalogue(node: ast.stmt) -> ast.Dict | None:
+    match node:
+        case (
+            ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict() as value)
+            | ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as value)
+        ) if name == _CATALOGUE:
+            return value
+    return None
+
+
+def _drop_docstrings(tree: ast.Module) -> None:
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            body[:] = [statement for statement in body if not _is_docstring(statement)]
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()

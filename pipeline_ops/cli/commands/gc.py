@@ -1,0 +1,119 @@
+"""`trainyard gc [CONFIG...]`: removes what no version, run or next run needs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from pipeline_ops.cli.arguments import Commands, add_command, add_configs, list_config_files
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.retention.collector import Options, Report, collect, explain_path
+from pipeline_ops.retention.host_leftovers import remove_host_leftovers
+from pipeline_ops.retention.removal import Total
+
+_UNITS = {"d": 86400, "h": 3600}
+_DURATION = re.compile(r"([0-9]{1,6})([dh])")
+_DETAILS = """\
+The first call marks what storage.keep does not ask for and nothing needs. A call
+that comes later than the grace period removes it. Without storage.keep and
+--older-than, only leftovers of killed jobs are removed.
+
+Examples:
+  trainyard gc                             mark and remove, for all configs
+  trainyard gc digits.yaml --dry-run       show it, and change nothing
+  trainyard gc digits.yaml --older-than 30d
+                                           keep the runs of the last 30 days
+  trainyard gc digits.yaml --why runs/digits/manual__2026-11-23T03:00:00+00:00
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands, "gc", collect_all, "Remove runs and artifacts that nothing needs.", _DETAILS
+    )
+    add_configs(parser, default=Path("configs"))
+    parser.add_argument(
+        "--dry-run", action="store_true", help="Print what would be removed. Change nothing."
+    )
+    parser.add_argument(
+        "--older-than",
+        metavar="AGE",
+        type=_parse_days,
+        help="Keep the runs that were active within this time, for example 30d. Replaces "
+        "storage.keep.days.",
+    )
+    parser.add_argument(
+        "--grace",
+        metavar="AGE",
+        type=_parse_seconds,
+        default=86400.0,
+        help="Time between the mark and the removal, for example 12h. Default: 1d. A shorter one "
+        "is safe while no run is active.",
+    )
+    parser.add_argument(
+        "--why", metavar="PATH", help="Print why one path stays, or since when it is marked."
+    )
+
+
+def collect_all(arguments: argparse.Namespace) -> int:
+    options = Options(arguments.dry_run, arguments.older_than, arguments.grace)
+    configs = [load_config(file) for file in list_config_files(arguments.configs)]
+    if arguments.why:
+        print(_explain(configs, arguments.why, options))
+        return ExitCode.SUCCESS
+    for config in configs:
+        print(format_report(config, collect(config, options), arguments.dry_run))
+    for config in {config.train.input: config for config in configs}.values():
+        removed = remove_host_leftovers(config.train.input, arguments.dry_run)
+        for line in _format_totals("would remove" if arguments.dry_run else "removed", removed):
+            print(line)
+    return ExitCode.SUCCESS
+
+
+def format_report(config: PipelineConfig, report: Report, is_dry_run: bool = False) -> str:
+    """The result of one call in lines: bytes and files by kind, and in a dry run each path."""
+    lines = [
+        f"{config.pipeline}: {config.root}",
+        f"  stays: {_format_total(report.kept)}",
+        *_format_totals("marked" if not is_dry_run else "would be marked", report.waiting),
+        *_format_totals("removed", report.removed),
+        *(f"  no artifact is removed, because {problem}" for problem in report.problems),
+    ]
+    if is_dry_run:
+        lines += [f"  {path}: {rule}" for path, rule in report.paths]
+    return "\n".join(lines)
+
+
+def _explain(configs: list[PipelineConfig], path: str, options: Options) -> str:
+    """The reason for one path. It belongs to the pipeline whose name is in it."""
+    owners = [config for config in configs if f"/{config.pipeline}/" in f"/{path}/"]
+    return explain_path((owners or configs)[0], path, options)
+
+
+def _format_totals(verb: str, totals: dict[str, Total]) -> list[str]:
+    return [
+        f"  {verb}: {kind}: {_format_total(total)}"
+        for kind, total in totals.items()
+        if total.num_files
+    ]
+
+
+def _format_total(total: Total) -> str:
+    return f"{total.num_files} files, {total.num_bytes / 2**20:,.1f} MiB"
+
+
+def _parse_seconds(text: str) -> float:
+    if found := _DURATION.fullmatch(text):
+        return float(int(found[1]) * _UNITS[found[2]])
+    raise argparse.ArgumentTypeError(
+        f"must be a whole number of days or hours, such as 30d or 12h, got {text!r}"
+    )
+
+
+def _parse_days(text: str) -> int:
+    seconds = _parse_seconds(text)
+    if seconds % 86400:
+        raise argparse.ArgumentTypeError(f"must be whole days, such as 30d, got {text!r}")
+    return int(seconds // 86400)

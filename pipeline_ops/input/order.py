@@ -1,0 +1,183 @@
+"""The endless order of training examples, computed from (seed, epoch, position) alone.
+
+Every epoch is a permutation of the split, and the epochs follow one another without a gap. No
+permutation of examples is ever built as a whole, so the first step of the hundredth epoch costs as
+much as any other. All of it is graph code.
+
+Legend: b positions, u different epochs among them, S shards, n windows of an epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from pipeline_ops.input.split import SplitShards
+from pipeline_ops.input.stateless_random import StatelessRandom
+from pipeline_ops.input.tensorflow_start import tf
+
+_CIPHER_WORD, _CIPHER_ROUNDS = 498_247_692, 4
+"""The first word of the key and the number of rounds of the permuting cipher, as in
+`tf.random.experimental.index_shuffle`.
+"""
+_SHARD_DRAW, _KEY_DRAW = 14, 15  # augment.py and mosaic.py use the lower numbers
+_KEY_LIMIT = 1 << 31
+
+
+class ExampleOrder(Protocol):
+    """The numbers of the examples at the positions of the order."""
+
+    def compute(self, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns (epochs_b, examples_b) of positions, all int64."""
+        ...
+
+    def list_upcoming_shards(self, position: int) -> Sequence[int]:
+        """Returns the numbers of all shards, in the order of their first use from a position on."""
+        ...
+
+
+def make_order(split: SplitShards, seed: int, window: int | None) -> ExampleOrder:
+    """Makes the order of a split.
+
+    Args:
+      split: the split.
+      seed: the seed of all permutations.
+      window: the number of shards whose examples are permuted together. None permutes the whole
+        split.
+    """
+    if window is None:
+        return GlobalOrder(split.num_examples, seed, len(split.paths))
+    return WindowOrder(split.shard_sizes, seed, window)
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalOrder:
+    """A permutation of the whole split in each epoch."""
+
+    num_examples: int
+    seed: int
+    num_shards: int = 0
+
+    def compute(self, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Maps a position within an epoch to an example by a cipher with the key (seed, epoch)."""
+        epochs_b, positions_in_epoch_b = (
+            positions_b // self.num_examples,
+            positions_b % self.num_examples,
+        )
+        keys_b3 = tf.stack(
+            [
+                tf.fill(tf.shape(epochs_b), tf.constant(part, tf.int64))
+                for part in (_CIPHER_WORD, self.seed)
+            ]
+            + [epochs_b],
+            axis=1,
+        )
+        last = tf.constant(self.num_examples - 1, tf.int64)
+        return epochs_b, _permute(positions_in_epoch_b, keys_b3, last)
+
+    def list_upcoming_shards(self, position: int) -> Sequence[int]:
+        """Returns all shards by number: within a few steps, all of them are used."""
+        return range(self.num_shards)
+
+
+class WindowOrder:
+    """A permutation of the shards in each epoch, and of the examples of each window of it.
+
+    A window is a number of consecutive shards of the permuted order. The last window of an epoch
+    may have fewer.
+
+    Args:
+      shard_sizes: the number of examples of each shard.
+      seed: the seed of all permutations.
+      window: the number of shards of a window.
+    """
+
+    def __init__(self, shard_sizes: Sequence[int], seed: int, window: int):
+        self._sizes_S = np.array(shard_sizes, np.int64)
+        self._starts_S = np.cumsum(self._sizes_S) - self._sizes_S
+        self._num_examples = int(self._sizes_S.sum())
+        self.window, self._seed = window, seed
+        self._last_of_windows_n = np.minimum(
+            np.arange(window, len(shard_sizes) + window, window), len(shard_sizes)
+        )
+        self._list_upcoming = functools.lru_cache(maxsize=64)(self._list_shards_from)
+        self._compute_shard_order = functools.lru_cache(maxsize=8)(self._sort_shards)
+
+    def compute(self, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Finds the window of each position, permutes it there, and finds the shard.
+
+        The examples of the epochs u, in the order of their shards, have consecutive numbers, which
+        are called places here.
+        """
+        epochs_b = positions_b // self._num_examples
+        epochs_u, which_b = tf.unique(epochs_b, out_idx=tf.int64)
+        order_uS = self._permute_shards(epochs_u)
+        ends_uS = tf.cumsum(tf.gather(self._sizes_S, order_uS), axis=1)
+        ends_uS += self._num_examples * tf.range(tf.size(epochs_u, tf.int64))[:, None]
+        starts_of_windows, ends_of_windows = _to_bounds(
+            tf.gather(ends_uS, self._last_of_windows_n - 1, axis=1)
+        )
+        places_b = which_b * self._num_examples + positions_b % self._num_examples
+        window_b = tf.searchsorted(ends_of_windows, places_b, "right", tf.int64)
+        start_b = tf.gather(starts_of_windows, window_b)
+        places_b = start_b + _permute(
+            places_b - start_b,
+            self._make_keys(epochs_b, window_b - which_b * len(self._last_of_windows_n)),
+            tf.gather(ends_of_windows, window_b) - start_b - 1,
+        )
+        starts, ends = _to_bounds(ends_uS)
+        slot_b = tf.searchsorted(ends, places_b, "right", tf.int64)
+        shard_b = tf.gather(tf.reshape(order_uS, [-1]), slot_b)
+        return epochs_b, tf.gather(self._starts_S, shard_b) + places_b - tf.gather(starts, slot_b)
+
+    def list_upcoming_shards(self, position: int) -> Sequence[int]:
+        """Returns the shards of the position's window first, and then those of later windows."""
+        epoch, place = divmod(position, self._num_examples)
+        ends_S = np.cumsum(self._sizes_S[self._compute_shard_order(epoch)])
+        ends_n = ends_S[self._last_of_windows_n - 1]
+        return self._list_upcoming(epoch, int(np.searchsorted(ends_n, place, "right")))
+
+    def _list_shards_from(self, epoch: int, window: int) -> Sequence[int]:
+        this, following = (self._compute_shard_order(each) for each in (epoch, epoch + 1))
+        order = np.concatenate([this[window * self.window :], following])
+        return tuple(dict.fromkeys(order.tolist()))
+
+    def _sort_shards(self, epoch: int) -> np.ndarray:
+        with tf.device("/cpu:0"):
+            return self._permute_shards(tf.constant([epoch], tf.int64)).numpy()[0]
+
+    def _permute_shards(self, epochs_u: tf.Tensor) -> tf.Tensor:
+        """Returns the numbers of the shards in the order of each epoch, int64 [u, S]."""
+        shards_1S = tf.range(len(self._sizes_S), dtype=tf.int64)[None]
+        rng = StatelessRandom(self._seed, epochs_u[:, None], shards_1S)
+        sorted_uS = tf.argsort(rng.uniform_int(1 << 62, _SHARD_DRAW), axis=1, stable=True)
+        return tf.cast(sorted_uS, tf.int64)
+
+    def _make_keys(self, epochs_b: tf.Tensor, windows_b: tf.Tensor) -> tf.Tensor:
+        """Returns a key for each window of each epoch, int64 [b, 3]."""
+        return tf.stack(
+            [
+                StatelessRandom(
+                    self._seed, epochs_b, windows_b, tf.constant(word, tf.int64)
+                ).uniform_int(_KEY_LIMIT, _KEY_DRAW)
+                for word in range(3)
+            ],
+            axis=1,
+        )
+
+
+def _permute(indices_b: tf.Tensor, keys_b3: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+    """Maps each index in [0, last] to another one there, by a permutation that its key chooses."""
+    return tf.raw_ops.RandomIndexShuffle(
+        index=indices_b, seed=keys_b3, max_index=last, rounds=_CIPHER_ROUNDS
+    )
+
+
+def _to_bounds(ends: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns starts and ends of consecutive ranges, flat."""
+    flat = tf.reshape(ends, [-1])
+    return tf.concat([tf.zeros([1], tf.int64), flat[:-1]], 0), flat

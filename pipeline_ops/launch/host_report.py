@@ -1,0 +1,66 @@
+"""The report on a host before any training starts there, and its comparison with this host's."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline_ops.artifacts.source_code import digest_all_sources
+from pipeline_ops.jobs.gang_protocol import AgentSpec, HostReport
+
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pydantic")
+
+
+def describe_host(spec: AgentSpec) -> HostReport:
+    token = Path(spec.token_file)
+    return HostReport(
+        python=platform.python_version(),
+        versions=dict(_read_versions()),
+        code=digest_all_sources(),
+        token=token.read_text() if token.exists() else None,
+        cores=len(os.sched_getaffinity(0)),
+        gpus=find_gpus(),
+    )
+
+
+def _read_versions() -> Iterator[tuple[str, str]]:
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield package, importlib.metadata.version(package)
+
+
+def find_gpus() -> list[str]:
+    """The names of the NVIDIA devices that this process may use, for CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
+    return [re.sub(r"\D", "", path) for path in sorted(glob.glob("/dev/nvidia[0-9]*"))]
+
+
+def describe_incompatibility(local: HostReport, other: HostReport, token: str) -> str:
+    """Returns why a host cannot train with this one, and what to do; empty if it can."""
+    if other.token != token and not other.own_attempt:
+        return (
+            "it does not see the storage root: a file that was written here is missing there. "
+            "Mount the same file system at the same path, or keep the storage root in a bucket"
+        )
+    if other.code != local.code:
+        return (
+            f"its copy of this project (digest {other.code}) differs from this host's "
+            f"({local.code}). Update its copy"
+        )
+    ours, theirs = ({"Python": report.python} | report.versions for report in (local, other))
+    differing = [
+        f"{name} {theirs.get(name, 'missing')} and not {ours.get(name, 'missing')}"
+        for name in sorted(ours | theirs)
+        if ours.get(name) != theirs.get(name)
+    ]
+    return (
+        f"it has {', '.join(differing)}. Install the same requirements there" if differing else ""
+    )

@@ -1,0 +1,217 @@
+"""Sends notifications about a run through Airflow's notifiers, as `notify` in the YAML configures.
+
+A notification is first a file in the run's folder, so there is one of each event, despite retries
+and cleared tasks. Then it is sent. A notification that could not be sent stays there, is logged,
+and is sent with the next notification of this run, or at the next try. A failing mail server fails
+no task. The recipients follow from the YAML alone, never from a run's conf, because a user who may
+start a run may not choose a class to be called.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import functools
+import importlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
+
+from airflow.sdk import (  # type: ignore[attr-defined]  # the stub of airflow.sdk lacks them
+    AsyncCallback,
+    DeadlineAlert,
+    DeadlineReference,
+)
+from airflow.sdk.configuration import conf
+from asgiref.sync import sync_to_async
+
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import EvaluationFigures, RuleVerdict
+from pipeline_ops.config.notify import Event, NotifierConfig
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.run_config import load_run_config_or_author
+from pipeline_ops.errors import DataError, MachineError
+from pipeline_ops.operators.run_summary import (
+    Notification,
+    explain_failure,
+    find_drifted_features,
+    list_finished_tasks,
+    read_gate_rules,
+)
+from pipeline_ops.operators.task_run import TaskRun
+from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.lease import hold_lease
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_REPORT = "{base}/dags/{dag}/runs/{run}/plugin/trainyard_report"
+_LOCK_SECONDS = 120.0
+"""The time that one sender waits for another one of the same run.
+
+The triggerer, for example, sends the notification about a late run.
+"""
+_log = logging.getLogger(__name__)
+
+
+def build_report_url(config: PipelineConfig, run_id: str) -> str:
+    """Builds the address of a run's report in Airflow's UI."""
+    base = conf.get("api", "base_url", fallback="http://localhost:8080").rstrip("/")
+    return _REPORT.format(base=base, dag=config.pipeline, run=quote(run_id, safe=""))
+
+
+def build_task_callback_kwargs(config: PipelineConfig) -> dict[str, Any]:
+    """Builds the arguments with which the operators send a notification as soon as a task fails."""
+    return (
+        {"on_failure_callback": functools.partial(notify_failure, str(config.file))}
+        if config.notify
+        else {}
+    )
+
+
+def build_dag_callback_kwargs(config: PipelineConfig) -> dict[str, Any]:
+    """Builds the arguments with which the DAG sends notifications about a failed or late run.
+
+    Its callback for failures covers a run that fails without a failing task.
+    """
+    kwargs = build_task_callback_kwargs(config)
+    if config.deadline_seconds is not None:
+        callback = AsyncCallback(notify_late, {"config_file": str(config.file)})
+        kwargs["deadline"] = DeadlineAlert(
+            DeadlineReference.DAGRUN_QUEUED_AT,
+            dt.timedelta(seconds=config.deadline_seconds),
+            callback,
+            name="deadline_seconds",
+        )
+    return kwargs
+
+
+def notify_failure(config_file: str, context: Context) -> None:
+    """Called by Airflow when a task, or the run, has failed for good."""
+    dag_run, run_id = context.get("dag_run"), context["run_id"]
+    config = load_run_config_or_author(config_file, dag_run.conf if dag_run else None, run_id)
+    task = getattr(context.get("ti"), "task_id", "the run")
+    default = f"{task}: {context.get('exception') or context.get('reason') or 'ended by Airflow'}"
+    run = TaskRun(config, context)
+    _notify(run, "failed", explain_failure(run, default))
+
+
+async def notify_late(config_file: str, context: Mapping[str, Any]) -> None:
+    """Called in the triggerer when the deadline of a run is over, even if it has failed before."""
+    dag_run = context["dag_run"]
+    if dag_run["state"] not in ("success", "failed"):
+        run_id = dag_run["dag_run_id"]
+        config = load_run_config_or_author(config_file, dag_run["conf"], run_id)
+        run = TaskRun(config, cast("Context", {**context, "run_id": run_id}))
+        await sync_to_async(_notify_late_now)(run)
+
+
+def notify_gate(run: TaskRun, evaluation: str) -> None:
+    """Sends a notification if an evaluation's gate was not passed.
+
+    The evaluation is given by its manifest's URI.
+    """
+    if not _is_configured(run.config, "gate_not_passed"):
+        return
+    figures = EvaluationFigures.model_validate(read_manifest(evaluation).figures)
+    if not figures.gate_passed:
+        reasons = "; ".join(rule.text for rule in figures.rules if not rule.passed)
+        _notify(run, "gate_not_passed", f"trained, not published: {reasons}", figures.rules)
+
+
+def notify_drift(run: TaskRun, dataset: str) -> None:
+    """Sends a notification if a data set is too far from the champion's.
+
+    The data set is given by its manifest's URI. A failure that is caused by drift is reported as a
+    failure.
+    """
+    if not _is_configured(run.config, "drift"):
+        return
+    if rules := find_drifted_features(dataset, run.config.preprocess.drift):
+        names = ", ".join(str(rule.subject) for rule in rules)
+        verdict = f"further from the champion's data than preprocess.drift allows: {names}"
+        _notify(run, "drift", verdict, rules)
+
+
+def _notify_late_now(run: TaskRun) -> None:
+    done = ", ".join(list_finished_tasks(run)) or "nothing yet"
+    seconds = run.config.deadline_seconds
+    _notify(run, "late", f"still running {seconds} s after it was queued. Done: {done}")
+
+
+def _notify(
+    run: TaskRun, event: Event, verdict: str, rules: Sequence[RuleVerdict] | None = None
+) -> None:
+    """Writes the notification, unless there is one, and sends all unsent ones of this run."""
+    config = run.config
+    if not _is_configured(config, event):
+        return
+    notification = Notification(
+        event=event,
+        pipeline=config.pipeline,
+        run_id=run.run_id,
+        verdict=verdict,
+        link=build_report_url(config, run.run_id),
+        rules=read_gate_rules(run) if rules is None else list(rules),
+    )
+    outbox = run.layout.notifications(run.run_id)
+    try:
+        (outbox / f"{event}.json").create(notification.model_dump_json(indent=2).encode())
+    except FileExistsError:
+        _log.info("%s of this run was sent before", event)
+    try:
+        _send_all(config.notify, run.context, outbox)
+    except MachineError as error:
+        _log.error("%s stays in %s: %s", event, outbox, error)
+
+
+def _is_configured(config: PipelineConfig, event: Event) -> bool:
+    return any(event in notify.events for notify in config.notify)
+
+
+def _send_all(notifiers: Sequence[NotifierConfig], context: Context, outbox: StorePath) -> None:
+    with hold_lease(outbox / ".lock", "the sending of notifications", _LOCK_SECONDS):
+        for file in _list_notifications(outbox):
+            try:
+                notification = read_json_as(Notification, file)
+            except DataError as error:
+                _log.error("%s. The other notifications of this run are sent.", error)
+                continue
+            for notify in notifiers:
+                digest = compute_digest(notify.model_dump(mode="json"))[:12]
+                sent = file.with_name(f"{file.name.removesuffix('.json')}.{digest}.sent")
+                if (
+                    notification
+                    and notification.event in notify.events
+                    and not sent.exists()
+                    and _send(notify, notification, context)
+                ):
+                    sent.write(b"")
+
+
+def _list_notifications(outbox: StorePath) -> list[StorePath]:
+    names = [entry.name for entry in outbox.list_folder() if not entry.is_folder]
+    return [outbox / name for name in names if name.endswith(".json")]
+
+
+def _send(notify: NotifierConfig, notification: Notification, context: Context) -> bool:
+    """Sends a notification and returns whether that succeeded.
+
+    The run continues if a notifier raises.
+    """
+    module, _, name = notify.notifier.rpartition(".")
+    try:
+        notifier = getattr(importlib.import_module(module), name)(**copy.deepcopy(notify.arguments))
+        notifier({**context, "notification": notification})
+    except Exception:
+        _log.exception(
+            "%s was not sent by %s. It is sent again with the next notification of this run.",
+            notification.event,
+            notify.notifier,
+        )
+        return False
+    _log.info("%s was sent by %s", notification.event, notify.notifier)
+    return True

@@ -1,0 +1,243 @@
+"""Charts as inline SVG: grids, curves, bars and legends, on the axes of `axes.py`.
+
+All pages draw with this module and give only data. A drawing is complete in itself and runs no
+script. It takes its colours from the page, as CSS classes, so it follows light, dark and print. All
+text in it is escaped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from markupsafe import Markup
+
+from pipeline_ops.pages.axes import FLAT, SMALL, Axis, Frame, Point, compute_ticks, format_short
+
+_TINY, _HUGE = 1e-100, 1e100
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One curve. `style` is its CSS classes."""
+
+    name: str
+    style: str
+    points: Sequence[Point]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """A rectangle from `low` to `high` on the x axis, with a text for the pointer."""
+
+    low: float
+    high: float
+    height: float
+    text: str
+
+
+def drop_undrawable(points: Iterable[Point]) -> list[Point]:
+    """Drops the points that an axis of floats cannot hold.
+
+    They are NaN, infinite, or so large that the distance of two of them overflows.
+    """
+    return [(x, y if abs(y) > _TINY else 0.0) for x, y in points if abs(y) < _HUGE]
+
+
+def draw_legend(lines: Iterable[Line]) -> Markup:
+    """The names of curves, each with its colour."""
+    return Markup('<span class="key">{}</span>').format(
+        Markup("").join(
+            Markup(
+                '<span><i class="swatch line {}"></i><span class="clip">{}</span></span>'
+            ).format(line.style, line.name)
+            for line in lines
+        )
+    )
+
+
+def draw_line_chart(
+    title: str,
+    lines: Sequence[Line],
+    x_label: str = "epoch",
+    *,
+    frame: Frame = SMALL,
+    has_dots: bool = True,
+    y_min: float = math.inf,
+    y_max: float = math.inf,
+    marked_x: float | None = None,
+    marked_label: str = "",
+) -> Markup:
+    """Draws curves over a whole number.
+
+    Args:
+      title: the text for screen readers.
+      has_dots: whether the points of a curve are marked. A single point always is.
+      y_min: a value that the y axis must reach down to.
+      y_max: the upper end of the y axis, for figures that cannot be larger.
+      marked_x: the x of a vertical line, with the text `marked_label`.
+    """
+    lines = [dataclasses.replace(line, points=drop_undrawable(line.points)) for line in lines]
+    points = [point for line in lines for point in line.points]
+    if not points:
+        return Markup('<p class="soft">Nothing was recorded.</p>')
+    x, y = _make_line_axes(frame, points, y_min, y_max)
+    parts = []
+    if marked_x is not None:
+        label_x = min(x(marked_x), frame.width - 16)  # leaves space for half of a short word
+        parts += [
+            _draw_line("mark", (x(marked_x), y.end), (x(marked_x), y.start)),
+            _draw_text("middle", label_x, y.end - 6, marked_label),
+        ]
+    for line in lines:
+        parts.append(_draw_curve(f"curve {line.style}", line.points, x, y, line.name))
+        if has_dots or len(line.points) == 1:
+            parts += [_draw_dot(line, point, x, y, x_label) for point in line.points]
+    return _draw_plot(title, frame, x, y, x_label, parts)
+
+
+def draw_share_chart(
+    title: str, x_label: str, lines: Sequence[Line], bars: Sequence[Bar] = ()
+) -> Markup:
+    """Draws curves between shares, over bars. Both axes go from 0 to 1."""
+    x, y = SMALL.make_axes((0.0, 1.0), _SHARES, _SHARES)
+    parts = [_draw_bar("bin", bar, x, y) for bar in bars]
+    parts += [_draw_curve(f"curve {line.style}", line.points, x, y, line.name) for line in lines]
+    return _draw_plot(title, SMALL, x, y, x_label, parts)
+
+
+def draw_histogram(
+    title: str, bars: Sequence[Bar], outline: Sequence[float], labels: Iterable[tuple[float, str]]
+) -> Markup:
+    """Draws bars of per cent, and over them a second histogram as an outline.
+
+    Args:
+      title: the text for screen readers.
+      bars: neighbours of width 1, from 0 on. Empty ones are not drawn.
+      outline: the heights of the second histogram, with as many bars. Empty for none.
+      labels: texts below the x axis, by their x.
+    """
+    ticks = compute_ticks(0, max([*(bar.height for bar in bars), *outline]), 3)
+    x, y = FLAT.make_axes((0, len(bars)), (), ticks)
+    parts = [_draw_bar("bar", bar, x, y) for bar in bars if bar.height]
+    if outline:
+        edges = [(index + side, share) for index, share in enumerate(outline) for side in (0, 1)]
+        corners = [(0.0, 0.0), *edges, (len(outline), 0.0)]
+        parts.append(_draw_curve("outline", corners, x, y))
+    parts += [_draw_text("middle", x(place), FLAT.height - 5, text) for place, text in labels]
+    return _draw_plot(title, FLAT, x, y, "", parts, "{:g} %".format)
+
+
+def draw_interval_chart(
+    value: float, other: float | None, low: float, interval: tuple[float, float] | None = None
+) -> Markup:
+    """Draws one metric between `low` and 1.
+
+    A dot is the challenger, a ring the champion, a bar the interval.
+    """
+    x = Axis(low, 1.0, 8, 292)
+    parts = [_draw_line("rail", (8, 11), (292, 11))]
+    if interval:
+        parts.append(_draw_line("interval", (x(max(low, interval[0])), 11), (x(interval[1]), 11)))
+    circle = Markup('<circle class="{}" cx="{:.1f}" cy="11" r="{}"/>')
+    if other is not None:
+        parts.append(circle.format("ring", x(other), 5.5))
+    parts.append(circle.format("dot", x(value), 5))
+    return _wrap("rule", 300, 22, parts)
+
+
+def draw_distance(value: float, threshold: float, is_above: bool) -> Markup:
+    """Draws a bar from 0 to 1, with a mark at the threshold."""
+    x = Axis(0, 1, 4, 196)
+    parts = [
+        _draw_line("rail", (4, 9), (196, 9)),
+        _draw_line("reach bad-reach" if is_above else "reach", (4, 9), (x(min(1.0, value)), 9)),
+        _draw_line("threshold", (x(threshold), 2), (x(threshold), 16)),
+    ]
+    return _wrap("distance", 200, 18, parts)
+
+
+def _make_line_axes(
+    frame: Frame, points: Sequence[Point], y_min: float, y_max: float
+) -> tuple[Axis, Axis]:
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    if left == right:
+        left, right = left - 1, right + 1
+    low, high = min(y_min, *(y for _, y in points)), max(y for _, y in points)
+    if low == high:
+        low = high - 0.1 * (abs(high) or 1.0)
+    return frame.make_axes(
+        (left, right),
+        [tick for tick in compute_ticks(left, right, 6) if tick % 1 == 0 and left <= tick <= right],
+        [tick for tick in compute_ticks(low, high) if tick <= y_max + 1e-12],
+    )
+
+
+def _draw_plot(
+    title: str,
+    frame: Frame,
+    x: Axis,
+    y: Axis,
+    x_label: str,
+    parts: Iterable[Markup],
+    format_y: Callable[[float], str] = format_short,
+) -> Markup:
+    """Draws the grid and the texts of both axes, and the parts over them."""
+    axes = []
+    for tick in y.ticks:
+        axes += [
+            _draw_line("grid", (x.start, y(tick)), (x.end, y(tick))),
+            _draw_text("end", x.start - 8, y(tick) + 4, format_y(tick)),
+        ]
+    axes += [_draw_text("middle", x(tick), y.start + 17, f"{tick:g}") for tick in x.ticks]
+    if x_label:
+        axes.append(_draw_text("middle", (x.start + x.end) / 2, frame.height - 3, x_label))
+    return _wrap("chart", frame.width, frame.height, [*axes, *parts], title)
+
+
+def _wrap(style: str, width: int, height: int, parts: Iterable[Markup], title: str = "") -> Markup:
+    """The whole drawing. Screen readers skip a drawing without a title."""
+    label = (
+        Markup('role="img" aria-label="{}"').format(title)
+        if title
+        else Markup('aria-hidden="true"')
+    )
+    return Markup('<svg class="{}" viewBox="0 0 {} {}" {}>{}</svg>').format(
+        style, width, height, label, Markup("").join(parts)
+    )
+
+
+def _draw_line(style: str, start: Point, end: Point) -> Markup:
+    return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(
+        style, *start, *end
+    )
+
+
+def _draw_text(anchor: str, x: float, y: float, content: str) -> Markup:
+    return Markup('<text class="tick" text-anchor="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(
+        anchor, x, y, content
+    )
+
+
+def _draw_bar(style: str, bar: Bar, x: Axis, y: Axis) -> Markup:
+    top = min(y(bar.height), y.start - 1.5)  # a filled bar is always visible
+    return Markup(
+        '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="1.5">'
+        "<title>{}</title></rect>"
+    ).format(style, x(bar.low) + 0.75, top, x(bar.high) - x(bar.low) - 1.5, y.start - top, bar.text)
+
+
+def _draw_curve(style: str, points: Iterable[Point], x: Axis, y: Axis, name: str = "") -> Markup:
+    path = " ".join(f"{x(px):.1f},{y(py):.1f}" for px, py in points)
+    return Markup('<polyline class="{}" points="{}"><title>{}</title></polyline>').format(
+        style, path, name
+    )
+
+
+def _draw_dot(line: Line, point: Point, x: Axis, y: Axis, x_label: str) -> Markup:
+    return Markup(
+        '<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2.5">'
+        "<title>{}, {} {:g}: {:.5g}</title></circle>"
+    ).format(line.style, x(point[0]), y(point[1]), line.name, x_label, *point)

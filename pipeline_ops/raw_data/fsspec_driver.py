@@ -1,0 +1,73 @@
+"""Places of raw data, through fsspec: finds the driver for a URI and translates its errors.
+
+fsspec knows more places than `storage.root` can be in, such as web servers. Nothing is written.
+
+The driver finds endpoint and credentials itself. For S3, they come from the environment
+(`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, `AWS_PROFILE`, ...) and from AWS's files, for any driver
+from fsspec's own configuration. None of them belong in a pipeline's YAML.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pipeline_ops.errors import ConfigError, MachineError
+
+if TYPE_CHECKING:
+    import fsspec
+
+_DRIVERS = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "azure", "requests", "urllib3")
+
+
+def get_file_system(uri: str) -> fsspec.AbstractFileSystem:
+    """The driver for a URI. It caches no listing, because other processes write there, too.
+
+    Raises:
+      ConfigError: fsspec knows no such scheme, or the driver's package is not installed.
+    """
+    import fsspec  # here, because every DAG file reads configs, and few of them name a store
+
+    scheme = uri.partition("://")[0]
+    for driver in _DRIVERS:
+        logging.getLogger(driver).setLevel(
+            logging.WARNING
+        )  # each driver logs the source of its credentials for every connection
+    try:
+        return fsspec.filesystem(scheme, use_listings_cache=False)
+    except ImportError as error:
+        raise ConfigError(
+            f"{uri}: {error}. Raw data need that package. Install it, or the extra s3, gs or azure "
+            "of Trainyard."
+        ) from None
+    except ValueError as error:
+        raise ConfigError(
+            f"{uri}: {error}. Use a local folder, or a URI such as s3://bucket/folder."
+        ) from None
+
+
+@contextlib.contextmanager
+def translate_errors(uri: str) -> Iterator[None]:
+    """Translates the driver's errors into ours. FileNotFoundError stays as it is."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        raise ConfigError(f"{uri}: {error}. Check the credentials and their rights.") from error
+    except OSError as error:
+        raise _make_unreachable_error(uri, error) from error
+    except Exception as error:  # the driver's own, which is not imported here
+        if "Credentials" in type(error).__name__:
+            raise ConfigError(
+                f"{uri}: {error}. The driver looks for them in the environment and its own files."
+            ) from error
+        if type(error).__module__.partition(".")[0] in _DRIVERS:
+            raise _make_unreachable_error(uri, error) from error
+        raise
+
+
+def _make_unreachable_error(uri: str, error: Exception) -> MachineError:
+    return MachineError(f"{uri}: {error}. Check that the store can be reached, then retry.")

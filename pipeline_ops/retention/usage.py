@@ -1,0 +1,28 @@
+"""The record of an artifact's use, which keeps it from being removed in the next moment.
+
+The package's docstring says why an artifact that was found after this record was written stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pipeline_ops.artifacts.layout import Layout, parse_artifact_uri, usage_file
+from pipeline_ops.storage.store_path import StorePath
+
+
+def record_use(root: StorePath, manifests: Iterable[str]) -> bool:
+    """Records that a run uses some artifacts. Manifests outside the root are ignored.
+
+    Returns:
+      Whether all of them are still there. Otherwise the caller plans again.
+    """
+    is_present = True
+    for uri in manifests:
+        place = parse_artifact_uri(uri)
+        if place and uri.startswith(f"{root}/"):
+            pipeline, job, fingerprint = place
+            layout = Layout(root, pipeline)
+            usage_file(layout.artifact(job, fingerprint)).write(b"")
+            is_present &= layout.manifest(job, fingerprint).exists()
+    return is_present

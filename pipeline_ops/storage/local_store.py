@@ -1,0 +1,207 @@
+"""A store in a folder of this host's file systems, which other hosts may share.
+
+No path below the folder may contain a link, so no one who can write there leads a reader or writer
+to another file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from pipeline_ops.storage.atomic import (
+    create_atomically,
+    open_atomically,
+    translate_write_errors,
+    write_blocks,
+)
+from pipeline_ops.storage.checksums import Checksums, read_blocks
+from pipeline_ops.storage.safe_paths import (
+    UnsafePath,
+    open_below,
+    open_folder,
+    open_folder_below,
+    parse_relative_path,
+    read_below,
+    write_below,
+)
+from pipeline_ops.storage.staging import remove_by_rename_in
+from pipeline_ops.storage.store import Entry
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalStore:
+    """The files below a folder. See `store.Store` for the methods."""
+
+    folder: Path
+
+    @property
+    def root(self) -> str:
+        return str(self.folder)
+
+    def read(self, key: str, max_bytes: int) -> bytes:
+        return read_below(self.folder, key, max_bytes)
+
+    def open(self, key: str, max_bytes: int) -> contextlib.AbstractContextManager[IO[bytes]]:
+        return open_below(self.folder, key, max_bytes)
+
+    def read_range(self, key: str, start: int, num_bytes: int) -> bytes:
+        with open_below(self.folder, key) as file:
+            return os.pread(file.fileno(), num_bytes, start)
+
+    def read_blocks(self, key: str) -> Iterator[bytes]:
+        with open_below(self.folder, key) as file:
+            yield from read_blocks(file)
+
+    def write(self, key: str, data: bytes, mode: int = 0o666) -> None:
+        with translate_write_errors(self._to_path(key)):
+            try:
+                write_below(self.folder, key, data, mode)
+            except FileNotFoundError:
+                self._to_path(key).parent.mkdir(parents=True, exist_ok=True)
+                write_below(self.folder, key, data, mode)
+
+    def create(self, key: str, data: bytes) -> None:
+        create_atomically(self._to_new_path(key), data)
+
+    def upload(self, key: str, file: Path) -> None:
+        with file.open("rb") as reader, open_atomically(self._to_new_path(key)) as writer:
+            writer.writelines(read_blocks(reader))
+
+    def download(self, key: str, target: Path) -> Checksums:
+        with open_below(self.folder, key) as file:
+            return write_blocks(read_blocks(file), target)
+
+    def stat(self, key: str) -> Entry | None:
+        folder, _, name = parse_relative_path(key).rpartition("/")
+        with self._open_folder(folder) as parent:
+            if parent is None:
+                return None
+            try:
+                found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            except FileNotFoundError:
+                return None
+        return Entry(name, found.st_size, found.st_mtime) if stat.S_ISREG(found.st_mode) else None
+
+    def list_folder(self, key: str) -> list[Entry]:
+        with self._open_folder(key) as folder:
+            return _list_folder(folder) if folder is not None else []
+
+    def find_in_folders(self, key: str, name: str) -> list[Entry]:
+        folders = [entry.name for entry in self.list_folder(key) if entry.is_folder]
+        paths = [f"{folder}/{parse_relative_path(name)}" for folder in folders]
+        found = ((path, self.stat(f"{key}/{path}" if key else path)) for path in paths)
+        return [dataclasses.replace(entry, name=path) for path, entry in found if entry]
+
+    def walk(self, key: str) -> list[Entry]:
+        with self._open_folder(key) as folder:
+            return sorted(_walk(folder, ""), key=lambda entry: entry.name) if folder else []
+
+    def remove(self, key: str) -> None:
+        folder, _, name = parse_relative_path(key).rpartition("/")
+        with self._open_folder(folder) as parent:
+            if parent is not None:
+                path = self._to_path(key)
+                with translate_write_errors(path), contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=parent)
+
+    def remove_tree(self, key: str) -> None:
+        folder, _, name = parse_relative_path(key).rpartition("/")
+        with self._open_folder(folder) as parent:
+            if parent is not None:
+                remove_by_rename_in(name, parent)
+
+    def open_log(self, key: str) -> LocalLogWriter:
+        path = self._to_new_path(key)
+        with translate_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return LocalLogWriter(path, os.fdopen(os.open(path, _APPEND, 0o644), "ab", buffering=0))
+
+    def read_log(self, key: str, offset: int, max_bytes: int) -> bytes:
+        try:
+            return self.read_range(key, offset, max_bytes)
+        except FileNotFoundError:
+            return b""
+
+    def read_log_end(self, key: str, num_bytes: int) -> tuple[int, bytes]:
+        try:
+            with open_below(self.folder, key) as file:
+                start = max(0, os.fstat(file.fileno()).st_size - num_bytes)
+                return start, os.pread(file.fileno(), num_bytes, start)
+        except FileNotFoundError:
+            return 0, b""
+
+    def _to_path(self, key: str) -> Path:
+        return self.folder / parse_relative_path(key)
+
+    def _to_new_path(self, key: str) -> Path:
+        """The path of a file to write. Raises UnsafePath if a folder above it is a link."""
+        path = self._to_path(key)
+        if folder := key.rpartition("/")[0]:
+            with contextlib.suppress(FileNotFoundError), open_folder_below(self.folder, folder):
+                pass
+        return path
+
+    @contextlib.contextmanager
+    def _open_folder(self, key: str) -> Iterator[int | None]:
+        """The descriptor of a folder; None if it is missing, a file, or reached through a link."""
+        with contextlib.ExitStack() as stack:
+            try:
+                opened = open_folder_below(self.folder, key) if key else open_folder(self.folder)
+                descriptor = stack.enter_context(opened)
+            except (FileNotFoundError, NotADirectoryError, UnsafePath):
+                yield None
+                return
+            yield descriptor
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalLogWriter:
+    """Appends by one system call each time, so several processes may share a file."""
+
+    path: Path
+    file: IO[bytes]
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.file.fileno()).st_size
+
+    def append(self, data: bytes) -> None:
+        with translate_write_errors(self.path):
+            os.write(self.file.fileno(), data)
+
+
+def _list_folder(folder: int) -> list[Entry]:
+    """The regular files and folders in an open folder, by name."""
+    entries = []
+    with os.scandir(folder) as found:
+        for entry in found:
+            with contextlib.suppress(FileNotFoundError):  # it was removed in the meantime
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    entries.append(Entry(entry.name, 0, status.st_mtime, is_folder=True))
+                elif stat.S_ISREG(status.st_mode):
+                    entries.append(Entry(entry.name, status.st_size, status.st_mtime))
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def _walk(folder: int, prefix: str) -> Iterator[Entry]:
+    for entry in _list_folder(folder):
+        name = prefix + entry.name
+        if not entry.is_folder:
+            yield dataclasses.replace(entry, name=name)
+            continue
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            child = os.open(entry.name, flags, dir_fd=folder)
+            try:
+                yield from _walk(child, f"{name}/")
+            finally:
+                os.close(child)

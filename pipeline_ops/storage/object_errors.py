@@ -1,0 +1,99 @@
+"""Translates obstore's errors into ours.
+
+obstore has few kinds of errors. The rest is in their text, which holds the answer of the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+from collections.abc import Iterator
+
+from obstore import exceptions
+
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+
+_MAX_TEXT = 400
+_QUERY = re.compile(r"\?[^\s)]+")
+"""The query of a URL. In Azure's, there may be a signature that grants access."""
+_CODE, _MESSAGE = re.compile("<Code>([^<]+)</Code>"), re.compile("<Message>([^<]+)</Message>")
+"""The parts of an answer in XML."""
+_CAUSES = {
+    "connectionrefused": "the connection was refused",
+    "invalidcertificate": "its certificate is not signed by a known authority",
+    "kind: timeout": "it did not answer in time",
+    "dns error": "its host name is unknown",
+}
+_CAUSE = re.compile("|".join(_CAUSES), re.IGNORECASE)
+"""Causes that only the client's debug output has."""
+_BUCKET_MISSING = re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
+_FULL = re.compile("507 |QuotaExceeded|InsufficientStorage|StorageFull|XMinioStorageFull")
+_DENIED = re.compile(
+    "40[13] |AccessDenied|AuthorizationFailure|InvalidAccessKeyId|SignatureDoesNot"
+)
+
+
+def is_empty_range(error: Exception) -> bool:
+    """Returns whether a store refused a range because it begins at the end of the file."""
+    return "416 " in str(error) or "InvalidRange" in str(error)
+
+
+@contextlib.contextmanager
+def translate_errors(uri: str, root: str, is_listing: bool = False) -> Iterator[None]:
+    """Translates the errors of one request.
+
+    Args:
+      uri: what the request is about.
+      root: the root of the store, for advice.
+      is_listing: whether the request is about a folder, so that only the bucket can be missing.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      FileExistsError: a condition was not met.
+      ConfigError: the bucket, its rights or the credentials have to be changed.
+      MachineError: a retry may help.
+    """
+    try:
+        yield
+    except (exceptions.BaseError, OSError, ValueError) as error:
+        if isinstance(error, TrainyardError):
+            raise
+        raise _translate(error, uri, root, is_listing) from None
+
+
+def _translate(error: Exception, uri: str, root: str, is_listing: bool) -> Exception:
+    text = _shorten(error)
+    if _BUCKET_MISSING.search(str(error)):
+        return ConfigError(f"{root}: there is no such bucket: {text}. Create it, or name another.")
+    if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+        return FileExistsError(errno.EEXIST, "exists already", uri)
+    if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
+        if is_listing:
+            return ConfigError(f"{root}: {text}. Create the bucket, or name another.")
+        return FileNotFoundError(errno.ENOENT, "no such object", uri)
+    if isinstance(
+        error,
+        exceptions.PermissionDeniedError | exceptions.UnauthenticatedError | PermissionError,
+    ) or _DENIED.search(str(error)):
+        return ConfigError(
+            f"{uri}: the store denies access: {text}. Check the credentials in the environment, or "
+            "the connection that storage.connection names, and their rights to the bucket."
+        )
+    if _FULL.search(str(error)):
+        return MachineError(f"{uri}: the bucket is full: {text}. Make room in it, then retry.")
+    if isinstance(error, exceptions.UnknownConfigurationKeyError | ValueError):
+        return ConfigError(f"{root}: {text}. Use a URI such as s3://bucket/folder.")
+    return MachineError(f"{uri}: {text}. Check that the store can be reached, then retry.")
+
+
+def _shorten(error: Exception) -> str:
+    """The error in one line, without secrets and the client's own debug output."""
+    text = _QUERY.sub("", str(error).partition("Debug source")[0])
+    if cause := _CAUSE.search(str(error)):
+        return _CAUSES[cause[0].lower()]
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    if code:
+        text = f"{code[1]}: {message[1]}" if message else code[1]
+    text = " ".join(text.split()).rstrip(".: ")
+    return text[:_MAX_TEXT] + ("..." if len(text) > _MAX_TEXT else "")

@@ -1,0 +1,91 @@
+"""Options of a bucket, besides its URI. There are no credentials here, at most their name.
+
+obstore takes credentials from the environment (`AWS_ACCESS_KEY_ID`, `AZURE_STORAGE_ACCOUNT_KEY`,
+`GOOGLE_APPLICATION_CREDENTIALS`, ...), from a file that it names, or from the machine's role.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.storage.connections import read_credentials
+
+_ENDPOINT_VARIABLES = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": (),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_ENDPOINT_KEYS = {"s3": "endpoint", "gs": "base_url", "az": "endpoint"}
+SCHEMES = tuple(_ENDPOINT_VARIABLES)
+"""The schemes of the buckets that a store can be in."""
+_MAX_RETRIES, _RETRY_SECONDS = 10, 180
+_REQUEST_SECONDS, _SILENCE_SECONDS = 300, 30
+_BACKOFF = {
+    "init_backoff": dt.timedelta(seconds=0.1),
+    "max_backoff": dt.timedelta(seconds=10),
+    "base": 2,
+}
+
+
+class StoreOptions(BaseModel):
+    """The parts of `storage:` in a YAML that a client needs.
+
+    Attributes:
+      endpoint: the URL of a store that is compatible with S3 or Azure. None for the cloud's own, or
+        for what the environment names.
+      ca_file: a file with the certificates of the authorities that sign the endpoint's. None for
+        the system's.
+      connection: the id of an Airflow connection with the credentials. None for those of the
+        environment.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    endpoint: str | None = None
+    ca_file: str | None = None
+    connection: str | None = None
+
+    def read_credentials(self, root: str) -> dict[str, str]:
+        """The variables that the connection stands for. Empty without one. Raises ConfigError."""
+        return read_credentials(self.connection, root) if self.connection else {}
+
+    def find_endpoint(self, root: str) -> str | None:
+        """The endpoint for a root, from these options or from the environment."""
+        names = _ENDPOINT_VARIABLES[root.partition("://")[0]]
+        return self.endpoint or next(filter(None, map(os.environ.get, names)), None)
+
+    def make_arguments(self, root: str) -> dict[str, Any]:
+        """The arguments of obstore's clients. Raises ConfigError for an unreadable CA file."""
+        scheme, credentials = root.partition("://")[0], self.read_credentials(root)
+        names = _ENDPOINT_VARIABLES[scheme]
+        named = next((credentials.pop(name) for name in names if name in credentials), None)
+        endpoint = self.endpoint or named or self.find_endpoint(root)
+        client: dict[str, Any] = {
+            "timeout": dt.timedelta(seconds=_REQUEST_SECONDS),
+            "read_timeout": dt.timedelta(seconds=_SILENCE_SECONDS),
+        }
+        if scheme == "gs" or (endpoint or "").startswith("http://"):
+            client["allow_http"] = True  # an account of Google names its own endpoint
+        if self.ca_file:
+            try:
+                client["root_certificate"] = Path(self.ca_file).read_bytes()
+            except OSError as error:
+                raise ConfigError(
+                    f"storage.ca_file: {self.ca_file} cannot be read: {error.strerror}. Name a "
+                    "file with certificates in PEM format."
+                ) from None
+        return {
+            "config": credentials | ({_ENDPOINT_KEYS[scheme]: endpoint} if endpoint else {}),
+            "client_options": client,
+            "retry_config": {
+                "max_retries": _MAX_RETRIES,
+                "retry_timeout": dt.timedelta(seconds=_RETRY_SECONDS),
+                "backoff": _BACKOFF,
+            },
+        }

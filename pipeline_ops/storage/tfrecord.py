@@ -1,0 +1,45 @@
+"""The frame of a record in a TFRecord file.
+
+A record is its length (uint64), the masked CRC32C of these eight bytes, the data, and the masked
+CRC32C of the data, all little endian. See "TFRecords format details" in TensorFlow's guide.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import google_crc32c
+
+FRAME_BYTES = 16
+"""The bytes of a record besides its data: eight for its length, four for each checksum."""
+_LENGTH = struct.Struct("<Q")
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4
+
+
+def frame_record(*parts: bytes) -> list[bytes]:
+    """A record as it stands in the file, put together of parts."""
+    length = _LENGTH.pack(sum(map(len, parts)))
+    return [length + compute_masked_crc(length), *parts, compute_masked_crc(*parts)]
+
+
+def unframe_record(framed: bytes) -> bytes | None:
+    """The data of one whole record. None if its length or a checksum is wrong."""
+    if len(framed) < FRAME_BYTES or _LENGTH.unpack_from(framed)[0] != len(framed) - FRAME_BYTES:
+        return None
+    data = framed[_HEADER_BYTES:-_FOOTER_BYTES]
+    head = compute_masked_crc(framed[: _LENGTH.size])
+    is_sound = framed[_LENGTH.size : _HEADER_BYTES] == head and framed[
+        -_FOOTER_BYTES:
+    ] == compute_masked_crc(data)
+    return data if is_sound else None
+
+
+def compute_masked_crc(*parts: bytes) -> bytes:
+    """The masked CRC32C of the data.
+
+    The mask is needed because a CRC over data that holds its own CRC is weak.
+    """
+    crc = 0
+    for part in parts:
+        crc = google_crc32c.extend(crc, part)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

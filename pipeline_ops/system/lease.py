@@ -1,0 +1,273 @@
+"""Exclusive leases: one process at a time works on something, on any host.
+
+In a folder, a lease is a lock file (`locks.py`). A bucket has no locks. There, a lease is a folder
+of numbered records, each created once. The one with the highest number is valid:
+
+    00000001.json    held by a process; its number is the holder's token
+    00000001.beat    put again every few seconds while that process lives
+    00000002.json    released, or committed, or held by the next process
+
+A holder whose beat stays the same for `LEASE_SECONDS`, by the clock of the one who waits, has lost
+the lease: the waiting process creates the next record. No two clocks are compared. A commit takes
+the next number, too. A holder that was paused for long therefore finds the number taken, and cannot
+commit any more. A process that is killed after its commit record leaves the rest to the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.lease_records import (
+    LeaseRecord,
+    create_record,
+    find_tokens,
+    get_beat_path,
+    get_content_path,
+    get_record_path,
+    read_optional,
+    read_record,
+    remove_records,
+)
+from pipeline_ops.system.locks import ResourceHeld, exclusive_lock
+
+LEASE_SECONDS = 30.0
+"""The time without a new beat after which a holder counts as lost."""
+_BEAT_SECONDS = 5.0
+_POLL_SECONDS, _MAX_POLL_SECONDS = 0.2, 3.0
+
+
+class Lease:
+    """The right to work on something, until the block that acquired it ends.
+
+    This class is the lease in a folder. The kernel keeps its lock for a paused holder.
+    """
+
+    token = 0
+    """Grows with each holder in a bucket."""
+
+    def __init__(self, path: StorePath):
+        self._path = path
+
+    def check(self) -> None:
+        """Raises MachineError if another process has taken over."""
+
+    def commit(self, target: StorePath, content: bytes) -> None:
+        """Creates the file that makes the work of this holder valid.
+
+        Raises:
+          MachineError: another process has taken over. Nothing was written.
+          FileExistsError: there is such a file with another content.
+        """
+        target.create(content)
+
+    def discard(self) -> None:
+        """Removes the lock file or the records, as if there had never been a holder.
+
+        For a resource that is gone. It is the last thing that a holder does.
+        """
+        self._path.remove()
+
+
+@contextlib.contextmanager
+def hold_lease(
+    path: StorePath,
+    resource: str,
+    wait_seconds: float = 0.0,
+    on_wait: Callable[[str], None] = lambda message: None,
+) -> Iterator[Lease]:
+    """Holds a lease while the block runs.
+
+    Args:
+      path: the lock file, or the folder of the records. Nothing else may be there.
+      resource: the thing that it protects, for messages.
+      wait_seconds: how long to wait for another process.
+      on_wait: called once, with the reason, if another process holds the lease.
+
+    Raises:
+      ResourceHeld: another process still holds the lease after `wait_seconds`.
+      ConfigError: the store does not obey conditions, so it cannot hold a lease.
+    """
+    if path.is_local:
+        with exclusive_lock(path.local, resource, wait_seconds, on_wait):
+            yield Lease(path)
+        return
+    lease = _acquire(path, resource, wait_seconds, on_wait)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+class _BucketLease(Lease):
+    """A lease in a bucket. A thread puts its beats."""
+
+    def __init__(self, path: StorePath, token: int, record: bytes, resource: str):
+        super().__init__(path)
+        self.token = token
+        self._record, self._resource = record, resource
+        self._is_lost = self._is_over = False
+        self._wake = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name="lease", daemon=True)
+        self._beats.start()
+
+    def check(self) -> None:
+        if self._is_lost:
+            raise MachineError(
+                f"{self._resource}: this process was paused or cut off for more than "
+                f"{LEASE_SECONDS:.0f} s, and another one has taken over ({self._path}). Retry."
+            )
+
+    def commit(self, target: StorePath, content: bytes) -> None:
+        self._is_lost |= not self._is_mine()
+        self.check()
+        get_content_path(self._path, self.token + 1).write(content)
+        self._append("committed", target.key)
+        self._is_over = True
+        target.create(content)
+        get_content_path(self._path, self.token + 1).remove()
+        remove_records(self._path, below=self.token + 1)
+
+    def discard(self) -> None:
+        self._stop_beats()
+        self._is_over = True
+        remove_records(self._path, below=self.token)
+        get_beat_path(self._path, self.token).remove()
+        if self._is_mine():
+            get_record_path(self._path, self.token).remove()
+
+    def release(self) -> None:
+        """Ends the lease. A failure is left to its expiry."""
+        self._stop_beats()
+        if not self._is_over and not self._is_lost:
+            with contextlib.suppress(TrainyardError):
+                self._append("released")
+
+    def _append(self, state: Literal["released", "committed"], target: str | None = None) -> None:
+        """Creates the next record. Raises MachineError if another process was faster."""
+        try:
+            create_record(self._path, self.token + 1, state, target)
+        except FileExistsError:
+            self._is_lost = True
+        # A later holder may have removed both records, and the numbers may have begun again.
+        is_last = not self._is_lost and find_tokens(self._path)[-1] == self.token + 1
+        if not (is_last and self._is_mine()):
+            if not self._is_lost:
+                get_record_path(self._path, self.token + 1).remove()
+            self._is_lost = True
+            self.check()
+
+    def _is_mine(self) -> bool:
+        """Returns whether the record of its number is still the one that this holder has created.
+
+        Only a later holder removes it.
+        """
+        return read_optional(get_record_path(self._path, self.token)) == self._record
+
+    def _stop_beats(self) -> None:
+        self._wake.set()
+        self._beats.join()
+
+    def _beat(self) -> None:
+        while not self._wake.wait(_BEAT_SECONDS):
+            with contextlib.suppress(
+                TrainyardError
+            ):  # the store is away: the next beat tries again
+                get_beat_path(self._path, self.token).write(secrets.token_bytes(8))
+                if find_tokens(self._path)[-1:] > [self.token]:
+                    self._is_lost = not self._is_over
+                    return
+
+
+def _acquire(
+    path: StorePath, resource: str, wait_seconds: float, on_wait: Callable[[str], None]
+) -> _BucketLease:
+    start, is_reported = time.monotonic(), False
+    holder = _HolderWatch(path)
+    while True:
+        tokens = find_tokens(path)
+        last = tokens[-1] if tokens else 0
+        record = holder.find_living(last)
+        if record is None:
+            if created := _try_create_holder(path, last):
+                return _BucketLease(path, last + 1, created, resource)
+            continue
+        held = f"{resource} is held by process {record.holder.pid} on {record.holder.host} ({path})"
+        waited = time.monotonic() - start
+        if waited > wait_seconds:
+            raise ResourceHeld(f"{held}. Wait for that process, or end it, then retry.")
+        if not is_reported:
+            is_reported = True
+            on_wait(f"{held}. Waiting for it.")
+        time.sleep(min(_POLL_SECONDS + waited / 10, _MAX_POLL_SECONDS))
+
+
+def _try_create_holder(path: StorePath, last: int) -> bytes | None:
+    """Makes this process the holder. Returns its record, or None if another one was faster.
+
+    `last` is the highest number so far, or 0.
+    """
+    token = last + 1
+    try:
+        record = create_record(path, token, "held")
+    except FileExistsError:
+        return None
+    _check_conditions(path, token)
+    if find_tokens(path)[-2:] != [*filter(None, [last]), token]:
+        get_record_path(path, token).remove()  # holders have come and gone since the last listing
+        return None
+    remove_records(path, below=token)
+    return record
+
+
+class _HolderWatch:
+    """Watches the holder of a lease, by its beats and this process's clock."""
+
+    def __init__(self, path: StorePath):
+        self._path = path
+        self._token, self._beat, self._since = 0, b"", 0.0
+
+    def find_living(self, token: int) -> LeaseRecord | None:
+        """The record of a number, if its holder may be alive. None if the lease can be had."""
+        record = read_record(self._path, token) if token else None
+        if record is None or record.state == "released":
+            return None
+        if record.state == "committed":
+            _finish_commit(self._path, token, record)
+            return None
+        if record.holder.host == socket.gethostname():
+            return record if record.holder.is_alive() else None
+        beat = read_optional(get_beat_path(self._path, token))
+        if (token, beat) != (self._token, self._beat):
+            self._token, self._beat, self._since = token, beat, time.monotonic()
+        return record if time.monotonic() - self._since <= LEASE_SECONDS else None
+
+
+def _check_conditions(path: StorePath, token: int) -> None:
+    """Raises ConfigError if the store ignores conditions: there, all processes would be first."""
+    try:
+        create_record(path, token, "held")
+    except FileExistsError:
+        return
+    if find_tokens(path)[-1] > token:  # a later holder has removed the first one
+        return
+    raise ConfigError(
+        f"{path}: this store accepts If-None-Match and ignores it, so two runs could overwrite "
+        "each other. Use a store with conditional writes."
+    )
+
+
+def _finish_commit(path: StorePath, token: int, record: LeaseRecord) -> None:
+    """Creates the file of a commit whose process was killed before it could."""
+    content = read_optional(get_content_path(path, token))
+    if record.target and content:
+        with contextlib.suppress(FileExistsError):
+            (path.root / record.target).create(content)
+        get_content_path(path, token).remove()

@@ -1,0 +1,93 @@
+"""The data set as one worker reads it: training batches from any step on, and validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeline_ops.config.train import Train
+from pipeline_ops.input.augmentation import build_augmentation
+from pipeline_ops.input.dataset import (
+    build_evaluation_dataset,
+    build_training_dataset,
+    read_step_examples,
+)
+from pipeline_ops.input.order import make_order
+from pipeline_ops.input.sources import open_encoded_source, open_example_source
+from pipeline_ops.input.split import BatchSlice
+from pipeline_ops.models.task import Task
+from pipeline_ops.system.disk_cache import HostCache
+from pipeline_ops.training.loops.loop import Batches
+from pipeline_ops.training.splits import Splits
+
+
+class InputPipeline:
+    """The batches of one worker.
+
+    Args:
+      config: The training section.
+      splits: The splits of the data set.
+      task: The task that parses the examples.
+      shard: The index of this process among the readers of the data, and the number of readers.
+      cache: The cache of this host.
+      version: Changes whenever the code of the task changes. Part of the cache key.
+      report: Called with a message when the data are prepared.
+    """
+
+    def __init__(
+        self,
+        config: Train,
+        splits: Splits,
+        task: Task,
+        shard: tuple[int, int],
+        cache: HostCache,
+        version: str,
+        report: Callable[[str], None],
+    ):
+        self._config, self._split, self._cache = config, splits.train, cache
+        self._parse = task.parse
+        self._slice = BatchSlice.for_worker(*shard, config.global_batch_size)
+        self.total_steps = self.compute_epoch_end(config.epochs - 1)
+        self._order = make_order(splits.train, config.seed, config.input.window)
+        self._source = open_example_source(
+            splits.train, task.parse, config.input, cache, version, report, self._order
+        )
+        self._augmentation = build_augmentation(
+            config.input.augment,
+            splits.figures.task,
+            splits.train.num_examples,
+            config.model_parameters.get("max_boxes"),
+        )
+        self.validation_batches = build_evaluation_dataset(
+            splits.validation, task.parse, task.evaluation_batch_size, *shard
+        )
+
+    def make_batches(self, step: int) -> Batches:
+        """Returns endless training batches from a step on."""
+        return iter(
+            build_training_dataset(
+                self._split,
+                self._source,
+                self._config.global_batch_size,
+                self._slice,
+                self._config.seed,
+                step,
+                self._augmentation,
+                self._config.input.window,
+            )
+        )
+
+    def read_step(self, step: int) -> list[bytes]:
+        """Returns the examples of one step's global batch, as they lie in the shards."""
+        return read_step_examples(
+            self._split,
+            self._config.global_batch_size,
+            self._config.seed,
+            step,
+            open_encoded_source(self._split, self._parse, self._cache, self._order),
+            self._augmentation,
+            self._config.input.window,
+        )
+
+    def compute_epoch_end(self, epoch: int) -> int:
+        """Returns the step before which the last example of an epoch has been used."""
+        return self._split.compute_epoch_end_step(epoch, self._config.global_batch_size)

@@ -1,0 +1,133 @@
+"""The common part of loops whose weights are shards on servers or on the devices of a mesh.
+
+The model is built for one device and serves as a function of its weights. Checkpoints hold whole
+weights, so a training can resume under any strategy.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline_ops.config.train import Train
+from pipeline_ops.models.task import Task
+from pipeline_ops.training.checkpointing.state import Arrays
+from pipeline_ops.training.gradients import cast_to_float
+from pipeline_ops.training.random_numbers import SeedGenerators
+from pipeline_ops.training.sharded_optimizer import (
+    ShardedOptimizer,
+    VariableShards,
+    build_checkpoint_order,
+    read_variable,
+    split_like,
+)
+
+
+class ShardedLoop(abc.ABC):
+    """Weights and optimizer as shards, with the methods of `Loop` that read and set them.
+
+    Args:
+      model: The model, built for one device. It serves as a function, and for its initial weights.
+      task: The task to train for.
+      config: The training section.
+    """
+
+    def __init__(self, model: keras.Model, task: Task, config: Train):
+        self.model, self._task, self._config = model, task, config
+        self._generators = SeedGenerators(model)
+        self._shards = {
+            variable.path: self._create(variable)
+            for variable in (*model.trainable_variables, *self._generators.other_variables)
+        }
+        self._trainable, self._other_variables = (
+            [self._shards[variable.path] for variable in variables]
+            for variables in (model.trainable_variables, self._generators.other_variables)
+        )
+        self._optimizer = ShardedOptimizer(config.optimizer, self._trainable, self._create_like)
+        self._order = build_checkpoint_order(config.optimizer, model)
+
+    @abc.abstractmethod
+    def _create(self, variable: keras.Variable) -> VariableShards:
+        """Creates the shards of a variable of the model, with its value."""
+
+    @abc.abstractmethod
+    def _create_like(self, shard: tf.Variable | None) -> tf.Variable:
+        """Creates zeros on the device of the given shard, or a scalar int64 counter for None."""
+
+    @abc.abstractmethod
+    def _read(self, shards: VariableShards) -> np.ndarray: ...
+
+    @abc.abstractmethod
+    def _write(self, shards: VariableShards, value: np.ndarray) -> None: ...
+
+    def _differentiate(
+        self,
+        values: list[tf.Tensor],
+        states: list[tf.Tensor],
+        features: Any,
+        labels: Any,
+        micro_batches: int = 1,
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns sums and gradients of a batch, and updates the variables that are not trained.
+
+        Args:
+          values: The values of the trainable weights.
+          states: The states of the random number generators.
+          features: The features of the batch.
+          labels: The labels of the batch.
+          micro_batches: The number of batches that one step consists of.
+        """
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            other_values = self._generators.merge_states(
+                states, [read_variable(shards) for shards in self._other_variables]
+            )
+            outputs, other_values, losses = self.model.stateless_call(
+                values, other_values, cast_to_float(features), training=True, return_losses=True
+            )
+            sums = self._task.compute_batch_sums(outputs, labels, training=True)
+            loss = sums[0] / self._config.global_batch_size + sum(losses) / micro_batches
+        for shards, value in zip(
+            self._other_variables, self._generators.drop_states(other_values), strict=True
+        ):
+            for shard, part in zip(shards, split_like(shards, value), strict=True):
+                shard.assign(part)
+        gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return sums, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    def get_weights(self) -> Arrays:
+        return [self._read(self._shards[variable.path]) for variable in self.model.weights]
+
+    def get_best_weights(self) -> Arrays:
+        paths = (variable.path for variable in self.model.trainable_variables)
+        best = self._optimizer.averages or self._trainable
+        shards = self._shards | dict(zip(paths, best, strict=True))
+        return [self._read(shards[variable.path]) for variable in self.model.weights]
+
+    def get_views(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        return self.get_weights(), self._get_optimizer_values()
+
+    def _get_optimizer_values(self) -> Arrays:
+        rate = np.asarray(self._config.optimizer.learning_rate, np.float32)
+        return [
+            rate if name == "learning_rate" else self._read(self._get_slot(name, index))
+            for name, index in self._order
+        ]
+
+    def _get_slot(self, name: str, index: int) -> VariableShards:
+        if name == "iterations":
+            return [self._optimizer.iterations]
+        return self._optimizer.slots[name][index]
+
+    def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
+        for variable, value in zip(self.model.weights, weights, strict=True):
+            self._write(self._shards[variable.path], value)
+        if optimizer_values is not None:
+            for slot, value in zip(self._order, optimizer_values, strict=True):
+                if slot[0] != "learning_rate":  # the loop sets it in every step
+                    self._write(self._get_slot(*slot), value)

@@ -1,0 +1,234 @@
+"""The training itself: steps, epochs, checkpoints, and the reaction to a divergence.
+
+`worker.py` builds the parts. All workers run this code on the same state and decide alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import numpy as np
+
+from pipeline_ops.artifacts.results import DIVERGED, Epoch
+from pipeline_ops.config.train import Train
+from pipeline_ops.jobs.gang_protocol import WorkerSpec
+from pipeline_ops.jobs.progress import ProgressWriter
+from pipeline_ops.models.task import Task, compute_means, count_sums
+from pipeline_ops.training.callbacks import end_epoch
+from pipeline_ops.training.checkpointing.checkpoint_manager import CheckpointManager
+from pipeline_ops.training.checkpointing.state import Arrays, TrainingState
+from pipeline_ops.training.divergence import (
+    DivergedError,
+    apply_divergence_policy,
+    get_batch_path,
+    is_sound,
+    save_batch,
+)
+from pipeline_ops.training.input_pipeline import InputPipeline
+from pipeline_ops.training.loops.loop import Batches, Loop, StepResult
+from pipeline_ops.training.optimizer import compute_schedule_factor
+from pipeline_ops.training.preemption import Preempted, PreemptionSignal
+from pipeline_ops.training.tensorboard_writer import TensorboardWriter
+from pipeline_ops.training.user_callbacks import UserCallbacks
+
+_REPORT_SECONDS = 0.25
+
+
+@dataclasses.dataclass(eq=False)
+class Trainer:
+    """One process's side of a training: a synchronous worker, or the chief of parameter servers.
+
+    Args:
+      spec: The assignment of this process.
+      config: The training section.
+      task: The task to train for.
+      loop: The model and the steps of the strategy.
+      input: The batches.
+      checkpoints: Saves and restores the loop and its state.
+      callbacks: The user's callbacks.
+      tensorboard: The writer of the chief's TensorBoard files.
+      stop: The SIGTERM state of this process.
+      progress: The progress writer. A process that reports nothing counts as hung.
+    """
+
+    spec: WorkerSpec
+    config: Train
+    task: Task
+    loop: Loop
+    input: InputPipeline
+    checkpoints: CheckpointManager
+    callbacks: UserCallbacks
+    tensorboard: TensorboardWriter | None
+    stop: PreemptionSignal
+    progress: ProgressWriter
+    state: TrainingState = dataclasses.field(init=False)
+    _batches: Batches = dataclasses.field(init=False)
+    _single_steps_until: int = dataclasses.field(default=0, init=False)
+    """The step up to which each step has a call of its own, because one of them diverged."""
+
+    def restore(self) -> None:
+        """Takes the state to resume from, which all workers share."""
+        self.state = self.checkpoints.restore()
+        self._batches = self.input.make_batches(self.state.step)
+
+    def run(self) -> None:
+        """Trains from the restored state to the end."""
+        if self.state.step == 0:
+            self.checkpoints.save(self.state)  # for a divergence in the first steps
+        self.callbacks.begin(self.state)
+        while not self._is_done():
+            try:
+                self._train_epoch()
+            except DivergedError as error:
+                self._recover(error)
+                continue
+            if self._has_reached_limit():
+                break
+            self._end_epoch(self.loop.evaluate(self.input.validation_batches))
+        self.callbacks.end(self.state)
+        self.checkpoints.files.wait()
+        if self.tensorboard:
+            self.tensorboard.close()
+
+    def get_trained_weights(self) -> Arrays:
+        """Returns the weights of the best epoch, or the present ones after a limited number of
+        steps.
+
+        They come from the worker's own memory, so equal digests show that all workers have trained
+        alike.
+        """
+        if self._has_reached_limit():
+            return self.loop.get_best_weights()
+        return self.checkpoints.best
+
+    def _is_done(self) -> bool:
+        return (
+            len(self.state.history) >= self.config.epochs
+            or self.state.stopped_early
+            or self._has_reached_limit()
+        )
+
+    def _has_reached_limit(self) -> bool:
+        return self.spec.steps_limit is not None and self.state.step >= self.spec.steps_limit
+
+    def _train_epoch(self) -> None:
+        """Trains to the end of the running epoch, a few steps per call of the compiled function."""
+        state, every = self.state, self.config.checkpoint_every_steps
+        end = self.input.compute_epoch_end(len(state.history))
+        end = min(end, self.spec.steps_limit or end)
+        reported = 0.0
+        while state.step < end:
+            steps_to_checkpoint = every - state.step % every
+            result = self._take_steps(
+                min(self.config.steps_per_call, end - state.step, steps_to_checkpoint)
+            )
+            self.checkpoints.files.raise_failure()
+            if time.monotonic() - reported > _REPORT_SECONDS or state.step == end:
+                self._report(compute_means(self.task, state.epoch_sums))
+                reported = time.monotonic()
+            if state.step % every == 0 or result.is_stop_requested:
+                self.checkpoints.save(state)
+            if result.is_stop_requested:
+                self.checkpoints.files.wait_until_stored()
+                self.progress.report("preempted", state.step, unit="steps")
+                raise Preempted(state.step)
+
+    def _take_steps(self, max_steps: int) -> StepResult:
+        """Takes at most the given number of steps in one call, and counts them in the state.
+
+        A skipped step counts, too.
+
+        Raises:
+          DivergedError: One of the steps diverged.
+        """
+        state, skipped = self.state, self.state.skipped
+        while max_steps and state.step in skipped:
+            next(self._batches)
+            state.step, max_steps = state.step + 1, max_steps - 1
+        is_single = state.step < self._single_steps_until
+        last = min(1, max_steps) if is_single else max_steps
+        num_steps = next((i for i in range(last) if state.step + i in skipped), last)
+        rates = [self._compute_learning_rate(state.step + i) for i in range(num_steps)]
+        result = (
+            self.loop.train(self._batches, state.step, rates, self.stop.as_number)
+            if rates
+            else StepResult(np.zeros(count_sums(self.task)), True, False, 0.0)
+        )
+        if not is_sound(result, self.config):
+            raise DivergedError(
+                state.step + num_steps, state.step if is_single else None, result.worst_loss
+            )
+        state.step += num_steps
+        sums = state.epoch_sums or [0.0] * len(result.sums)
+        state.epoch_sums = [a + float(b) for a, b in zip(sums, result.sums, strict=True)]
+        return result
+
+    def _recover(self, error: DivergedError) -> None:
+        """Goes back to the last checkpoint after a divergence.
+
+        Repeats the steps one by one until the diverged step is known, then applies the config's
+        policy.
+        """
+        epoch = len(self.state.history)
+        state = self.state = self.checkpoints.roll_back(self.config.step_timeout_seconds)
+        self._batches = self.input.make_batches(state.step)
+        if error.step is None:
+            self._single_steps_until = error.until
+            message = (
+                f"the loss or the weights diverged before step {error.until} "
+                f"(loss {error.loss:g}). Repeating from step {state.step}, one step at a time."
+            )
+        else:
+            self._single_steps_until = 0
+            batch = self._save_batch(error.step, error.loss, epoch)
+            apply_divergence_policy(self.config, state, error.step, error.loss, batch)
+            self.checkpoints.save(state)  # the decision is part of the checkpoint
+            message = state.warnings[-1]
+        self.progress.report("diverged", state.step, unit="steps", message=message)
+
+    def _save_batch(self, step: int, loss: float, epoch: int) -> Path:
+        """Returns the path of a step's batch. The chief writes the file."""
+        folder = Path(self.spec.work) / DIVERGED
+        if self.spec.is_chief:
+            learning_rate = self._compute_learning_rate(step)
+            save_batch(folder, self.input.read_step(step), step, epoch, loss, learning_rate)
+        return get_batch_path(folder, step)
+
+    def _compute_learning_rate(self, step: int) -> float:
+        """Returns the learning rate of a step: the state's rate times the schedule's factor."""
+        return self.state.learning_rate * compute_schedule_factor(
+            self.config.optimizer.schedule, step, self.input.total_steps
+        )
+
+    def _end_epoch(self, validation_sums: np.ndarray) -> None:
+        state = self.state
+        validated = compute_means(self.task, validation_sums.tolist())
+        epoch = Epoch(
+            epoch=len(state.history),
+            step=state.step,
+            learning_rate=self._compute_learning_rate(state.step - 1),
+            metrics=compute_means(self.task, state.epoch_sums)
+            | {f"validation_{name}": value for name, value in validated.items()},
+        )
+        end_epoch(self.config, state, epoch)
+        self.callbacks.after_epoch(state, epoch)
+        state.epoch_sums = []
+        # All workers read, because some variables are averaged over the workers when they are read.
+        weights = self.loop.get_best_weights()
+        if state.best_epoch == epoch.epoch:
+            self.checkpoints.save(state, weights)
+        if self.tensorboard:
+            self.tensorboard.write(epoch, weights)
+        self._report(epoch.metrics)
+
+    def _report(self, metrics: dict[str, float]) -> None:
+        self.progress.report(
+            "train",
+            self.state.step,
+            self.input.total_steps,
+            "steps",
+            metrics,
+            per_unit={"examples_per_second": self.config.global_batch_size},
+        )

@@ -1,0 +1,77 @@
+"""Modules of the user's own: where they are, what they import, and the packages they belong to.
+
+Nothing here runs their code, except for the packages around a module.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+from pipeline_ops.artifacts.source_code import digest_sources
+from pipeline_ops.errors import ConfigError
+
+_INSTALLED = {Path(path) for path in sysconfig.get_paths().values()}
+
+
+def find_module(module: str, folder: Path | None = None) -> Path | None:
+    """Returns the source file of a module, or None.
+
+    Args:
+      module: the dotted name.
+      folder: a folder to look in after Python's own path, usually that of the config file.
+    """
+    try:
+        spec = importlib.util.find_spec(module)
+    except Exception:  # a package around it cannot be imported, or there is none
+        spec = None
+    if spec and spec.origin and spec.origin.endswith(".py"):
+        return Path(spec.origin)
+    if folder is None:
+        return None
+    path = folder.joinpath(*module.split("."))
+    candidates = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def digest_module(module: str, origin: Path, whole_package: bool = False) -> dict[str, str]:
+    """Returns digests of a module and of the user's modules that it imports.
+
+    The key is the path below the folder in which Python finds the module. Imports of an
+    installed package are followed only within it.
+
+    Args:
+      module: the dotted name.
+      origin: its file, as `find_module` returned it.
+      whole_package: covers all files of the package around the module that can be imported, and
+          their imports.
+
+    Raises:
+      ConfigError: a file is not valid Python.
+    """
+    depth = module.count(".") + (origin.name == "__init__.py")
+    root = origin.parents[depth]
+    modules = [module]
+    if whole_package and depth:
+        paths = [
+            file.relative_to(root).with_suffix("").parts for file in origin.parent.rglob("*.py")
+        ]
+        # Others, such as those of `.ipynb_checkpoints`, are no modules.
+        modules += [".".join(parts) for parts in paths if all(map(str.isidentifier, parts))]
+    packages = {module.partition(".")[0]} if root in _INSTALLED else None
+    try:
+        return digest_sources(modules, root, packages)
+    except (SyntaxError, ValueError) as error:  # a null byte is a ValueError
+        raise ConfigError(
+            f"{module}, or a module that it imports, is not valid Python: {error}. Correct it."
+        ) from None
+
+
+def find_distributions(modules: Iterable[str]) -> set[str]:
+    """Returns the installed distributions that modules come from."""
+    modules = list(modules)
+    by_package = importlib.metadata.packages_distributions() if modules else {}
+    return {name for module in modules for name in by_package.get(module.partition(".")[0], ())}

@@ -1,0 +1,57 @@
+"""The stage in docs/add-a-stage.md is a stage, and its test passes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.stages import CATALOGUE
+from pipeline_ops.cli.commands.new_stage import add_to_catalogue
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "add-a-stage.md").read_text()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """As much of this repository as a stage needs, with the files of the page."""
+    for folder in ("beam_jobs", "pipeline_ops"):
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    blocks = re.findall(r"^ *```python\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
+    stage, test = map(textwrap.dedent, blocks)
+    stages = tmp_path / "beam_jobs" / "stages"
+    (stages / "bright_enough.py").write_text(stage)
+    (stages / "__init__.py").write_text(
+        add_to_catalogue((stages / "__init__.py").read_text(), "bright_enough")
+    )
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_bright_enough.py").write_text(test)
+    return tmp_path
+
+
+def test_the_files_of_the_page_pass_the_test_and_the_linter(repository):
+    for words in (
+        ["pytest", "-q", "-p", "no:cacheprovider", "tests"],
+        ["ruff", "check", "--no-cache", "."],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=repository,
+            capture_output=True,
+            text=True,
+            env={"PYTHONPATH": str(repository)},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_stage_is_on_the_page():
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == set(CATALOGUE)

@@ -1,0 +1,175 @@
+"""Stages of another package: they are found, run, distinguished by their code,
+and complained about by their module."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.stages import bind_stages, find_stage
+from beam_jobs.stages.execution import map_class_names
+from beam_jobs.stages.user_stage import load_stage
+from pipeline_ops.config.preprocess import StageConfig
+from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.user_code.stages import (
+    digest_stage_code,
+    find_stage_versions,
+    list_published_names,
+)
+
+BLACKEN = '''\
+"""Paints every image black."""
+from __future__ import annotations
+
+from pydantic import Field
+
+from beam_jobs.stages.stage import Example, Stage, parameters
+
+
+@parameters
+class Blacken:
+    level: int = Field(0, ge=0, le=255)
+    """What is called black."""
+
+
+def blacken(example: Example, parameters: Blacken) -> Example:
+    return example.with_image(example.image * 0 + parameters.level)
+
+
+def without_parameters(example: Example) -> Example:
+    return example
+
+
+STAGE = Stage(Blacken, blacken, map_class=lambda name, parameters: name.upper())
+'''
+
+
+@pytest.fixture
+def acme(tmp_path: Path, monkeypatch) -> Path:
+    """The package `acme_stages` in a folder of its own, where Python finds it;
+    its distribution is `acme` 1.4."""
+    folder = tmp_path / "site"
+    (folder / "acme_stages").mkdir(parents=True)
+    (folder / "acme_stages" / "__init__.py").touch()
+    (folder / "acme_stages" / "black.py").write_text(BLACKEN)
+    (folder / "acme_stages" / "broken.py").write_text("import no_such_package\n")
+    info = folder / "acme-1.4.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.4\n")
+    (info / "top_level.txt").write_text("acme_stages\n")
+    (info / "entry_points.txt").write_text(
+        "[trainyard.stages]\nacme_black = acme_stages.black:blacken\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
+    importlib.invalidate_caches()
+    load_stage.cache_clear()
+    yield folder
+    load_stage.cache_clear()
+    for module in [name for name in sys.modules if name.startswith("acme_stages")]:
+        del sys.modules[module]
+
+
+@pytest.mark.parametrize("name", ["acme_stages.black:blacken", "acme_black"])
+@pytest.mark.parametrize("mode", ["in_memory", "multi_processing"])
+def test_a_stage_of_another_package_runs_like_ours(acme, animals, name, mode):
+    outcome = animals.run(
+        stages=[{"decode": {"channels": 1}}, {name: {"level": 7}}], runner={"mode": mode}
+    )
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    assert name in outcome.manifest.figures["seconds_by_stage"]
+    assert outcome.manifest.fingerprint.versions["acme"] == "1.4"
+
+
+def test_another_packages_parameters_are_checked_too(acme, animals):
+    outcome = animals.run(stages=["decode", {"acme_stages.black:blacken": {"levle": 7}}])
+    assert outcome.exit_code is ExitCode.CONFIG
+    assert (
+        "preprocess.stages.1.acme_stages.black:blacken.levle: unknown parameter; "
+        "the nearest valid name is 'level'"
+    ) in outcome.message
+
+
+@pytest.mark.parametrize("name", ["acme_stages.black:blacken", "acme_black"])
+def test_the_meaning_of_its_code_and_its_version_are_in_the_fingerprint(acme, name):
+    before = digest_stage_code(["decode", name])
+    assert list(before) == ["acme_stages/__init__.py", "acme_stages/black.py"]
+    assert find_stage_versions(["decode", name]) == {"acme": "1.4"}
+    file = acme / "acme_stages" / "black.py"
+    file.write_text(BLACKEN + "# a comment\n")
+    assert digest_stage_code([name]) == before
+    file.write_text(BLACKEN.replace("example.image * 0", "example.image * 1"))
+    assert digest_stage_code([name]) != before
+
+
+def test_our_own_stages_have_no_foreign_code():
+    assert digest_stage_code(["decode", "resize"]) == {}
+    assert find_stage_versions(["decode", "resize"]) == {}
+
+
+def test_a_module_can_give_a_whole_line_of_the_catalogue(acme):
+    assert map_class_names(
+        bind_stages([StageConfig(name="acme_stages.black:STAGE")]), ["cat", "dog"]
+    ) == ["CAT", "DOG"]
+
+
+@pytest.mark.parametrize(
+    "name, complaint",
+    [
+        (
+            "acme_stages.no:blacken",
+            "cannot import the module acme_stages.no: ModuleNotFoundError",
+        ),
+        (
+            "acme_stages.broken:blacken",
+            (
+                "cannot import the module acme_stages.broken: ModuleNotFoundError: "
+                "No module named 'no_such_package'"
+            ),
+        ),
+        ("acme_stages.black:whiten", "the module acme_stages.black has no function 'whiten'"),
+        ("acme_stages.black:BLACK", "has no function 'BLACK'"),
+        (
+            "acme_stages.black:without_parameters",
+            "acme_stages.black:without_parameters must take an Example and its parameters",
+        ),
+        ("acme_blakc", "unknown stage; the nearest valid name is 'acme_black'"),
+    ],
+)
+def test_a_complaint_names_the_module(acme, name, complaint):
+    with pytest.raises(ConfigError) as error:
+        find_stage(name)
+    assert complaint in str(error.value)
+
+
+def test_two_packages_with_one_name_are_told_apart_by_their_paths(acme):
+    info = acme / "other-2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 2.0\n")
+    (info / "entry_points.txt").write_text("[trainyard.stages]\nacme_black = other.black:blacken\n")
+    importlib.invalidate_caches()
+    with pytest.raises(ConfigError) as error:
+        find_stage("acme_black")
+    assert "several installed packages have a stage acme_black (acme, other)" in str(error.value)
+    assert "acme_stages.black:blacken or other.black:blacken" in str(error.value)
+
+
+def test_published_stages_are_known_by_name(acme):
+    assert "acme_black" in list_published_names()
+
+
+def test_planning_imports_no_module_of_a_stage(acme):
+    code = (
+        "import sys; from pipeline_ops.user_code.stages import digest_stage_code; "
+        "assert digest_stage_code(['acme_black']); print('acme_stages.black' in sys.modules)"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "False"
+    )

@@ -1,0 +1,50 @@
+"""How many worker processes there are, and that they are gone afterwards."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from beam_jobs.planning.plan import Record, ShardPlan
+from beam_jobs.workers.pool import compute_num_processes
+from pipeline_ops.config.preprocess import BeamRunner
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.raw_data.raw_file import RawFile
+from pipeline_ops.system.descendants import find_descendants
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def plans(count: int, num_bytes: int) -> list[ShardPlan]:
+    return [
+        ShardPlan("train", f"{index}", (Record(RawFile(f"{index}", num_bytes, "")),))
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("runner", "num_shards", "num_bytes", "wanted"),
+    [
+        ({"mode": "in_memory"}, 8, 10**9, 0),
+        ({"mode": "multi_threading"}, 8, 10**9, 0),
+        ({"name": "flink"}, 8, 10**9, 0),
+        ({"workers": 2}, 8, 10, 2),
+        ({"workers": 5}, 3, 10, 3),
+        ({}, 400, 10**9, CORES if CORES > 1 else 0),
+        ({}, 1, 10**9, 0),
+        ({}, 8, 1000, 0),
+    ],
+    ids=str,
+)
+def test_there_are_as_many_processes_as_the_work_is_worth(runner, num_shards, num_bytes, wanted):
+    assert compute_num_processes(BeamRunner(**runner), plans(num_shards, num_bytes)) == wanted
+
+
+def test_no_process_outlives_the_job(animals):
+    before = set(
+        find_descendants()
+    )  # of this process, and not of its group: other tests run in that at the same time
+    outcome = animals.run(runner={"workers": 3})
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    assert set(find_descendants()) <= before

@@ -1,0 +1,80 @@
+"""The command `trainyard` with a home, a config and raw data of its own, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+from config_files import write_config, write_digits
+from listeners import find_listening_processes
+from processes import find_child_processes
+
+from pipeline_ops.system.descendants import find_descendants
+
+
+class Trainyard:
+    """The command, with a home, a config and raw data of its own."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.temporary = folder, folder / "temporary"
+        self.process: subprocess.Popen | None = None
+        self.temporary.mkdir()
+        changes = {
+            "storage.root": "storage",
+            "preprocess.source.path": "raw",
+            "train.epochs": 3,
+            "train.global_batch_size": 64,
+            "train.workers": 2,
+            "evaluate.gate": [{"metric": "accuracy", "at_least": 0.5}],
+        }
+        self.config = write_config(folder, changes)
+        write_digits(folder / "raw")
+
+    def start(self, *words: str, environment=os.environ, **streams) -> subprocess.Popen:
+        argv = [sys.executable, "-m", "pipeline_ops.cli.main", *words]
+        self.process = subprocess.Popen(
+            argv, text=True, env=self.environment(environment), **streams
+        )
+        return self.process
+
+    def listening(self) -> set[int]:
+        """Finds Airflow's processes below the newest command, and the jobs by their environment.
+
+        Airflow's processes overwrite their environment.
+        """
+        return find_listening_processes(f"TRAINYARD_HOME={self.folder}").union(
+            find_descendants(self.process.pid) if self.process else ()
+        )
+
+    def environment(self, inherited=os.environ) -> dict[str, str]:
+        """The environment of the command, with a temporary folder of its own."""
+        return {**inherited, "TRAINYARD_HOME": str(self.folder), "TMPDIR": str(self.temporary)}
+
+    def run(self, *more: str, environment=os.environ) -> subprocess.CompletedProcess:
+        words = ["run", str(self.config), "--json", *more]
+        process = self.start(
+            *words, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        output, errors = process.communicate(timeout=400)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def parse_summary(process: subprocess.CompletedProcess) -> dict:
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+def cached_tasks(summary: dict) -> set[str]:
+    return {name for name, task in summary["tasks"].items() if task["cached"]}
+
+
+def find_job_processes(run: Path) -> list[psutil.Process]:
+    """The job of a run's training and its descendants. Empty if there is none yet."""
+    for process in psutil.process_iter(["cmdline"]):
+        if "--request" in (words := process.info["cmdline"] or []) and f"{run}/train/" in words[-1]:
+            return [process, *find_child_processes(process)]
+    return []

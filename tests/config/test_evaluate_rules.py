@@ -1,0 +1,70 @@
+"""The rules and slices of `evaluate` that the config refuses."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from pipeline_ops.config.evaluate import Evaluate, Rule
+
+
+@pytest.mark.parametrize(
+    "rule, reason",
+    [
+        ({"metric": "accuracy"}, "a rule needs"),
+        ({"metric": "accuracy", "at_least": 1.5}, "lies between 0 and 1"),
+        ({"metric": "accuracy", "at_most": 0.5}, "higher-is-better"),
+        ({"metric": "calibration_error", "at_least": 0.5}, "lower-is-better"),
+        ({"metric": "drift", "max_regression": 0.1}, "Use at_most"),
+        ({"metric": "accuracy", "at_least": 0.5, "confidence": 0.95}, "in the same rule"),
+        (
+            {
+                "metric": "macro_roc_auc",
+                "max_regression": 0.1,
+                "confidence": 0.95,
+            },
+            "made of counts",
+        ),
+        (
+            {
+                "metric": "accuracy",
+                "max_regression": 0.1,
+                "within_noise": "passes",
+            },
+            "this rule has none",
+        ),
+        ({"metric": "recall", "at_least": 0.5}, "need it"),
+        ({"metric": "accuracy", "at_least": 0.5, "of_class": "a"}, "with of_class"),
+        ({"metric": "calibration_error", "at_most": 0.5, "of_slice": "folder"}, "of_slice is for"),
+    ],
+)
+def test_a_rule_that_can_not_work_is_refused_with_the_reason(rule, reason):
+    with pytest.raises(ValidationError, match=reason):
+        Rule.model_validate(rule)
+
+
+def test_a_rule_of_a_slice_that_is_not_configured_is_refused():
+    with pytest.raises(ValidationError, match="names no slice. The slices are folder"):
+        Evaluate.model_validate(
+            {
+                "gate": [{"metric": "accuracy", "at_least": 0.5, "of_slice": "fodler"}],
+                "slices": [{"by": "folder"}],
+            }
+        )
+
+
+@pytest.mark.parametrize(
+    "part, reason",
+    [
+        ({"by": "folder", "edges": [1.0]}, "a folder is not a number"),
+        ({"by": "image_bytes"}, "needs edges"),
+        ({"by": "image/width", "edges": [2.0, 1.0]}, "must be ascending"),
+        ({"by": "image/width", "folder_depth": 1}, "folder_depth is for"),
+        ({"by": "folder", "name": "a=b"}, "pattern"),
+    ],
+)
+def test_a_slice_that_can_not_work_is_refused_with_the_reason(part, reason):
+    with pytest.raises(ValidationError, match=reason):
+        Evaluate.model_validate(
+            {"gate": [{"metric": "accuracy", "at_least": 0.5}], "slices": [part]}
+        )

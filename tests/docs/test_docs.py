@@ -1,0 +1,142 @@
+"""The documentation: its examples work, its links lead somewhere, its commands exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from job_chain import run_jobs
+
+from beam_jobs.sources.digits import write_digits
+from beam_jobs.stages import check_stages
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.cli.commands import models
+from pipeline_ops.cli.main import make_parser
+from pipeline_ops.config.pipeline import load_config
+
+PAGES = [CODE_ROOT / "README.md", *sorted((CODE_ROOT / "docs").glob("*.md"))]
+CONFIGS = CODE_ROOT / "configs"
+MAX_README_LINES = 130
+LANGUAGES = {"", "yaml", "python", "sh", "ini"}
+
+
+class Block(NamedTuple):
+    """A fenced block of code. `line` is that of its fence."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def find_blocks(page: Path) -> list[Block]:
+    found, lines = [], page.read_text().splitlines()
+    fences = [n for n, line in enumerate(lines) if line.lstrip().startswith("```")]
+    for start, end in zip(fences[::2], fences[1::2], strict=True):
+        indent = len(lines[start]) - len(lines[start].lstrip())
+        text = "\n".join(line[indent:] for line in lines[start + 1 : end])
+        found.append(Block(page, start + 1, lines[start].strip()[3:], text))
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in find_blocks(page)]
+
+
+def in_language(language: str) -> Any:
+    blocks = [block for block in BLOCKS if block.language == language]
+    return pytest.mark.parametrize("block", blocks, ids=str)
+
+
+def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in change.items():
+        old = base.get(key)
+        merged[key] = (
+            merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        )
+    return merged
+
+
+def test_the_readme_is_short():
+    assert len((CODE_ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+
+
+def test_each_block_has_a_known_language():
+    assert {block.language for block in BLOCKS} <= LANGUAGES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert missing == []
+
+
+def test_each_page_is_in_the_index():
+    index = (CODE_ROOT / "docs" / "README.md").read_text()
+    pages = [page.name for page in PAGES if page.parent.name == "docs" and page.name != "README.md"]
+    assert [name for name in pages if f"({name})" not in index] == []
+
+
+@in_language("yaml")
+def test_a_yaml_example_is_a_valid_pipeline(block, tmp_path):
+    """A part of a pipeline is merged into the example for its task, classification or detection."""
+    example = yaml.safe_load(block.text)
+    assert isinstance(example, dict), "an example starts at the top level of the YAML"
+    if "pipeline" not in example:
+        is_detection = example.get("train", {}).get("model") == "retinanet"
+        base = "digit_scenes.yaml" if is_detection else "digits.yaml"
+        example = merge(yaml.safe_load((CONFIGS / base).read_text()), example)
+    shutil.copytree(CONFIGS / "hosts", tmp_path / "hosts")
+    file = tmp_path / "example.yaml"
+    file.write_text(yaml.safe_dump(example, sort_keys=False))
+    config = load_config(file)
+    check_stages(config.preprocess, file)
+
+
+def command_lines(block: Block) -> list[list[str]]:
+    lines = block.text.replace("\\\n", " ").splitlines()
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [line for line in words if line]
+
+
+@in_language("sh")
+def test_a_command_exists_and_takes_these_arguments(block):
+    for program, *arguments in command_lines(block):
+        if Path(program).name == "trainyard":
+            make_parser().parse_args(models.insert_default_action(arguments))
+        elif program == "make":
+            done = subprocess.run(
+                ["make", "-n", *arguments], cwd=CODE_ROOT, capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stderr
+        else:
+            assert Path(program).name in KNOWN_PROGRAMS, program
+
+
+KNOWN_PROGRAMS = {"ls", "pip", "curl", "tensorflow_model_server", "minisign", "python", "ruff"}
+"""Programs of others in examples. Other tests run those lines of the pages that matter."""
+
+
+def test_the_callback_on_the_page_stops_a_training(tmp_path, monkeypatch):
+    [block] = [b for b in BLOCKS if b.page.name == "training-options.md" and b.language == "python"]
+    (tmp_path / "my_callbacks.py").write_text(block.text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.syspath_prepend(tmp_path)
+    callbacks = ["my_callbacks:StopWhenGood"]
+    used = {"train__epochs": 20, "train__workers": 1, "train__callbacks": callbacks}
+    write_digits(tmp_path / "raw")
+    source = {"preprocess__source__path": str(tmp_path / "raw")}
+    manifests = run_jobs(CONFIGS / "digits.yaml", tmp_path, "train", **used, **source)
+    figures = read_manifest(manifests["train"]).figures
+    assert figures["stopped_early"] and len(figures["history"]) < 10

@@ -1,0 +1,124 @@
+"""Report pages of classifiers, from random answers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from linear_models import training_figures
+
+from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.manifest import Manifest
+from pipeline_ops.artifacts.results import EvaluationFigures, RuleVerdict
+from pipeline_ops.config.evaluate import Bootstrap
+from pipeline_ops.evaluation.classifier import ClassifierFindings
+from pipeline_ops.evaluation.classifier_page import render_classifier_report
+from pipeline_ops.evaluation.groups import build_slice_groups, build_whole_group
+from pipeline_ops.evaluation.leaks import Leaks
+from pipeline_ops.evaluation.lineage import ChangesSince, Lineage
+from pipeline_ops.evaluation.metrics import ModelPredictions, compare, evaluate_model
+from pipeline_ops.evaluation.predictions import ShownExample
+from pipeline_ops.evaluation.report import ReportData
+
+
+def make_predictions(
+    classes: np.ndarray, num_classes: int, generator: np.random.Generator
+) -> ModelPredictions:
+    """A model that gives its answer the largest probability."""
+    scores = generator.dirichlet(np.ones(num_classes), len(classes))
+    scores[np.arange(len(classes)), classes] += 1.0
+    scores /= scores.sum(axis=1, keepdims=True)
+    return ModelPredictions(classes, np.zeros(len(classes), int), scores.max(axis=1), scores.T)
+
+
+def make_findings(
+    num_classes: int, num_examples: int, noise: float, champion: bool
+) -> ClassifierFindings:
+    names, generator = [f"class {i}" for i in range(num_classes)], np.random.default_rng(3)
+    labels = np.arange(num_examples) % num_classes
+    wrong = generator.random((2, num_examples)) < noise
+    classes = [(labels + w) % num_classes for w in wrong.astype(int)]
+    answers = [make_predictions(c, num_classes, generator) for c in classes[: 1 + champion]]
+    evaluated = [evaluate_model(labels, answer, names, 2, 10) for answer in answers]
+    bootstrap = Bootstrap(samples=100)
+    mistakes = [
+        ShownExample(f"{i}.png", int(labels[i]), int(classes[0][i]), 0.9, 0.1, b"none")
+        for i in np.flatnonzero(wrong[0])[:4]
+    ]
+    cameras = {"camera": np.where(labels % 2, "front", "back")}
+    return ClassifierFindings(
+        whole=build_whole_group(
+            labels, answers, [evaluation for evaluation, _ in evaluated], 2, bootstrap
+        ),
+        slices=build_slice_groups(labels, answers, cameras, names, 2, bootstrap),
+        curves=[curves for _, curves in evaluated],
+        comparison=compare(labels, *classes) if champion else None,
+        mistakes=mistakes,
+        surprises=mistakes,
+        top_k=2,
+        bootstrap_samples=100,
+    )
+
+
+def render(
+    num_classes: int = 3,
+    num_examples: int = 60,
+    noise: float = 0.3,
+    champion: bool = True,
+    figures: dict | None = None,
+    training: dict | None = None,
+    dataset: dict | None = None,
+    **changes,
+) -> str:
+    """Renders a page, with changes of the figures and of other report data."""
+    found = make_findings(num_classes, num_examples, noise, champion)
+    whole = found.whole
+    made = DatasetFigures(
+        class_names=[figures.name for figures in whole.challenger.classes],
+        image_shape=(28, 28, 1),
+        num_examples={"train": 9, "validation": 5, "test": num_examples},
+        labels={},
+        num_rejected=0,
+        rejected_by_reason={},
+    )
+    evaluation = EvaluationFigures(
+        num_examples=num_examples,
+        challenger=whole.challenger.model_copy(update={"intervals": whole.compute_intervals()}),
+        champion=whole.champion,
+        champion_version=4 if champion else None,
+        differences=whole.compute_difference_intervals(),
+        slices=[group.to_slice_figures() for group in found.slices],
+        gate_passed=True,
+        rules=[
+            RuleVerdict(metric="accuracy", passed=True, text="accuracy 0.9000 is at least 0.5000")
+        ],
+    )
+    data = ReportData(
+        pipeline="digits",
+        figures=evaluation.model_copy(update=figures or {}),
+        no_champion_reason=None if champion else "there is no champion to compare it with",
+        rejected=[],
+        training=make_training_figures(made).model_copy(update=training or {}),
+        dataset=made.model_copy(update=dataset or {}),
+        drift=None,
+        leaks=Leaks(0, None),
+        lineage=Lineage(
+            [], "f" * 32, ChangesSince({"preprocess": [], "train": []}) if champion else None
+        ),
+    )
+    return render_classifier_report(found, dataclasses.replace(data, **changes))
+
+
+def make_training_figures(dataset: DatasetFigures):
+    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
+    return training_figures(
+        Manifest(
+            job="preprocess",
+            pipeline="digits",
+            fingerprint=fingerprint,
+            fingerprint_digest=fingerprint.digest,
+            files=[],
+            figures=dataset.model_dump(mode="json"),
+        )
+    )

@@ -1,0 +1,117 @@
+"""The order of training examples: arithmetic on (seed, epoch, position)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline_ops.input.split import BatchSlice, SplitShards
+
+GOLDEN = [418, 289, 35, 595, 518, 515, 634, 449, 292, 533]
+"""Five examples at the end of an epoch of 700, and five at the beginning of the next."""
+
+
+def make_split(sizes) -> SplitShards:
+    return SplitShards(
+        tuple(f"{number}" for number in range(len(sizes))), sum(sizes), 0, (), tuple(sizes)
+    )
+
+
+def numbers(order, start: int, end: int) -> np.ndarray:
+    import tensorflow as tf
+
+    return order.compute(tf.range(start, end, dtype=tf.int64))[1].numpy()
+
+
+def shards_of(sizes, examples: np.ndarray) -> np.ndarray:
+    return np.searchsorted(np.cumsum(sizes), examples, "right")
+
+
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda s: sum(s) >= 3)
+WINDOWS = st.none() | st.integers(1, 14)
+SEEDS = st.integers(0, 2**31)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=SIZES, window=WINDOWS, seed=SEEDS, epoch=st.integers(0, 10**6))
+def test_each_example_comes_exactly_once_in_an_epoch(sizes, window, seed, epoch):
+    from pipeline_ops.input.order import make_order
+
+    order, total = make_order(make_split(sizes), seed, window), sum(sizes)
+    assert sorted(numbers(order, epoch * total, (epoch + 1) * total)) == list(range(total))
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=SIZES, window=WINDOWS, seed=SEEDS, data=st.data())
+def test_any_part_of_the_order_is_the_same_without_what_comes_before_it(sizes, window, seed, data):
+    """This is why a gang of any size resumes at any step, and why its slices make up the batch."""
+    from pipeline_ops.input.order import make_order
+
+    order, total = make_order(make_split(sizes), seed, window), sum(sizes)
+    end = 3 * total
+    whole = numbers(order, 0, end)
+    batch = data.draw(st.integers(3, total))
+    step = data.draw(st.integers(0, end // batch - 1))
+    expected = whole[step * batch : (step + 1) * batch].tolist()
+    for workers in (1, 2, 3):
+        parts = [BatchSlice.for_worker(worker, workers, batch) for worker in range(workers)]
+        found = [
+            example
+            for part in parts
+            for example in numbers(order, step * batch + part.start, step * batch + part.end)
+        ]
+        assert found == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=SIZES, window=st.integers(1, 14), seed=SEEDS, epoch=st.integers(0, 1000))
+def test_a_window_is_used_up_before_the_next_one_begins(sizes, window, seed, epoch):
+    from pipeline_ops.input.order import make_order
+
+    order, total = make_order(make_split(sizes), seed, window), sum(sizes)
+    found = shards_of(sizes, numbers(order, epoch * total, (epoch + 1) * total))
+    place = 0
+    upcoming = list(order.list_upcoming_shards(epoch * total))
+    assert sorted(upcoming) == list(range(len(sizes)))
+    for first in range(0, len(sizes), window):
+        shards = upcoming[first : first + window]
+        count = sum(sizes[shard] for shard in shards)
+        assert set(found[place : place + count]) <= set(shards)
+        if count:
+            ahead = order.list_upcoming_shards(epoch * total + place)
+            assert set(found[place : place + count]) <= set(ahead[:window])
+        place += count
+
+
+def test_the_order_of_all_examples_is_that_of_earlier_versions():
+    from pipeline_ops.input.order import make_order
+
+    assert numbers(make_order(make_split([700]), 3, None), 695, 705).tolist() == GOLDEN
+
+
+@pytest.mark.parametrize("window", [4, 40])
+def test_a_window_has_no_trace_of_the_order_in_the_shards(window):
+    from pipeline_ops.input.order import make_order
+
+    sizes = [50] * 40
+    order, total = make_order(make_split(sizes), 5, window), 2000
+    epochs = [numbers(order, epoch * total, (epoch + 1) * total) for epoch in range(3)]
+    within = [examples % 50 for examples in epochs]
+    pairs = [
+        (within[0], within[1]),
+        (within[1], within[2]),
+        (within[0], np.arange(total) % 50),
+        (within[0][1:], within[0][:-1]),
+        (shards_of(sizes, epochs[0]), shards_of(sizes, epochs[1])),
+    ]
+    assert max(abs(np.corrcoef(a, b)[0, 1]) for a, b in pairs) < 0.15
+
+
+def test_another_seed_is_another_order():
+    from pipeline_ops.input.order import make_order
+
+    split = make_split([50] * 40)
+    first, second = (numbers(make_order(split, seed, 4), 0, 100).tolist() for seed in (1, 2))
+    assert first != second

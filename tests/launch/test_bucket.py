@@ -1,0 +1,82 @@
+"""Training on one host with a bucket as storage root: a host may be lost with its disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from launch.on_bucket import bucket_jobs, upload_dataset
+from launch.running import INTERVAL, wait_until
+from object_servers.s3_server import S3Server
+
+from pipeline_ops.errors import ExitCode
+
+
+@pytest.fixture(scope="module")
+def server():
+    with S3Server() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.build_environment().items():
+            patch.setenv(name, value)
+        server.make_bucket("bucket")
+        yield server
+
+
+@pytest.fixture
+def start(server, dataset, tmp_path):
+    root = f"s3://bucket/{tmp_path.name}"
+    with bucket_jobs(
+        tmp_path, root, upload_dataset(dataset, root), {"launcher": "local", "cores": 2}
+    ) as start_job:
+        yield start_job
+
+
+@pytest.fixture(scope="module")
+def here():
+    return {"launcher": "local", "cores": 2}
+
+
+def assert_same_weights(job, undisturbed) -> None:
+    theirs = undisturbed.figures()
+    mine = job.read_figures()
+    assert mine.steps == theirs.steps
+    assert mine.weights_digest == theirs.weights_digest
+    assert np.isclose(mine.history[-1].metrics["loss"], theirs.history[-1].metrics["loss"])
+
+
+def test_a_host_that_is_lost_with_its_disk_costs_one_interval(start, undisturbed, tmp_path):
+    first = start("lost", is_held=True)
+    first.wait_until_held()
+    first.kill()
+    shutil.rmtree(tmp_path / "lost")
+    first.release()
+    second = start("other")
+    assert second.end().exit_code == ExitCode.SUCCESS, second.read_log()
+    [step] = second.read_steps("restored")
+    assert step == INTERVAL
+    assert second.read_steps("restored", "worker 1") == [step]
+    assert_same_weights(second, undisturbed)
+    assert second.work.walk() == [], "the checkpoints are removed with the end of the training"
+    assert list((tmp_path / "other" / "trainyard-jobs").glob("*/*/*.npz")) == []
+
+
+def test_a_stopped_job_stores_its_last_step_before_it_ends(start, tmp_path):
+    first = start("lost", train__epochs=3000, train__checkpoint_every_steps=100_000)
+    first.wait_until(lambda: (first.read_steps("train") or [0])[-1] > 30)
+    os.kill(first.process.pid, signal.SIGTERM)
+    assert first.end().exit_code == ExitCode.RETRY
+    [step] = first.read_steps("preempted")
+    shutil.rmtree(tmp_path / "lost")
+    second = start("other", train__epochs=3000, train__checkpoint_every_steps=100_000)
+    wait_until(lambda: second.read_steps("restored"), 120, second.read_log)
+    assert second.read_steps("restored") == [step]
+
+
+def test_servers_without_credentials_are_refused_where_they_could_not_reach_the_bucket(start):
+    job = start(train__strategy="parameter_server", train__parameter_servers=1)
+    status = job.end()
+    assert status.exit_code == ExitCode.CONFIG
+    assert "network namespace of their own here, from which s3://" in status.message
+    assert "`network: trusted`" in status.message

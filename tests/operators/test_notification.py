@@ -1,0 +1,460 @@
+"""Notifications by a user's own notifier and by Airflow's notifier for mail.
+
+`tests/cli` has the failures and deadlines of a real Airflow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email
+import json
+import os
+import socketserver
+import threading
+import time
+from email.policy import default
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from airflow.sdk.exceptions import AirflowFailException
+from upstream_artifacts import copy_artifacts
+
+from pipeline_ops.artifacts.dataset import STATISTICS
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import NAME, Manifest, list_files, write_manifest
+from pipeline_ops.artifacts.results import RuleVerdict
+from pipeline_ops.config.notify import check_notifiers
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.jobs.task_record import TaskRecord, write_record
+from pipeline_ops.operators.chain import EvaluateOperator
+from pipeline_ops.operators.factory import make_dag
+from pipeline_ops.operators.notification import notify_drift, notify_failure, notify_late
+from pipeline_ops.operators.run_summary import Notification
+from pipeline_ops.operators.task_run import TaskRun
+from pipeline_ops.storage.open_store import open_root
+
+DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
+SMTP = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
+EVENTS = ["failed", "gate_not_passed", "drift"]
+
+pytestmark = pytest.mark.usefixtures("user_package")
+
+
+def notifying(folder: Path, *entries: dict, root: Path | None = None, **more) -> Path:
+    """Writes configs/digits.yaml with notifiers."""
+    values = yaml.safe_load(DIGITS.read_text()) | {"notify": list(entries)} | more
+    values["storage"]["root"] = str(root or folder / "root")
+    values["evaluate"] |= {"batch_size": 32, "gate": [{"metric": "accuracy", "at_least": 0.7}]}
+    (folder / "digits.yaml").write_text(yaml.safe_dump(values))
+    return folder / "digits.yaml"
+
+
+@pytest.fixture
+def mailbox(tmp_path) -> Path:
+    (tmp_path / "mail").mkdir()
+    return tmp_path / "mail"
+
+
+def to(mailbox: Path, *events: str) -> dict:
+    arguments = {"folder": str(mailbox), "subject": "{{ notification.title }} in {{ run_id }}"}
+    return {
+        "notifier": "acme_notifier.Mailbox",
+        "arguments": arguments,
+        "events": list(events or EVENTS),
+    }
+
+
+def letters(mailbox: Path) -> list[dict]:
+    return [
+        json.loads(file.read_text())
+        for file in sorted(mailbox.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+    ]
+
+
+def failed(config: Path, message: str = "train: CONFIG: no", **conf) -> dict:
+    """The context in which Airflow calls when a task has failed."""
+    return {
+        "run_id": "manual__1",
+        "dag_run": SimpleNamespace(conf=conf),
+        "ti": SimpleNamespace(task_id="train"),
+        "exception": AirflowFailException(message),
+    }
+
+
+def test_a_gate_that_was_not_passed_is_told_once_with_the_rules_and_a_link_whatever_is_retried(
+    sandbox, tmp_path, mailbox
+):
+    config = notifying(tmp_path, to(mailbox), root=sandbox.root)
+    train = sandbox.train("poor")
+    sandbox.evaluate(train)  # so that the task finds it
+    manifests = copy_artifacts(
+        Layout(open_root(sandbox.root), "digits"),
+        "manual__1+00:00",
+        {"preprocess": sandbox.dataset, "train": train},
+    )
+    context = {
+        "ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids]),
+        "dag_run": SimpleNamespace(conf={}),
+        "run_id": "manual__1+00:00",
+        "task_state_store": {},
+    }
+    for _ in range(3):
+        EvaluateOperator(config_file=str(config)).execute(dict(context))
+    [letter] = letters(mailbox)
+    assert letter["subject"] == "digits: gate not passed in manual__1+00:00"
+    assert (letter["pipeline"], letter["run_id"], letter["event"]) == (
+        "digits",
+        "manual__1+00:00",
+        "gate_not_passed",
+    )
+    assert letter["verdict"] == "trained, not published: accuracy 0.4700 is below 0.7000"
+    assert [
+        (rule["metric"], rule["passed"], rule["value"], rule["bound"]) for rule in letter["rules"]
+    ] == [("accuracy", False, 0.47, 0.7)]
+    assert (
+        letter["link"]
+        == "http://localhost:8080/dags/digits/runs/manual__1%2B00%3A00/plugin/trainyard_report"
+    )
+
+
+def test_nobody_is_told_of_a_gate_that_was_passed_or_of_what_they_have_not_asked_for(
+    sandbox, tmp_path, mailbox
+):
+    for model, events in (("good", EVENTS), ("poor", ["failed"])):
+        config = notifying(tmp_path, to(mailbox, *events), root=sandbox.root)
+        train = sandbox.train(model)
+        sandbox.evaluate(train)
+        manifests = copy_artifacts(
+            Layout(open_root(sandbox.root), "digits"),
+            model,
+            {"preprocess": sandbox.dataset, "train": train},
+        )
+        EvaluateOperator(config_file=str(config)).execute(
+            {
+                "ti": SimpleNamespace(xcom_pull=lambda task_ids, found=manifests: found[task_ids]),
+                "dag_run": SimpleNamespace(conf={}),
+                "run_id": model,
+                "task_state_store": {},
+            }
+        )
+    assert letters(mailbox) == []
+    assert not Layout(open_root(sandbox.root), "digits").notifications("good").local.exists()
+
+
+def test_a_run_that_failed_is_told_once_by_the_task_and_the_run_with_what_the_first_failed_task_has_left(  # noqa: E501
+    tmp_path, mailbox
+):
+    config = notifying(tmp_path, to(mailbox))
+    layout = Layout(open_root(tmp_path / "root"), "digits")
+    write_record(
+        layout.task_record("manual__1", "preprocess"), TaskRecord(state="success", manifest="/m")
+    )
+    write_record(
+        layout.task_record("manual__1", "train"),
+        TaskRecord(state="failed", message="worker 1 has gone", exit_code=ExitCode.RETRY),
+    )
+    notify_failure(str(config), failed(config))
+    notify_failure(
+        str(config), {"run_id": "manual__1", "reason": "task_failure"}
+    )  # as for the DAG, where nothing else is known
+    [letter] = letters(mailbox)
+    assert (letter["event"], letter["verdict"]) == ("failed", "train: worker 1 has gone")
+
+
+def test_a_run_that_failed_by_its_own_conf_is_told_too(tmp_path, mailbox):
+    config = notifying(tmp_path, to(mailbox))
+    notify_failure(
+        str(config), failed(config, "override train.epocs: unknown key", **{"train.epocs": 3})
+    )
+    assert [letter["verdict"] for letter in letters(mailbox)] == [
+        "train: override train.epocs: unknown key"
+    ]
+
+
+def test_a_notifier_that_fails_fails_nothing_and_what_it_missed_goes_out_with_the_next(
+    tmp_path, mailbox, caplog
+):
+    config = notifying(tmp_path, to(mailbox), to(mailbox, "failed"))
+    (mailbox / "down").touch()
+    manifest = drifting(tmp_path)
+    notify_drift(TaskRun(load_config(config), {"run_id": "manual__1"}), manifest)
+    assert (
+        "drift was not sent by acme_notifier.Mailbox" in caplog.text
+        and "the mailbox is down" in caplog.text
+    )
+    assert letters(mailbox) == []
+    (mailbox / "down").unlink()
+    notify_failure(str(config), failed(config))
+    assert [letter["event"] for letter in letters(mailbox)] == ["drift", "failed", "failed"]
+
+
+def drifting(folder: Path) -> str:
+    """The manifest of a data set that has drifted."""
+    distances = [
+        {"feature": "brightness", "jensen_shannon": 0.3, "l_infinity": 0.25, "is_above": True},
+        {"feature": "width", "jensen_shannon": 0.02, "l_infinity": 0.01, "is_above": False},
+    ]
+    return compared(folder / "drifting", {"drift": distances})
+
+
+def compared(folder: Path, comparison: dict | None) -> str:
+    """The manifest of a data set with the result of its comparison."""
+    folder.mkdir()
+    (folder / STATISTICS).write_text(json.dumps({"comparison": comparison}))
+    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
+    manifest = Manifest(
+        job="preprocess",
+        pipeline="digits",
+        fingerprint=fingerprint,
+        fingerprint_digest=fingerprint.digest,
+        files=list_files(folder),
+    )
+    write_manifest(folder, manifest)
+    return str(folder / NAME)
+
+
+def test_drift_is_told_feature_by_feature_and_no_drift_or_no_reference_is_not(tmp_path, mailbox):
+    config = load_config(notifying(tmp_path, to(mailbox)))
+    notify_drift(TaskRun(config, {"run_id": "one"}), drifting(tmp_path))
+    notify_drift(TaskRun(config, {"run_id": "two"}), compared(tmp_path / "without", None))
+    [letter] = letters(mailbox)
+    assert (
+        letter["verdict"]
+        == "further from the champion's data than preprocess.drift allows: brightness"
+    )
+    assert [(rule["subject"], rule["value"], rule["bound"]) for rule in letter["rules"]] == [
+        ("brightness", 0.3, 0.1)
+    ]
+
+
+def test_a_run_that_is_late_is_told_with_what_is_done_and_one_that_has_ended_is_not(
+    tmp_path, mailbox
+):
+    config = notifying(tmp_path, to(mailbox, "late"), deadline_seconds=60)
+    write_record(
+        Layout(open_root(tmp_path / "root"), "digits").task_record("a", "preprocess"),
+        TaskRecord(state="success", manifest="/m"),
+    )
+    for run_id, state in (("a", "running"), ("b", "failed"), ("a", "running")):
+        asyncio.run(
+            notify_late(
+                str(config),
+                {"dag_run": {"dag_run_id": run_id, "state": state, "conf": {}}, "deadline": {}},
+            )
+        )
+    [letter] = letters(mailbox)
+    assert letter["verdict"] == "still running 60 s after it was queued. Done: preprocess"
+
+
+class Post(socketserver.StreamRequestHandler):
+    """A mail server with the commands that a client needs. `server.mails` has the messages."""
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 post\r\n")
+        while line := self.rfile.readline():
+            if line.upper().startswith(b"DATA"):
+                self.wfile.write(b"354 go on\r\n")
+                self.server.mails.append(b"".join(iter(self.rfile.readline, b".\r\n")))
+            self.wfile.write(b"221 bye\r\n" if line.upper().startswith(b"QUIT") else b"250 ok\r\n")
+
+
+def test_airflows_own_notifier_sends_a_mail_with_the_link_and_nothing_in_it_is_taken_for_html(
+    tmp_path, monkeypatch
+):
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Post) as server:
+        server.mails, server.daemon_threads = [], True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv(
+            "AIRFLOW_CONN_SMTP_DEFAULT",
+            json.dumps(
+                {
+                    "conn_type": "smtp",
+                    "host": "127.0.0.1",
+                    "port": server.server_address[1],
+                    "extra": {
+                        "disable_ssl": True,
+                        "disable_tls": True,
+                        "from_email": "trainyard@example.org",
+                    },
+                }
+            ),
+        )
+        arguments = {
+            "to": "team@example.org",
+            "subject": "{{ notification.title }}",
+            "html_content": "{{ notification.html }}",
+        }
+        config = notifying(
+            tmp_path, {"notifier": SMTP, "arguments": arguments, "events": ["failed"]}
+        )
+        notify_failure(str(config), failed(config, "class <script> is unknown"))
+        server.shutdown()
+    [mail] = [email.message_from_bytes(mail, policy=default) for mail in server.mails]
+    assert (mail["to"], mail["subject"]) == ("team@example.org", "digits: run failed")
+    page = mail.get_body(("html",)).get_content()
+    assert (
+        "class &lt;script&gt; is unknown" in page
+        and '/runs/manual__1/plugin/trainyard_report">' in page
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "wrong"),
+    [
+        (
+            {"notifier": "airflow.providers.slak.notifications.SlackNotifier"},
+            "there is no module airflow.providers.slak.notifications. Install its package",
+        ),
+        (
+            {"notifier": SMTP.replace("Notifier", "Notifer")},
+            "has no SmtpNotifer; the nearest valid name is 'SmtpNotifier'",
+        ),
+        ({"notifier": SMTP}, "SmtpNotifier needs the argument 'to'. Add it to arguments"),
+        (
+            {"notifier": "acme_notifier.Mailbox", "arguments": {"folder": "/m", "subjekt": ""}},
+            "argument 'subjekt'; the nearest valid name is 'subject'",
+        ),
+        ({"notifier": "acme_notifier.Letterbox"}, "has no Letterbox; valid names are Mailbox"),
+    ],
+)
+def test_a_notifier_that_is_not_there_is_refused_with_its_line_and_the_cure(tmp_path, entry, wrong):
+    config = notifying(tmp_path, {"arguments": {}, "events": ["failed"]} | entry)
+    with pytest.raises(ConfigError, match=r"yaml:\d+: notify.0.notifier: ") as error:
+        check_notifiers(load_config(config).notify, config)
+    assert wrong in str(error.value) and str(config) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "wrong"),
+    [
+        (
+            {"deadline_seconds": 60},
+            "deadline_seconds and an entry of notify with the event late need each other",
+        ),
+        ({"notify": [to(Path("/m"), "late")]}, "need each other"),
+        (
+            {"notify": [to(Path("/m"), "fails")]},
+            "notify.0.events.0: must be one of failed, gate_not_passed, drift, late, got 'fails'",
+        ),
+        ({"notify": [{"notifier": "os", "events": ["failed"]}]}, "notify.0.notifier"),
+    ],
+)
+def test_what_can_not_be_told_is_refused(tmp_path, more, wrong):
+    with pytest.raises(ConfigError) as error:
+        load_config(notifying(tmp_path, **more))
+    assert wrong in str(error.value)
+
+
+def test_a_class_is_looked_for_without_running_a_line_of_its_module(tmp_path, monkeypatch):
+    (tmp_path / "heavy_package").mkdir()
+    (tmp_path / "heavy_package" / "__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "heavy_package" / "notes.py").write_text(
+        "raise SystemExit('imported')\nclass Mine:\n    def __init__(self, *, to): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = notifying(
+        tmp_path,
+        {"notifier": "heavy_package.notes.Mine", "arguments": {"to": "a"}, "events": ["failed"]},
+    )
+    check_notifiers(load_config(config).notify, config)
+
+
+def test_who_is_told_can_not_be_chosen_for_a_run(tmp_path, mailbox):
+    config = notifying(tmp_path, to(mailbox))
+    conf = {"notify.0.notifier": "os.system"}
+    with pytest.raises(
+        AirflowFailException,
+        match="conf notify.0.notifier: cannot be overridden for a single run",
+    ):
+        EvaluateOperator(config_file=str(config)).execute(
+            {"dag_run": SimpleNamespace(conf=conf), "run_id": "manual__1"}
+        )
+    notify_failure(str(config), failed(config, **conf))
+    assert len(letters(mailbox)) == 1
+
+
+def test_a_dag_that_tells_is_the_same_dag_each_time_it_is_read(tmp_path, mailbox):
+    """Airflow makes a version of whatever differs."""
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    config = notifying(tmp_path, to(mailbox, *EVENTS, "late"), deadline_seconds=60)
+    first, second = (
+        json.dumps(
+            DagSerialization.to_dict(make_dag(load_config(config))), sort_keys=True, default=str
+        )
+        for _ in range(2)
+    )
+    assert first == second and " at 0x" not in first
+    dag = make_dag(load_config(config))
+    assert dag.deadline[0].interval.total_seconds() == 60
+    assert all(task.on_failure_callback for task in dag.tasks) and dag.on_failure_callback
+
+
+def test_of_a_trial_that_fails_nobody_is_told(tmp_path, mailbox):
+    config = notifying(
+        tmp_path,
+        to(mailbox),
+        search={"parameters": {"train.optimizer.learning_rate": [0.001, 0.01]}, "max_parallel": 1},
+    )
+    dag = make_dag(load_config(config))
+    notifying_tasks = {
+        task.task_id for task in dag.tasks if getattr(task, "on_failure_callback", None)
+    }
+    assert notifying_tasks == {"preprocess", "search", "train", "evaluate", "export"}
+
+
+def test_two_that_tell_at_once_send_one_letter_each(tmp_path, mailbox):
+    config = notifying(tmp_path, to(mailbox))
+    threads = [
+        threading.Thread(target=notify_failure, args=(str(config), failed(config)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(letters(mailbox)) == 1
+    assert os.listdir(
+        Layout(open_root(tmp_path / "root"), "digits").notifications("manual__1").local
+    )
+
+
+def test_a_notice_as_text_says_which_rule_failed():
+    rules = [
+        RuleVerdict(metric="accuracy", passed=True, text="accuracy is fine"),
+        RuleVerdict(metric="map", passed=False, text="map is not"),
+    ]
+    notification = Notification(
+        event="gate_not_passed",
+        pipeline="p",
+        run_id="r",
+        verdict="trained, not published: map is not",
+        rules=rules,
+        link="http://a/b",
+    )
+    assert notification.text.splitlines() == [
+        "p: gate not passed",
+        "run r",
+        "",
+        "trained, not published: map is not",
+        "passed  accuracy is fine",
+        "FAILED  map is not",
+        "",
+        "http://a/b",
+    ]
+
+
+def test_two_hundred_pipelines_with_a_notifier_are_checked_in_the_time_of_one(tmp_path, mailbox):
+    notify = load_config(
+        notifying(tmp_path, {"notifier": SMTP, "arguments": {"to": "a"}, "events": ["failed"]})
+    ).notify
+    begin = time.process_time()
+    check_notifiers(notify, tmp_path)
+    once = time.process_time() - begin
+    for _ in range(199):
+        check_notifiers(notify, tmp_path)
+    assert time.process_time() - begin < 20 * once + 0.5

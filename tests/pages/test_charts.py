@@ -1,0 +1,100 @@
+"""The charts of all pages."""
+
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from pipeline_ops.pages.axes import compute_ticks, format_short
+from pipeline_ops.pages.charts import (
+    Line,
+    draw_interval_chart,
+    draw_line_chart,
+)
+
+
+def parse(markup) -> ElementTree.Element:
+    return ElementTree.fromstring(str(markup))
+
+
+@pytest.mark.parametrize(
+    "low, high, ticks",
+    [
+        (0.0, 1.0, [0, 0.5, 1.0]),
+        (0.02, 2.3, [0, 1, 2, 3]),
+        (0.93, 0.994, [0.92, 0.94, 0.96, 0.98, 1.0]),
+        (5.0, 5.0, [4, 6]),
+        (0.0, 0.0, [0, 0.5]),
+    ],
+)
+def test_ticks_are_round_and_cover_the_values(low, high, ticks):
+    found = compute_ticks(low, high)
+    assert found[0] <= low and found[-1] >= high
+    if low != high:
+        assert found == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize(
+    "value, shown",
+    [
+        (0.25, "0.25"),
+        (0.9985, "0.9985"),
+        (0.9995, "0.9995"),
+        (5e-4, "5e-4"),
+        (1.25e-7, "1.25e-7"),
+        (-0.05, "-0.05"),
+        (1500.0, "1500"),
+        (123_456.0, "1.235e5"),
+        (0, "0"),
+    ],
+)
+def test_a_tick_is_short_and_never_another_number(value, shown):
+    assert format_short(value) == shown
+    assert float(shown) == pytest.approx(value, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "values", [[1.0], [0.0], [1.0, 1.0], [0.5, math.nan, 0.7], [1e-9, 1e-8], [1e9, 2e9]]
+)
+def test_any_curve_lies_inside_its_drawing(values):
+    drawing = parse(draw_line_chart("Loss", [Line("loss", "training", list(enumerate(values, 1)))]))
+    [curve] = drawing.iter("polyline")
+    places = [tuple(map(float, pair.split(","))) for pair in curve.get("points").split()]
+    assert len(places) == sum(map(math.isfinite, values))
+    _, _, width, height = map(float, drawing.get("viewBox").split())
+    assert all(0 <= x <= width and 0 <= y <= height for x, y in places)
+
+
+def test_nothing_to_draw_is_said():
+    assert "Nothing was recorded" in draw_line_chart(
+        "Loss", [Line("loss", "training", [(1, math.nan)])]
+    )
+
+
+def test_names_are_escaped():
+    drawing = str(
+        draw_line_chart(
+            "<script>",
+            [Line("<b>", '"><script>', [(1, 1.0), (2, 2.0)])],
+            marked_x=1,
+            marked_label="<i>",
+        )
+    )
+    assert "<script" not in drawing and "<b>" not in drawing and "<i>" not in drawing
+    parse(drawing)
+
+
+def test_a_better_challenger_is_drawn_to_the_right_of_the_champion():
+    dot, ring = (
+        float(
+            next(
+                c
+                for c in parse(draw_interval_chart(0.9, 0.8, 0.7, (0.85, 0.93))).iter("circle")
+                if c.get("class") == name
+            ).get("cx")
+        )
+        for name in ("dot", "ring")
+    )
+    assert dot > ring

@@ -1,0 +1,99 @@
+"""The fingerprint of a job covers each file of the project that the job imports."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from job_chain import run_jobs
+
+from beam_jobs import sources, stages
+from beam_jobs.sources.digits import write_digits
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.source_code import CODE_ROOT, PACKAGES, digest_sources
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.planning.job_kinds import JOBS, digest_job_code
+
+DIGITS = CODE_ROOT / "configs" / "digits.yaml"
+
+
+@pytest.fixture(scope="module")
+def copied_code(tmp_path_factory) -> Path:
+    """A copy of the project's source files."""
+    root = tmp_path_factory.mktemp("code")
+    for package in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(CODE_ROOT / package, root / package, ignore=ignored)
+    return root
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_change_of_any_imported_file_changes_the_fingerprint(copied_code, job):
+    config = load_config(DIGITS)
+    before = digest_job_code(job, config, copied_code)
+    assert len(before) > 50
+    for path in before:
+        file = copied_code / path
+        content = file.read_bytes()
+        file.write_bytes(content + (b"\nCHANGED = 1\n" if path.endswith(".py") else b"<!-- -->"))
+        os.utime(file, (0, 0))
+        after = digest_job_code(job, config, copied_code)
+        assert {name for name in before if after[name] != before[name]} == {path}
+        file.write_bytes(content)
+    assert digest_job_code(job, config, copied_code) == before
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_an_imported_file_that_is_gone_changes_the_fingerprint(copied_code, job):
+    before = digest_job_code(job, load_config(DIGITS), copied_code)
+    moved = (copied_code / "pipeline_ops/storage/digest.py").rename(copied_code / "digest.py")
+    try:
+        assert digest_job_code(job, load_config(DIGITS), copied_code) != before
+    finally:
+        moved.rename(copied_code / "pipeline_ops/storage/digest.py")
+
+
+def test_each_module_that_a_real_job_loads_is_in_its_fingerprint(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # each process lists its imports in its log
+    write_digits(tmp_path / "raw")
+    used = {
+        "preprocess__source__path": str(tmp_path / "raw"),
+        "train__epochs": 6,
+        "train__workers": 2,
+    }
+    manifests = run_jobs(DIGITS, tmp_path, "export", **used)
+    entries = _unused_entries(load_config(DIGITS))
+    for job, manifest in manifests.items():
+        covered = read_manifest(manifest).fingerprint.code.keys()
+        loaded = _loaded_modules([tmp_path / f"{job}.log", tmp_path / f"attempt-{job}"])
+        files = {path for module in loaded for path in _files(module)}
+        assert files and files - covered <= entries, job
+        if job == "train":
+            assert "pipeline_ops.training.worker" in loaded
+
+
+def _unused_entries(config) -> set[str]:
+    """The files of unused catalogue entries, which are loaded with their catalogues."""
+    used = {config.preprocess.source.type, *(stage.name for stage in config.preprocess.stages)}
+    modules = [f"beam_jobs.sources.{n}" for n in sources.CATALOGUE.keys() - used]
+    modules += [f"beam_jobs.stages.{n}" for n in stages.CATALOGUE.keys() - used]
+    return set(digest_sources(modules, used=[]))
+
+
+def _loaded_modules(places: list[Path]) -> set[str]:
+    found: set[str] = set()
+    for place in places:
+        for file in [place] if place.is_file() else place.rglob("*"):
+            if file.is_file():
+                text = file.read_text(errors="replace")
+                found |= set(re.findall(r"^import time:.*\| +([\w.]+)$", text, re.MULTILINE))
+    return {module for module in found if module.partition(".")[0] in PACKAGES}
+
+
+def _files(module: str) -> list[str]:
+    path = module.replace(".", "/")
+    names = (f"{path}.py", f"{path}/__init__.py")
+    return [name for name in names if (CODE_ROOT / name).is_file()]

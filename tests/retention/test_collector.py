@@ -1,0 +1,295 @@
+"""The collector beside runs, other collectors, and after being killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from retention.simulated_pipeline import (
+    DAY,
+    SimulatedPipeline,
+    check_lineage,
+    find_problems,
+    make_config,
+)
+
+from pipeline_ops.artifacts.layout import lock_file, usage_file, work_folder
+from pipeline_ops.artifacts.manifest import NAME, read_manifest
+from pipeline_ops.cli.main import main
+from pipeline_ops.retention.collector import Options, collect, explain_path
+from pipeline_ops.retention.host_leftovers import remove_host_leftovers
+from pipeline_ops.retention.usage import record_use
+from pipeline_ops.storage.local_store import LocalStore
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.disk_cache import HostCache
+from pipeline_ops.system.lease import hold_lease
+
+KEEP = {"runs": 2, "days": 0}
+NUM_DAYS = 6
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory) -> Path:
+    """A folder with a config and a root: six daily runs, whose old ones are marked."""
+    folder = tmp_path_factory.mktemp("filled")
+    pipeline = SimulatedPipeline(make_config(folder, "root", KEEP))
+    for day in range(NUM_DAYS):
+        pipeline.run_day(day, publish=day == 1)
+    assert pipeline.collect(NUM_DAYS).waiting.keys() == {"artifact", "run"}
+    pipeline.date_files(NUM_DAYS)
+    return folder
+
+
+@pytest.fixture
+def pipeline(filled, tmp_path) -> SimulatedPipeline:
+    return open_copy(filled, tmp_path / "copy")
+
+
+def open_copy(filled: Path, folder: Path) -> SimulatedPipeline:
+    shutil.copytree(filled, folder)
+    return SimulatedPipeline(make_config(folder, "root", KEEP))
+
+
+def list_files(pipeline: SimulatedPipeline) -> set[str]:
+    files = {file.name for file in pipeline.root.walk()}
+    return {name for name in files if not name.startswith("gc/")}
+
+
+def find_artifact(pipeline: SimulatedPipeline, job: str, day: int) -> StorePath:
+    made = pipeline.layout.artifacts(job).find_in_folders(NAME)
+    [found] = [each for each in made if each.modified == pipeline.start + day * DAY]
+    return pipeline.layout.artifacts(job) / found.name.partition("/")[0]
+
+
+def test_what_is_marked_goes_after_the_grace_period_and_not_before(pipeline):
+    before = list_files(pipeline)
+    assert pipeline.collect(NUM_DAYS + 0.9).removed == {}
+    assert list_files(pipeline) == before
+    report = pipeline.collect(NUM_DAYS + 1.1)
+    assert report.removed.keys() == {"artifact", "run"} and report.waiting == {}
+    assert len(pipeline.root.list_folder()) > 2
+    runs = (pipeline.root / "runs" / "digits").list_folder()
+    assert [run.name for run in runs] == ["scheduled__0004", "scheduled__0005"]
+    assert check_lineage(pipeline) == 1
+    assert find_problems(str(find_artifact(pipeline, "preprocess", 5) / NAME)) == []
+
+
+def test_a_dry_run_changes_nothing(pipeline):
+    before = {file.name for file in pipeline.root.walk()}
+    report = collect(pipeline.config, Options(is_dry_run=True))
+    assert report.waiting.keys() == {"artifact", "run"}
+    assert {file.name for file in pipeline.root.walk()} == before
+
+
+def test_a_referenced_shard_outlives_its_data_set(pipeline):
+    old = find_artifact(pipeline, "preprocess", 2)
+    pipeline.collect(NUM_DAYS + 1.1)
+    assert not (old / NAME).exists()
+    newest = read_manifest(find_artifact(pipeline, "preprocess", 5) / NAME)
+    referenced = {file.stored_at for file in newest.files if file.stored_at}
+    kept = {f"{old.name}/{file.name}" for file in old.walk()}
+    assert kept and kept <= referenced
+
+
+def test_an_artifact_in_use_stays(pipeline):
+    old = find_artifact(pipeline, "train", 2)
+    assert record_use(pipeline.root, [str(old / NAME)])
+    touched = pipeline.start + (NUM_DAYS + 0.05) * DAY
+    os.utime(usage_file(old).local, (touched, touched))
+    pipeline.collect(NUM_DAYS + 1.1)
+    assert find_problems(str(old / NAME)) == []
+
+
+def test_an_artifact_that_is_being_made_again_stays(pipeline):
+    old = find_artifact(pipeline, "train", 2)
+    with hold_lease(lock_file(old), "a job"):
+        assert "artifact" in pipeline.collect(NUM_DAYS + 1.1).waiting
+        assert find_problems(str(old / NAME)) == []
+    pipeline.collect(NUM_DAYS + 1.2)
+    assert not old.walk()
+
+
+@dataclasses.dataclass(frozen=True)
+class CallingStore(LocalStore):
+    """Calls a function with the key before each change."""
+
+    call: object = None
+
+    def write(self, key, data, mode=0o666):
+        self.call(key)
+        super().write(key, data, mode)
+
+    def remove(self, key):
+        self.call(key)
+        super().remove(key)
+
+    def remove_tree(self, key):
+        self.call(key)
+        super().remove_tree(key)
+
+
+def with_calls(pipeline: SimulatedPipeline, call) -> SimulatedPipeline:
+    """The pipeline of a root that calls a function before each change."""
+    config = pipeline.config
+    config.__dict__["root"] = StorePath(CallingStore(config.root.local, call))
+    return pipeline
+
+
+def test_a_run_that_finds_an_artifact_just_before_its_removal_keeps_it(pipeline):
+    old, plain = find_artifact(pipeline, "train", 2), pipeline.root
+    is_found = []
+
+    def use(key):
+        if key == f"{old.key}/{NAME}" and not is_found:
+            is_found.append(record_use(plain, [str(old / NAME)]))
+
+    with_calls(pipeline, use).collect(NUM_DAYS + 1.1)
+    assert is_found == [True]
+    assert find_problems(str(old / NAME)) == []
+
+
+def test_a_run_that_comes_later_sees_that_the_artifact_is_gone(pipeline):
+    old = find_artifact(pipeline, "train", 2)
+    pipeline.collect(NUM_DAYS + 1.1)
+    assert not record_use(pipeline.root, [str(old / NAME)])
+
+
+def test_two_collectors_at_once_remove_everything_once(pipeline):
+    reports = []
+    threads = [
+        threading.Thread(target=lambda: reports.append(pipeline.collect(NUM_DAYS + 1.1)))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(len(report.removed) for report in reports) == [0, 2]
+    assert check_lineage(pipeline) == 1
+
+
+def collect_and_die(pipeline: SimulatedPipeline, at: int) -> bool:
+    """Collects in another process, which is killed before the change of that number.
+
+    Returns whether it was killed.
+    """
+    child = os.fork()
+    if child == 0:
+        calls = iter(range(1_000_000))
+        with_calls(pipeline, lambda key: os._exit(9) if next(calls) == at else None)
+        pipeline.collect(NUM_DAYS + 1.1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_collector_that_was_killed_anywhere_is_finished_by_later_ones(filled, tmp_path):
+    whole = open_copy(filled, tmp_path / "whole")
+    for day in (1.1, 2.2, 3.3):
+        whole.collect(NUM_DAYS + day)
+    expected = list_files(whole)
+    for at in range(1000):
+        pipeline = open_copy(filled, tmp_path / str(at))
+        was_killed = collect_and_die(pipeline, at)
+        assert check_lineage(pipeline) == 1
+        newest = find_artifact(pipeline, "preprocess", 5)
+        assert find_problems(str(newest / NAME)) == []
+        for day in (2.2, 3.3, 4.4):
+            pipeline.date_files(NUM_DAYS + 1)
+            pipeline.collect(NUM_DAYS + day)
+        assert list_files(pipeline) == expected, at
+        shutil.rmtree(tmp_path / str(at))
+        if not was_killed:
+            assert at > 40
+            return
+
+
+def test_leftovers_of_killed_jobs_go_even_without_rules(tmp_path):
+    pipeline = SimulatedPipeline(make_config(tmp_path, "root", None))
+    made = pipeline.run_day(0)
+    artifact = open_path(made["train"]).parent
+    artifact = pipeline.layout.artifact("train", Path(str(artifact)).name)
+    gone = artifact.with_name("a" * 32)
+    leftovers = [
+        artifact.with_name(f".{artifact.name}.12.ab.staging") / "file",
+        work_folder(artifact) / "checkpoint",
+        lock_file(gone),
+        pipeline.layout.run_folder("scheduled__0000") / ".train.json.12.34.tmp",
+        pipeline.layout.attempts("scheduled__0000", "train") / "attempt-00000000/scratch/message",
+    ]
+    strange = artifact.with_name("notes.txt")
+    for path in [*leftovers, strange]:
+        path.write(b"left")
+    target = tmp_path / "of another user"
+    target.mkdir()
+    (target / "file").write_bytes(b"")
+    link = artifact.with_name(f".{gone.name}.work").local
+    link.symlink_to(target)
+    pipeline.date_files(0)
+    whole = list_files(pipeline) - {path.key for path in leftovers}
+    pipeline.collect(1)
+    pipeline.date_files(1)
+    pipeline.collect(3)
+    assert [path for path in leftovers if path.exists()] == []
+    assert whole <= list_files(pipeline) | {lock_file(artifact).key}
+    assert strange.exists() and link.is_symlink() and (target / "file").exists()
+
+
+def test_an_unreadable_manifest_stops_the_removal_of_artifacts(pipeline):
+    (find_artifact(pipeline, "train", 2) / NAME).write(b"{}")
+    pipeline.date_files(2)
+    report = pipeline.collect(NUM_DAYS + 1.1)
+    assert "artifact" not in report.removed and "run" in report.removed
+    assert "not a manifest of this version" in report.problems[0]
+
+
+def test_one_path_is_explained(pipeline):
+    def why(path) -> str:
+        return explain_path(pipeline.config, str(path), Options())
+
+    assert "models/digits" in why(find_artifact(pipeline, "train", 1))
+    assert "it is the newest evaluate" in why(find_artifact(pipeline, "evaluate", 5) / NAME)
+    assert "newest 2 successful runs" in why("runs/digits/scheduled__0004/train.json")
+    marked = why(find_artifact(pipeline, "train", 2))
+    assert "no version, run, or next run needs it. It is marked since" in marked
+
+
+@pytest.mark.parametrize("age", ["30", "d", "1.5d", "36h", "30 days"])
+def test_a_wrong_age_is_refused(age, capsys):
+    with pytest.raises(SystemExit):
+        main(["gc", "--older-than", age])
+    error = " ".join(capsys.readouterr().err.split())
+    assert "argument --older-than: must be" in error and "such as 30d" in error
+    assert f"got {age!r}" in error
+
+
+def test_the_command_prints_bytes_by_kind(pipeline, capsys):
+    config = str(pipeline.config.file)
+    assert main(["gc", config, "--dry-run", "--older-than", "1d"]) == 0
+    output = capsys.readouterr().out
+    assert "would be marked: artifact:" in output and "MiB" in output
+    assert main(["gc", config, "--why", "runs/digits/scheduled__0005"]) == 0
+    assert "scheduled__0005 stays" in capsys.readouterr().out
+
+
+def test_a_hosts_cache_loses_what_was_long_unused(tmp_path, monkeypatch):
+    pipeline = SimulatedPipeline(make_config(tmp_path, "root", None))
+    monkeypatch.setenv("TRAINYARD_LOCAL_FOLDER", str(tmp_path / "local"))
+    cache = HostCache(tmp_path / "local", 1 << 30)
+    fill = lambda folder: (folder / "file").write_bytes(b"x" * 100)  # noqa: E731
+    old = cache.get_or_create("dataset", "aa", fill)
+    os.utime(old, (0, 0))
+    kept = Path(str(cache.get_or_create("dataset", "bb", fill)))
+    job = tmp_path / "local" / "trainyard-jobs" / str(os.geteuid()) / ("c" * 32)
+    job.mkdir(parents=True)
+    (job / "job.log").write_bytes(b"x" * 10)
+    os.utime(job / "job.log", (0, 0))
+    removed = remove_host_leftovers(pipeline.config.train.input, is_dry_run=False)
+    assert removed["folder of a job on this host"].num_bytes == 10
+    assert not job.exists() and kept.exists()

@@ -1,0 +1,268 @@
+"""Checkpoints in the store: which one a host resumes from, and what is left of the others.
+
+The store is a folder here. The tests with a bucket are in `launch/test_bucket.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline_ops.errors import MachineError
+from pipeline_ops.storage.local_store import LocalStore
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointId, CheckpointStore
+from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, Restored
+from pipeline_ops.training.checkpointing.state import TrainingState
+
+
+class Host:
+    """A host with a disk of its own."""
+
+    def __init__(self, folder: Path, store: StorePath, token: int, **options):
+        folder.mkdir(exist_ok=True)
+        self.folder, self.warnings = folder, []
+        self.checkpoints = Checkpoints(
+            folder,
+            store=CheckpointStore(store / "work", token),
+            warn=self.warnings.append,
+            **options,
+        )
+
+    def save(self, step: int, best_epoch: int = -1, best: float | None = None) -> None:
+        self.checkpoints.save(
+            TrainingState(step=step, learning_rate=0.1, best_epoch=best_epoch),
+            [np.float32([step])],
+            [],
+            None if best is None else [np.float32([best])],
+        )
+        self.checkpoints.wait_until_stored()
+
+    def restore(self) -> Restored | None:
+        return self.checkpoints.restore(self.warnings.append)
+
+
+@pytest.fixture
+def store(tmp_path) -> StorePath:
+    return open_root(tmp_path / "store")
+
+
+@pytest.fixture
+def make_host(tmp_path, store):
+    return lambda name, token, **options: Host(tmp_path / name, store, token, **options)
+
+
+def names(store: StorePath) -> list[str]:
+    return [entry.name for entry in (store / "work").walk()]
+
+
+def manifests(store: StorePath) -> list[str]:
+    return [name for name in names(store) if name.endswith(".json")]
+
+
+def test_another_host_resumes_from_the_newest_one_with_its_best_weights(make_host):
+    first = make_host("first", 1)
+    first.save(10, best_epoch=0, best=0.5)
+    first.save(20, best_epoch=0)
+    restored = make_host("other", 2).restore()
+    assert restored.id == CheckpointId(1, 20)
+    assert (restored.weights, restored.best) == ([np.float32([20])], [np.float32([0.5])])
+    assert restored.digest == first.restore().digest
+    assert first.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "step", "warning"),
+    [
+        ("none", 20, None),
+        ("no manifest", 10, None),
+        ("damaged manifest", 10, "not a valid CheckpointManifest"),
+        ("manifest of another step", 10, "describes the step 10"),
+        ("file cut off", 10, "but its manifest lists"),
+        ("file changed", 10, "but its manifest lists"),
+        ("file missing", 10, "FileNotFoundError"),
+    ],
+)
+def test_the_one_before_is_used_if_the_newest_is_not_whole(make_host, store, damage, step, warning):
+    host = make_host("first", 1)
+    host.save(10)
+    host.save(20)
+    work = store.local / "work"
+    older, newest = (work / f"checkpoint-00000001-0000000{step}.json" for step in (10, 20))
+    [checksums] = json.loads(newest.read_text())["files"].values()
+    file = work / "00000001" / f"{checksums['sha256']}.npz"
+    match damage:
+        case "no manifest":
+            newest.unlink()
+        case "damaged manifest":
+            newest.write_text("{")
+        case "manifest of another step":
+            shutil.copy(older, newest)
+        case "file cut off":
+            file.write_bytes(file.read_bytes()[:-1])
+        case "file changed":
+            file.write_bytes(file.read_bytes()[:-1] + b"x")
+        case "file missing":
+            file.unlink()
+    other = make_host("other", 2)
+    assert other.restore().state.step == step
+    if warning is None:
+        assert other.warnings == []
+    else:
+        [message] = other.warnings
+        assert "checkpoint-00000001-000000020.npz is damaged" in message
+        assert warning in message
+    assert sorted(path.name for path in other.folder.glob("*")) == [
+        ".download.lock",
+        f"checkpoint-00000001-{step:09d}.npz",
+    ]
+
+
+def test_the_highest_token_decides_before_the_highest_step(make_host, store):
+    """The launcher of the token 1 was paused, and uploads more after another one has taken over."""
+    paused = make_host("first", 1)
+    paused.save(10)
+    successor = make_host("second", 2)
+    assert successor.restore().id == CheckpointId(1, 10)
+    successor.save(20)
+    for step in (30, 40, 50):
+        paused.save(step)
+    assert make_host("third", 3).restore().id == CheckpointId(2, 20)
+    assert make_host("first", 3).restore().id == CheckpointId(2, 20), "its own disk has step 50"
+    assert manifests(store)[-1] == "checkpoint-00000002-000000020.json", "it was not removed"
+
+
+def test_only_the_newest_are_kept_and_nothing_else_is_left(make_host, store):
+    first = make_host("first", 1)
+    for step, epoch in ((10, 0), (20, 1), (30, 2)):
+        first.save(step, best_epoch=epoch, best=float(epoch))
+    assert manifests(store) == [f"checkpoint-00000001-0000000{step}.json" for step in (20, 30)]
+    assert len(names(store)) == 2 + 4, "each with its best weights"
+    second = make_host("second", 2)
+    second.restore()
+    second.save(40, best_epoch=2)
+    second.save(50, best_epoch=2)
+    assert manifests(store) == [f"checkpoint-00000002-0000000{step}.json" for step in (40, 50)]
+    assert len(names(store)) == 2 + 3, "both have the same best weights"
+    assert not [name for name in names(store) if name.startswith("00000001/")]
+
+
+def test_what_a_killed_upload_has_left_is_removed_with_the_next_one(make_host, store):
+    (store / "work" / "00000001" / f"{'a' * 64}.npz").write(b"half")
+    make_host("first", 2).save(10)
+    assert len(names(store)) == 2
+
+
+def test_after_a_rollback_the_later_steps_are_gone(make_host, store):
+    first = make_host("first", 1)
+    first.save(10)
+    first.save(20)
+    make_host("second", 2).save(15)
+    assert manifests(store) == [
+        "checkpoint-00000001-000000010.json",
+        "checkpoint-00000002-000000015.json",
+    ]
+
+
+def test_a_host_that_has_the_file_does_not_fetch_it_again_and_repairs_a_damaged_one(make_host):
+    host = make_host("first", 1)
+    host.save(10)
+    file = host.folder / "checkpoint-00000001-000000010.npz"
+    before = file.stat().st_ino
+    assert host.restore().state.step == 10
+    assert file.stat().st_ino == before
+    file.write_bytes(file.read_bytes()[:100])
+    assert host.restore().state.step == 10
+    assert host.warnings == []
+
+
+def test_a_checkpoint_that_was_not_stored_yet_counts_on_its_own_host_only(make_host, monkeypatch):
+    first = make_host("first", 1)
+    first.save(10)
+    monkeypatch.setattr(CheckpointStore, "upload", lambda *_: None)
+    first.save(20)
+    assert first.restore().state.step == 20
+    assert make_host("second", 1).restore().state.step == 10
+    assert make_host("first", 1, is_exchanged=True).restore().state.step == 10, (
+        "the workers on other hosts could not read it"
+    )
+
+
+class SlowStore(LocalStore):
+    """A store that holds the first upload until it is released."""
+
+    is_open = threading.Event()
+    uploads: list[str] = []
+
+    def upload(self, key: str, file: Path) -> None:
+        self.uploads.append(key)
+        assert self.is_open.wait(60)
+        super().upload(key, file)
+
+
+def test_training_does_not_wait_for_an_upload_and_the_newest_is_next(tmp_path):
+    slow = SlowStore(tmp_path / "store")
+    host = Host(tmp_path / "first", StorePath(slow), 1)
+    for step in range(10, 100, 10):
+        host.checkpoints.save(TrainingState(step=step, learning_rate=0.1), [np.ones(step)], [])
+    host.checkpoints.wait()
+    assert len(slow.uploads) == 1, "the first one is still on its way"
+    slow.is_open.set()
+    host.checkpoints.wait_until_stored()
+    assert [each[-14:-5] for each in manifests(StorePath(slow))] == ["000000010", "000000090"]
+    assert Host(tmp_path / "other", StorePath(slow), 2).restore().weights[0].shape == (90,)
+    assert list((host.folder / ".uploads").iterdir()) == []
+
+
+class RefusingStore(LocalStore):
+    """A store that is out of reach for uploads."""
+
+    def upload(self, key: str, file: Path) -> None:
+        raise MachineError("the store is away")
+
+
+def test_a_failed_upload_is_a_warning_and_the_training_goes_on(tmp_path):
+    host = Host(tmp_path / "first", StorePath(RefusingStore(tmp_path / "store")), 1)
+    host.save(10)
+    host.save(20)
+    assert host.warnings == [
+        f"the checkpoint of step {step} was not stored: the store is away" for step in (10, 20)
+    ]
+    assert host.restore().state.step == 20
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_fetched_is_not_called_damaged(
+    make_host, monkeypatch
+):
+    """The gang of a paused launcher still trains, and removes its older checkpoints."""
+    first = make_host("first", 1)
+    first.save(10)
+    first.save(20)
+    download = CheckpointStore.download
+
+    def download_late(self, checkpoint, target):
+        if checkpoint.step == 20:
+            first.save(30)
+            first.save(40)
+        download(self, checkpoint, target)
+
+    monkeypatch.setattr(CheckpointStore, "download", download_late)
+    other = make_host("other", 2)
+    assert (other.restore().state.step, other.warnings) == (40, [])
+
+
+def test_a_worker_waits_for_the_checkpoint_of_the_chief(make_host):
+    chief, other = (make_host(name, 1, is_exchanged=True) for name in ("first", "second"))
+    timer = threading.Timer(1.5, chief.save, [10])
+    timer.start()
+    other.checkpoints.wait_for(CheckpointId(1, 10), timeout_seconds=60)
+    assert other.restore().state.step == 10
+    timer.join()
+    with pytest.raises(MachineError, match=r"did not appear within 0 s .* why it was not stored"):
+        other.checkpoints.wait_for(CheckpointId(1, 20), timeout_seconds=0)

@@ -1,0 +1,59 @@
+"""The trainer with fakes instead of TensorFlow's parts."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+
+from pipeline_ops.config.train import Train
+from pipeline_ops.training.checkpointing.state import DivergedStep, TrainingState
+from pipeline_ops.training.loops.loop import StepResult
+from pipeline_ops.training.trainer import Trainer
+
+
+def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
+    config = Train(
+        model="digits_cnn",
+        epochs=1,
+        checkpoint_every_steps=1,
+        early_stopping=None,
+        best_checkpoint=None,
+        reduce_learning_rate=None,
+    )
+    skipped = [DivergedStep(step=step, loss="nan", is_skipped=True) for step in (0, 2)]
+    trained = []
+
+    def train(batches, step, learning_rates, stop):
+        assert learning_rates
+        trained.extend(next(batches) for _ in learning_rates)
+        return StepResult(np.array([3.0, 2.0]), True, False, 1.5)
+
+    trainer = Trainer(
+        SimpleNamespace(steps_limit=None, is_chief=True),
+        config,
+        SimpleNamespace(metrics=()),
+        SimpleNamespace(
+            train=train, evaluate=lambda batches: np.array([1.0, 1.0]), get_best_weights=list
+        ),
+        SimpleNamespace(
+            make_batches=itertools.count,
+            compute_epoch_end=lambda epoch: 4,
+            total_steps=4,
+            validation_batches=None,
+        ),
+        mock.Mock(
+            **{"restore.return_value": TrainingState(learning_rate=0.1, divergences=skipped)}
+        ),
+        mock.Mock(),
+        None,
+        SimpleNamespace(as_number=0.0),
+        mock.Mock(),
+    )
+    trainer.restore()
+    trainer.run()
+    assert trained == [1, 3]
+    assert trainer.state.step == 4
+    assert trainer.state.history[0].metrics == {"loss": 1.5, "validation_loss": 1.0}

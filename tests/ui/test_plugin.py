@@ -1,0 +1,56 @@
+"""The plugin in the processes of Airflow: its cost, and its check of Airflow's internals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint, version
+from pathlib import Path
+
+import pytest
+
+PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+
+
+def test_the_plugin_costs_the_processes_that_serve_no_pages_nothing():
+    code = (
+        "import airflow.plugins_manager, sys; before = set(sys.modules); "
+        "import pipeline_ops.ui.plugin; "
+        "print(*(set(sys.modules) - before))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+    # Airflow itself has imported `pipeline_ops.provider` before.
+    assert set(output.split()) == {"pipeline_ops.ui", "pipeline_ops.ui.plugin"}
+
+
+@pytest.mark.parametrize("in_api_server", [True, False])
+def test_an_airflow_without_a_needed_part_is_named_when_the_api_server_loads_the_plugin(
+    in_api_server,
+):
+    code = (
+        "import sys, airflow.plugins_manager as manager; "
+        f"{'import airflow.api_fastapi.app; ' if in_api_server else ''}"
+        "sys.modules['airflow.models.log'] = None; "
+        "print(*manager._get_plugins()[1].values())"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+    problem = (
+        f"Airflow {version('apache-airflow')} lacks a part that Trainyard's pages and its orphan "
+        "reaper need (import of airflow.models.log halted; None in sys.modules). "
+        "Trainyard is tested with Airflow 3.3. Install it: pip install 'apache-airflow==3.3.*'"
+    )
+    assert (problem in output) == in_api_server
+
+
+def test_the_package_names_the_plugin_for_airflow():
+    from pipeline_ops.ui.plugin import TrainyardPlugin
+
+    [(name, target)] = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"][
+        "airflow.plugins"
+    ].items()
+    assert EntryPoint(name, target, "airflow.plugins").load() is TrainyardPlugin

@@ -1,0 +1,140 @@
+"""The page of a run in progress: its tasks, curves, workers and problems."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from pipeline_ops.jobs.progress import ProgressEvent
+
+
+def make_event(**values) -> ProgressEvent:
+    return ProgressEvent(
+        **{"time": time.time(), "phase": "train", "unit": "steps", "total": 300} | values
+    )
+
+
+@pytest.fixture
+def training(run_writer, set_states):
+    """A run in the middle of its training."""
+    set_states("running", preprocess="success", train="deferred")
+    run_writer.dataset()
+    events = [
+        make_event(
+            done=step,
+            rate=41.5,
+            eta_seconds=(300 - step) / 41.5,
+            metrics={"loss": 2.0 / step, "accuracy": 1 - 1 / step},
+        )
+        for step in range(10, 130, 10)
+    ]
+    events[5] = events[5].model_copy(
+        update={
+            "metrics": events[5].metrics | {"validation_loss": 0.05, "validation_accuracy": 0.9}
+        }
+    )
+    note = make_event(
+        done=None,
+        total=None,
+        phase="restart",
+        message="worker 1 was killed by signal 9; restart <1> of 3",
+    )
+    workers = {
+        "worker 0": [make_event(done=120, rate=20.0, worker=0)],
+        "worker 1": [make_event(done=118, rate=20.1, worker=1)],
+    }
+    run_writer.attempt("train", [*events[:4], note, *events[4:]], workers)
+    return run_writer
+
+
+def test_the_progress_of_a_training_is_on_its_page(client, training):
+    page = client("viewer").get(training.address("progress")).text
+    assert "data-live" in page
+    assert "120 of 300" in page
+    assert "41.5 steps/s" in page
+    assert "<dt>Time left</dt><dd>4 s</dd>" in page
+    assert page.count("<svg") == 2, "loss and accuracy, training and validation in one"
+    assert page.count('class="curve validation"') == 2
+    assert re.search(r"worker 0</th><td>train</td><td class=\"n\">120", page)
+    assert re.search(r"worker 1</th><td>train</td><td class=\"n\">118", page)
+    assert "restart &lt;1&gt; of 3" in page
+    assert re.search(r"train</th><td class=\"n\">1,437</td><td class=\"n\">2<", page)
+    assert "2 in quarantine:</b> not an image (2)" in page
+
+
+def test_the_page_of_one_task_shows_that_task_alone(client, training):
+    page = client("viewer").get(training.address("progress", task_id="train")).text
+    assert re.findall(r'<section class="task[^"]*" id="(\w+)"', page) == ["train"]
+
+
+def test_a_page_goes_on_with_what_has_come_since(client, training):
+    client("viewer").get(training.address("progress"))
+    training.attempt(
+        "train", [make_event(done=step, metrics={"loss": 0.01}) for step in range(1, 14)]
+    )
+    assert "13 of 300" in client("viewer").get(training.address("progress")).text
+
+
+def test_the_steps_stay_when_the_job_goes_on_to_what_has_none(client, training):
+    client("viewer").get(
+        training.address("progress")
+    )  # so that the next attempt is newer by the clock of the file system
+    steps = [make_event(done=step, metrics={"loss": 0.01}) for step in range(280, 301)]
+    training.attempt("train", [*steps, make_event(done=None, total=None, phase="candidate")])
+    page = client("viewer").get(training.address("progress")).text
+    assert "300 of 300" in page
+    assert "<dt>Now</dt><dd>candidate</dd>" in page
+
+
+def test_a_progress_file_with_bad_lines_is_shown_with_what_is_wrong(client, training):
+    """F16: a metric that is not a number made the page an error 500."""
+    client("viewer").get(
+        training.address("progress")
+    )  # so that the next attempt is newer by the clock of the file system
+    attempt = training.attempt(
+        "train", [make_event(done=7, metrics={"own": float("nan"), "loss": float("inf")})]
+    )
+    with open(attempt.progress.local, "ab") as file:
+        file.write(b'{"time": 1, "phase": "train", "metrics": {"loss": null}}\n<script>\n')
+    page = client("viewer").get(training.address("progress")).text
+    assert "7 of 300" in page
+    assert "progress.jsonl, byte" in page and "metrics.loss: Input should be a valid number" in page
+    assert "<script>\n" not in page
+
+
+def test_a_run_over_its_error_budget_has_a_progress_page(client, training):
+    """The rejected records are next to the progress of the job, and are not a worker."""
+    attempt = training.attempt("preprocess", [make_event(done=5)])
+    (attempt.folder / "rejected.jsonl").write(b'{"key": "a.png", "reason": "not an image"}\n')
+    answer = client("viewer").get(training.address("progress", task_id="preprocess"))
+    assert answer.status_code == 200
+    assert '<th scope="row">rejected</th>' not in answer.text
+
+
+def test_a_task_that_waits_for_a_person_says_where_the_answer_is_given(
+    client, run_writer, set_states
+):
+    set_states("running", preprocess="awaiting_input")
+    assert (
+        "This task waits for a decision. See Required Actions above."
+        in client("viewer").get(run_writer.address("progress")).text
+    )
+
+
+def test_what_a_failed_task_has_to_say_is_shown(client, run_writer, set_states):
+    set_states("failed", preprocess="failed")
+    run_writer.record("preprocess", state="failed", message="3 files are <no> images", exit_code=65)
+    assert (
+        "3 files are &lt;no&gt; images" in client("viewer").get(run_writer.address("progress")).text
+    )
+
+
+def test_a_finished_run_is_not_asked_for_again(client, whole_run):
+    whole_run.attempt(
+        "train", [make_event(done=300), make_event(done=None, total=None, phase="candidate")]
+    )
+    page = client("viewer").get(whole_run.address("progress")).text
+    assert "data-live" not in page
+    assert "300 of 300" in page and "candidate" not in page

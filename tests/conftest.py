@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from manifests import make_manifest
 
 from pipeline_ops.artifacts.dataset import (
     CLASS_WEIGHTS,
@@ -20,9 +21,8 @@ from pipeline_ops.artifacts.dataset import (
     DatasetFigures,
     build_shard_name,
 )
-from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Attempt, lock_file
-from pipeline_ops.artifacts.manifest import Manifest, list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.manifest import list_files, read_manifest, write_manifest
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import write_request
@@ -108,18 +108,7 @@ def dataset(tmp_path_factory) -> str:
         num_rejected=0,
         rejected_by_reason={},
     )
-    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    write_manifest(
-        folder,
-        Manifest(
-            job="preprocess",
-            pipeline="digits",
-            fingerprint=fingerprint,
-            fingerprint_digest=fingerprint.digest,
-            files=list_files(folder, counts),
-            figures=figures.model_dump(mode="json"),
-        ),
-    )
+    write_manifest(folder, make_manifest(figures=figures, files=list_files(folder, counts)))
     return str(folder / "manifest.json")
 
 

@@ -28,6 +28,7 @@ from pipeline_ops.export.formats import (
     IMAGES_INPUT,
     IMAGES_SIGNATURE,
     PORTABLE_SIGNATURE,
+    require_onnx_extra,
 )
 from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
 from pipeline_ops.storage.atomic import translate_write_errors
@@ -123,13 +124,8 @@ class _FrozenModel:
             return content
 
     def to_onnx(self) -> bytes:
-        try:
+        with require_onnx_extra():
             import tf2onnx.convert
-        except ImportError as error:
-            raise ConfigError(
-                f"export.formats: onnx needs {error.name}. Install "
-                "airflow-provider-trainyard[onnx], or remove onnx from the list."
-            ) from None
         with _translate_errors("ONNX"):
             model, _ = tf2onnx.convert.from_function(
                 self._module.images, input_signature=[self._spec], opset=_OPSET

@@ -7,8 +7,9 @@ module loads it in a process that has never seen the model.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -52,14 +53,21 @@ def _load_tflite(file: Path) -> PredictFunction:
     }
 
 
-def _load_onnx(file: Path) -> PredictFunction:
+@contextlib.contextmanager
+def require_onnx_extra() -> Iterator[None]:
+    """Turns the ImportError of an optional package into a ConfigError that names the extra."""
     try:
-        import onnxruntime
+        yield
     except ImportError as error:
         raise ConfigError(
             f"export.formats: onnx needs {error.name}. Install "
             "airflow-provider-trainyard[onnx], or remove onnx from the list."
         ) from None
+
+
+def _load_onnx(file: Path) -> PredictFunction:
+    with require_onnx_extra():
+        import onnxruntime
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda images_NHWC: dict(

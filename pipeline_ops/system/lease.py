@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,12 +35,12 @@ from pipeline_ops.system.lease_records import (
     read_record,
     remove_records,
 )
-from pipeline_ops.system.locks import ResourceHeld, exclusive_lock
+from pipeline_ops.system.locks import HolderWait, exclusive_lock
+from pipeline_ops.system.processes import get_pid_space
 
 LEASE_SECONDS = 30.0
 """The time without a new beat after which a holder counts as lost."""
 _BEAT_SECONDS = 5.0
-_POLL_SECONDS, _MAX_POLL_SECONDS = 0.2, 3.0
 
 
 class Lease:
@@ -63,7 +62,7 @@ class Lease:
         """Creates the file that makes the work of this holder valid.
 
         Raises:
-          MachineError: another process has taken over. Nothing was written.
+          MachineError: another process has taken over. The file was not created.
           FileExistsError: there is such a file with another content.
         """
         target.create(content)
@@ -189,24 +188,18 @@ class _BucketLease(Lease):
 def _acquire(
     path: StorePath, resource: str, wait_seconds: float, on_wait: Callable[[str], None]
 ) -> _BucketLease:
-    start, is_reported = time.monotonic(), False
-    holder = _HolderWatch(path)
+    wait = HolderWait(wait_seconds, on_wait, poll_seconds=(0.2, 3.0))
+    watch = _HolderWatch(path)
     while True:
         tokens = find_tokens(path)
         last = tokens[-1] if tokens else 0
-        record = holder.find_living(last)
+        record = watch.find_living(last)
         if record is None:
             if created := _try_create_holder(path, last):
                 return _BucketLease(path, last + 1, created, resource)
             continue
-        held = f"{resource} is held by process {record.holder.pid} on {record.holder.host} ({path})"
-        waited = time.monotonic() - start
-        if waited > wait_seconds:
-            raise ResourceHeld(f"{held}. Wait for that process, or end it, then retry.")
-        if not is_reported:
-            is_reported = True
-            on_wait(f"{held}. Waiting for it.")
-        time.sleep(min(_POLL_SECONDS + waited / 10, _MAX_POLL_SECONDS))
+        holder = f"process {record.holder.pid} on {record.holder.host}"
+        wait.wait(f"{resource} is held by {holder} ({path})")
 
 
 def _try_create_holder(path: StorePath, last: int) -> bytes | None:
@@ -242,7 +235,7 @@ class _HolderWatch:
         if record.state == "committed":
             _finish_commit(self._path, token, record)
             return None
-        if record.holder.host == socket.gethostname():
+        if record.pid_space == get_pid_space():
             return record if record.holder.is_alive() else None
         beat = read_optional(get_beat_path(self._path, token))
         if (token, beat) != (self._token, self._beat):

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline_ops.storage.parsing import parse_json_as
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.processes import ProcessIdentity
+from pipeline_ops.system.processes import ProcessIdentity, get_pid_space
 
 _RECORD_NAME = re.compile(r"([0-9]{8})\.json")
 
@@ -23,6 +23,8 @@ class LeaseRecord(BaseModel):
 
     state: Literal["held", "released", "committed"]
     holder: ProcessIdentity
+    pid_space: str = Field(max_length=128)
+    """Where the pid of the holder means anything (`get_pid_space`)."""
     nonce: str = Field(max_length=64)
     """Makes each record different, so that only one of two creators finds its own."""
     target: str | None = Field(None, max_length=2048)
@@ -39,6 +41,7 @@ def create_record(
     record = LeaseRecord(
         state=state,
         holder=ProcessIdentity.from_pid(os.getpid()),
+        pid_space=get_pid_space(),
         nonce=secrets.token_hex(8),
         target=target,
     )

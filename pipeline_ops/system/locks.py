@@ -17,11 +17,46 @@ from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.atomic import describe_os_error, make_write_error, translate_write_errors
 from pipeline_ops.storage.own_folders import get_descriptor_path
 
-_POLL_SECONDS, _MAX_POLL_SECONDS = 0.05, 2.0
-
 
 class ResourceHeld(MachineError):
     """Another process works on the same thing."""
+
+
+class HolderWait:
+    """Waits for the holder of a resource, and asks less often as time passes.
+
+    Args:
+      limit_seconds: how long to wait at most.
+      on_wait: called once, with the reason.
+      poll_seconds: the first and the longest time between two looks.
+    """
+
+    def __init__(
+        self,
+        limit_seconds: float,
+        on_wait: Callable[[str], None],
+        poll_seconds: tuple[float, float],
+    ):
+        self._limit, self._on_wait = limit_seconds, on_wait
+        self._first, self._longest = poll_seconds
+        self._start, self._is_reported = time.monotonic(), False
+
+    def wait(self, held: str) -> None:
+        """Waits until the next look.
+
+        Args:
+          held: what is held, and by whom.
+
+        Raises:
+          ResourceHeld: the limit is over.
+        """
+        waited = time.monotonic() - self._start
+        if waited > self._limit:
+            raise ResourceHeld(f"{held}. Wait for that process, or end it, then retry.")
+        if not self._is_reported:
+            self._is_reported = True
+            self._on_wait(f"{held}. Waiting for it.")
+        time.sleep(min(self._first + waited / 10, self._longest))
 
 
 def try_lock(descriptor: int, is_shared: bool = False, alternative: str = "") -> bool:
@@ -77,7 +112,7 @@ def exclusive_lock(
       ResourceHeld: another process still holds the lock after `wait_seconds`.
       MachineError: the file can't be locked.
     """
-    start, is_reported = time.monotonic(), False
+    wait = HolderWait(wait_seconds, on_wait, poll_seconds=(0.05, 2.0))
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_open_lock_file(path))
         while not (is_locked := try_lock(file.fileno())) or not _is_present(file, path):
@@ -86,14 +121,8 @@ def exclusive_lock(
                 file = stack.enter_context(_open_lock_file(path))
                 continue
             file.seek(0)
-            held = f"{resource} is held by process {file.read(32).strip() or 'unknown'} ({path})"
-            waited = time.monotonic() - start
-            if waited > wait_seconds:
-                raise ResourceHeld(f"{held}. Wait for that process, or end it, then retry.")
-            if not is_reported:
-                is_reported = True
-                on_wait(f"{held}. Waiting for it.")
-            time.sleep(min(_POLL_SECONDS + waited / 10, _MAX_POLL_SECONDS))
+            holder = file.read(32).strip() or "unknown"
+            wait.wait(f"{resource} is held by process {holder} ({path})")
         with translate_write_errors(path):
             file.truncate(0)
             file.write(str(os.getpid()))

@@ -62,6 +62,13 @@ class ProcessIdentity:
         )
 
 
+def get_pid_space() -> str:
+    """Names the set of processes in which a pid is unique: this boot of this machine, and the
+    container. Two containers may have the same host name."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+
+
 def is_stopped(pid: int) -> bool:
     """Returns whether a signal or a debugger has stopped the process."""
     fields = _read_stat(pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from manifests import make_manifest
 
 from pipeline_ops.artifacts.dataset import (
     build_shard_name,
@@ -10,8 +11,7 @@ from pipeline_ops.artifacts.dataset import (
     list_shards,
     parse_generation,
 )
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
+from pipeline_ops.artifacts.manifest import ManifestFile
 
 NAMES = {
     ("train", 0, 8, 1): "train-00000-of-00008.tfrecord",
@@ -34,12 +34,7 @@ def test_shards_of_a_split_are_those_of_all_its_generations_and_know_what_is_rem
         "train-00000-of-00001.tfrecord",
         "train-g0002-00000-of-00001.tfrecord",
     ]
-    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    manifest = Manifest(
-        job="preprocess",
-        pipeline="p",
-        fingerprint=fingerprint,
-        fingerprint_digest="",
+    manifest = make_manifest(
         figures={"removed": {names[3]: [0, 4]}},
         files=[ManifestFile(path=name, num_bytes=1, crc32c="00000000") for name in names],
     )

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from manifests import EMPTY_FINGERPRINT, make_manifest
 
 from pipeline_ops.artifacts.damage import check_files, find_damage, open_listed
 from pipeline_ops.artifacts.dataset import compute_split_digest, list_shard_paths
-from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import (
     NAME,
     Manifest,
@@ -24,17 +24,10 @@ from pipeline_ops.errors import DataError
 
 HOLDER, OTHER, OWN = "a" * 32, "b" * 32, "c" * 32
 SHARD = "train-00000-of-00001.tfrecord"
-FINGERPRINT = Fingerprint(config={}, inputs={}, code={}, versions={})
 
 
-def make_manifest(files: list[ManifestFile], fingerprint: str = OWN) -> Manifest:
-    return Manifest(
-        job="preprocess",
-        pipeline="p",
-        fingerprint=FINGERPRINT,
-        fingerprint_digest=fingerprint,
-        files=files,
-    )
+def make_dataset(files: list[ManifestFile], fingerprint: str = OWN) -> Manifest:
+    return make_manifest(fingerprint_digest=fingerprint, files=files)
 
 
 @pytest.fixture
@@ -44,7 +37,7 @@ def holder(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / SHARD).write_bytes(b"records")
     (folder / "data.html").write_bytes(b"page")
-    write_manifest(folder, make_manifest(list_files(folder), HOLDER))
+    write_manifest(folder, make_dataset(list_files(folder), HOLDER))
     return folder
 
 
@@ -55,7 +48,7 @@ def own(holder: Path) -> Path:
     folder.mkdir()
     (folder / "data.html").write_bytes(b"page")
     shard = read_manifest(holder / NAME).get_file(SHARD).reference(holder)
-    write_manifest(folder, make_manifest([*list_files(folder), shard]))
+    write_manifest(folder, make_dataset([*list_files(folder), shard]))
     return folder
 
 
@@ -80,8 +73,8 @@ def test_the_digests_of_a_manifest_from_before_references_stay():
     content = {
         "job": "preprocess",
         "pipeline": "digits",
-        "fingerprint": FINGERPRINT.model_dump(),
-        "fingerprint_digest": FINGERPRINT.digest,
+        "fingerprint": EMPTY_FINGERPRINT.model_dump(),
+        "fingerprint_digest": EMPTY_FINGERPRINT.digest,
         "inputs": {},
         "seeds": {"split": 3},
         "files": [
@@ -125,8 +118,8 @@ def test_the_other_artifacts_that_hold_files_are_listed_once():
         entry("d", f"{OWN}/token/d"),
         entry("e", None),
     ]
-    assert list(iterate_references(make_manifest(files))) == [HOLDER, OTHER]
-    assert list(iterate_references(make_manifest(files[3:]))) == []
+    assert list(iterate_references(make_dataset(files))) == [HOLDER, OTHER]
+    assert list(iterate_references(make_dataset(files[3:]))) == []
 
 
 def test_damage_names_the_file_and_the_manifest_that_references_it(own, holder):

@@ -148,6 +148,14 @@ class Pipeline:
         run_request(preprocess, str(attempt.request))
         return self.outcome(plan, attempt)
 
+    def make(self, **overrides: Any) -> Outcome:
+        """Makes a new data set, which succeeds."""
+        plan = self.plan(**overrides)
+        assert not plan.is_cached
+        outcome = self.run(plan)
+        assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+        return outcome
+
     def start(self, plan: JobPlan) -> tuple[subprocess.Popen, Attempt[StorePath]]:
         """In a process group of its own, as an operator does."""
         attempt = self.request(plan)

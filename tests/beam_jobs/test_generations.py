@@ -56,14 +56,6 @@ def figures(outcome) -> DatasetFigures:
     return DatasetFigures.model_validate(outcome.manifest.figures)
 
 
-def run(pipeline, **overrides):
-    plan = pipeline.plan(**overrides)
-    assert not plan.is_cached
-    outcome = pipeline.run(plan)
-    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
-    return outcome
-
-
 def num_processed(outcome) -> int:
     return max(
         (moment.done or 0 for moment in outcome.progress if moment.phase == "preprocess"), default=0
@@ -81,9 +73,9 @@ def change(pipeline, encode) -> None:
 def test_only_changed_files_are_processed_and_shards_that_stay_are_not_written_again(
     animals, encode, read_keys
 ):
-    first = run(animals)
+    first = animals.make()
     change(animals, encode)
-    second = run(animals)
+    second = animals.make()
     assert num_processed(second) == 3
     assert figures(second).generation == 2
     assert sum(figures(second).num_examples.values()) == 60
@@ -127,7 +119,7 @@ def described(outcome) -> dict:
 def assert_second_says_what_a_first_run_says(pipeline, **overrides) -> None:
     found = []
     for generation in (2, 1):
-        outcome = run(pipeline, **overrides)
+        outcome = pipeline.make(**overrides)
         assert figures(outcome).generation == generation
         found.append(said_of(outcome))
         shutil.rmtree(pipeline.folder / "root" / "artifacts")
@@ -144,7 +136,7 @@ def test_after_changes_figures_statistics_and_quarantine_are_those_of_a_first_ru
     animals.add("cat/large.png", encode(16, 12, seed=5))
     animals.add("stray.txt", b"shopping list")
     animals.add("cat/copy.png", encode(seed=1))
-    run(animals, **overrides)
+    animals.make(**overrides)
     change(animals, encode)
     (animals.raw / "dog" / "truncated.png").unlink()
     animals.add("dog/text.png", b"text")
@@ -175,7 +167,7 @@ def test_after_changes_the_statistics_of_boxes_are_those_of_a_first_run(pipeline
     overrides = {"source": source, "stages": [{"decode": {"channels": 1}}]}
     lines = {number: add(number, number) for number in range(60)}
     annotate()
-    run(pipeline, **overrides)
+    pipeline.make(**overrides)
     lines |= {number: add(number, 100 + number) for number in (7, 60, 61)}
     del lines[11]
     lines[14]["boxes"].pop()
@@ -186,10 +178,10 @@ def test_after_changes_the_statistics_of_boxes_are_those_of_a_first_run(pipeline
 def test_the_bytes_of_a_record_that_is_rejected_as_before_are_taken_over(animals, encode):
     allowed = {"rejects": {"max_count": 2}}
     animals.add("cat/broken.png", b"no image")
-    first = run(animals, **allowed)
+    first = animals.make(**allowed)
     for generation in (2, 3):
         animals.add(f"cat/new{generation}.png", encode(seed=100 + generation))
-        outcome = run(animals, **allowed)
+        outcome = animals.make(**allowed)
         assert (figures(outcome).generation, num_processed(outcome)) == (generation, 1)
         assert outcome.contents[QUARANTINE_SHARD] == first.contents[QUARANTINE_SHARD]
 
@@ -197,7 +189,7 @@ def test_the_bytes_of_a_record_that_is_rejected_as_before_are_taken_over(animals
 def test_a_quarantine_that_cannot_be_taken_over_is_told(animals, encode):
     allowed = {"rejects": {"max_count": 2}}
     animals.add("cat/broken.png", b"no image")
-    shard = run(animals, **allowed).artifact / QUARANTINE_SHARD
+    shard = animals.make(**allowed).artifact / QUARANTINE_SHARD
     shard.write_bytes(shard.read_bytes().replace(b"no image", b"an image"))
     animals.add("cat/new.png", encode(seed=100))
     outcome = animals.run(**allowed)
@@ -210,9 +202,9 @@ def test_a_quarantine_that_cannot_be_taken_over_is_told(animals, encode):
 
 def test_drift_after_a_removal_is_that_of_all_images(animals):
     """Not of the new ones, of which there are none."""
-    first = run(animals)
+    first = animals.make()
     (animals.raw / "cat" / "001.png").unlink()
-    second = run(animals)
+    second = animals.make()
     drift = json.loads(second.contents["statistics.json"])["comparison"]["drift"]
     assert {entry["feature"] for entry in drift} >= {"labels", "brightness", "image_width"}
     assert not any(entry["jensen_shannon"] > 0.2 for entry in drift)
@@ -220,11 +212,11 @@ def test_drift_after_a_removal_is_that_of_all_images(animals):
 
 
 def test_a_reader_of_any_generation_finds_each_record_in_its_split(animals, encode, read_keys):
-    run(animals)
+    animals.make()
     for number in range(3):
         animals.add(f"dog/more{number}.png", encode(seed=200 + number))
         (animals.raw / "cat" / f"{2 * number + 1:03d}.png").unlink()
-        outcome = run(animals)
+        outcome = animals.make()
     assert figures(outcome).generation == 4
     counted = {split: len(keys) for split, keys in read_keys(outcome).items()}
     assert counted == figures(outcome).num_examples
@@ -236,9 +228,9 @@ def test_a_reader_of_any_generation_finds_each_record_in_its_split(animals, enco
 
 
 def test_a_removal_alone_builds_nothing(animals):
-    first = run(animals)
+    first = animals.make()
     (animals.raw / "cat" / "001.png").unlink()
-    second = run(animals)
+    second = animals.make()
     assert second.shards == first.shards
     assert num_processed(second) == 0
     assert sum(map(len, figures(second).removed.values())) == 1
@@ -246,9 +238,9 @@ def test_a_removal_alone_builds_nothing(animals):
 
 
 def test_files_as_they_were_once_are_answered_by_the_data_set_of_then(animals):
-    first = run(animals)
+    first = animals.make()
     os.rename(animals.raw / "cat" / "001.png", animals.folder / "aside.png")
-    run(animals)
+    animals.make()
     os.rename(animals.folder / "aside.png", animals.raw / "cat" / "001.png")
     plan = animals.plan()
     assert plan.is_cached
@@ -256,26 +248,26 @@ def test_files_as_they_were_once_are_answered_by_the_data_set_of_then(animals):
 
 
 def test_an_unchanged_data_set_of_a_later_generation_is_cached(animals, encode):
-    run(animals)
+    animals.make()
     change(animals, encode)
-    second = run(animals)
+    second = animals.make()
     plan = animals.plan()
     assert plan.is_cached
     assert plan.manifest.parent.local == second.artifact
 
 
 def test_the_request_covers_the_data_set_that_is_gone_on_from(animals, encode):
-    first = run(animals)
+    first = animals.make()
     change(animals, encode)
     plan = animals.plan()
     assert plan.reason == "inputs raw files changed; inputs reference schema is new"
     assert plan.request.inputs["base"].digest == first.manifest.digest
     assert plan.request.fingerprint.inputs["base"] == first.manifest.digest
-    assert run(animals).manifest.inputs["base"].uri == str(first.artifact / "manifest.json")
+    assert animals.make().manifest.inputs["base"].uri == str(first.artifact / "manifest.json")
 
 
 def test_another_config_goes_on_from_nothing(animals, encode):
-    run(animals)
+    animals.make()
     change(animals, encode)
     assert "base" not in animals.plan(stages__1__resize__height=9).request.inputs
 
@@ -311,17 +303,17 @@ def test_stricter_rules_fail_what_was_good_enough_before(animals):
 
 
 def test_a_damaged_data_set_is_not_gone_on_from(animals, encode):
-    first = run(animals)
+    first = animals.make()
     os.truncate(first.artifact / next(iter(first.shards)), 10)
     change(animals, encode)
     assert animals.plan().request.inputs == {}
 
 
 def test_everything_anew_has_the_bytes_of_a_first_run(animals, encode):
-    run(animals)
+    animals.make()
     for index in range(30):
         animals.add(f"cat/more{index}.png", encode(seed=300 + index))
-    compacted = run(animals)
+    compacted = animals.make()
     assert "base" in compacted.manifest.inputs
     assert figures(compacted).generation == 1
     compares = {
@@ -335,7 +327,7 @@ def test_everything_anew_has_the_bytes_of_a_first_run(animals, encode):
         )
     ]
     shutil.rmtree(animals.folder / "root" / "artifacts")
-    fresh = run(animals)
+    fresh = animals.make()
     found.append(
         (
             described(fresh),
@@ -346,11 +338,11 @@ def test_everything_anew_has_the_bytes_of_a_first_run(animals, encode):
 
 
 def test_the_same_files_and_generations_give_the_same_bytes(animals, encode):
-    first = run(animals)
+    first = animals.make()
     change(animals, encode)
     digests = set()
     for mode, workers in [("in_memory", 1), ("multi_threading", 2), ("multi_processing", 2)]:
-        outcome = run(animals, runner__mode=mode, runner__workers=workers)
+        outcome = animals.make(runner__mode=mode, runner__workers=workers)
         digests.add(outcome.manifest.digest)
         shutil.rmtree(outcome.artifact)
     assert len(digests) == 1
@@ -359,7 +351,7 @@ def test_the_same_files_and_generations_give_the_same_bytes(animals, encode):
 
 def test_a_changed_image_of_another_size_is_told(animals, encode):
     stages = [{"decode": {"channels": 1}}]
-    run(animals, stages=stages)
+    animals.make(stages=stages)
     animals.add("cat/large.png", encode(9, 8))
     outcome = animals.run(stages=stages)
     assert outcome.exit_code is ExitCode.DATA
@@ -367,7 +359,7 @@ def test_a_changed_image_of_another_size_is_told(animals, encode):
 
 
 def test_an_index_that_cannot_be_read_is_told(animals, encode):
-    first = run(animals)
+    first = animals.make()
     size = (first.artifact / "index.jsonl.gz").stat().st_size
     (first.artifact / "index.jsonl.gz").write_bytes(b"x" * size)
     change(animals, encode)
@@ -383,7 +375,7 @@ def examples_of(outcome) -> int:
 def test_equal_images_are_removed_named_and_not_held_against_the_data(animals):
     for index in range(3):
         shutil.copy(animals.raw / "cat" / "001.png", animals.raw / "cat" / f"copy{index}.png")
-    outcome = run(animals, duplicates="remove_exact")
+    outcome = animals.make(duplicates="remove_exact")
     assert examples_of(outcome) == 60
     assert [line["reason"] for line in outcome.quarantine] == ["duplicate"] * 3
     assert outcome.contents[QUARANTINE_SHARD] == b""
@@ -404,7 +396,7 @@ def test_equal_images_of_two_classes_count_as_rejects(animals):
 def test_images_that_contradict_one_another_are_kept_with_their_bytes(animals):
     content = (animals.raw / "cat" / "001.png").read_bytes()
     animals.add("dog/copy.png", content)
-    outcome = run(animals, duplicates="remove_exact", rejects={"max_count": 2})
+    outcome = animals.make(duplicates="remove_exact", rejects={"max_count": 2})
     assert [
         (record["quarantine/key"], record["quarantine/content"])
         for record in read_quarantine(outcome.artifact / QUARANTINE_SHARD)
@@ -423,10 +415,10 @@ def test_no_class_is_lost_because_all_its_images_contradict_others(animals):
 
 def test_a_copy_takes_the_place_of_an_original_that_is_gone(animals, read_keys):
     shutil.copy(animals.raw / "cat" / "001.png", animals.raw / "cat" / "copy.png")
-    first = run(animals, duplicates="remove_exact")
+    first = animals.make(duplicates="remove_exact")
     [gone] = [line["detail"].removeprefix("equal to ") for line in first.quarantine]
     (animals.raw / gone).unlink()
-    second = run(animals, duplicates="remove_exact")
+    second = animals.make(duplicates="remove_exact")
     assert num_processed(second) == 1
     assert (examples_of(second), second.quarantine) == (60, [])
     keys = {key for found in read_keys(second).values() for key in found}
@@ -453,7 +445,7 @@ def scenes(pipeline):
 
 @pytest.mark.parametrize("mode", ["in_memory", "multi_threading", "multi_processing"])
 def test_nearly_equal_images_are_removed(scenes, mode):
-    outcome = run(scenes, duplicates="remove_near", runner={"mode": mode})
+    outcome = scenes.make(duplicates="remove_near", runner={"mode": mode})
     assert examples_of(outcome) == 40
     assert [line["reason"] for line in outcome.quarantine] == ["duplicate"] * 2
     assert {
@@ -463,15 +455,15 @@ def test_nearly_equal_images_are_removed(scenes, mode):
 
 
 def test_an_image_is_hashed_once_in_the_life_of_a_data_set(scenes):
-    run(scenes, duplicates="remove_near")
+    scenes.make(duplicates="remove_near")
     (scenes.raw / "cat" / "039.png").unlink()
-    second = run(scenes, duplicates="remove_near")
+    second = scenes.make(duplicates="remove_near")
     assert [moment.phase for moment in second.progress if moment.phase == "compare"] == []
     assert (examples_of(second), len(second.quarantine)) == (39, 2)
     os.rename(scenes.raw / "dog" / "038.png", scenes.raw / "cat" / "038.png")
     assert [
         moment.phase
-        for moment in run(scenes, duplicates="remove_near").progress
+        for moment in scenes.make(duplicates="remove_near").progress
         if moment.phase == "compare"
     ] == []
 
@@ -485,7 +477,7 @@ def grown(large_animals):
         (rest / label).mkdir(parents=True)
         for index in range(20, 100):
             os.rename(large_animals.raw / label / f"{index}.jpg", rest / label / f"{index}.jpg")
-    run(large_animals, incremental={"max_fraction": 1.0})
+    large_animals.make(incremental={"max_fraction": 1.0})
     for label in ("cat", "dog"):
         for file in (rest / label).iterdir():
             os.rename(file, large_animals.raw / label / file.name)

@@ -26,15 +26,6 @@ from pipeline_ops.storage.staging import withdraw_folder
 from pipeline_ops.system.disk_cache import HostCache
 
 
-def run(pipeline, **overrides):
-    """Makes the data set as an operator does."""
-    plan = pipeline.plan(**overrides)
-    assert not plan.is_cached
-    outcome = pipeline.run(plan)
-    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
-    return outcome
-
-
 def find_all_damage(outcome) -> list[str]:
     return find_damage(outcome.artifact / NAME, outcome.manifest, checksums=True)
 
@@ -80,10 +71,10 @@ def leave(pipeline, encode) -> None:
 def test_each_shard_is_written_once_and_referenced_where_it_lies(
     animals, encode, changes, builders
 ):
-    outcomes, holders = [run(animals)], {}
+    outcomes, holders = [animals.make()], {}
     for number, change_files in enumerate(changes):
         change_files(animals, encode)
-        outcomes.append(run(animals, incremental__max_fraction=0.5 + number / 100))
+        outcomes.append(animals.make(incremental__max_fraction=0.5 + number / 100))
     for number, (outcome, built) in enumerate(zip(outcomes, builders, strict=True), 1):
         folder = outcome.artifact
         holders |= dict.fromkeys(list_own_shards(folder), number)
@@ -104,18 +95,18 @@ def test_a_new_data_set_takes_the_bytes_of_its_new_files_only(animals, encode):
         files = [path for path in outcome.artifact.iterdir() if path.name != NAME]
         return sum(path.stat().st_size for path in files)
 
-    first = run(animals)
+    first = animals.make()
     change(animals, encode)
-    second = run(animals)
+    second = animals.make()
     new = [file for file in second.manifest.files if file.stored_at is None]
     assert measure(second) == sum(file.num_bytes for file in new)
     assert not set(first.shards) & {file.path for file in new}
 
 
 def test_references_and_copies_have_the_same_digest(animals, encode, tmp_path):
-    run(animals)
+    animals.make()
     change(animals, encode)
-    second = run(animals)
+    second = animals.make()
     whole = tmp_path / "whole"
     shutil.copytree(second.artifact, whole)
     for file in second.manifest.files:
@@ -139,9 +130,9 @@ def remove_folder(shard: Path) -> None:
 
 @pytest.mark.parametrize("damage", [Path.unlink, truncate, remove_folder])
 def test_without_a_referenced_shard_everything_is_built_anew(animals, encode, damage):
-    first = run(animals)
+    first = animals.make()
     change(animals, encode)
-    second = run(animals)
+    second = animals.make()
     shard = first.artifact / next(iter(first.shards))
     damage(shard)
     [found] = find_damage(second.artifact / NAME, second.manifest)[:1]
@@ -149,7 +140,7 @@ def test_without_a_referenced_shard_everything_is_built_anew(animals, encode, da
     plan = animals.plan()
     assert plan.reason.endswith(f"the last artifact is damaged: {found}")
     assert "base" not in plan.request.inputs
-    third = run(animals)
+    third = animals.make()
     assert list(iterate_references(third.manifest)) == []
     assert find_all_damage(third) == []
     assert {parse_generation(name) for name in third.shards} == {1}
@@ -157,24 +148,24 @@ def test_without_a_referenced_shard_everything_is_built_anew(animals, encode, da
 
 
 def test_the_rebuild_of_a_data_set_heals_those_that_reference_it(animals, encode):
-    first = run(animals)
+    first = animals.make()
     content = (animals.raw / "dog" / "002.png").read_bytes()
     change(animals, encode)
-    second = run(animals)
+    second = animals.make()
     truncate(first.artifact / next(iter(first.shards)))
     assert len(find_all_damage(second)) == 1
     animals.add("dog/002.png", content)
-    assert run(animals).artifact == first.artifact
+    assert animals.make().artifact == first.artifact
     assert find_all_damage(first) == find_all_damage(second) == []
 
 
 def test_a_rebuild_keeps_the_files_that_others_reference_until_it_is_done(animals, encode):
-    first = run(animals)
+    first = animals.make()
     change(animals, encode)
-    second = run(animals)
+    second = animals.make()
     shards = second.shards
     add(100)(animals, encode)
-    third = run(animals)
+    third = animals.make()
     assert list(iterate_references(third.manifest)) == sorted(
         [first.artifact.name, second.artifact.name]
     )
@@ -190,7 +181,7 @@ def test_a_rebuild_keeps_the_files_that_others_reference_until_it_is_done(animal
     assert animals.run(plan).exit_code is ExitCode.RETRY
     assert find_all_damage(third) == []
     (animals.folder / "aside").rename(animals.raw / "dog" / "002.png")
-    assert run(animals).artifact == second.artifact
+    assert animals.make().artifact == second.artifact
     assert second.shards == shards
     assert find_all_damage(second) == find_all_damage(third) == []
     folders = {path for path in first.artifact.parent.iterdir() if path.is_dir()}
@@ -198,7 +189,7 @@ def test_a_rebuild_keeps_the_files_that_others_reference_until_it_is_done(animal
 
 
 def test_a_shard_that_goes_during_the_job_is_named_and_the_retry_builds_everything(animals, encode):
-    first = run(animals)
+    first = animals.make()
     change(animals, encode)
     plan = animals.plan()
     shard = first.artifact / next(iter(first.shards))
@@ -207,15 +198,15 @@ def test_a_shard_that_goes_during_the_job_is_named_and_the_retry_builds_everythi
     assert outcome.exit_code is ExitCode.RETRY
     assert f"{shard} (referenced by {outcome.artifact / NAME}) is missing" in outcome.message
     assert not outcome.artifact.exists()
-    assert find_all_damage(run(animals)) == []
+    assert find_all_damage(animals.make()) == []
 
 
 def test_a_flipped_bit_in_a_referenced_shard_stops_a_reader_and_its_remedy_helps(
     animals, encode, tmp_path
 ):
-    first = run(animals)
+    first = animals.make()
     change(animals, encode)
-    second = run(animals)
+    second = animals.make()
     shard = first.artifact / next(iter(first.shards))
     data = bytearray(shard.read_bytes())
     data[20] ^= 1
@@ -225,6 +216,6 @@ def test_a_flipped_bit_in_a_referenced_shard_stops_a_reader_and_its_remedy_helps
         open_host_dataset(uri, InputOptions(), cache, print)
     assert str(shard) in str(error.value)
     shard.unlink()
-    third = run(animals)
+    third = animals.make()
     assert find_all_damage(third) == []
     open_host_dataset(str(third.artifact / NAME), InputOptions(), cache, print)

@@ -22,7 +22,9 @@ from pathlib import Path
 
 _START = time.monotonic()
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+_TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(_TESTS.parent), str(_TESTS / "support")]
+from manifests import make_manifest  # noqa: E402
 from measuring import format_spread, make_environment, make_parser  # noqa: E402
 
 BATCH, SIDE, NUM_CLASSES = 32, 320, 10
@@ -37,8 +39,7 @@ def write_dataset(folder: Path, megabytes: int, num_shards: int) -> None:
     from photographs import photograph
 
     from pipeline_ops.artifacts.dataset import DatasetFigures, build_shard_name
-    from pipeline_ops.artifacts.fingerprint import Fingerprint
-    from pipeline_ops.artifacts.manifest import Manifest, list_files, write_manifest
+    from pipeline_ops.artifacts.manifest import list_files, write_manifest
     from pipeline_ops.artifacts.record_lengths import RECORD_LENGTHS, format_record_lengths
 
     images = []
@@ -65,16 +66,7 @@ def write_dataset(folder: Path, megabytes: int, num_shards: int) -> None:
         num_rejected=0,
         rejected_by_reason={},
     )
-    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    manifest = Manifest(
-        job="preprocess",
-        pipeline="bench",
-        fingerprint=fingerprint,
-        fingerprint_digest=fingerprint.digest,
-        files=list_files(folder, counts),
-        figures=figures.model_dump(mode="json"),
-    )
-    write_manifest(folder, manifest)
+    write_manifest(folder, make_manifest(figures=figures, files=list_files(folder, counts)))
 
 
 def _write_shard(path: Path, images: list[bytes], own: range) -> list[int]:

@@ -6,10 +6,9 @@ import dataclasses
 
 import numpy as np
 from linear_models import training_figures
+from manifests import make_manifest
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Manifest
 from pipeline_ops.artifacts.results import EvaluationFigures, RuleVerdict
 from pipeline_ops.config.evaluate import Bootstrap
 from pipeline_ops.evaluation.classifier import ClassifierFindings
@@ -111,14 +110,4 @@ def render(
 
 
 def make_training_figures(dataset: DatasetFigures):
-    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    return training_figures(
-        Manifest(
-            job="preprocess",
-            pipeline="digits",
-            fingerprint=fingerprint,
-            fingerprint_digest=fingerprint.digest,
-            files=[],
-            figures=dataset.model_dump(mode="json"),
-        )
-    )
+    return training_figures(make_manifest(figures=dataset))

@@ -1,4 +1,4 @@
-"""What the agent of another host sends to the launcher: logs, progress and status files."""
+"""The files that the agent of another host sends to the launcher: logs, progress and status."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import Asset, AssetAlias, AssetAny
+from manifests import make_manifest
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Manifest, write_manifest
+from pipeline_ops.artifacts.manifest import write_manifest
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.operators.assets import add_asset_event
 from pipeline_ops.operators.factory import make_dag
@@ -84,18 +84,7 @@ def test_preprocessing_and_export_announce_what_they_make(tmp_path):
     ],
 )
 def test_an_event_says_version_and_figures(tmp_path, job, asset, news):
-    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    write_manifest(
-        tmp_path,
-        Manifest(
-            job=job,
-            pipeline="digits",
-            fingerprint=fingerprint,
-            fingerprint_digest="",
-            files=[],
-            figures=FIGURES[job],
-        ),
-    )
+    write_manifest(tmp_path, make_manifest(job, figures=FIGURES[job]))
     calls = []
     events = {
         AssetAlias(asset): SimpleNamespace(add=lambda asset, extra: calls.append((asset, extra)))

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from airflow.sdk.exceptions import AirflowFailException
+from manifests import make_manifest
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import NAME, Manifest, write_manifest
+from pipeline_ops.artifacts.manifest import NAME, write_manifest
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.task_record import TaskRecord, read_record, write_record
@@ -43,13 +43,7 @@ def make(config: PipelineConfig, job: str, letter: str) -> str:
     """Makes an artifact and returns its manifest."""
     folder = make_layout(config).artifact(job, letter * 32).local
     folder.mkdir(parents=True)
-    print_ = Fingerprint(config={}, inputs={}, code={}, versions={})
-    write_manifest(
-        folder,
-        Manifest(
-            job=job, pipeline="digits", fingerprint=print_, fingerprint_digest=letter * 32, files=[]
-        ),
-    )
+    write_manifest(folder, make_manifest(job, fingerprint_digest=letter * 32))
     return str(folder / NAME)
 
 

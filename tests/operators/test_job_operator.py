@@ -21,12 +21,12 @@ from airflow.sdk.exceptions import (
 )
 from config_files import write_config
 from launch.running import config_with_hosts
+from manifests import make_manifest
 from processes import Stopwatch
 from upstream_artifacts import copy_artifacts
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import Manifest, read_manifest, write_manifest
+from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures, ModelEvaluation, RuleVerdict
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
@@ -285,20 +285,9 @@ def test_a_model_that_has_not_passed_the_gate_is_not_exported_and_that_is_no_fai
         gate_passed=False,
         rules=[rule],
     )
-    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
     for job, figures in (("train", {}), ("evaluate", evaluation.model_dump())):
         (tmp_path / job).mkdir()
-        write_manifest(
-            tmp_path / job,
-            Manifest(
-                job=job,
-                pipeline="digits",
-                fingerprint=fingerprint,
-                fingerprint_digest=fingerprint.digest,
-                files=[],
-                figures=figures,
-            ),
-        )
+        write_manifest(tmp_path / job, make_manifest(job, figures=figures))
     task = Run(
         tmp_path, {job: str(tmp_path / job / "manifest.json") for job in ("train", "evaluate")}
     )

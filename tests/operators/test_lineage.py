@@ -12,10 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 from config_files import write_config
+from manifests import make_manifest
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, ManifestFile, write_manifest
+from pipeline_ops.artifacts.manifest import NAME, Input, ManifestFile, write_manifest
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.operators.chain import OPERATORS
 from pipeline_ops.storage.open_store import open_root
@@ -58,15 +59,7 @@ class Run:
             )
             for i in range(2)
         ]
-        manifest = Manifest(
-            job=job,
-            pipeline="digits",
-            fingerprint=fingerprint,
-            fingerprint_digest=fingerprint.digest,
-            inputs=inputs,
-            files=files,
-            figures=FIGURES.get(job, {}),
-        )
+        manifest = make_manifest(job, fingerprint, FIGURES.get(job, {}), inputs=inputs, files=files)
         write_manifest(folder, manifest)
         write_record(
             self.layout.task_record("run-1", job),

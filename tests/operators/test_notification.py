@@ -19,12 +19,12 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from airflow.sdk.exceptions import AirflowFailException
+from manifests import make_manifest
 from upstream_artifacts import copy_artifacts
 
 from pipeline_ops.artifacts.dataset import STATISTICS
-from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import NAME, Manifest, list_files, write_manifest
+from pipeline_ops.artifacts.manifest import NAME, list_files, write_manifest
 from pipeline_ops.artifacts.results import RuleVerdict
 from pipeline_ops.config.notify import check_notifiers
 from pipeline_ops.config.pipeline import load_config
@@ -205,15 +205,7 @@ def compared(folder: Path, comparison: dict | None) -> str:
     """The manifest of a data set with the result of its comparison."""
     folder.mkdir()
     (folder / STATISTICS).write_text(json.dumps({"comparison": comparison}))
-    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    manifest = Manifest(
-        job="preprocess",
-        pipeline="digits",
-        fingerprint=fingerprint,
-        fingerprint_digest=fingerprint.digest,
-        files=list_files(folder),
-    )
-    write_manifest(folder, manifest)
+    write_manifest(folder, make_manifest(files=list_files(folder)))
     return str(folder / NAME)
 
 

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from airflow.sdk.exceptions import TaskDeferralTimeout
+from manifests import EMPTY_FINGERPRINT
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout, lock_file
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.errors import ExitCode, MachineError
@@ -78,7 +78,7 @@ def plan(tmp_path) -> JobPlan:
         config={},
         root=str(tmp_path),
         artifact=str(tmp_path / "artifact"),
-        fingerprint=Fingerprint(config={}, inputs={}, code={}, versions={}),
+        fingerprint=EMPTY_FINGERPRINT,
         deadline_seconds=60,
     )
     return JobPlan(

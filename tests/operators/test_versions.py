@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 from config_files import write_config
+from manifests import make_manifest
+from publishers import make_model_figures
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import Manifest, list_files, read_manifest, write_manifest
-from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.jobs.task_record import read_record
@@ -43,14 +44,7 @@ def make_dataset(root: Path, content: str) -> str:
         num_rejected=0,
         rejected_by_reason={},
     )
-    manifest = Manifest(
-        job="preprocess",
-        pipeline="digits",
-        fingerprint=fingerprint,
-        fingerprint_digest=fingerprint.digest,
-        files=list_files(folder),
-        figures=figures.model_dump(mode="json"),
-    )
+    manifest = make_manifest("preprocess", fingerprint, figures, files=list_files(folder))
     write_manifest(folder, manifest)
     return manifest.digest
 
@@ -59,25 +53,8 @@ def publish(root: Path, number: int) -> Manifest:
     folder = root / "models" / "digits" / str(number)
     folder.mkdir(parents=True)
     (folder / "saved_model.pb").write_text(f"version {number}")
-    figures = ModelFigures(
-        name="digits",
-        version=number,
-        compared_with=None,
-        metrics={},
-        num_checked=1,
-        max_difference=0.0,
-        top1_agreement=1.0,
-        class_names=["0"],
-    )
-    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    manifest = Manifest(
-        job="export",
-        pipeline="digits",
-        fingerprint=fingerprint,
-        fingerprint_digest=fingerprint.digest,
-        files=list_files(folder),
-        figures=figures.model_dump(mode="json"),
-    )
+    figures = make_model_figures(number)
+    manifest = make_manifest("export", figures=figures, files=list_files(folder))
     write_manifest(folder, manifest)
     return manifest
 

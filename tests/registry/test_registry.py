@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from manifests import make_manifest
 from publishers import publish
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import NAME, Manifest, list_files, write_manifest
+from pipeline_ops.artifacts.manifest import NAME, list_files, write_manifest
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.aliases import move
 from pipeline_ops.registry.registry import Registry
@@ -153,17 +153,8 @@ def test_a_version_that_references_a_file_elsewhere_is_refused(registry):
     def fill(folder: Path, number: int) -> None:
         (folder / "saved_model.pb").write_bytes(b"1")
         [file] = list_files(folder)
-        fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-        write_manifest(
-            folder,
-            Manifest(
-                job="export",
-                pipeline="p",
-                fingerprint=fingerprint,
-                fingerprint_digest=fingerprint.digest,
-                files=[file.model_copy(update={"stored_at": f"{'a' * 32}/saved_model.pb"})],
-            ),
-        )
+        moved = file.model_copy(update={"stored_at": f"{'a' * 32}/saved_model.pb"})
+        write_manifest(folder, make_manifest("export", files=[moved]))
 
     with pytest.raises(DataError, match=r"saved_model\.pb is stored at aaa.* holds all of its"):
         registry.publish("a", fill).read_manifest()

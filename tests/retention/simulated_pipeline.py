@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 
 import yaml
+from manifests import make_manifest
 
 from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Attempt, Layout, lock_file
 from pipeline_ops.artifacts.manifest import (
     Input,
-    Manifest,
     list_files,
     locate_file,
     read_manifest,
@@ -148,13 +148,9 @@ class SimulatedPipeline:
         def fill(folder: Path, number: int) -> None:
             (folder / "saved_model.pb").write_bytes(b"model" * 100)
             fingerprint = Fingerprint(config={"day": day}, inputs={}, code={}, versions={})
-            manifest = Manifest(
-                job="export",
-                pipeline=self.config.pipeline,
-                fingerprint=fingerprint,
-                fingerprint_digest=fingerprint.digest,
-                inputs=inputs,
-                files=list_files(folder),
+            pipeline, files = self.config.pipeline, list_files(folder)
+            manifest = make_manifest(
+                "export", fingerprint, pipeline=pipeline, inputs=inputs, files=files
             )
             write_manifest(folder, manifest)
 

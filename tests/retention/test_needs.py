@@ -1,11 +1,11 @@
-"""What is needed and why, as a table."""
+"""A table of artifacts, with the reason why each one is needed."""
 
 from __future__ import annotations
 
 import pytest
+from manifests import make_manifest
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Input, Manifest
+from pipeline_ops.artifacts.manifest import Input
 from pipeline_ops.config.storage import Keep
 from pipeline_ops.jobs.task_record import TaskRecord
 from pipeline_ops.retention.inventory import (
@@ -36,14 +36,7 @@ def make_artifact(job: str, day: int, problem: str = "") -> StoredArtifact:
     path = f"artifacts/p/{job}/{fingerprint(day)}"
     inputs = {name: Input(uri=to_uri(name, day), digest="") for name in JOBS[: JOBS.index(job)]}
     inputs["base"] = inputs["last_evaluation"] = Input(uri=to_uri(job, day - 1), digest="")
-    manifest = Manifest(
-        job=job,
-        pipeline="p",
-        fingerprint=Fingerprint(config={}, inputs={}, code={}, versions={}),
-        fingerprint_digest=fingerprint(day),
-        inputs=inputs,
-        files=[],
-    )
+    manifest = make_manifest(job, pipeline="p", fingerprint_digest=fingerprint(day), inputs=inputs)
     entry = Entry(f"{path}/manifest.json", 1, day * DAY_SECONDS)
     return StoredArtifact(
         job, fingerprint(day), Content(path, (entry,)), None if problem else manifest, problem

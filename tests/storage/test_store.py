@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,8 @@ from pipeline_ops.storage.store_options import StoreOptions
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system import lease as lease_module
 from pipeline_ops.system.lease import hold_lease
+from pipeline_ops.system.locks import ResourceHeld
+from pipeline_ops.system.processes import ProcessIdentity
 
 NAMES = ("a.json", "manual__2026-11-22T00:00:00+00:00", "with space", "ä", "%2Ex", "a=b,c@d")
 """Names of files that a run id or a raw file can bring along."""
@@ -144,7 +147,7 @@ class TestStore:
 
 
 class TestBucket:
-    """What only a bucket has."""
+    """Promises that only a bucket has to keep."""
 
     @pytest.fixture
     def bucket(self, bucket_root) -> StorePath:
@@ -153,8 +156,7 @@ class TestBucket:
     def test_a_holder_without_a_beat_loses_its_lease_and_cannot_commit(self, bucket, monkeypatch):
         monkeypatch.setattr(lease_module, "LEASE_SECONDS", 0.5)
         monkeypatch.setattr(lease_module, "_BEAT_SECONDS", 60.0)
-        another_host = SimpleNamespace(gethostname=lambda: "another host")
-        monkeypatch.setattr(lease_module, "socket", another_host)
+        monkeypatch.setattr(lease_module, "get_pid_space", lambda: "another machine")
         with (
             hold_lease(bucket / "lock", "the thing") as paused,
             hold_lease(bucket / "lock", "the thing", wait_seconds=30) as other,
@@ -164,6 +166,21 @@ class TestBucket:
                 paused.commit(bucket / "result", b"late")
             other.commit(bucket / "result", b"done")
         assert (bucket / "result").read() == b"done"
+
+    def test_a_holder_in_another_container_of_the_same_name_is_not_taken_for_dead(
+        self, bucket, monkeypatch
+    ):
+        gone = subprocess.Popen(["true"])
+        identity = ProcessIdentity.from_pid(gone.pid)
+        gone.wait()
+        record = {"state": "held", "holder": identity.to_json(), "nonce": "0"}
+        content = json.dumps(record | {"pid_space": "another container"})
+        (bucket / "lock" / "00000001.json").create(content.encode())
+        with pytest.raises(ResourceHeld), hold_lease(bucket / "lock", "the thing"):
+            pass
+        monkeypatch.setattr(lease_module, "get_pid_space", lambda: "another container")
+        with hold_lease(bucket / "lock", "the thing") as lease:
+            assert lease.token == 2
 
     def test_a_commit_that_was_killed_is_finished_by_the_next_holder(self, bucket, monkeypatch):
         def die(self: StorePath, data: bytes) -> None:

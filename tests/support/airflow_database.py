@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 
 import pytest
 import yaml
+from manifests import EMPTY_FINGERPRINT
 
 from pipeline_ops.artifacts.dataset import DATA_PAGE, build_shard_name
-from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.artifacts.manifest import Input, Manifest, list_files, write_manifest
 from pipeline_ops.artifacts.results import REPORT
@@ -29,7 +29,6 @@ from pipeline_ops.storage.store_path import StorePath
 ROOT = Path(__file__).resolve().parents[2]
 DAG, RUN = "digits", "manual__2026-11-21T10:00:00.5+00:00"
 USERS = {"viewer": "viewer", "user": "user", "admin": "admin"}
-_FINGERPRINT = Fingerprint(config={}, inputs={}, code={}, versions={})
 
 
 @pytest.fixture(scope="session")
@@ -201,7 +200,7 @@ class RunWriter:
             Manifest(
                 job=task,
                 pipeline=DAG,
-                fingerprint=_FINGERPRINT,
+                fingerprint=EMPTY_FINGERPRINT,
                 fingerprint_digest="0" * 32,
                 files=list_files(folder),
                 figures=dict(figures or {}),
@@ -258,7 +257,7 @@ class RunWriter:
             manifest = Manifest(
                 job="export",
                 pipeline=DAG,
-                fingerprint=_FINGERPRINT,
+                fingerprint=EMPTY_FINGERPRINT,
                 fingerprint_digest=str(number),
                 files=[],
                 figures=figures,

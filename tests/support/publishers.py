@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import fsspec
 import pytest
+from manifests import make_manifest
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Input, Manifest, list_files, write_manifest
+from pipeline_ops.artifacts.manifest import Input, list_files, write_manifest
 from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.registry.model_store import VersionWriter
 from pipeline_ops.registry.registry import Registry
@@ -49,18 +49,11 @@ def make_version_writer(digest: str, num_bytes: int) -> VersionWriter:
         for name in ("saved_model.pb", "variables/variables.index", "variables/variables.data"):
             (folder / name).write_bytes(digest.encode() * (num_bytes // len(digest)))
         fingerprint = Fingerprint(config={"number": number}, inputs={}, code={}, versions={})
-        write_manifest(
-            folder,
-            Manifest(
-                job="export",
-                pipeline="p",
-                fingerprint=fingerprint,
-                fingerprint_digest=fingerprint.digest,
-                inputs={"train": Input(uri="", digest=digest)},
-                files=list_files(folder),
-                figures=make_model_figures(number).model_dump(mode="json"),
-            ),
+        inputs, figures = {"train": Input(uri="", digest=digest)}, make_model_figures(number)
+        manifest = make_manifest(
+            "export", fingerprint, figures, pipeline="p", inputs=inputs, files=list_files(folder)
         )
+        write_manifest(folder, manifest)
 
     return fill
 
@@ -118,7 +111,7 @@ def publish_many(
 
 def publish_from_elsewhere(location: str, digest: str, answers) -> None:
     """Publishes like a process of another host, which counts a holder as lost after a moment."""
-    socket.gethostname = lambda: "elsewhere"
+    lease.get_pid_space = lambda: "elsewhere"
     lease.LEASE_SECONDS = 0.1
     publish_and_report(location, digest, answers)
 

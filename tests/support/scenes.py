@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from manifests import make_manifest
 
 from pipeline_ops.artifacts.dataset import DatasetFigures, build_shard_name
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Manifest, list_files, write_manifest
+from pipeline_ops.artifacts.manifest import list_files, write_manifest
 
 DIGIT_SCENES = Path(__file__).resolve().parents[2] / "configs" / "digit_scenes.yaml"
 NUM_SHARDS = 4
@@ -37,18 +37,8 @@ def scenes(tmp_path_factory) -> str:
         num_rejected=0,
         rejected_by_reason={},
     )
-    fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
-    write_manifest(
-        folder,
-        Manifest(
-            job="preprocess",
-            pipeline="digit_scenes",
-            fingerprint=fingerprint,
-            fingerprint_digest=fingerprint.digest,
-            files=list_files(folder, counts),
-            figures=figures.model_dump(mode="json"),
-        ),
-    )
+    files = list_files(folder, counts)
+    write_manifest(folder, make_manifest(pipeline="digit_scenes", figures=figures, files=files))
     return str(folder / "manifest.json")
 
 

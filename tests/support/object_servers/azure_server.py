@@ -43,7 +43,7 @@ class AzureServer(ServerProcess):
         assert status == 201, f"the container {name} could not be made: {status}"
 
     def build_environment(self, address: str | None = None) -> dict[str, str]:
-        """What a client process needs to reach the server, or a proxy before it."""
+        """Returns the variables with which a client reaches the server, or a proxy before it."""
         return {
             "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
             "AZURE_STORAGE_ACCOUNT_KEY": KEY,

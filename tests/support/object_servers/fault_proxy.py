@@ -27,7 +27,7 @@ _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding"})
 
 @dataclass
 class Traffic:
-    """What came through the proxy with one method: requests, and the bytes of their bodies."""
+    """The requests of one method that came through the proxy, and the bytes of their bodies."""
 
     requests: int = 0
     bytes_sent: int = 0
@@ -92,7 +92,7 @@ class FaultProxy:
 
     @property
     def traffic(self) -> dict[str, Traffic]:
-        """What came through since the start, or since `reset_traffic`, by method."""
+        """The traffic since the start, or since `reset_traffic`, by method."""
         with self._lock:
             return {method: Traffic(**asdict(found)) for method, found in self._traffic.items()}
 

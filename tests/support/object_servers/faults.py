@@ -1,4 +1,4 @@
-"""What a proxy does to requests, as one value that a test sets."""
+"""The faults that a proxy causes, as one value that a test sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONDITIONS = frozenset({"if-none-match", "if-match", "x-goog-if-generation-match
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong. Without arguments: nothing.
+    """The rules by which requests go wrong. Without arguments nothing does.
 
     Attributes:
       latency_seconds: what each request waits before anything happens.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -77,6 +78,7 @@ class ProgressWriter:
         self._descriptor = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
         )
+        weakref.finalize(self, os.close, self._descriptor)
         self._path, self._worker = path, worker
         self._phase, self._phase_start, self._done_at_start = "", 0.0, 0
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 from config_files import write_config, write_digits
@@ -17,9 +18,12 @@ from pipeline_ops.system.descendants import find_descendants
 
 
 class Trainyard:
-    """The command, with a home, a config and raw data of its own."""
+    """The command, with a home, a config and raw data of its own.
 
-    def __init__(self, folder: Path):
+    `more_changes` are values of the config by dotted key.
+    """
+
+    def __init__(self, folder: Path, **more_changes: Any):
         self.folder, self.temporary = folder, folder / "temporary"
         self.process: subprocess.Popen | None = None
         self.temporary.mkdir()
@@ -31,7 +35,8 @@ class Trainyard:
             "train.workers": 2,
             "evaluate.gate": [{"metric": "accuracy", "at_least": 0.5}],
         }
-        self.config = write_config(folder, changes)
+        more = {key.replace("__", "."): value for key, value in more_changes.items()}
+        self.config = write_config(folder, changes | more)
         write_digits(folder / "raw")
 
     def start(self, *words: str, environment=os.environ, **streams) -> subprocess.Popen:

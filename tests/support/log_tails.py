@@ -45,11 +45,12 @@ def pytest_runtest_makereport(
 def find_logs_written_since(since: float, folder: Path) -> list[Path]:
     """The last logs that were written since then, the newest last."""
     found = []
-    for file in folder.rglob("*.log"):
-        try:
-            found.append((file.stat().st_mtime, file))
-        except OSError:  # a running test of the same folder has removed it
-            continue
+    for parent, _, names in os.walk(folder):  # unlike rglob it accepts that a folder vanishes
+        for file in (Path(parent, name) for name in names if name.endswith(".log")):
+            try:
+                found.append((file.stat().st_mtime, file))
+            except OSError:  # a process that still runs has removed it
+                continue
     return [file for written, file in sorted(found) if written >= since][-_MAX_FILES:]
 
 

@@ -62,6 +62,8 @@ class Aliases(BaseModel):
     names: dict[AliasName, VersionNumber] = Field(default={}, max_length=10_000)
     succession: VersionNumbers = []
     retired: VersionNumbers = []
+    highest: int | None = Field(None, ge=0, lt=1 << 31)
+    """The highest version that any move has named. None in records of earlier releases."""
     last: AliasMove | None = None
 
     def find_names(self, version: int) -> list[str]:
@@ -125,7 +127,10 @@ class Aliases(BaseModel):
             reason=reason[:_MAX_REASON],
             retired=[*retired_now],
         )
-        return self.model_copy(update={**changes, "last": last})
+        highest = self.highest
+        if highest is not None or self.last is None:
+            highest = max(highest or 0, version or 0, *retired_now)
+        return self.model_copy(update={**changes, "highest": highest, "last": last})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -233,10 +233,13 @@ class Registry:
 
     def _find_next_number(self) -> int:
         """A number that was never in service or retired, even if that folder has been removed."""
-        present, moves = self.read_aliases(), self.read_history().moves
-        in_service = [*present.succession, *present.names.values(), *present.retired]
-        moved = [move.version or 0 for move in moves]
-        return 1 + max([*self.store.list_numbers(), *in_service, *moved], default=0)
+        present = self.read_aliases()
+        known = [*present.succession, *present.names.values(), *present.retired]
+        if present.highest is None:
+            known += [move.version or 0 for move in self.read_history().moves]
+        else:
+            known.append(present.highest)
+        return 1 + max([*self.store.list_numbers(), *known], default=0)
 
 
 def fetch_version(entry: Input) -> Input:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -125,12 +126,24 @@ def test_the_first_champion_has_nothing_to_go_back_to(registry):
         registry.roll_back()
 
 
-def test_the_number_of_a_version_that_was_in_service_is_never_used_again(folder):
+@pytest.mark.parametrize("is_of_an_earlier_release", [False, True])
+def test_the_number_of_a_version_that_was_in_service_is_never_used_again(
+    folder, is_of_an_earlier_release
+):
     for digest in "ab":
         folder.promote(publish(folder, digest).number, "better")
     folder.promote(1, "back")
+    if is_of_an_earlier_release:
+        for file in (folder.location / "aliases").iterdir():
+            record = json.loads(file.read_text())
+            del record["highest"]
+            file.write_text(json.dumps(record))
     shutil.rmtree(folder.location / "2")
     assert publish(folder, "c").number == 3
+    folder.promote(3, "better")
+    shutil.rmtree(folder.location / "3")
+    folder.set_alias("champion-before", 1, "")
+    assert publish(folder, "d").number == 4
 
 
 def test_what_has_no_number_for_a_name_is_no_version(folder):

@@ -78,13 +78,17 @@ class RemoteSplit:
 
 @contextlib.contextmanager
 def raise_read_errors() -> Iterator[None]:
-    """Raises the error of a reader instead of the error of TensorFlow that follows from it."""
+    """Raises the error of a reader instead of the error of TensorFlow that follows from it.
+
+    A reader that was closed may still add an error, so the one with TensorFlow's text is raised.
+    """
     _errors.clear()
     try:
         yield
     except Exception as error:
-        if _errors and not isinstance(error, TrainyardError):
-            raise _errors[0] from error
+        text = "" if isinstance(error, TrainyardError) else str(error)
+        if cause := next((each for each in _errors if str(each) in text), None):
+            raise cause from error
         raise
 
 

@@ -227,7 +227,9 @@ class HostPool:
 
     def _check_connection(self, host: ConnectedHost, connection: AgentConnection) -> None:
         now = time.monotonic()
-        silent_seconds, heartbeat_age = now - connection.last_received, now - host.last_heartbeat
+        silent_seconds = now - connection.last_received
+        # Without messages of the host, its fork server may well have sent some.
+        heartbeat_age = connection.last_received - host.last_heartbeat
         if not connection.is_open:
             code, log_tail = connection.wait_for_exit_code(), connection.read_log_tail()
             problem = f"the connection ended with {code}" + (f": {log_tail}" if log_tail else "")

@@ -82,6 +82,7 @@ def test_the_first_run_publishes_version_1(first_run, trainyard):
         "gate",
         "model",
         "report",
+        "store",
     ]
     assert summary["state"] == "success"
     assert {name: task["state"] for name, task in summary["tasks"].items()} == dict.fromkeys(

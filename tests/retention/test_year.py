@@ -51,8 +51,11 @@ def test_without_keep_everything_stays(tmp_path):
     assert before <= {file.name for file in pipeline.root.walk()}
 
 
-def test_a_bucket_stays_within_bounds(tmp_path, s3_root):
-    config = make_config(tmp_path, str(s3_root), KEEP | {"runs": 4, "days": 0})
+@pytest.mark.parametrize(
+    "kind", ["s3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gs", "az"))]
+)
+def test_a_bucket_stays_within_bounds(tmp_path, make_root, kind):
+    config = make_config(tmp_path, make_root(kind).uri, KEEP | {"runs": 4, "days": 0})
     pipeline = SimulatedPipeline(config, start=2e9)  # all files are older, in a bucket
     sizes = []
     for day in range(16):

@@ -93,11 +93,14 @@ def plan_job(
 
 def _list_questions(job: str, run: _Run) -> list[Callable[[], object]]:
     """The requests to the store that each plan of a job makes, whatever the answers are."""
-    return [
-        *(partial(read_manifest, run.manifests[name]) for name in KINDS[job].reads),
-        partial(run.layout.artifacts(job).find_in_folders, NAME),
-        Registry(run.config.registry).list_versions,
+    questions: list[Callable[[], object]] = [
+        partial(read_manifest, run.manifests[name]) for name in KINDS[job].reads
     ]
+    if job in ("preprocess", "evaluate"):  # they compare with earlier ones
+        questions.append(partial(run.layout.artifacts(job).find_in_folders, NAME))
+    if job != "train" or run.config.train.warm_start:
+        questions.append(Registry(run.config.registry).list_versions)
+    return questions
 
 
 def _plan_preprocess(run: _Run) -> JobPlan:
@@ -231,6 +234,7 @@ def _signing_key(config: PipelineConfig) -> str | None:
 
 def _decide(request: Request, run: _Run) -> JobPlan:
     path, python = open_path(request.artifact) / NAME, run.config.resolve_interpreter(request.job)
+    prefetch(path.exists, partial(read_manifest, path), path.parent.walk)
     if not path.exists():
         reason = _why_new(request, run.layout)
         return JobPlan(request, path, False, reason, python=python)

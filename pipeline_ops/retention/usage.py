@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeline_ops.artifacts.layout import Layout, parse_artifact_uri, usage_file
+from pipeline_ops.storage.snapshot import map_requests
 from pipeline_ops.storage.store_path import StorePath
 
 
@@ -17,12 +18,14 @@ def record_use(root: StorePath, manifests: Iterable[str]) -> bool:
     Returns:
       Whether all of them are still there. Otherwise the caller plans again.
     """
-    is_present = True
-    for uri in manifests:
+
+    def record(uri: str) -> bool:
         place = parse_artifact_uri(uri)
-        if place and uri.startswith(f"{root}/"):
-            pipeline, job, fingerprint = place
-            layout = Layout(root, pipeline)
-            usage_file(layout.artifact(job, fingerprint)).write(b"")
-            is_present &= layout.manifest(job, fingerprint).exists()
-    return is_present
+        if place is None or not uri.startswith(f"{root}/"):
+            return True
+        pipeline, job, fingerprint = place
+        layout = Layout(root, pipeline)
+        usage_file(layout.artifact(job, fingerprint)).write(b"")
+        return layout.manifest(job, fingerprint).exists()
+
+    return all(map_requests(record, manifests))

@@ -93,7 +93,7 @@ def test_a_fault_during_the_replacement_of_a_damaged_artifact_is_made_good(prepr
     scene.put_back()
     assert scene.attempt()
     plan = scene.plan()
-    (plan.manifest.parent / "data.html").unlink()
+    (plan.manifest.parent / "data.html").remove()
     scene.keep()
 
     def choose(operations: list[str]) -> list[tuple[int, str]]:

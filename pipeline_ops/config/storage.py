@@ -29,7 +29,7 @@ class Storage(Section):
 
     root: str = fixed_field("../.trainyard", SAME_FOR_ALL_RUNS)
     """A folder that all hosts share, or a URI in a bucket: s3://, gs:// or az://bucket/folder. The
-    bucket's credentials come from the environment."""
+    bucket's credentials come from `connection`, or from the environment."""
     endpoint: str | None = fixed_field(None, SAME_FOR_ALL_RUNS, is_advanced=True)
     """The URL of a store that is compatible with S3 or Azure. Null is the cloud's own."""
     ca_file: str | None = fixed_field(None, SAME_FOR_ALL_RUNS, is_path=True, is_advanced=True)

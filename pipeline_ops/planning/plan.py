@@ -154,11 +154,11 @@ def _plan_evaluate(run: _Run) -> JobPlan:
 
 
 def _plan_export(run: _Run) -> JobPlan:
-    config, inputs = run.config, run.inputs("export")
+    config, inputs, key = run.config, run.inputs("export"), run.config.export.signing_key
     # Another pipeline may have installed the optional packages. That changes no fingerprint here.
     packages = _ONNX if "onnx" in config.export.formats else ()
     fingerprint = _fingerprint("export", run, _digests(inputs), packages=packages)
-    resolved = {"registry": config.registry, "signing_key": _signing_key(config)}
+    resolved = {"registry": config.registry, "signing_key": key and str(config.resolve_path(key))}
     return _decide(_request("export", run, fingerprint, inputs, resolved), run)
 
 
@@ -226,10 +226,6 @@ def _plan_given(run: _Run, version: str) -> JobPlan:
 
 def _digests(inputs: Mapping[str, Input]) -> dict[str, str]:
     return {name: entry.digest for name, entry in inputs.items()}
-
-
-def _signing_key(config: PipelineConfig) -> str | None:
-    return config.export.signing_key and str(config.resolve_path(config.export.signing_key))
 
 
 def _decide(request: Request, run: _Run) -> JobPlan:

@@ -98,7 +98,10 @@ def explain_path(config: PipelineConfig, path: str, options: Options) -> str:
         if _is_below(key, candidate.path) or key in {file.name for file in candidate.content.files}:
             mark = marks.get(candidate.path)
             since = f"marked since {_format_time(mark.since)}" if mark else "not yet marked"
-            return f"{candidate.path}: {candidate.rule}. It is {since}."
+            text = f"{candidate.path}: {candidate.rule}. It is {since}."
+            if referenced := _find_kept_files(candidate, key):
+                text += f" {', '.join(referenced)} will stay: other artifacts reference it."
+            return text
     for run in decision.inventory.runs:
         if _is_below(key, run.content.path):
             return f"{run.content.path} stays: {decision.needs.runs[run.name]}."
@@ -109,8 +112,9 @@ def explain_path(config: PipelineConfig, path: str, options: Options) -> str:
             blocked = "; ".join(decision.needs.problems)
             return f"{key} stays: {reason or blocked or 'a job may still need it, or uses it'}."
     raise ConfigError(
-        f"--why {path}: {layout.pipeline} has no such path below {layout.root}. Name a folder of "
-        f"artifacts/{layout.pipeline}/ or runs/{layout.pipeline}/, or a file in it."
+        f"--why {path}: {layout.pipeline} has no such path below {layout.root}. Name "
+        f"artifacts/{layout.pipeline}/TASK/FINGERPRINT or runs/{layout.pipeline}/RUN, or a file in "
+        "it."
     )
 
 
@@ -213,6 +217,15 @@ def _sum_waiting(candidates: list[Candidate], marks: dict[str, Mark]) -> dict[st
                 total = waiting.setdefault(kind, Total())
                 total.add(len(each.content.files), each.content.num_bytes)
     return waiting
+
+
+def _find_kept_files(candidate: Candidate, key: str) -> list[str]:
+    """The files of a candidate's artifact, at or below a path, that are no candidates."""
+    if candidate.artifact is None:
+        return []
+    removed = {file.name for file in candidate.content.files}
+    names = (file.name for file in candidate.artifact.content.files)
+    return [name for name in names if name not in removed and _is_below(name, key)]
 
 
 def _is_below(path: str, folder: str) -> bool:

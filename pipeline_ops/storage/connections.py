@@ -32,6 +32,10 @@ _S3_EXTRAS = {
     "endpoint_url": "AWS_ENDPOINT_URL",
 }
 _AZURE_EXTRAS = {"sas_token": "AZURE_STORAGE_SAS_KEY", "tenant_id": "AZURE_STORAGE_TENANT_ID"}
+_UNREAD_EXTRAS = frozenset(
+    {"role_arn", "profile_name", "assume_role_method", "impersonation_chain", "connection_string"}
+)
+"""Ways to get credentials that Airflow's own hooks know."""
 _reader: Callable[[str], Connection] | None = None
 
 
@@ -59,9 +63,15 @@ def read_credentials(connection_id: str, root: str) -> dict[str, str]:
     except Exception as error:
         raise ConfigError(
             f"storage.connection: the Airflow connection {connection_id} cannot be read "
-            f"({type(error).__name__}). Create it in Airflow, or as the variable "
-            f"AIRFLOW_CONN_{connection_id.upper()}."
+            f"({type(error).__name__}). Create it in Airflow for tasks, and in a terminal as the "
+            f"variable AIRFLOW_CONN_{connection_id.upper()}."
         ) from None
+    if unread := sorted(_UNREAD_EXTRAS & connection.extra_dejson.keys()):
+        raise ConfigError(
+            f"storage.connection: the Airflow connection {connection_id} sets {', '.join(unread)}, "
+            "which is not read. Give it keys, or let the program's own role reach the bucket and "
+            "leave storage.connection out."
+        )
     variables = _TRANSLATORS[root.partition("://")[0]](connection)
     found = {name: str(value) for name, value in variables.items() if value}
     if not found:

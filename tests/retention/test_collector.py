@@ -20,6 +20,7 @@ from retention.simulated_pipeline import (
 from pipeline_ops.artifacts.layout import lock_file, usage_file, work_folder
 from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.cli.main import main
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.retention.collector import Options, collect, explain_path
 from pipeline_ops.retention.host_leftovers import remove_host_leftovers
 from pipeline_ops.retention.usage import record_use
@@ -258,6 +259,12 @@ def test_one_path_is_explained(pipeline):
     assert "newest 2 successful runs" in why("runs/digits/scheduled__0004/train.json")
     marked = why(find_artifact(pipeline, "train", 2))
     assert "no version, run, or next run needs it. It is marked since" in marked
+    dataset = find_artifact(pipeline, "preprocess", 2)
+    kept = [file.name for file in dataset.walk() if file.name.endswith(".tfrecord")]
+    assert f"{dataset.key}/{kept[0]} will stay: other artifacts reference it" in why(dataset)
+    assert "will stay" not in why(dataset / "index") and "will stay" in why(dataset / kept[0])
+    with pytest.raises(ConfigError, match="Name artifacts/digits/TASK/FINGERPRINT or"):
+        why("artifacts/digits/train")
 
 
 @pytest.mark.parametrize("age", ["30", "d", "1.5d", "36h", "30 days"])

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.system.python_source import parse_python
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
 """The folder that holds `pipeline_ops/` and `beam_jobs/`."""
@@ -111,7 +112,7 @@ def _find_files(root: Path, module: str) -> list[Path]:
 
 @functools.lru_cache(maxsize=1024)
 def _read(file: Path, path: str, _modified_ns: int, used: frozenset[str]) -> _Source:
-    tree = ast.parse(file.read_bytes(), filename=str(file))
+    tree = parse_python(file)
     _drop_unused(tree, used)
     package = path.split("/")[:-1]
     imports = tuple(dict.fromkeys(_imports(tree, package)))

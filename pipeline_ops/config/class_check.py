@@ -17,6 +17,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from pipeline_ops.config.yaml_source import suggest_name
+from pipeline_ops.system.python_source import parse_python
 
 
 def check_class(path: str, arguments: Collection[str]) -> None:
@@ -39,7 +40,7 @@ def check_class(path: str, arguments: Collection[str]) -> None:
 
 @functools.lru_cache(maxsize=64)  # many pipelines name the same few classes
 def _check_source(source: Path, name: str, arguments: frozenset[str]) -> None:
-    bound = collect_bindings(ast.parse(source.read_bytes()))
+    bound = collect_bindings(parse_python(source))
     if bound is None:
         return
     if name not in bound:

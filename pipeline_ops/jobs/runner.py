@@ -175,11 +175,11 @@ def _deadline(seconds: int, attempt: Attempt[StorePath]) -> Iterator[None]:
     """Ends the whole process group when the time is up, even if the main thread hangs."""
 
     def end() -> None:
-        write_status(
-            attempt,
-            Status(exit_code=ExitCode.RETRY, message=f"not done after timeout_seconds ({seconds})"),
-        )
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # the job leads its own group: `start_detached`
+        message = f"not done after timeout_seconds ({seconds})"
+        try:
+            write_status(attempt, Status(exit_code=ExitCode.RETRY, message=message))
+        finally:  # also on a full disk
+            os.killpg(os.getpgrp(), signal.SIGKILL)  # the job leads its own group: `start_detached`
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True

@@ -156,11 +156,12 @@ class JobOperator(BaseOperator):
 
     def _plan_and_record_use(self, run: TaskRun, manifests: Mapping[str, str]) -> JobPlan:
         """Plans the job, and keeps `trainyard gc` from removing what it relies on."""
-        plan = self._plan_job(run, manifests)
-        inputs = [entry.uri for entry in plan.request.inputs.values()]
-        if not record_use(run.config.root, [str(plan.manifest)] if plan.is_cached else inputs):
-            plan = self._plan_job(run, manifests)  # without what was removed in the meantime
-        return plan
+        while True:
+            plan = self._plan_job(run, manifests)
+            inputs = [entry.uri for entry in plan.request.inputs.values()]
+            if record_use(run.config.root, [str(plan.manifest)] if plan.is_cached else inputs):
+                return plan
+            # Something was removed in the meantime. The next plan is made without it.
 
     def _wait_or_defer(self, run: TaskRun, handle: JobHandle) -> str:
         """Waits for the job for a short time, then defers."""

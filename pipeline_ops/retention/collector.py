@@ -139,7 +139,12 @@ def _collect_once(
         if time.monotonic() - start > _DECISION_SECONDS:
             is_complete = False
             break
-        if total := remover.remove(candidate, mark):
+        try:
+            total = remover.remove(candidate, mark)
+        except DataError as error:
+            report.problems.append(str(error))
+            continue
+        if total:
             del marks[candidate.path]
             removed.setdefault(candidate.kind, Total()).add(total.num_files, total.num_bytes)
     write_marks(layout, marks)

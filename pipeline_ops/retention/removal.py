@@ -10,7 +10,9 @@ from pipeline_ops.artifacts.manifest import MAX_BYTES, NAME
 from pipeline_ops.retention.candidates import Candidate, collect_references
 from pipeline_ops.retention.inventory import Inventory, StoredArtifact
 from pipeline_ops.retention.marks import Mark, was_touched
+from pipeline_ops.storage.snapshot import read_once
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system import lease as lease_module
 from pipeline_ops.system.lease import hold_lease
 from pipeline_ops.system.locks import ResourceHeld
 
@@ -52,7 +54,9 @@ class Remover:
     ) -> Total | None:
         folder = self._layout.artifact(artifact.job, artifact.fingerprint)
         resource = f"the {artifact.job} of {self._layout.pipeline} {artifact.fingerprint}"
-        with hold_lease(lock_file(folder), resource) as lease:
+        # In a bucket it takes a while to see that a holder on another host is dead.
+        wait_seconds = 0.0 if folder.is_local else lease_module.LEASE_SECONDS + 10
+        with hold_lease(lock_file(folder), resource, wait_seconds) as lease:
             if candidate.kind == "artifact":
                 if not _withdraw(folder, mark):
                     return None
@@ -98,10 +102,11 @@ class Remover:
                 return None
             place.remove()
             return Total(1, entry.num_bytes)
-        files = place.walk()
-        if any(was_touched(file.modified, mark) for file in files):
-            return None
-        place.remove_tree()
+        with read_once():  # in a bucket, exactly the files that were looked at are removed
+            files = place.walk()
+            if any(was_touched(file.modified, mark) for file in files):
+                return None
+            place.remove_tree()
         return Total(len(files), sum(file.num_bytes for file in files))
 
 

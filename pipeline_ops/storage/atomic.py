@@ -10,15 +10,15 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.checksums import ChecksumAccumulator, Checksums
-from pipeline_ops.storage.file_creation import NO_LINKS, create_or_truncate, link_exclusively
+from pipeline_ops.storage.file_creation import NO_LINKS, create_file, link_exclusively
 
 _COPY_BYTES = 1 << 20
 _NON_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
@@ -74,11 +74,11 @@ def _open_temporary(
 
     If the block or the disk fails, the temporary file is removed.
     """
-    # Two threads may write the same file.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
+    # Threads, and processes of other hosts, may write the same file.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with create_or_truncate(temporary, mode) as file:
+        with _create_temporary(temporary, mode) as file:
             yield file
             _flush_to_disk(file)
         rename(temporary, path)
@@ -89,6 +89,13 @@ def _open_temporary(
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _create_temporary(path: Path, mode: int) -> IO[bytes]:
+    try:
+        return create_file(path, mode)
+    except FileExistsError as error:  # not of the final name
+        raise make_write_error(path, error) from error
 
 
 def _flush_to_disk(file: IO[bytes]) -> None:

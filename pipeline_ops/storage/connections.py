@@ -66,7 +66,8 @@ def read_credentials(connection_id: str, root: str) -> dict[str, str]:
             f"({type(error).__name__}). Create it in Airflow for tasks, and in a terminal as the "
             f"variable AIRFLOW_CONN_{connection_id.upper()}."
         ) from None
-    if unread := sorted(_UNREAD_EXTRAS & connection.extra_dejson.keys()):
+    extras = {name for name, value in connection.extra_dejson.items() if value}
+    if unread := sorted(_UNREAD_EXTRAS & extras):
         raise ConfigError(
             f"storage.connection: the Airflow connection {connection_id} sets {', '.join(unread)}, "
             "which is not read. Give it keys, or let the program's own role reach the bucket and "

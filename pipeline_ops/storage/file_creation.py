@@ -23,9 +23,9 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def create_or_truncate(path: Path, mode: int) -> IO[bytes]:
-    """Opens a file for writing. A link of that name is refused. Raises OSError."""
-    return open(os.open(path, _CREATE | os.O_TRUNC, mode), "wb")
+def create_file(path: Path, mode: int) -> IO[bytes]:
+    """Opens a new file for writing. Raises OSError."""
+    return open(os.open(path, _CREATE | os.O_EXCL, mode), "wb")
 
 
 def link_exclusively(temporary: Path, path: Path) -> None:

@@ -171,10 +171,16 @@ class ObjectStore:
                 obstore.put(self._client, self._to_object(key), file, max_concurrency=4)
         except (FileNotFoundError, MachineError) as error:
             # The answer to the last request may be lost, and its repetition is refused.
-            found = self._stat(key)
-            if found is None or found.num_bytes != num_bytes:
+            if not self._has_file(key, file):
                 raise MachineError(f"{self._to_uri(key)} was not uploaded: {error}") from error
         count_usage(requests=1 + num_bytes // (5 << 20), written=num_bytes)
+
+    def _has_file(self, key: str, file: Path) -> bool:
+        found = self._stat(key)
+        if found is None or found.num_bytes != file.stat().st_size:
+            return False
+        with open(file, "rb") as opened:
+            return all(opened.read(len(block)) == block for block in self.read_blocks(key))
 
     def download(self, key: str, target: Path) -> Checksums:
         blocks = self.read_blocks(key)

@@ -59,7 +59,7 @@ class Lease:
         """Raises MachineError if another process has taken over."""
 
     def commit(self, target: StorePath, content: bytes) -> None:
-        """Creates the file that makes the work of this holder valid.
+        """Creates the file that makes the work of this holder valid, next to the lease or below.
 
         Raises:
           MachineError: another process has taken over. The file was not created.
@@ -112,7 +112,7 @@ class _BucketLease(Lease):
         super().__init__(path)
         self.token = token
         self._record, self._resource = record, resource
-        self._is_lost = self._is_over = False
+        self._is_lost = self._is_ending = self._is_over = False
         self._wake = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._beats.start()
@@ -127,8 +127,9 @@ class _BucketLease(Lease):
     def commit(self, target: StorePath, content: bytes) -> None:
         self._is_lost |= not self._is_mine()
         self.check()
+        place = str(target).removeprefix(f"{self._path.parent}/")
         get_content_path(self._path, self.token + 1).write(content)
-        self._append("committed", target.key)
+        self._append("committed", place)
         self._is_over = True
         target.create(content)
         get_content_path(self._path, self.token + 1).remove()
@@ -143,7 +144,7 @@ class _BucketLease(Lease):
             get_record_path(self._path, self.token).remove()
 
     def release(self) -> None:
-        """Ends the lease. A failure is left to its expiry."""
+        """Ends the lease. After a failure, it ends with its expiry or with this process."""
         self._stop_beats()
         if not self._is_over and not self._is_lost:
             with contextlib.suppress(TrainyardError):
@@ -151,6 +152,7 @@ class _BucketLease(Lease):
 
     def _append(self, state: Literal["released", "committed"], target: str | None = None) -> None:
         """Creates the next record. Raises MachineError if another process was faster."""
+        self._is_ending = True  # from now on, the next record may be this holder's own
         try:
             create_record(self._path, self.token + 1, state, target)
         except FileExistsError:
@@ -181,7 +183,7 @@ class _BucketLease(Lease):
             ):  # the store is away: the next beat tries again
                 get_beat_path(self._path, self.token).write(secrets.token_bytes(8))
                 if find_tokens(self._path)[-1:] > [self.token]:
-                    self._is_lost = not self._is_over
+                    self._is_lost |= not self._is_ending
                     return
 
 
@@ -262,5 +264,5 @@ def _finish_commit(path: StorePath, token: int, record: LeaseRecord) -> None:
     content = read_optional(get_content_path(path, token))
     if record.target and content:
         with contextlib.suppress(FileExistsError):
-            (path.root / record.target).create(content)
+            (path.parent / record.target).create(content)
         get_content_path(path, token).remove()

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipeline_ops.errors import DataError
 from pipeline_ops.storage.parsing import parse_json_as
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.processes import ProcessIdentity, get_pid_space
@@ -28,7 +29,7 @@ class LeaseRecord(BaseModel):
     nonce: str = Field(max_length=64)
     """Makes each record different, so that only one of two creators finds its own."""
     target: str | None = Field(None, max_length=2048)
-    """For a commit: the key of the file to create, below the root of the store."""
+    """For a commit: the file to create, relative to the folder that holds the lease."""
 
 
 def create_record(
@@ -63,8 +64,13 @@ def remove_records(path: StorePath, below: int) -> None:
 
 
 def read_record(path: StorePath, token: int) -> LeaseRecord | None:
-    content = read_optional(get_record_path(path, token))
-    return parse_json_as(LeaseRecord, content, get_record_path(path, token)) if content else None
+    """Reads a record. Raises DataError, with the cure, if it is invalid."""
+    place = get_record_path(path, token)
+    content = read_optional(place)
+    try:
+        return parse_json_as(LeaseRecord, content, place) if content else None
+    except DataError as error:
+        raise DataError(f"{error}. Remove it while no job uses what it protects.") from None
 
 
 def read_optional(path: StorePath) -> bytes:

@@ -10,7 +10,6 @@ not run that code, except for the packages around a module. `models/user_functio
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Collection
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from pipeline_ops.config.model_catalogue import is_user_function
 from pipeline_ops.config.train import Train
 from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.system.python_source import parse_python
 from pipeline_ops.user_code.modules import digest_module, find_distributions, find_module
 
 _FRAMEWORKS = ("tf-slim", "tf-keras")
@@ -75,7 +75,7 @@ def validate_names(train: Train, folder: Path) -> None:
 def _find_names(file: Path, key: str) -> Collection[str] | None:
     """Returns the names that a module binds, or None if only running it would show them."""
     try:
-        return collect_bindings(ast.parse(file.read_bytes()))
+        return collect_bindings(parse_python(file))
     except (SyntaxError, ValueError) as error:
         raise ConfigError(
             f"{key}: {file}:{getattr(error, 'lineno', 0)}: not valid Python: {error}"

@@ -64,7 +64,7 @@ def test_a_slow_failing_bucket_gives_the_bytes_of_a_folder_to_two_runs_at_once(t
             summaries = [parse_summary(each.result()) for each in both]
     assert cached_tasks(again) == {*JOBS}
     print(f"unchanged: {again['seconds']:.1f} s")
-    for job, suffix in (("preprocess", ".tfrecord"), ("train", "")):
+    for job, suffix in (("preprocess", ".tfrecord"), ("train", "weights.npz")):
         uris = [each["tasks"][job]["manifest"] for each in (local, first)]
         wanted, found = (list_checksums(uri, suffix) for uri in uris)
         assert found == wanted and found

@@ -33,6 +33,7 @@ from pipeline_ops.jobs.request import write_request
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
+from pipeline_ops.storage.open_store import open_root
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ def chain(scenes, tmp_path_factory):
     manifests = {"preprocess": scenes}
     for job in ("train", "evaluate", "export"):
         plan = plan_job(job, config, "run", {name: manifests[name] for name in KINDS[job].reads})
-        attempt = Attempt(root / job)
+        attempt = Attempt(open_root(root / job))
         write_request(attempt, plan.request)
         run = subprocess.run(
             [sys.executable, "-m", KINDS[job].module, "--request", str(attempt.request)],
@@ -70,7 +71,7 @@ def chain(scenes, tmp_path_factory):
             text=True,
         )
         assert run.returncode == 0, (
-            f"{job}: {run.stdout[-3000:]}{run.stderr[-3000:]}{attempt.status.read_text()}"
+            f"{job}: {run.stdout[-3000:]}{run.stderr[-3000:]}{attempt.status.read().decode()}"
         )
         manifests[job] = str(Path(plan.request.artifact) / NAME)
     return {job: Path(manifest).parent for job, manifest in manifests.items()}

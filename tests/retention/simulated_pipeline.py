@@ -29,6 +29,7 @@ from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.retention.collector import Options, Report, collect
 from pipeline_ops.storage.checksums import ChecksumAccumulator
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.lease import hold_lease
 
@@ -113,7 +114,7 @@ class SimulatedPipeline:
     ) -> str:
         """Makes an artifact as a job does, with its attempt and its record. Returns the URI."""
         fingerprint = Fingerprint(config={"day": day, "job": job}, inputs={}, code={}, versions={})
-        artifact = self.layout.artifact(job, fingerprint.digest)
+        artifact = open_path(str(self.layout.artifact(job, fingerprint.digest)))  # as a job does
         request = Request(
             job=job,
             pipeline=self.config.pipeline,

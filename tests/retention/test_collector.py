@@ -27,8 +27,10 @@ from pipeline_ops.retention.usage import record_use
 from pipeline_ops.storage.local_store import LocalStore
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system import lease, lease_records
 from pipeline_ops.system.disk_cache import HostCache
 from pipeline_ops.system.lease import hold_lease
+from pipeline_ops.system.lease_records import create_record, get_record_path
 
 KEEP = {"runs": 2, "days": 0}
 NUM_DAYS = 6
@@ -248,6 +250,26 @@ def test_an_unreadable_manifest_stops_the_removal_of_artifacts(pipeline):
     report = pipeline.collect(NUM_DAYS + 1.1)
     assert "artifact" not in report.removed and "run" in report.removed
     assert "not a manifest of this version" in report.problems[0]
+
+
+def test_what_a_job_on_a_lost_host_left_in_a_bucket_goes_and_a_damaged_lease_stops_no_other(
+    tmp_path, s3_root, monkeypatch
+):
+    pipeline = SimulatedPipeline(make_config(tmp_path, str(s3_root), KEEP), start=2e9)
+    lost, damaged = (pipeline.layout.artifact("train", letter * 32) for letter in "ab")
+    for artifact in (lost, damaged):
+        (artifact / "00000001/weights.npz").write(b"half")
+    with monkeypatch.context() as patch:
+        patch.setattr(lease_records, "get_pid_space", lambda: "a host that is gone")
+        create_record(lock_file(lost), 1, "held")
+    get_record_path(lock_file(damaged), 1).write(b"{}")
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.3)
+    pipeline.collect(1)
+    report = pipeline.collect(3)
+    assert lost.walk() == lock_file(lost).walk() == []
+    assert len(damaged.walk()) == 1
+    [problem] = {*report.problems}
+    assert "Remove it while no job uses what it protects" in problem
 
 
 def test_one_path_is_explained(pipeline):

@@ -15,13 +15,16 @@ from small_disks import DISK_BYTES
 
 from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.storage import atomic
 from pipeline_ops.storage.atomic import (
     copy_file,
+    create_atomically,
     link_file,
     read_json,
     write_atomically,
     write_json,
 )
+from pipeline_ops.storage.file_creation import link_exclusively
 from pipeline_ops.storage.staging import staging_folder, withdraw_folder
 from pipeline_ops.system.locks import exclusive_lock
 
@@ -79,6 +82,23 @@ def test_a_reader_never_sees_half_a_file_however_many_threads_write_it(tmp_path)
     for writer in writers:
         writer.join()
     assert seen <= set(contents) and names(tmp_path) == ["file"]
+
+
+def test_two_hosts_that_create_one_file_do_not_share_a_temporary_file(tmp_path, monkeypatch):
+    """Containers on several hosts may have equal process and thread numbers."""
+    path = tmp_path / "record.json"
+
+    def create_first(temporary: Path, target: Path) -> None:
+        if not path.exists():
+            monkeypatch.setattr(atomic, "link_exclusively", link_exclusively)
+            create_atomically(path, b"of the faster one")
+        link_exclusively(temporary, target)
+
+    monkeypatch.setattr(atomic, "link_exclusively", create_first)
+    with pytest.raises(FileExistsError):
+        create_atomically(path, b"of the slower one")
+    assert path.read_bytes() == b"of the faster one"
+    assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
 
 
 def test_a_full_disk_is_named_and_the_old_file_stays(small_disk):

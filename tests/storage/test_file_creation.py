@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -133,10 +133,11 @@ for number in range(20):
     }
 
 
-def test_a_link_in_the_place_of_a_temporary_file_is_not_written_through(tmp_path):
-    victim, number = tmp_path / "victim", threading.get_native_id()
+def test_a_link_in_the_place_of_a_temporary_file_is_not_written_through(tmp_path, monkeypatch):
+    victim = tmp_path / "victim"
     victim.write_text("mine")
-    (tmp_path / f".record.{os.getpid()}.{number}.tmp").symlink_to(victim)
+    monkeypatch.setattr(secrets, "token_hex", lambda num_bytes: "guessed")
+    (tmp_path / ".record.guessed.tmp").symlink_to(victim)
     with pytest.raises(MachineError, match="cannot write .*record"):
         create_atomically(tmp_path / "record", b"theirs")
     assert victim.read_text() == "mine"

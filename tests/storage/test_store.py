@@ -8,10 +8,12 @@ import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 
-from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.storage.checksums import compute_checksums
 from pipeline_ops.storage.object_log import SEGMENT_BYTES
 from pipeline_ops.storage.open_store import open_path, open_root, register_store
@@ -183,6 +185,9 @@ class TestBucket:
             assert lease.token == 2
 
     def test_a_commit_that_was_killed_is_finished_by_the_next_holder(self, bucket, monkeypatch):
+        """A job opens the folder of its artifacts, and `trainyard gc` opens the root."""
+        job, gc = open_path(f"{bucket}/folder/lock"), bucket / "folder/lock"
+
         def die(self: StorePath, data: bytes) -> None:
             if self.name == "result":
                 raise KeyboardInterrupt
@@ -191,10 +196,47 @@ class TestBucket:
         create = StorePath.create
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(StorePath, "create", die)
-            with hold_lease(bucket / "lock", "the thing") as lease:
-                lease.commit(bucket / "result", b"done")
-        with hold_lease(bucket / "lock", "the thing"):
-            assert (bucket / "result").read() == b"done"
+            with hold_lease(job, "the thing") as lease:
+                lease.commit(job.with_name("result"), b"done")
+        with hold_lease(gc, "the thing"):
+            assert (bucket / "folder/result").read() == b"done"
+
+    def test_a_beat_does_not_take_the_own_commit_for_another_holder(self, bucket, monkeypatch):
+        def create_slowly(*args: Any) -> bytes:
+            record = create_record(*args)
+            threading.Event().wait(0.5)  # until the answer arrives
+            return record
+
+        create_record = lease_module.create_record
+        monkeypatch.setattr(lease_module, "_BEAT_SECONDS", 0.01)
+        with hold_lease(bucket / "lock", "the thing") as lease:
+            monkeypatch.setattr(lease_module, "create_record", create_slowly)
+            lease.commit(bucket / "result", b"done")
+        assert (bucket / "result").read() == b"done"
+
+    def test_an_invalid_record_is_named_with_the_cure(self, bucket):
+        (bucket / "lock/00000001.json").write(b"{}")
+        with (
+            pytest.raises(DataError, match=r"00000001\.json.*Remove it while no job uses"),
+            hold_lease(bucket / "lock", "the thing"),
+        ):
+            pass
+
+    @pytest.mark.parametrize("content", [b"newer", b"older"])
+    def test_an_upload_without_an_answer_is_compared_with_what_is_there(
+        self, bucket, monkeypatch, tmp_path, content
+    ):
+        def fail(*args: Any, **options: Any) -> None:
+            raise obstore.exceptions.GenericError("the answer was lost")
+
+        (bucket / "file").write(b"newer")
+        (tmp_path / "file").write_bytes(content)
+        monkeypatch.setattr(obstore, "put", fail)
+        if content == b"newer":
+            (bucket / "file").upload(tmp_path / "file")
+        else:
+            with pytest.raises(MachineError, match="was not uploaded"):
+                (bucket / "file").upload(tmp_path / "file")
 
     def test_a_question_is_asked_once_in_a_block(self, bucket):
         (bucket / "file").write(b"first")

@@ -277,7 +277,14 @@ def test_marking_the_task_failed_ends_its_processes_within_5_seconds(ui, trainya
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["launcher", "agent", "fork server", "worker"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "launcher",
+        *(pytest.param(v, marks=pytest.mark.long) for v in ("agent", "fork server")),
+        "worker",
+    ],
+)
 def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, trainyard, victim):
     words = [
         "--set",

@@ -77,8 +77,18 @@ def test_a_slow_failing_bucket_gives_the_bytes_of_a_folder_to_two_runs_at_once(t
     ("faults", "message", "kept"),
     [
         ({"denied": "all"}, "denies access.*Check the credentials", set()),
-        ({"vanished": True}, "no such bucket.*Create it, or name another", set()),
-        ({"ignore_conditions": True}, "Use a store with conditional writes", set()),
+        pytest.param(
+            {"vanished": True},
+            "no such bucket.*Create it, or name another",
+            set(),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"ignore_conditions": True},
+            "Use a store with conditional writes",
+            set(),
+            marks=pytest.mark.long,
+        ),
         (
             {"full": True, "only": "artifacts/digits/train"},
             "the bucket is full.*Make room in it",

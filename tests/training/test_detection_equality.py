@@ -32,7 +32,9 @@ SMALL = {
 }
 pytestmark = pytest.mark.slow
 
-MODELS = pytest.mark.parametrize("model", ["center_detector", "retinanet"])
+MODELS = pytest.mark.parametrize(
+    "model", ["center_detector", pytest.param("retinanet", marks=pytest.mark.long)]
+)
 
 
 def losses(make_job, host_pool, model: str, name: str, **overrides) -> list[float]:

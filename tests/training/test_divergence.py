@@ -55,6 +55,7 @@ def test_a_batch_that_diverges_is_found_left_out_and_kept(make_broken, host_pool
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_that_is_killed_while_the_batch_is_looked_for_changes_nothing(
     make_broken, host_pool
 ):

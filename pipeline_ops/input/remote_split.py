@@ -60,13 +60,14 @@ class RemoteSplit:
     @functools.cached_property
     def sequential_reader(self) -> RecordReader:
         """A reader for an order that is shard after shard."""
-        ends = np.cumsum(self.sizes)
-        orders = [
-            (*range(first, len(self.shards)), *range(first)) for first in range(len(self.shards))
-        ]
+        ends, num_shards = np.cumsum(self.sizes), len(self.shards)
+
+        @functools.lru_cache(maxsize=1)
+        def list_from(first: int) -> Sequence[int]:
+            return (*range(first, num_shards), *range(first))
 
         def list_upcoming(position: int) -> Sequence[int]:
-            return orders[int(np.searchsorted(ends, position, "right")) % len(orders)]
+            return list_from(int(np.searchsorted(ends, position, "right")) % num_shards)
 
         return RecordReader(self, list_upcoming)
 

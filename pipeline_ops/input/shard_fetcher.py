@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -16,11 +17,17 @@ network from the records that a step waits for.
 _RETRY_SECONDS = 0.2
 """The time between two tries for a shard that another process fetches, or that has no room."""
 
+_SHARE_OF_DESCRIPTORS = 8
+"""A held shard has two descriptors, and a worker has two fetchers, for training and validation.
+With this share, they leave half of the process's descriptors to others.
+"""
+
 
 class ShardFetcher:
     """Shards that are on this host or on their way.
 
-    Several threads may use it. The first call of `set_targets` starts the threads that fetch.
+    Several threads may use it. The first call of `set_targets` starts the threads that fetch. The
+    number of held shards is limited, too, because the process may open a limited number of files.
 
     Args:
       shards: all shards.
@@ -30,6 +37,9 @@ class ShardFetcher:
 
     def __init__(self, shards: Sequence[RemoteShard], cache: HostCache, budget_bytes: int):
         self._shards, self._cache, self._budget_bytes = shards, cache, budget_bytes
+        soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        is_limited = soft_limit != resource.RLIM_INFINITY
+        self._max_shards = soft_limit // _SHARE_OF_DESCRIPTORS if is_limited else len(shards)
         self._changed = threading.Condition()
         self._targets: list[int] = []
         self._upcoming: Sequence[int] = ()
@@ -43,13 +53,13 @@ class ShardFetcher:
     def set_targets(self, upcoming: Sequence[int]) -> None:
         """Sets the order in which shards are needed next.
 
-        As many of the first ones as the budget allows are fetched and held. Others are given up.
+        As many of the first ones as the limits allow are fetched and held. Others are given up.
         """
         with self._changed:
-            if upcoming is self._upcoming:
+            if upcoming == self._upcoming:
                 return
             self._upcoming, self._targets, total = upcoming, [], 0
-            for shard in upcoming:
+            for shard in upcoming[: self._max_shards]:
                 total += self._shards[shard].file.num_bytes
                 if total > self._budget_bytes:
                     break

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -420,6 +422,61 @@ def test_a_small_split_is_held_in_memory_and_a_larger_one_is_streamed(stored, tm
         )
         assert isinstance(source, kind)
     assert "decoded images are not cached, because the shards are streamed" in said
+
+
+@contextlib.contextmanager
+def limit_descriptors(soft: int):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_held_shards_take_a_quarter_of_the_files_that_a_process_may_open(stored, tmp_path):
+    from pipeline_ops.input.shard_fetcher import ShardFetcher
+
+    remote = open_train(stored, HostCache(tmp_path / "host", 1 << 30)).remote
+    with limit_descriptors(16):
+        fetcher = ShardFetcher(remote.shards, remote.cache, remote.budget_bytes)
+    fetcher.set_targets([3, 1, 0, 2])
+    assert sorted(fetcher.get(range(4), wait_seconds=60)) == [1, 3], "two, with two files each"
+    fetcher.close()
+
+
+def test_the_shards_to_fetch_are_chosen_again_only_if_the_order_changes(stored, tmp_path):
+    from pipeline_ops.input.order import make_order
+    from pipeline_ops.input.shard_fetcher import ShardFetcher
+
+    class CountedShards(list):
+        num_reads = 0
+
+        def __getitem__(self, index):
+            self.num_reads += 1
+            return super().__getitem__(index)
+
+    split = open_train(stored, HostCache(tmp_path / "host", 1 << 30))
+    shards, order = CountedShards(split.remote.shards), make_order(split, 3, None)
+    fetcher = ShardFetcher(shards, split.remote.cache, budget_bytes=0)
+    for position in range(0, 600, BATCH):
+        fetcher.set_targets(order.list_upcoming_shards(position))
+    assert shards.num_reads == 1
+    fetcher.set_targets([1, 0])
+    assert shards.num_reads == 2
+
+
+def test_the_memory_of_a_sequential_reader_does_not_grow_with_the_square_of_the_shards(
+    stored, tmp_path
+):
+    split = open_train(stored, HostCache(tmp_path / "host", 1 << 30))
+    many = dataclasses.replace(split.remote, shards=split.remote.shards * 500)
+    tracemalloc.start()
+    reader = many.sequential_reader
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    reader.close()
+    assert peak_bytes < 4 << 20
 
 
 _WORKER = """

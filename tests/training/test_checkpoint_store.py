@@ -5,18 +5,24 @@ The store is a folder here. The tests with a bucket are in `launch/test_bucket.p
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
+import os
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipeline_ops.errors import MachineError
+from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.storage.local_store import LocalStore
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.training.checkpointing.checkpoint_manager import CheckpointManager
 from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointId, CheckpointStore
 from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, Restored
 from pipeline_ops.training.checkpointing.state import TrainingState
@@ -194,11 +200,12 @@ def test_a_checkpoint_that_was_not_stored_yet_counts_on_its_own_host_only(make_h
     )
 
 
+@dataclasses.dataclass(frozen=True)
 class SlowStore(LocalStore):
-    """A store that holds the first upload until it is released."""
+    """A store that holds uploads until it is opened."""
 
-    is_open = threading.Event()
-    uploads: list[str] = []
+    is_open: threading.Event = dataclasses.field(default_factory=threading.Event)
+    uploads: list[str] = dataclasses.field(default_factory=list)
 
     def upload(self, key: str, file: Path) -> None:
         self.uploads.append(key)
@@ -220,21 +227,123 @@ def test_training_does_not_wait_for_an_upload_and_the_newest_is_next(tmp_path):
     assert list((host.folder / ".uploads").iterdir()) == []
 
 
+@dataclasses.dataclass(frozen=True)
 class RefusingStore(LocalStore):
-    """A store that is out of reach for uploads."""
+    """A store that is out of reach for uploads after the first ones."""
+
+    error: Exception = MachineError("the store is away")
+    num_accepted: int = 0
+    uploads: list[str] = dataclasses.field(default_factory=list)
 
     def upload(self, key: str, file: Path) -> None:
-        raise MachineError("the store is away")
+        self.uploads.append(key)
+        if len(self.uploads) > self.num_accepted:
+            raise self.error
+        super().upload(key, file)
 
 
-def test_a_failed_upload_is_a_warning_and_the_training_goes_on(tmp_path):
-    host = Host(tmp_path / "first", StorePath(RefusingStore(tmp_path / "store")), 1)
+@pytest.mark.parametrize("kind", [MachineError, OSError, ValueError])
+def test_a_failed_upload_is_a_warning_and_the_training_goes_on(tmp_path, kind):
+    refusing = RefusingStore(tmp_path / "store", kind("the store is away"))
+    host = Host(tmp_path / "first", StorePath(refusing), 1)
     host.save(10)
     host.save(20)
     assert host.warnings == [
         f"the checkpoint of step {step} was not stored: the store is away" for step in (10, 20)
     ]
     assert host.restore().state.step == 20
+    assert list((host.folder / ".uploads").iterdir()) == []
+
+
+def test_on_a_disk_without_hard_links_checkpoints_are_stored_too(make_host, monkeypatch):
+    def refuse(*_) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    host = make_host("first", 1)
+    host.save(10)
+    assert make_host("other", 2).restore().state.step == 10
+    assert host.warnings == []
+
+
+def test_a_leftover_in_the_folder_of_uploads_is_a_warning_and_the_next_one_is_stored(make_host):
+    host = make_host("first", 1)
+    host.save(10)
+    for name in ("current", "2"):
+        (host.folder / ".uploads" / name).write_text("a leftover")
+    host.save(20)
+    host.save(30)
+    [warning] = host.warnings
+    assert warning.startswith("the checkpoint of step 20 was not stored: ")
+    assert make_host("other", 2).restore().state.step == 30
+
+
+class LoopWithoutModel:
+    """A loop of one weight."""
+
+    def get_views(self):
+        return [np.float32([1])], []
+
+    def assign(self, weights, optimizer) -> None:
+        assert weights == [np.float32([1])]
+
+
+def make_manager(host: Host, gather, is_chief: bool = True) -> CheckpointManager:
+    progress = ProgressWriter(host.folder / "progress.jsonl")
+    return CheckpointManager(
+        host.checkpoints, LoopWithoutModel(), gather, is_chief, progress, lambda: None
+    )
+
+
+def make_state(learning_rate: float) -> TrainingState:
+    return TrainingState(step=10, learning_rate=learning_rate)
+
+
+def test_after_a_rollback_all_hosts_have_the_last_save_of_a_step_that_was_stored_before(tmp_path):
+    """The second save has the decision after a divergence. Its upload ends late."""
+    slow, barrier, rows = SlowStore(tmp_path / "store"), threading.Barrier(2, timeout=60), [b""] * 2
+
+    def make_worker(worker: int) -> CheckpointManager:
+        def gather(message: bytes) -> list[bytes]:
+            if worker == 1:
+                slow.is_open.set()  # it has restored the earlier copy by now, or it never will
+            rows[worker] = message
+            barrier.wait()
+            found = list(rows)
+            barrier.wait()
+            return found
+
+        host = Host(tmp_path / f"host-{worker}", StorePath(slow), 1, is_exchanged=True)
+        return make_manager(host, gather, is_chief=worker == 0)
+
+    managers = [make_worker(0), make_worker(1)]
+    slow.is_open.set()
+    for learning_rate in (0.1, 0.05):
+        for manager in managers:
+            manager.save(make_state(learning_rate))
+        if learning_rate == 0.1:
+            managers[0].files.wait_until_stored()
+            slow.is_open.clear()
+    with ThreadPoolExecutor(2) as pool:
+        states = list(pool.map(lambda manager: manager.roll_back(60), managers))
+    assert [state.learning_rate for state in states] == [0.05, 0.05]
+
+
+@pytest.mark.parametrize("is_exchanged", [False, True])
+def test_a_rollback_never_takes_an_earlier_copy_of_a_save_that_was_not_stored(
+    tmp_path, is_exchanged
+):
+    store = StorePath(RefusingStore(tmp_path / "store", num_accepted=1))
+    host = Host(tmp_path / "first", store, 1, is_exchanged=is_exchanged)
+    manager = make_manager(host, lambda message: [message])
+    for learning_rate in (0.1, 0.05):
+        manager.save(make_state(learning_rate))
+        host.checkpoints.wait_until_stored()
+    if is_exchanged:
+        with pytest.raises(MachineError, match=r"was not stored.* warnings say why"):
+            manager.roll_back(60)
+    else:
+        assert manager.roll_back(60).learning_rate == 0.05, "the file on the one disk"
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_fetched_is_not_called_damaged(

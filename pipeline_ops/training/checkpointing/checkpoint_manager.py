@@ -11,6 +11,8 @@ from pipeline_ops.training.checkpointing.state import Arrays, TrainingState
 from pipeline_ops.training.collectives.ring import Gather
 from pipeline_ops.training.loops.loop import Loop
 
+_READY = b"r"
+
 
 class CheckpointManager:
     """Saves and restores weights, optimizer and state.
@@ -67,8 +69,14 @@ class CheckpointManager:
         return state
 
     def roll_back(self, timeout_seconds: float) -> TrainingState:
-        """Restores the last saved checkpoint, which the chief may still be writing."""
+        """Restores the last saved checkpoint, which the chief may still be writing or storing.
+
+        An earlier copy of the same step lacks the decision after the last divergence. Therefore no
+        worker restores before the chief has replaced it.
+        """
         self.files.wait()
+        self.files.wait_until_exchanged(timeout_seconds)
+        self._gather(_READY)
         self.files.wait_for(self._saved, timeout_seconds)
         return self.restore()
 

@@ -90,6 +90,8 @@ class Checkpoints:
         self._pending_write: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._pending_write.set_result(None)
         self._weights, self._optimizer = Buffers(), Buffers()
+        self._newest_here: CheckpointId | None = None
+        """The checkpoint whose copy in the store may be older than the file of this host."""
         self.blocked_seconds: list[float] = []
         """The time that training waited for each save."""
 
@@ -138,6 +140,17 @@ class Checkpoints:
         if self._uploads:
             self._uploads.wait(_STORE_SECONDS)
 
+    def wait_until_exchanged(self, timeout_seconds: float) -> None:
+        """Waits until the last save of this worker is in the store, if other hosts read it there.
+
+        Raises MachineError if it was not stored, or not in time.
+        """
+        if self._uploads and self._is_exchanged and not self._uploads.wait(timeout_seconds):
+            raise MachineError(
+                f"the last checkpoint in {self.folder} was not stored, or not within "
+                f"{timeout_seconds:.0f} s (train.step_timeout_seconds). {self.remedy}"
+            )
+
     def make_id(self, step: int) -> CheckpointId:
         """The name of a checkpoint of this training."""
         return CheckpointId(self._store.token if self._store else 0, step)
@@ -162,7 +175,7 @@ class Checkpoints:
             if at_most is not None and checkpoint > at_most:
                 continue
             try:
-                if self._store and checkpoint in stored:
+                if self._store and checkpoint in stored and checkpoint != self._newest_here:
                     self._store.download(checkpoint, self.folder)
                 return self._read(checkpoint)
             except (MachineError, ConfigError):
@@ -186,8 +199,10 @@ class Checkpoints:
     def wait_for(self, checkpoint: CheckpointId, timeout_seconds: float) -> None:
         """Waits until a checkpoint is readable. Raises MachineError after the timeout.
 
-        Another worker may still be writing it.
+        Another worker may still be writing it. If a gang has one disk, the next `restore` takes the
+        file there, and not the store's copy, whose upload may be late or have failed.
         """
+        self._newest_here = None if self._is_exchanged else checkpoint
         file = self._get_path(checkpoint)
         deadline = time.monotonic() + timeout_seconds
         while not self._is_readable(checkpoint):

@@ -2,8 +2,8 @@
 
     python tests/bench/slow_store.py FOLDER BYTES_PER_SECOND
 
-It prints its port and ends with its standard input. The tests' S3 server reads a whole object for
-each range of it, so it would measure itself.
+It prints its port and ends with its standard input, with the CPU seconds that it took. The tests'
+S3 server reads a whole object for each range of it, so it would measure itself.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import http.server
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from object_servers.faults import Throttle  # noqa: E402
 
-_BLOCK_BYTES = 64 << 10
+_BLOCK_BYTES = 256 << 10
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -50,11 +51,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("ETag", '"0"')
             self.send_header("Last-Modified", email.utils.formatdate(usegmt=True))
             self.end_headers()
+            self.wfile.flush()
             while start < end and self.command == "GET":
-                block = os.pread(file.fileno(), min(_BLOCK_BYTES, end - start), start)
-                self.throttle.wait(len(block))
-                self.wfile.write(block)
-                start += len(block)
+                count = min(_BLOCK_BYTES, end - start)
+                self.throttle.wait(count)
+                start += os.sendfile(self.connection.fileno(), file.fileno(), start, count)
 
     do_HEAD = do_GET
 
@@ -65,6 +66,7 @@ def main() -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)
     sys.stdin.read()
+    print(time.process_time(), flush=True)
 
 
 if __name__ == "__main__":

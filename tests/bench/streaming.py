@@ -196,9 +196,11 @@ def bench(folder: Path, arguments) -> None:
                     found = run(uri, shuffle, limit, arguments, environment)
                     results.setdefault((shuffle, name), []).append(found)
         server.stdin.close()
+        server_seconds = float(server.stdout.readline())
     print(
         f"{arguments.megabytes} MB in {arguments.shards} shards, cache {limit / 1e6:.0f} MB, "
-        f"{MEGABYTES_PER_SECOND} MB/s, {arguments.steps} steps of {BATCH} examples"
+        f"{MEGABYTES_PER_SECOND} MB/s, {arguments.steps} steps of {BATCH} examples. "
+        f"The server took {server_seconds:.0f} CPU seconds."
     )
     for shuffle in ("examples", "shards"):
         for name in ("folder", "store"):

@@ -22,6 +22,7 @@ from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.planning.warm_start import check_warm_start
+from pipeline_ops.storage.snapshot import read_once
 
 
 class PreprocessOperator(JobOperator):
@@ -36,21 +37,23 @@ class PreprocessOperator(JobOperator):
         validate_model_for_data(config)
         if config.root.is_local:
             config.root.local.mkdir(parents=True, exist_ok=True)
-        check_storage(config)
         check_warm_start(config)
 
     def _plan_job(self, run: TaskRun, manifests: Mapping[str, str]) -> JobPlan:
-        """Plans the job, with a check of the training.
+        """Plans the job, with checks of the storage and of the training.
 
         The job checks the training before its work. If the artifact is cached, the task checks it.
         """
-        plan = super()._plan_job(run, manifests)
         training = PlannedTraining.from_config(run.config, sys.executable)
-        if not plan.is_cached:
+        with read_once():
+            plan = super()._plan_job(run, manifests)
+            manifest = read_manifest(plan.manifest) if plan.is_cached else None
+        if manifest is None:
+            check_storage(run.config)
             return dataclasses.replace(
                 plan, request=plan.request.model_copy(update={"training": training})
             )
-        figures = DatasetFigures.model_validate(read_manifest(plan.manifest).figures)
+        figures = DatasetFigures.model_validate(manifest.figures)
         validate_training(
             training,
             figures.task,

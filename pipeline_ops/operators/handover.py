@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.task_record import find_recorded_manifest
 from pipeline_ops.operators.task_run import TaskRun
+from pipeline_ops.storage.snapshot import map_requests
 
 _MAX_SHOWN_CHARS = 200
 
@@ -26,12 +27,16 @@ def pull_manifests(run: TaskRun, tasks: Iterable[str]) -> dict[str, str]:
       DataError: a task has left no manifest, for example because a person has marked it a success,
         or its XCom differs from its record.
     """
-    return {task: _pull_manifest(run, task) for task in tasks}
+    tasks = list(tasks)
+    recorded = map_requests(
+        lambda task: find_recorded_manifest(run.layout, run.run_id, task, task), tasks
+    )
+    return {task: _check(run, task, found) for task, found in zip(tasks, recorded, strict=True)}
 
 
-def _pull_manifest(run: TaskRun, task: str) -> str:
+def _check(run: TaskRun, task: str, recorded: str | None) -> str:
+    """Returns the recorded manifest of a task, if its XCom has the same value."""
     pulled = run.context["ti"].xcom_pull(task_ids=task)
-    recorded = find_recorded_manifest(run.layout, run.run_id, task, task)
     if not pulled or recorded is None:
         raise DataError(
             f"{task} has left no manifest, so it was marked a success before it had ended. "

@@ -99,7 +99,8 @@ def _list_questions(job: str, run: _Run) -> list[Callable[[], object]]:
     if job in ("preprocess", "evaluate"):  # they compare with earlier ones
         questions.append(partial(run.layout.artifacts(job).find_in_folders, NAME))
     if job != "train" or run.config.train.warm_start:
-        questions.append(Registry(run.config.registry).list_versions)
+        registry = Registry(run.config.registry)
+        questions += [registry.read_aliases, registry.store.list_numbers]
     return questions
 
 

@@ -22,8 +22,8 @@ _found: contextvars.ContextVar[dict[Hashable, object] | None] = contextvars.Cont
 
 @contextlib.contextmanager
 def read_once() -> Iterator[None]:
-    """Remembers the answers of buckets to this thread until the block ends."""
-    token = _found.set({})
+    """Remembers the answers of buckets to this thread until the outermost block ends."""
+    token = _found.set({} if (found := _found.get()) is None else found)
     try:
         yield
     finally:

@@ -209,8 +209,9 @@ def test_unusable_files_over_the_budget_fail_the_run_and_are_named(ui, trainyard
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)]
 )
 def test_a_run_that_is_stopped_in_the_middle_leaves_no_process_and_no_temporary_file(
     trainyard, first_run, tmp_path, temporary, survivors, number

@@ -97,6 +97,7 @@ def test_two_hosts_train_what_one_machine_trains(start, undisturbed, network, tm
     assert (list_files(home) if home.exists() else []) == before
 
 
+@pytest.mark.slow
 def test_the_gang_goes_on_without_the_host_of_the_chief_and_its_disk(
     start, undisturbed, network, tmp_path
 ):

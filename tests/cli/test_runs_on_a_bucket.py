@@ -50,6 +50,7 @@ def check_whole(root: str, jobs: set[str]) -> None:
         assert find_damage(str(path), manifest) == []
 
 
+@pytest.mark.long
 def test_a_slow_failing_bucket_gives_the_bytes_of_a_folder_to_two_runs_at_once(tmp_path, proxy):
     (tmp_path / "folder").mkdir()
     local = parse_summary(Trainyard(tmp_path / "folder", **TRAIN).run())

@@ -217,7 +217,8 @@ def test_two_runs_of_a_detector_are_compared_by_its_figures(chain, tmp_path, cap
     run = tmp_path / "run-1"
     for job in ("preprocess", "train", "evaluate"):
         write_record(
-            run / f"{job}.json", TaskRecord(state="success", manifest=str(chain[job] / NAME))
+            open_root(run) / f"{job}.json",
+            TaskRecord(state="success", manifest=str(chain[job] / NAME)),
         )
     assert main(["compare", str(run), str(run), "--output", str(tmp_path / "page.html")]) == 0
     assert (

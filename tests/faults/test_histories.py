@@ -264,6 +264,7 @@ def test_no_update_is_lost_and_nothing_needed_is_removed(examples):
             max_examples=examples,
             stateful_step_count=40,
             deadline=None,
+            derandomize=examples < 100,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -49,7 +49,7 @@ SECONDS = st.sampled_from([1.0, 20.0, 40.0, 1000.0, 1.5 * DAY])
 
 @dataclasses.dataclass
 class Operation:
-    """What one client was asked, and by which number."""
+    """The operation of one client, and its number."""
 
     kind: str
     number: int

@@ -67,7 +67,7 @@ FULL = Answer(507, "QuotaExceeded", "QuotaExceeded", "The quota of the bucket is
 
 @dataclass(frozen=True)
 class Verdict:
-    """What happens to one request.
+    """The fate of one request.
 
     Attributes:
       answer: what the client gets instead of the server's answer.
@@ -121,7 +121,7 @@ def _is_write(method: str, path: str) -> bool:
 
 
 def _is_upload(method: str, path: str) -> bool:
-    """Whether a request stores bytes. A POST may also be one that removes many objects."""
+    """Returns whether a request stores bytes. A POST may also be one that removes many objects."""
     query = path.partition("?")[2]
     removes = method == "POST" and ("delete" in query.split("&") or "comp=batch" in query)
     return method in {"PUT", "POST"} and not removes

@@ -76,7 +76,7 @@ class Emulator:
             raise GcsError(404, "NoSuchBucket")
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """What the emulator knows about an object."""
+        """An object as the emulator knows it."""
         status, body = self.send("GET", f"{self._objects}/{quote(key, safe='')}")
         return json.loads(body) if status == 200 else None
 

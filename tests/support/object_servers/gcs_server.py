@@ -25,7 +25,7 @@ class GcsServer(ServerProcess):
         assert status == 200, f"the bucket {name} could not be made: {status}"
 
     def build_environment(self, address: str | None = None) -> dict[str, str]:
-        """What a client process needs to reach the server, or a proxy before it.
+        """Returns the variables with which a client reaches the server, or a proxy before it.
 
         It is the path of a service account's file, which is the only place where Google's clients
         look for the address and for leave not to ask for a token.

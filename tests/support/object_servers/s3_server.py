@@ -38,5 +38,5 @@ class S3Server(ServerProcess):
         assert status == 200, f"the bucket {name} could not be made: {status}"
 
     def build_environment(self, address: str | None = None) -> dict[str, str]:
-        """What a client process needs to reach the server, or a proxy before it."""
+        """Returns the variables with which a client reaches the server, or a proxy before it."""
         return _ENVIRONMENT | {"AWS_ENDPOINT_URL": address or self.address}

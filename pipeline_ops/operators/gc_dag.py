@@ -15,7 +15,6 @@ from airflow.sdk import DAG, BaseOperator
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.operators.task_run import make_airflow_error
-from pipeline_ops.retention.collector import Options, collect
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -58,6 +57,9 @@ class CollectOperator(BaseOperator):
         self.config_file = config_file
 
     def execute(self, context: Context) -> int:
+        # Here, because every parse of the DAG file would pay for it.
+        from pipeline_ops.retention.collector import Options, collect
+
         try:
             report = collect(load_config(Path(self.config_file)), Options())
         except TrainyardError as error:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 parameters = pydantic.dataclasses.dataclass(
     frozen=True,
-    config=pydantic.ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True),
+    config=pydantic.ConfigDict(strict=True, extra="forbid"),
 )
 """Makes a class of fields the parameters of a stage: a frozen dataclass that checks its values when
 it is created."""

@@ -95,9 +95,7 @@ class FieldError(ValueError):
 class Section(BaseModel):
     """Base of every part of the config: frozen, strict about types, and without unknown keys."""
 
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     def to_fingerprint_dict(self) -> dict[str, Any]:
         """Returns this section as JSON, without its operational fields."""

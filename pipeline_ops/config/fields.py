@@ -31,11 +31,13 @@ class ConfigField(Declarations):
       key: dotted, as in `--set`. `[]` stands for the items of a list of sections:
         `notify[].events`.
       fields: the field in each of the sections that may have this key.
+      sections: these sections, in the same order.
     """
 
     key: str
     kind: Kind
     fields: tuple[FieldInfo, ...]
+    sections: tuple[type[Section], ...]
 
     @property
     def is_in_list(self) -> bool:
@@ -53,7 +55,11 @@ def collect_fields(model: type[Section]) -> Mapping[str, ConfigField]:
     for leaf in _iterate_fields(model, "", {}):
         existing = found.get(leaf.key)
         found[leaf.key] = (
-            dataclasses.replace(existing, fields=(*existing.fields, *leaf.fields))
+            dataclasses.replace(
+                existing,
+                fields=(*existing.fields, *leaf.fields),
+                sections=(*existing.sections, *leaf.sections),
+            )
             if existing
             else leaf
         )
@@ -89,7 +95,13 @@ def _iterate_fields(
         if not sections and not any(map(_is_section, items)):
             origins = {typing.get_origin(member) for member in members}
             kind: Kind = "list" if list in origins else "mapping" if dict in origins else "scalar"
-            yield ConfigField(key=f"{prefix}{name}", kind=kind, fields=(field,), **declarations)
+            yield ConfigField(
+                key=f"{prefix}{name}",
+                kind=kind,
+                fields=(field,),
+                sections=(section,),
+                **declarations,
+            )
 
 
 def _iterate_members(annotation: Any) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from airflow.sdk import Param
 
 from pipeline_ops.config.base import Section
+from pipeline_ops.config.descriptions import read_descriptions
 from pipeline_ops.config.fields import ConfigField, collect_fields, get_value
 from pipeline_ops.config.overrides import list_settable_keys
 from pipeline_ops.config.per_run import is_glob
@@ -97,8 +98,7 @@ def _make_param(config: PipelineConfig, leaf: ConfigField) -> Param | None:
     section, value = get_value(config, parent), get_value(config, leaf.key)
     if not isinstance(section, Section) or name not in type(section).model_fields or value == "":
         return None
-    field = _read_schema_properties(type(section))[name]
-    schema = _extract_scalar_schema(field)
+    schema = _extract_scalar_schema(_read_schema_properties(type(section))[name])
     if leaf.key in config.per_run and not _allows_globs(config, leaf):
         others = [allowed for allowed in config.per_run[leaf.key] if allowed != value]
         schema["enum"] = [value, *others]
@@ -111,10 +111,11 @@ def _make_param(config: PipelineConfig, leaf: ConfigField) -> Param | None:
         heading = _format_heading(parent)
         schema["section"] = _ADVANCED if leaf.is_advanced else heading
         title = f"{heading}: {title}" if leaf.is_advanced else title
+    text = read_descriptions(type(section)).get(name, "")
     return Param(
         value,
         title=title,
-        description=_format_help(config, leaf, field, schema),
+        description=_format_help(config, leaf, text, schema),
         **schema,
     )
 
@@ -155,9 +156,9 @@ def _extract_constraints(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _format_help(
-    config: PipelineConfig, leaf: ConfigField, field: Mapping[str, Any], schema: Mapping[str, Any]
+    config: PipelineConfig, leaf: ConfigField, text: str, schema: Mapping[str, Any]
 ) -> str | None:
-    """The field's docstring, its limits and the values for a run: `At least 1, at most 1024.`
+    """The text below the field, its limits and the values for a run: `At least 1, at most 1024.`
 
     The backticks of code are removed.
     """
@@ -176,12 +177,12 @@ def _format_help(
         else ""
     )
     sentences = [
-        field.get("description", ""),
+        text,
         f"{', '.join(limits).capitalize()}." if limits else "",
         f"For a run: {allowed}." if allowed else "",
     ]
-    text = " ".join(filter(None, sentences)).replace("`", "")
-    return _NULL.sub(lambda found: "Empty" if found[0] == "Null" else "empty", text) or None
+    help_text = " ".join(filter(None, sentences)).replace("`", "")
+    return _NULL.sub(lambda found: "Empty" if found[0] == "Null" else "empty", help_text) or None
 
 
 def _format_number(value: float) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from pipeline_ops.cli.arguments import Commands, add_command
+from pipeline_ops.config.descriptions import read_descriptions
 from pipeline_ops.config.fields import ConfigField, collect_fields
 from pipeline_ops.config.pipeline import PipelineConfig
 
@@ -138,7 +139,9 @@ def _format_owner(config_field: ConfigField) -> str:
 
 
 def _format_description(config_field: ConfigField) -> str:
+    name = config_field.key.rpartition(".")[2]
     texts = dict.fromkeys(
-        " ".join((field.description or "").split()) for field in config_field.fields
+        " ".join(read_descriptions(section).get(name, "").split())
+        for section in config_field.sections
     )
     return " ".join(filter(None, ["*Advanced.*" if config_field.is_advanced else "", *texts]))

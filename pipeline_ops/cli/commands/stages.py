@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline_ops.cli.arguments import Commands, add_command
+from pipeline_ops.config.descriptions import read_descriptions
 from pipeline_ops.errors import ConfigError
 
 _CONSTRAINT_WORDS = {
@@ -77,6 +78,7 @@ def _get_docstring(stage: Any) -> str:
 
 def _iterate_parameters(stage: Any) -> Iterator[tuple[str, str]]:
     """Yields a line for each parameter, with type, bounds and default, and its meaning."""
+    descriptions = read_descriptions(stage.parameters)
     for name, field in stage.parameters.__pydantic_fields__.items():
         default = (
             ", required"
@@ -84,7 +86,7 @@ def _iterate_parameters(stage: Any) -> Iterator[tuple[str, str]]:
             else f" = {_format_value(field.get_default(call_default_factory=True))}"
         )
         constraints = [_format_type(field.annotation), *_format_bounds(field.metadata)]
-        yield f"{name}: {', '.join(constraints)}{default}", field.description or ""
+        yield f"{name}: {', '.join(constraints)}{default}", descriptions.get(name, "")
 
 
 def _format_type(annotation: Any) -> str:

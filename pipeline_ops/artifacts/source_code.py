@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import functools
 import hashlib
+import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ CODE_ROOT = Path(__file__).resolve().parents[2]
 
 PACKAGES = frozenset({"pipeline_ops", "beam_jobs"})
 _TEMPLATES = (".html", ".css", ".js")
+_SUFFIXES = (".py", *_TEMPLATES)
 _CATALOGUE = "CATALOGUE"
 
 
@@ -81,15 +83,18 @@ def digest_sources(
     return dict(sorted(found.items()))
 
 
-def digest_all_sources() -> str:
-    """Returns one digest of the bytes of all Python files of `pipeline_ops`.
+def digest_all_sources(root: Path = CODE_ROOT, packages: Iterable[str] = ("pipeline_ops",)) -> str:
+    """Returns one digest of the bytes of all Python files and templates of some packages.
 
     Hosts compare their copies of the project by it.
     """
-    files = sorted((CODE_ROOT / "pipeline_ops").rglob("*.py"))
-    return compute_digest(
-        [[f.relative_to(CODE_ROOT).as_posix(), _hash(f.read_bytes())] for f in files]
-    )
+    found = []
+    for package in sorted(packages):
+        for folder, folders, names in os.walk(root / package):
+            folders.sort()
+            files = [f"{folder}/{name}" for name in sorted(names) if name.endswith(_SUFFIXES)]
+            found += [[os.path.relpath(f, root), _hash(Path(f).read_bytes())] for f in files]
+    return compute_digest(found)
 
 
 def _find_files(root: Path, module: str) -> list[Path]:

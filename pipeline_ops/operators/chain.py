@@ -39,14 +39,14 @@ class PreprocessOperator(JobOperator):
             config.root.local.mkdir(parents=True, exist_ok=True)
         check_warm_start(config)
 
-    def _plan_job(self, run: TaskRun, manifests: Mapping[str, str]) -> JobPlan:
+    def _plan_job(self, run: TaskRun) -> JobPlan:
         """Plans the job, with checks of the storage and of the training.
 
         The job checks the training before its work. If the artifact is cached, the task checks it.
         """
         training = PlannedTraining.from_config(run.config, sys.executable)
         with read_once():
-            plan = super()._plan_job(run, manifests)
+            plan = super()._plan_job(run)
             manifest = read_manifest(plan.manifest) if plan.is_cached else None
         if manifest is None:
             check_storage(run.config)

@@ -30,7 +30,9 @@ from pipeline_ops.operators.task_run import TaskRun, make_airflow_error
 from pipeline_ops.operators.trigger import JobTrigger
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import JobPlan, plan_job
+from pipeline_ops.planning.prefetching import prefetch_for_plan, prefetch_manifests
 from pipeline_ops.retention.usage import record_use
+from pipeline_ops.storage.snapshot import read_once
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -76,13 +78,10 @@ class JobOperator(BaseOperator):
 
     def execute(self, context: Context) -> str:
         run = self._load_run(context)
-        with self._fail_on_error(run):
-            manifests = pull_manifests(run, KINDS[self.job].reads)
-            self.check_preconditions(run, manifests)
         self._handle = find_running_job(run, self.record_name)
         if self._handle is None:
             with self._fail_on_error(run):
-                plan = self._plan_and_record_use(run, manifests)
+                plan = self._plan_and_record_use(run)
             if plan.is_cached:
                 self.log.info("Nothing to do: %s. %s", plan.reason, plan.manifest)
                 record = TaskRecord(state="success", cached=True, reason=plan.reason)
@@ -151,15 +150,21 @@ class JobOperator(BaseOperator):
     def _load_run(self, context: Context) -> TaskRun:
         return TaskRun.load(self.config_file, context)
 
-    def _plan_job(self, run: TaskRun, manifests: Mapping[str, str]) -> JobPlan:
-        return plan_job(self.job, run.config, run.run_id, manifests)
+    def _plan_job(self, run: TaskRun) -> JobPlan:
+        """Plans the job from the results of the earlier tasks."""
+        with read_once():
+            prefetch_for_plan(self.job, run.config)
+            manifests = pull_manifests(run, KINDS[self.job].reads)
+            prefetch_manifests(run.config, manifests.values())
+            self.check_preconditions(run, manifests)
+            return plan_job(self.job, run.config, run.run_id, manifests, records_use=True)
 
-    def _plan_and_record_use(self, run: TaskRun, manifests: Mapping[str, str]) -> JobPlan:
+    def _plan_and_record_use(self, run: TaskRun) -> JobPlan:
         """Plans the job, and keeps `trainyard gc` from removing what it relies on."""
         while True:
-            plan = self._plan_job(run, manifests)
+            plan = self._plan_job(run)
             inputs = [entry.uri for entry in plan.request.inputs.values()]
-            if record_use(run.config.root, [str(plan.manifest)] if plan.is_cached else inputs):
+            if plan.manifest.exists() if plan.is_cached else record_use(run.config.root, inputs):
                 return plan
             # Something was removed in the meantime. The next plan is made without it.
 

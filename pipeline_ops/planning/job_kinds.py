@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT, digest_sources
+from pydantic import TypeAdapter
+
+from pipeline_ops.artifacts.source_code import (
+    CODE_ROOT,
+    PACKAGES,
+    digest_all_sources,
+    digest_sources,
+)
 from pipeline_ops.config.model_catalogue import CATALOGUE, is_user_function
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, FORK_SERVER_MODULE
+from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.system.disk_cache import HostCache
 
 JOBS = ("preprocess", "train", "evaluate", "export")
 """All jobs, in the order in which a DAG runs them."""
 
+_DIGESTS = "digests.json"
+_DigestsByPath = TypeAdapter(dict[str, str])
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
 
@@ -67,10 +82,13 @@ KINDS: Mapping[str, JobKind] = {
 }
 
 
-def digest_job_code(job: str, config: PipelineConfig, root: Path = CODE_ROOT) -> dict[str, str]:
+def digest_job_code(
+    job: str, config: PipelineConfig, root: Path = CODE_ROOT, cache: HostCache | None = None
+) -> dict[str, str]:
     """Returns digests of the source files of this project that a job runs, by path.
 
-    The other stages, sources and models of the catalogues do not count.
+    The other stages, sources and models of the catalogues do not count. To parse all files takes
+    half a second, so the digests are kept in `cache` for as long as no file changes.
     """
     kind, model = KINDS[job], config.train.model
     modules, used = [kind.module, *kind.starts], [model]
@@ -78,4 +96,15 @@ def digest_job_code(job: str, config: PipelineConfig, root: Path = CODE_ROOT) ->
         used = [config.preprocess.source.type, *(s.name for s in config.preprocess.stages)]
     if job == "train" and not is_user_function(model):
         modules.append(f"pipeline_ops.models.{CATALOGUE[model].module}")
-    return digest_sources(modules, root, used=used)
+    if cache is None:
+        return digest_sources(modules, root, used=used)
+    key = compute_digest([sys.version, digest_all_sources(root, PACKAGES), modules, used])
+
+    def fill(folder: Path) -> None:
+        write_json(folder / _DIGESTS, digest_sources(modules, root, used=used))
+
+    try:
+        with contextlib.closing(cache.open_entry("code", key, fill)) as entry:
+            return _DigestsByPath.validate_json((entry.path / _DIGESTS).read_bytes())
+    except (MachineError, OSError, ValueError):  # this host cannot keep them
+        return digest_sources(modules, root, used=used)

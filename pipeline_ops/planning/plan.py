@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,21 +15,29 @@ from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.dataset import compute_split_digest
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.input_names import BASE, RAW_FILES, WARM_START
-from pipeline_ops.artifacts.layout import Layout, iterate_manifests
+from pipeline_ops.artifacts.layout import Layout, iterate_manifests, usage_file
 from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, read_manifest
 from pipeline_ops.artifacts.results import LAST_EVALUATION, TEST_SPLIT, ModelFigures
 from pipeline_ops.config.hosts import Hosts
+from pipeline_ops.config.input import InputOptions
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.jobs.host_dataset import open_host_cache
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.planning.base_dataset import choose_base
+from pipeline_ops.planning.comparison import find_baseline, find_previous_evaluation
 from pipeline_ops.planning.dataset_lookup import find_dataset
 from pipeline_ops.planning.job_kinds import KINDS, digest_job_code
+from pipeline_ops.planning.prefetching import (
+    prefetch_artifact,
+    prefetch_for_plan,
+    prefetch_manifests,
+)
 from pipeline_ops.planning.reference_dataset import find_reference
 from pipeline_ops.planning.warm_start import find_warm_start
 from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_interval
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_path
-from pipeline_ops.storage.snapshot import prefetch, read_once
+from pipeline_ops.storage.snapshot import read_once
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.interpreter import read_versions
 from pipeline_ops.user_code.models import digest_user_code, find_user_versions
@@ -60,6 +67,7 @@ class _Run:
     config: PipelineConfig
     run_id: str
     manifests: Mapping[str, str]
+    records_use: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -71,7 +79,11 @@ class _Run:
 
 
 def plan_job(
-    job: str, config: PipelineConfig, run_id: str, manifests: Mapping[str, str]
+    job: str,
+    config: PipelineConfig,
+    run_id: str,
+    manifests: Mapping[str, str],
+    records_use: bool = False,
 ) -> JobPlan:
     """Plans one job.
 
@@ -80,28 +92,17 @@ def plan_job(
       config: the checked config.
       run_id: the run. It does not influence the fingerprint.
       manifests: URIs of the manifests that earlier jobs left, by job.
+      records_use: records that a run uses the artifact. The caller looks afterwards whether it is
+        still there (`retention/usage.py`). This is the only thing that a plan ever writes.
 
     Raises:
       DataError: an input is missing or is not what its manifest says.
       ConfigError: the config asks for a data set, a version or a file that does not exist.
     """
     with read_once():
-        run = _Run(config, run_id, manifests)
-        prefetch(*_list_questions(job, run))
-        return _PLANNERS[job](run)
-
-
-def _list_questions(job: str, run: _Run) -> list[Callable[[], object]]:
-    """The requests to the store that each plan of a job makes, whatever the answers are."""
-    questions: list[Callable[[], object]] = [
-        partial(read_manifest, run.manifests[name]) for name in KINDS[job].reads
-    ]
-    if job in ("preprocess", "evaluate"):  # they compare with earlier ones
-        questions.append(partial(run.layout.artifacts(job).find_in_folders, NAME))
-    if job != "train" or run.config.train.warm_start:
-        registry = Registry(run.config.registry)
-        questions += [registry.read_aliases, registry.store.list_numbers]
-    return questions
+        prefetch_for_plan(job, config)
+        prefetch_manifests(config, (manifests[name] for name in KINDS[job].reads))
+        return _PLANNERS[job](_Run(config, run_id, manifests, records_use))
 
 
 def _plan_preprocess(run: _Run) -> JobPlan:
@@ -144,12 +145,13 @@ def _plan_train(run: _Run) -> JobPlan:
 
 def _plan_evaluate(run: _Run) -> JobPlan:
     inputs = run.inputs("evaluate")
-    if champion := _baseline(run.config, inputs["train"]):
+    if champion := find_baseline(run.config, inputs["train"]):
         inputs["champion"] = champion
     test_split = compute_split_digest(read_manifest(run.manifests["preprocess"]), "test")
     digests = _digests(inputs) | {TEST_SPLIT: test_split}
     fingerprint = _fingerprint("evaluate", run, digests)
-    if previous := _previous_evaluation(run.layout, fingerprint):
+    prefetch_artifact(run.layout.artifact("evaluate", fingerprint.digest))
+    if previous := find_previous_evaluation(run.layout, fingerprint):
         inputs[LAST_EVALUATION] = previous  # only reported, so no part of the fingerprint
     return _decide(_request("evaluate", run, fingerprint, inputs), run)
 
@@ -186,7 +188,7 @@ def _fingerprint(
     return Fingerprint(
         config={**section.to_fingerprint_dict(), **config},
         inputs=dict(inputs),
-        code={**digest_job_code(job, run.config), **code},
+        code={**digest_job_code(job, run.config, cache=open_host_cache(InputOptions())), **code},
         versions={**installed, **versions},
     )
 
@@ -219,10 +221,16 @@ def _request(
 def _plan_given(run: _Run, version: str) -> JobPlan:
     """Plans a run with an existing data set, regardless of its inputs and code."""
     path = find_dataset(run.layout, version)
+    _record_use(run, path.parent)
     manifest = read_manifest(path)
     request = _request("preprocess", run, manifest.fingerprint, manifest.inputs)
     request = request.model_copy(update={"artifact": str(path.parent)})
     return JobPlan(request, path, True, f"preprocess.dataset asks for the data set {version}")
+
+
+def _record_use(run: _Run, artifact: StorePath) -> None:
+    if run.records_use:
+        usage_file(artifact).write(b"")
 
 
 def _digests(inputs: Mapping[str, Input]) -> dict[str, str]:
@@ -231,7 +239,8 @@ def _digests(inputs: Mapping[str, Input]) -> dict[str, str]:
 
 def _decide(request: Request, run: _Run) -> JobPlan:
     path, python = open_path(request.artifact) / NAME, run.config.resolve_interpreter(request.job)
-    prefetch(path.exists, partial(read_manifest, path), path.parent.walk)
+    prefetch_artifact(path.parent)
+    _record_use(run, path.parent)
     if not path.exists():
         reason = _why_new(request, run.layout)
         return JobPlan(request, path, False, reason, python=python)
@@ -242,14 +251,6 @@ def _decide(request: Request, run: _Run) -> JobPlan:
         return JobPlan(damaged, path, False, reason, damage, python)
     reason = "unchanged: same inputs, config, code and package versions"
     return JobPlan(request, path, True, reason, python=python)
-
-
-def _previous_evaluation(layout: Layout, fingerprint: Fingerprint) -> Input | None:
-    """The newest readable evaluation of the pipeline, except this one."""
-    for path, manifest in iterate_manifests(layout.artifacts("evaluate")):
-        if path.parent.name != fingerprint.digest:
-            return Input(uri=str(path), digest=manifest.digest)
-    return None
 
 
 def _find_unpublished(request: Request, manifest: Manifest) -> list[str]:
@@ -283,18 +284,3 @@ def _why_new(request: Request, layout: Layout) -> str:
 
 def _as_input(manifest: str) -> Input:
     return Input(uri=manifest, digest=read_manifest(manifest).digest)
-
-
-def _baseline(config: PipelineConfig, challenger: Input) -> Input | None:
-    """Returns the model that the challenger has to beat.
-
-    If the challenger itself is the champion by now, that is the model that it was compared with
-    when it was published. An unchanged second run then asks the same question as the first, and
-    finds it answered.
-    """
-    registry = Registry(config.registry)
-    champion = registry.find_champion()
-    if champion and champion.read_manifest().inputs["train"].digest == challenger.digest:
-        compared_with = champion.read_manifest().figures["compared_with"]
-        champion = next((v for v in registry.list_versions() if v.number == compared_with), None)
-    return Input(uri=champion.uri, digest=champion.read_manifest().digest) if champion else None

@@ -56,7 +56,7 @@ def find_reference(
     The fingerprint has no reference and no base yet. An artifact that is gone, or that has no
     schema because an older version made it, is no reference.
     """
-    name, found = "champion_data", _find_champion_dataset(config)
+    name, found = "champion_data", find_champion_dataset(config)
     if found is None:
         name, found = "previous_data", _find_previous_dataset(layout, fingerprint)
     if found is None:
@@ -79,7 +79,8 @@ def find_reference(
     return ReferenceInputs({name: Input(uri=uri, digest=manifest.digest)}, digests)
 
 
-def _find_champion_dataset(config: PipelineConfig) -> tuple[str, Manifest] | None:
+def find_champion_dataset(config: PipelineConfig) -> tuple[str, Manifest] | None:
+    """The data set of the model in service, if it is whole: the URI of its manifest, and that."""
     champion = Registry(config.registry).find_champion()
     if champion is None:
         return None

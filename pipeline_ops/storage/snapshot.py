@@ -9,13 +9,53 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 _Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
-_found: contextvars.ContextVar[dict[Hashable, object] | None] = contextvars.ContextVar(
+_PARALLEL = 8
+
+
+class _Block:
+    """The answers of one block of `read_once`, and the threads that ask ahead of time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._answers = dict[Hashable, Future[Any]]()
+        self.threads = ThreadPoolExecutor(_PARALLEL)  # starts no thread before it is needed
+
+    def get(self, key: Hashable, ask: Callable[[], _Value]) -> _Value:
+        """Asks, or waits for the thread that is asking.
+
+        That there is nothing is an answer, too. After any other error the next one asks again.
+        """
+        while True:
+            with self._lock:
+                is_asked = key in self._answers
+                answer = self._answers.setdefault(key, Future())
+            if not is_asked:
+                return self._ask(key, ask, answer)
+            error = answer.exception()
+            if error is None or isinstance(error, FileNotFoundError):
+                return answer.result()  # type: ignore[no-any-return]  # as `ask` returned it
+
+    def _ask(self, key: Hashable, ask: Callable[[], _Value], answer: Future[Any]) -> _Value:
+        try:
+            found = ask()
+        except BaseException as error:
+            if not isinstance(error, FileNotFoundError):
+                with self._lock:
+                    del self._answers[key]
+            answer.set_exception(error)
+            raise
+        answer.set_result(found)
+        return found
+
+
+_block: contextvars.ContextVar[_Block | None] = contextvars.ContextVar(
     "trainyard_snapshot", default=None
 )
 
@@ -23,45 +63,42 @@ _found: contextvars.ContextVar[dict[Hashable, object] | None] = contextvars.Cont
 @contextlib.contextmanager
 def read_once() -> Iterator[None]:
     """Remembers the answers of buckets to this thread until the outermost block ends."""
-    token = _found.set({} if (found := _found.get()) is None else found)
+    if _block.get():
+        yield
+        return
+    block = _Block()
+    token = _block.set(block)
     try:
         yield
     finally:
-        _found.reset(token)
+        _block.reset(token)
+        block.threads.shutdown(cancel_futures=True)
 
 
 def remember(key: Hashable, ask: Callable[[], _Value]) -> _Value:
     """Returns the answer to a question, which is asked once within a block of `read_once`."""
-    found = _found.get()
-    if found is None:
-        return ask()
-    if key not in found:
-        try:
-            found[key] = ask()
-        except FileNotFoundError as error:
-            found[key] = error
-    answer = found[key]
-    if isinstance(answer, FileNotFoundError):
-        raise answer
-    return answer  # type: ignore[return-value]  # as `ask` returned it
+    block = _block.get()
+    return block.get(key, ask) if block else ask()
 
 
 def prefetch(*questions: Callable[[], object]) -> None:
-    """Asks several questions at the same time, so that later ones find the answers.
+    """Asks several questions at the same time, in the background, within a block of `read_once`.
 
-    Errors are left to those who need the answer.
+    Those who ask later wait for the same answers. Errors are left to them. Without a block it does
+    nothing.
     """
 
     def ask(question: Callable[[], object]) -> None:
         with contextlib.suppress(Exception):  # the one who needs the answer asks again
             question()
 
-    if _found.get() is not None:
-        map_requests(ask, questions)
+    if block := _block.get():
+        for question in questions:
+            block.threads.submit(contextvars.copy_context().run, ask, question)
 
 
 def map_requests(
-    function: Callable[[_Item], _Value], items: Iterable[_Item], parallel: int = 8
+    function: Callable[[_Item], _Value], items: Iterable[_Item], parallel: int = _PARALLEL
 ) -> list[_Value]:
     """Calls a function for each item, several at a time, and returns the results in order.
 

@@ -42,7 +42,7 @@ from pipeline_ops.system.cache_entry import (
 )
 from pipeline_ops.system.locks import exclusive_lock, try_lock
 
-KINDS = ("artifact", "checked", "dataset", "offsets", "parsed", "shard", "version")
+KINDS = ("artifact", "checked", "code", "dataset", "offsets", "parsed", "shard", "version")
 _ENTRY = re.compile(f"({'|'.join(KINDS)})-[0-9a-f]+")
 _STAGING = re.compile(rf"\.({_ENTRY.pattern})\.[0-9]+\.[0-9a-f]+\.staging")
 _RESERVATION = ".reserved"
@@ -101,13 +101,13 @@ class HostCache:
         """
         with self._open(kind, digest) as place:
             with exclusive_lock(self._get_maker_lock(place.name), str(place.final), _WAIT_SECONDS):
-                entry = use_entry(place)
-                if entry is None:
-                    if num_bytes:
-                        self._make_room(place.here, num_bytes)
-                    with staging_folder(place.final) as staging:
-                        fill(staging)
-                        entry = lock_new_entry(place, staging)
+                if entry := use_entry(place):
+                    return entry
+                if num_bytes:
+                    self._make_room(place.here, num_bytes)
+                with staging_folder(place.final) as staging:
+                    fill(staging)
+                    entry = lock_new_entry(place, staging)
             self._make_room(place.here, 0)
         return entry
 

@@ -14,8 +14,10 @@ from beam_jobs import sources, stages
 from beam_jobs.sources.digits import write_digits
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.source_code import CODE_ROOT, PACKAGES, digest_sources
-from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.planning import job_kinds
 from pipeline_ops.planning.job_kinds import JOBS, digest_job_code
+from pipeline_ops.system.disk_cache import HostCache
 
 DIGITS = CODE_ROOT / "configs" / "digits.yaml"
 
@@ -28,6 +30,11 @@ def copied_code(tmp_path_factory) -> Path:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(CODE_ROOT / package, root / package, ignore=ignored)
     return root
+
+
+@pytest.fixture
+def config() -> PipelineConfig:
+    return load_config(DIGITS)
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -97,3 +104,62 @@ def _files(module: str) -> list[str]:
     path = module.replace(".", "/")
     names = (f"{path}.py", f"{path}/__init__.py")
     return [name for name in names if (CODE_ROOT / name).is_file()]
+
+
+@pytest.fixture
+def count(monkeypatch):
+    """The number of times that files were parsed."""
+    calls = []
+    real = job_kinds.digest_sources
+    monkeypatch.setattr(
+        job_kinds, "digest_sources", lambda *a, **k: calls.append(a) or real(*a, **k)
+    )
+    return lambda: len(calls)
+
+
+def test_files_are_parsed_again_after_any_of_them_has_changed(tmp_path, copied_code, count, config):
+    cache = HostCache(tmp_path / "cache", 2**30)
+    first = digest_job_code("train", config, copied_code, cache)
+    assert digest_job_code("train", config, copied_code, cache) == first and count() == 1
+    changed = copied_code / "pipeline_ops/training/trainer.py"
+    content = changed.read_text()
+    changed.write_text(f"{content}\nADDED = 1\n")
+    second = digest_job_code("train", config, copied_code, cache)
+    assert count() == 2
+    assert second == digest_job_code("train", config, copied_code)
+    changed.write_text(content)
+    assert {path for path in first if first[path] != second[path]} == {
+        "pipeline_ops/training/trainer.py"
+    }
+
+
+def test_each_job_and_choice_has_its_own(tmp_path, copied_code, count, config):
+    cache = HostCache(tmp_path / "cache", 2**30)
+    other = config.with_overrides({"train.model": "mobilenet_v2"})
+    asked = [
+        ("train", config),
+        ("evaluate", config),
+        ("train", other),
+        ("preprocess", config),
+    ]
+    for _ in range(2):
+        for job, config in asked:
+            found = digest_job_code(job, config, copied_code, cache)
+            assert found == digest_job_code(job, config, copied_code)
+    assert count() == 3 * len(asked)
+
+
+def test_a_host_that_cannot_keep_them_parses_each_time(tmp_path, copied_code, count, config):
+    (tmp_path / "cache").write_text("no folder")
+    cache = HostCache(tmp_path / "cache", 2**30)
+    for _ in range(2):
+        assert digest_job_code("export", config, copied_code, cache)
+    assert count() == 2
+
+
+def test_a_damaged_entry_is_not_believed(tmp_path, copied_code, config):
+    cache = HostCache(tmp_path / "cache", 2**30)
+    first = digest_job_code("export", config, copied_code, cache)
+    (kept,) = (tmp_path / "cache").rglob("digests.json")
+    kept.write_text("[]")
+    assert digest_job_code("export", config, copied_code, cache) == first

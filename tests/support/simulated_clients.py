@@ -305,6 +305,9 @@ class _InOrder:
     def __exit__(self, *error: object) -> None:
         pass
 
+    def shutdown(self, **options: bool) -> None:
+        pass
+
     def submit(self, function: Callable[..., Any], *args: Any) -> SimpleNamespace:
         value = function(*args)
         return SimpleNamespace(result=lambda: value)

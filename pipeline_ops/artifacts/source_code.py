@@ -60,6 +60,7 @@ def digest_sources(
     """
     chosen = frozenset(used)
     found: dict[str, str] = {}
+    seen: set[str] = set()
     waiting = list(modules)
     for module in waiting:
         path = root.joinpath(*module.split("."))
@@ -69,8 +70,9 @@ def digest_sources(
             )
     while waiting:
         module = waiting.pop()
-        if packages is not None and module.partition(".")[0] not in packages:
+        if module in seen or (packages is not None and module.partition(".")[0] not in packages):
             continue
+        seen.add(module)
         for file in _find_files(root, module):
             relative = file.relative_to(root).as_posix()
             if relative not in found:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline_ops.artifacts.layout import Attempt, Layout, format_trial_name
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, parse_timestamp
@@ -20,6 +21,8 @@ _CHIEF = (None, 0)
 """The worker whose progress is shown. The workers advance in step."""
 
 _MIN_REFRESH_SECONDS, _MAX_REFRESH_SECONDS = 0.25, 2.0
+_BUCKET_LOOK_SECONDS = 1.0
+"""The pause between two looks at the files of a running job in a bucket."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +84,7 @@ class RunMonitor:
         self._api, self._layout, self._run_id = api, layout, run_id
         self._triggered = triggered
         self._jobs = {task: _JobProgress(layout, run_id, task) for task in tasks}
+        self._looks: dict[str, _Look] = {}
         self._instances: dict[str, dict[str, Any]] = {}
         self._run: dict[str, Any] = {"state": "queued", "end_date": None}
         self._next_refresh = 0.0
@@ -113,12 +117,26 @@ class RunMonitor:
         state = instance and instance["state"]
         if instance is None or not state:
             return TaskStatus(job)
+        seconds, tries = _compute_duration(instance), instance["try_number"]
+        last, now = self._looks.get(job), time.monotonic()
+        if last and (state, tries) == (last.status.state, last.status.tries) and now < last.due:
+            return dataclasses.replace(last.status, seconds=seconds, messages=())
         record = None
         if state in _STATES_WITH_RECORD:
             record = read_record(self._layout.task_record(self._run_id, job))
         progress, messages = self._jobs[job].read_new()
-        seconds, tries = _compute_duration(instance), instance["try_number"]
-        return TaskStatus(job, state, seconds, tries, progress, messages, record)
+        status = TaskStatus(job, state, seconds, tries, progress, messages, record)
+        pause = 0.0 if self._layout.root.is_local else _BUCKET_LOOK_SECONDS
+        due = math.inf if state in _TERMINAL_STATES else time.monotonic() + pause
+        self._looks[job] = _Look(status, due)
+        return status
+
+
+class _Look(NamedTuple):
+    """A look at the files of a task. Until it is due again, nothing new is expected in them."""
+
+    status: TaskStatus
+    due: float
 
 
 class _JobProgress:

@@ -25,7 +25,8 @@ def host_pool(user_package, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         patch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ["PYTHONPATH"]]))
-        host_pool = HostPool(LocalLauncher(), "training", tmp_path_factory.mktemp("host"))
+        own_folder = tmp_path_factory.mktemp("host")
+        host_pool = HostPool(LocalLauncher(), str(own_folder), own_folder)
         yield host_pool
         host_pool.close()
 

@@ -3,7 +3,8 @@
     python tests/bench/streaming.py [--megabytes 2000] [--shards 64] [--steps 300] [--rounds 3]
 
 The data set is made in a temporary folder: JPEG files of 320x320 pixels and about 60 kB. A server
-hands it out with 50 MB per second. The cache of the host has a quarter of the data and is empty at
+hands it out with 50 MB per second. It has a core of its own, as it would have a machine of its own,
+and all trainings have the others. The cache of the host has a quarter of the data and is empty at
 the start. Each training is a process of its own, and the variants alternate: both orders, from the
 folder and from the store. The time to the first step counts from the start of the process, and from
 the opening of the data set. Steps per second count from the first step on.
@@ -144,6 +145,7 @@ def _measure(folder: Path) -> int:
 
 
 def run(uri: str, shuffle: str, limit_bytes: int, arguments, environment) -> dict[str, float]:
+    """Runs one training in a process, on the cores of this one."""
     with tempfile.TemporaryDirectory(dir=arguments.folder) as cache:
         command = [sys.executable, __file__, "--train", uri, shuffle, cache, str(limit_bytes)]
         done = subprocess.run(
@@ -177,9 +179,12 @@ def bench(folder: Path, arguments) -> None:
     limit = arguments.megabytes * 1_000_000 // 4
     rate = MEGABYTES_PER_SECOND * 1_000_000
     command = [sys.executable, Path(__file__).with_name("slow_store.py"), folder, str(rate)]
+    cores = sorted(os.sched_getaffinity(0))
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
+        os.sched_setaffinity(server.pid, cores[-1:])
+        os.sched_setaffinity(0, cores[:-1] or cores)
         environment = make_environment() | {
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test",

@@ -91,7 +91,7 @@ def check_nothing_is_half_published(airflow: Airflow) -> None:
 
 @table(
     *((when, way) for when in ("deferred", "running") for way in PEOPLE),
-    fast=(("deferred", "run failed"), ("running", "task failed")),
+    fast=(("running", "task failed"),),
 )
 def test_a_person_who_ends_a_training_ends_every_process_of_it(airflow, training, when, way):
     run = training()

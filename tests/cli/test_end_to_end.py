@@ -143,6 +143,7 @@ def test_an_unchanged_second_run_is_cached(ui, trainyard):
     )
 
 
+@pytest.mark.slow
 def test_another_learning_rate_trains_but_does_not_preprocess(ui, trainyard):
     summary = parse_summary(trainyard.run("--set", "train.optimizer.learning_rate=0.002"))
     assert cached_tasks(summary) == {"preprocess"}

@@ -158,6 +158,7 @@ def test_a_host_that_does_not_answer_is_named_within_the_deadline(start, network
     assert job.survivors() == []
 
 
+@pytest.mark.slow
 def test_a_gang_of_another_launcher_is_not_joined_by_a_second_one(start):
     """The hosts refuse the second gang even if the locks of the storage do not reach them."""
     first = start(hosts=1, train__epochs=3000)
@@ -179,6 +180,7 @@ def test_a_gang_of_another_launcher_is_not_joined_by_a_second_one(start):
     )
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_nothing_on_any_host(start, undisturbed):
     job = start(is_held=True)
     job.wait_until_held()

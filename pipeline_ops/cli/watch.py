@@ -133,7 +133,7 @@ class RunMonitor:
 
 
 class _Look(NamedTuple):
-    """A look at the files of a task. Until it is due again, nothing new is expected in them."""
+    """A look at the files of a task. The next one is due later, or never if the task has ended."""
 
     status: TaskStatus
     due: float

@@ -164,7 +164,11 @@ class JobOperator(BaseOperator):
         while True:
             plan = self._plan_job(run)
             inputs = [entry.uri for entry in plan.request.inputs.values()]
-            if plan.manifest.exists() if plan.is_cached else record_use(run.config.root, inputs):
+            if plan.is_cached:
+                is_there = run.layout.locate(plan.manifest).exists()
+            else:
+                is_there = record_use(run.config.root, inputs)
+            if is_there:
                 return plan
             # Something was removed in the meantime. The next plan is made without it.
 

@@ -20,14 +20,14 @@ from pipeline_ops.config.model_catalogue import CATALOGUE, is_user_function
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, FORK_SERVER_MODULE
+from pipeline_ops.jobs.host_dataset import open_host_cache
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.digest import compute_digest
-from pipeline_ops.system.disk_cache import HostCache
 
 JOBS = ("preprocess", "train", "evaluate", "export")
 """All jobs, in the order in which a DAG runs them."""
 
-_DIGESTS = "digests.json"
+_DIGESTS, _MAX_DIGESTS_BYTES = "digests.json", 1 << 16
 _DigestsByPath = TypeAdapter(dict[str, str])
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
@@ -82,29 +82,44 @@ KINDS: Mapping[str, JobKind] = {
 }
 
 
-def digest_job_code(
-    job: str, config: PipelineConfig, root: Path = CODE_ROOT, cache: HostCache | None = None
-) -> dict[str, str]:
+def digest_job_code(job: str, config: PipelineConfig, root: Path = CODE_ROOT) -> dict[str, str]:
     """Returns digests of the source files of this project that a job runs, by path.
 
-    The other stages, sources and models of the catalogues do not count. To parse all files takes
-    half a second, so the digests are kept in `cache` for as long as no file changes.
+    The other stages, sources and models of the catalogues do not count.
     """
+    modules, used = _list_modules(job, config)
+    return digest_sources(modules, root, used=used)
+
+
+def find_job_code(job: str, config: PipelineConfig, root: Path = CODE_ROOT) -> dict[str, str]:
+    """Returns what `digest_job_code` does, from the cache of this host if no file has changed.
+
+    To parse all files takes half a second. A host that cannot keep the digests parses each time.
+    """
+    try:
+        sources = digest_all_sources(root, PACKAGES)
+        key = compute_digest([sys.version, sources, *_list_modules(job, config)])
+
+        def fill(folder: Path) -> None:
+            write_json(folder / _DIGESTS, digest_job_code(job, config, root))
+            if digest_all_sources(root, PACKAGES) != sources:
+                raise OSError("a source file was changed in the meantime")
+
+        cache = open_host_cache(config.train.input)
+        if entry := cache.try_open_entry("code", key, fill, _MAX_DIGESTS_BYTES):
+            with contextlib.closing(entry):
+                return _DigestsByPath.validate_json((entry.path / _DIGESTS).read_bytes())
+    except (MachineError, OSError, ValueError, RuntimeError):  # there may be no home folder
+        pass
+    return digest_job_code(job, config, root)
+
+
+def _list_modules(job: str, config: PipelineConfig) -> tuple[list[str], list[str]]:
+    """The modules that a job starts from, and the entries of catalogues that it uses."""
     kind, model = KINDS[job], config.train.model
     modules, used = [kind.module, *kind.starts], [model]
     if job == "preprocess":
         used = [config.preprocess.source.type, *(s.name for s in config.preprocess.stages)]
     if job == "train" and not is_user_function(model):
         modules.append(f"pipeline_ops.models.{CATALOGUE[model].module}")
-    if cache is None:
-        return digest_sources(modules, root, used=used)
-    key = compute_digest([sys.version, digest_all_sources(root, PACKAGES), modules, used])
-
-    def fill(folder: Path) -> None:
-        write_json(folder / _DIGESTS, digest_sources(modules, root, used=used))
-
-    try:
-        with contextlib.closing(cache.open_entry("code", key, fill)) as entry:
-            return _DigestsByPath.validate_json((entry.path / _DIGESTS).read_bytes())
-    except (MachineError, OSError, ValueError):  # this host cannot keep them
-        return digest_sources(modules, root, used=used)
+    return modules, used

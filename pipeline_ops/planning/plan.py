@@ -19,14 +19,12 @@ from pipeline_ops.artifacts.layout import Layout, iterate_manifests, usage_file
 from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, read_manifest
 from pipeline_ops.artifacts.results import LAST_EVALUATION, TEST_SPLIT, ModelFigures
 from pipeline_ops.config.hosts import Hosts
-from pipeline_ops.config.input import InputOptions
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.jobs.host_dataset import open_host_cache
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.planning.base_dataset import choose_base
 from pipeline_ops.planning.comparison import find_baseline, find_previous_evaluation
 from pipeline_ops.planning.dataset_lookup import find_dataset
-from pipeline_ops.planning.job_kinds import KINDS, digest_job_code
+from pipeline_ops.planning.job_kinds import KINDS, find_job_code
 from pipeline_ops.planning.prefetching import (
     prefetch_artifact,
     prefetch_for_plan,
@@ -93,7 +91,7 @@ def plan_job(
       run_id: the run. It does not influence the fingerprint.
       manifests: URIs of the manifests that earlier jobs left, by job.
       records_use: records that a run uses the artifact. The caller looks afterwards whether it is
-        still there (`retention/usage.py`). This is the only thing that a plan ever writes.
+        still there (`retention/usage.py`).
 
     Raises:
       DataError: an input is missing or is not what its manifest says.
@@ -188,7 +186,7 @@ def _fingerprint(
     return Fingerprint(
         config={**section.to_fingerprint_dict(), **config},
         inputs=dict(inputs),
-        code={**digest_job_code(job, run.config, cache=open_host_cache(InputOptions())), **code},
+        code={**find_job_code(job, run.config), **code},
         versions={**installed, **versions},
     )
 
@@ -230,7 +228,7 @@ def _plan_given(run: _Run, version: str) -> JobPlan:
 
 def _record_use(run: _Run, artifact: StorePath) -> None:
     if run.records_use:
-        usage_file(artifact).write(b"")
+        usage_file(run.layout.locate(artifact)).write(b"")
 
 
 def _digests(inputs: Mapping[str, Input]) -> dict[str, str]:

@@ -7,7 +7,7 @@ In a folder such reads cost nothing, so none is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from pipeline_ops.artifacts.layout import Layout, iterate_manifests
@@ -15,23 +15,30 @@ from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.planning.reference_dataset import find_champion_dataset
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.storage.snapshot import prefetch
+from pipeline_ops.storage.open_store import is_remote
+from pipeline_ops.storage.snapshot import prefetch, remember
 from pipeline_ops.storage.store_path import StorePath
 
 
 def prefetch_for_plan(job: str, config: PipelineConfig) -> None:
-    """Starts the reads that do not depend on the earlier tasks, in a block of `read_once`."""
-    if config.root.is_local:
-        return
-    registry, artifacts = Registry(config.registry), Layout(config.root, config.pipeline).artifacts
-    if job in ("preprocess", "evaluate"):  # they compare with earlier ones
-        prefetch(partial(_read_newest, artifacts(job)))
-    if job == "preprocess":
-        prefetch(partial(find_champion_dataset, config))
-    if job == "evaluate":
-        prefetch(partial(_read_champion, registry))
-    if job != "train" or config.train.warm_start:
-        prefetch(registry.read_aliases, registry.store.list_numbers)
+    """Starts the reads that do not depend on the earlier tasks, once in a block of `read_once`."""
+    remember(("prefetch", job), lambda: prefetch(*_list_questions(job, config)))
+
+
+def _list_questions(job: str, config: PipelineConfig) -> Iterator[Callable[[], object]]:
+    if not config.root.is_local:
+        if job in ("preprocess", "evaluate"):  # they compare with earlier ones
+            artifacts = Layout(config.root, config.pipeline).artifacts(job)
+            yield partial(_read_newest, artifacts)
+        if job == "preprocess":
+            yield partial(find_champion_dataset, config)
+    if is_remote(config.registry):
+        registry = Registry(config.registry)
+        if job == "evaluate":
+            yield partial(_read_champion, registry)
+        if job != "train" or config.train.warm_start:
+            yield registry.read_aliases
+            yield registry.store.list_numbers
 
 
 def prefetch_manifests(config: PipelineConfig, manifests: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipeline_ops.storage.store_options import StoreOptions
 _CONNECTION_SECONDS = 900.0
 """The time after which a connection is read again, because its credentials may have changed."""
 _has_forked = False
+_making = threading.Lock()
 
 
 def open_client(bucket: str, options: StoreOptions) -> Any:
@@ -29,7 +31,8 @@ def open_client(bucket: str, options: StoreOptions) -> Any:
             f"{bucket}: a forked process can't use its parent's client. Start a new process."
         )
     period = time.monotonic() // _CONNECTION_SECONDS if options.connection else 0
-    return _make_client(bucket, options, period)
+    with _making:
+        return _make_client(bucket, options, period)
 
 
 @functools.lru_cache(maxsize=64)
@@ -39,7 +42,8 @@ def _make_client(bucket: str, options: StoreOptions, _period: float) -> Any:
 
 
 def _forbid_requests() -> None:
-    global _has_forked
+    global _has_forked, _making
+    _making = threading.Lock()  # another thread of the parent may have held it
     _has_forked = bool(_make_client.cache_info().currsize)
 
 

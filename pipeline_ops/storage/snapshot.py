@@ -25,22 +25,31 @@ class _Block:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._answers = dict[Hashable, Future[Any]]()
+        self._is_over = False
         self.threads = ThreadPoolExecutor(_PARALLEL)  # starts no thread before it is needed
 
     def get(self, key: Hashable, ask: Callable[[], _Value]) -> _Value:
-        """Asks, or waits for the thread that is asking.
+        """Asks, or waits for the thread that is asking, whose error is that of all who wait.
 
         That there is nothing is an answer, too. After any other error the next one asks again.
         """
         while True:
             with self._lock:
+                if self._is_over:
+                    raise RuntimeError("the block of this question is over")
                 is_asked = key in self._answers
                 answer = self._answers.setdefault(key, Future())
             if not is_asked:
                 return self._ask(key, ask, answer)
             error = answer.exception()
-            if error is None or isinstance(error, FileNotFoundError):
+            if error is None or isinstance(error, Exception):
                 return answer.result()  # type: ignore[no-any-return]  # as `ask` returned it
+
+    def end(self) -> None:
+        """Waits for the requests that are under way. No further ones are made."""
+        with self._lock:
+            self._is_over = True
+        self.threads.shutdown(cancel_futures=True)
 
     def _ask(self, key: Hashable, ask: Callable[[], _Value], answer: Future[Any]) -> _Value:
         try:
@@ -72,7 +81,7 @@ def read_once() -> Iterator[None]:
         yield
     finally:
         _block.reset(token)
-        block.threads.shutdown(cancel_futures=True)
+        block.end()
 
 
 def remember(key: Hashable, ask: Callable[[], _Value]) -> _Value:

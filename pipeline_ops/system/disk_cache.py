@@ -101,13 +101,13 @@ class HostCache:
         """
         with self._open(kind, digest) as place:
             with exclusive_lock(self._get_maker_lock(place.name), str(place.final), _WAIT_SECONDS):
-                if entry := use_entry(place):
-                    return entry
-                if num_bytes:
-                    self._make_room(place.here, num_bytes)
-                with staging_folder(place.final) as staging:
-                    fill(staging)
-                    entry = lock_new_entry(place, staging)
+                entry = use_entry(place)
+                if entry is None:
+                    if num_bytes:
+                        self._make_room(place.here, num_bytes)
+                    with staging_folder(place.final) as staging:
+                        fill(staging)
+                        entry = lock_new_entry(place, staging)
             self._make_room(place.here, 0)
         return entry
 

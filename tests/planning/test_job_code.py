@@ -16,8 +16,7 @@ from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.source_code import CODE_ROOT, PACKAGES, digest_sources
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.planning import job_kinds
-from pipeline_ops.planning.job_kinds import JOBS, digest_job_code
-from pipeline_ops.system.disk_cache import HostCache
+from pipeline_ops.planning.job_kinds import JOBS, digest_job_code, find_job_code
 
 DIGITS = CODE_ROOT / "configs" / "digits.yaml"
 
@@ -107,59 +106,72 @@ def _files(module: str) -> list[str]:
 
 
 @pytest.fixture
-def count(monkeypatch):
-    """The number of times that files were parsed."""
+def count(monkeypatch, tmp_path):
+    """The number of times that files were parsed, with a cache of their digests."""
     calls = []
     real = job_kinds.digest_sources
     monkeypatch.setattr(
         job_kinds, "digest_sources", lambda *a, **k: calls.append(a) or real(*a, **k)
     )
+    monkeypatch.setenv("TRAINYARD_LOCAL_FOLDER", str(tmp_path))
     return lambda: len(calls)
 
 
-def test_files_are_parsed_again_after_any_of_them_has_changed(tmp_path, copied_code, count, config):
-    cache = HostCache(tmp_path / "cache", 2**30)
-    first = digest_job_code("train", config, copied_code, cache)
-    assert digest_job_code("train", config, copied_code, cache) == first and count() == 1
+def test_files_are_parsed_again_after_any_of_them_has_changed(copied_code, config, count):
+    first = find_job_code("train", config, copied_code)
+    assert find_job_code("train", config, copied_code) == first and count() == 1
     changed = copied_code / "pipeline_ops/training/trainer.py"
     content = changed.read_text()
     changed.write_text(f"{content}\nADDED = 1\n")
-    second = digest_job_code("train", config, copied_code, cache)
+    second = find_job_code("train", config, copied_code)
     assert count() == 2
     assert second == digest_job_code("train", config, copied_code)
-    changed.write_text(content)
     assert {path for path in first if first[path] != second[path]} == {
         "pipeline_ops/training/trainer.py"
     }
+    changed.write_text(content)
 
 
-def test_each_job_and_choice_has_its_own(tmp_path, copied_code, count, config):
-    cache = HostCache(tmp_path / "cache", 2**30)
+def test_each_job_and_choice_has_its_own_digests(copied_code, config, count):
     other = config.with_overrides({"train.model": "mobilenet_v2"})
-    asked = [
-        ("train", config),
-        ("evaluate", config),
-        ("train", other),
-        ("preprocess", config),
-    ]
+    asked = [("train", config), ("evaluate", config), ("train", other), ("preprocess", config)]
     for _ in range(2):
-        for job, config in asked:
-            found = digest_job_code(job, config, copied_code, cache)
-            assert found == digest_job_code(job, config, copied_code)
+        for job, chosen in asked:
+            found = find_job_code(job, chosen, copied_code)
+            assert found == digest_job_code(job, chosen, copied_code)
     assert count() == 3 * len(asked)
 
 
-def test_a_host_that_cannot_keep_them_parses_each_time(tmp_path, copied_code, count, config):
-    (tmp_path / "cache").write_text("no folder")
-    cache = HostCache(tmp_path / "cache", 2**30)
-    for _ in range(2):
-        assert digest_job_code("export", config, copied_code, cache)
+def test_digests_of_files_that_change_meanwhile_are_not_kept(
+    copied_code, config, count, monkeypatch, tmp_path
+):
+    states = iter(["before", "after"])
+    monkeypatch.setattr(job_kinds, "digest_all_sources", lambda *_: next(states))
+    assert find_job_code("export", config, copied_code)
+    assert not list(tmp_path.rglob("digests.json"))
+
+
+@pytest.mark.parametrize("obstacle", ["no folder", "no home", "dangling link"])
+def test_a_host_that_cannot_keep_digests_parses_each_time(
+    copied_code, config, count, monkeypatch, tmp_path, obstacle
+):
+    if obstacle == "no folder":
+        (tmp_path / "trainyard-cache").write_text("")
+    elif obstacle == "no home":
+        monkeypatch.setenv("TRAINYARD_LOCAL_FOLDER", "~nobody-has-this-name/cache")
+    else:
+        link = copied_code / "pipeline_ops/.#trainer.py"
+        link.symlink_to(tmp_path / "nowhere")
+    try:
+        for _ in range(2):
+            assert find_job_code("export", config, copied_code)
+    finally:
+        (copied_code / "pipeline_ops/.#trainer.py").unlink(missing_ok=True)
     assert count() == 2
 
 
-def test_a_damaged_entry_is_not_believed(tmp_path, copied_code, config):
-    cache = HostCache(tmp_path / "cache", 2**30)
-    first = digest_job_code("export", config, copied_code, cache)
-    (kept,) = (tmp_path / "cache").rglob("digests.json")
+def test_a_damaged_entry_is_not_believed(copied_code, config, count, tmp_path):
+    first = find_job_code("export", config, copied_code)
+    (kept,) = tmp_path.rglob("digests.json")
     kept.write_text("[]")
-    assert digest_job_code("export", config, copied_code, cache) == first
+    assert find_job_code("export", config, copied_code) == first

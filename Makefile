@@ -57,7 +57,7 @@ check: install-dev ## lint, formatting and types
 	@$(PYTHON) -m ruff format --check --quiet .
 	@$(VENV)/bin/mypy pipeline_ops beam_jobs dags
 
-bench: install data ## compare the chain with a plain script, the preprocess job with a hand-written program, deltas with full runs, training with fit and, where TORCH names a Python that has it, PyTorch, evaluation with model.predict and pycocotools, export by format, and an Airflow with 200 pipelines
+bench: install-dev data ## compare the chain with a plain script, the preprocess job with a hand-written program, deltas with full runs, training with fit and, where TORCH names a Python that has it, PyTorch, evaluation with model.predict and pycocotools, export by format, training from a store, unchanged runs in a bucket, and an Airflow with 200 pipelines
 	@$(PYTHON) tests/bench/chain.py
 	@$(PYTHON) tests/bench/preprocess.py $(ARGS)
 	@$(PYTHON) tests/bench/deltas.py
@@ -65,6 +65,8 @@ bench: install data ## compare the chain with a plain script, the preprocess job
 	@$(PYTHON) tests/bench/training.py $(if $(TORCH),--torch $(TORCH))
 	@$(PYTHON) tests/bench/training_state.py
 	@$(PYTHON) tests/bench/export.py
+	@$(PYTHON) tests/bench/streaming.py
+	@$(PYTHON) tests/bench/unchanged.py
 	@$(PYTHON) tests/bench/dags.py
 
 lock: ## lock the dependencies again (needs uv)

@@ -98,7 +98,7 @@ class RemoteShard:
         """Copies the shard into a folder, and checks it on the way."""
         for _ in range(_TRIES):
             try:
-                found = self.place.download(folder / _NAME)
+                found = self.place.download(folder / _NAME, self.file.num_bytes)
             except FileNotFoundError:
                 raise self._make_missing_error() from None
             except DataError as error:  # a link

@@ -56,7 +56,8 @@ def fetch_files(source: StorePath, folder: Path, only: Collection[str] | None = 
 
     def fetch(path: str) -> None:
         (folder / path).unlink(missing_ok=True)
-        if (source / path).download(folder / path) != index.files[path]:
+        expected = index.files[path]
+        if (source / path).download(folder / path, expected.num_bytes) != expected:
             raise MachineError(f"{source / path} was damaged on its way. Retry.")
 
     try:

@@ -70,7 +70,7 @@ def _fetch(uri: str, manifest: Manifest, files: list[ManifestFile], folder: Path
     def fetch(file: ManifestFile) -> None:
         place = locate_file(uri, file)
         try:
-            found = place.download(folder / file.path)
+            found = place.download(folder / file.path, file.num_bytes)
         except FileNotFoundError:
             raise MachineError(
                 f"{place} is missing, but {uri} lists it. Run its task again."

@@ -153,7 +153,7 @@ class ObjectModelStore:
         def download(file: ManifestFile) -> None:
             place = source / file.path
             try:
-                found = place.download(folder / file.path)
+                found = place.download(folder / file.path, file.num_bytes)
             except FileNotFoundError:
                 raise DataError(f"{place} is missing. Publish the model again.") from None
             if not file.has_content(found):

@@ -54,8 +54,12 @@ def compute_checksums(file: IO[bytes]) -> Checksums:
     return accumulator.result
 
 
-def read_blocks(file: IO[bytes]) -> Iterator[bytes]:
-    return iter(lambda: file.read(_READ_BYTES), b"")
+def read_blocks(file: IO[bytes], num_bytes: int | None = None) -> Iterator[bytes]:
+    """Yields the content of a file. If it is longer than `num_bytes`, ends soon after them."""
+    total = 0
+    while (num_bytes is None or total <= num_bytes) and (block := file.read(_READ_BYTES)):
+        total += len(block)
+        yield block
 
 
 def map_in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:

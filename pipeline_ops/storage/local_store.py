@@ -75,9 +75,9 @@ class LocalStore:
         with file.open("rb") as reader, open_atomically(self._to_new_path(key)) as writer:
             writer.writelines(read_blocks(reader))
 
-    def download(self, key: str, target: Path) -> Checksums:
+    def download(self, key: str, target: Path, num_bytes: int) -> Checksums:
         with open_below(self.folder, key) as file:
-            return write_blocks(read_blocks(file), target)
+            return write_blocks(read_blocks(file, num_bytes), target)
 
     def stat(self, key: str) -> Entry | None:
         folder, _, name = parse_relative_path(key).rpartition("/")

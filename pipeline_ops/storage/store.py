@@ -85,8 +85,11 @@ class Store(Protocol):
     def upload(self, key: str, file: Path) -> None:
         """Copies a local file of any size into the store. Replaces a file of that name."""
 
-    def download(self, key: str, target: Path) -> Checksums:
-        """Copies a file into a new local file."""
+    def download(self, key: str, target: Path, num_bytes: int) -> Checksums:
+        """Copies a file into a new local file.
+
+        It should have `num_bytes`. If it is longer, the copy ends soon after them.
+        """
 
     def stat(self, key: str) -> Entry | None:
         """The file of that key. None if there is none, or a folder."""

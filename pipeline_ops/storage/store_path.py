@@ -91,8 +91,8 @@ class StorePath:
     def upload(self, file: Path) -> None:
         self.store.upload(self.key, file)
 
-    def download(self, target: Path) -> Checksums:
-        return self.store.download(self.key, target)
+    def download(self, target: Path, num_bytes: int) -> Checksums:
+        return self.store.download(self.key, target, num_bytes)
 
     def stat(self) -> Entry | None:
         return self.store.stat(self.key)

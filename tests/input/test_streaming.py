@@ -239,11 +239,11 @@ class WatchedPlace:
     def __str__(self) -> str:
         return str(self.place)
 
-    def download(self, target: Path):
+    def download(self, target: Path, num_bytes: int):
         self.calls.append(("download", self.place.name))
         if self.gate:
             self.gate.wait()
-        found = self.place.download(target)
+        found = self.place.download(target, num_bytes)
         if self.change and self.change(len(self.calls)):
             content = bytearray(target.read_bytes())
             content[100] ^= 1

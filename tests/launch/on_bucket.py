@@ -116,7 +116,7 @@ class BucketJob:
 
     def read_weights(self, target: Path) -> Arrays:
         file = read_manifest(self._manifest).get_file(WEIGHTS)
-        (self.artifact.parent / file.stored_at).download(target)
+        (self.artifact.parent / file.stored_at).download(target, file.num_bytes)
         return read_arrays(target)
 
     @property

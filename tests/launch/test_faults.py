@@ -198,6 +198,7 @@ def used(folder: Path) -> int:
     return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
 
 
+@pytest.mark.slow
 def test_a_corrupt_newest_checkpoint_costs_one_interval_and_is_named(start, undisturbed):
     every = {"train__checkpoint_every_steps": STEPS_PER_EPOCH // 2}
     job = start(is_held=True, **every)

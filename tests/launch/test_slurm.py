@@ -152,6 +152,7 @@ def test_what_slurm_refuses_is_told_and_not_tried_again(start):
     assert "Slurm refuses the job" in job.message() and "invalid partition" in job.message()
 
 
+@pytest.mark.slow
 def test_a_queue_that_does_not_move_is_told_within_the_deadline(start, cluster):
     job = start(
         lab={"nodes": 1, "queue_timeout_seconds": 6, "arguments": ["--begin=now+1hour"]},
@@ -163,6 +164,7 @@ def test_a_queue_that_does_not_move_is_told_within_the_deadline(start, cluster):
     wait_until(lambda: cluster.jobs() == [], explain=cluster.jobs)
 
 
+@pytest.mark.slow
 def test_nothing_lives_of_a_cluster_that_goes_down_with_a_job_in_it(cluster, tmp_path):
     """This happens after a failed test. The test uses another cluster than the others."""
     mine, in_use = Cluster(tmp_path, 1), os.environ["SLURM_CONF"]

@@ -16,7 +16,7 @@ from pipeline_ops.storage.store_path import StorePath
 
 
 def download(path: StorePath) -> None:
-    path.download(path.root.local / "copy")
+    path.download(path.root.local / "copy", 1)
 
 
 def upload(path: StorePath) -> None:

@@ -54,16 +54,21 @@ class TestStore:
         source.write_bytes(os.urandom(size))
         (root / "big").upload(source)
         with open(source, "rb") as file:
-            assert (root / "big").download(target) == compute_checksums(file)
+            assert (root / "big").download(target, size) == compute_checksums(file)
         assert b"".join((root / "big").read_blocks()) == source.read_bytes()
         with (root / "big").open(size) as file:
             assert file.read() == source.read_bytes()
+
+    def test_a_file_that_is_longer_than_listed_does_not_fill_the_disk(self, root, tmp_path):
+        (root / "big").write(bytes(9 * BLOCK_BYTES))
+        found = (root / "big").download(tmp_path / "target", 10)
+        assert 10 < found.num_bytes == (tmp_path / "target").stat().st_size <= 2 * BLOCK_BYTES
 
     def test_a_missing_file_is_missing(self, root, tmp_path):
         missing = root / "no" / "file"
         assert (missing.exists(), missing.stat()) == (False, None)
         assert (missing.list_folder(), missing.walk(), missing.find_in_folders("x")) == ([], [], [])
-        for read in (missing.read, lambda: missing.download(tmp_path / "x")):
+        for read in (missing.read, lambda: missing.download(tmp_path / "x", 1)):
             with pytest.raises(FileNotFoundError):
                 read()
         missing.remove()

@@ -125,6 +125,20 @@ FAST = {
     "label smoothing": Row(GANG, {"label_smoothing": 0.1}),
 }
 
+SIMILAR = {
+    "tf-slim on two devices",
+    "clipping by norm",
+    "clipping by value",
+    "averaged weights",
+    "normalisation by replica",
+    "bfloat16",
+    "xla for the gradients",
+    "one step per call",
+    "class weights",
+    "label smoothing",
+}
+"""The rows that differ from another one in one option. They are slow tests, too."""
+
 SLOW = {
     "gang of four": Row(GANG | {"workers": 4}),
     "gang of three with uneven parts": Row(GANG | {"workers": 3}),
@@ -174,7 +188,10 @@ def distance(a: list[np.ndarray], b: list[np.ndarray]) -> float:
 @pytest.mark.parametrize(
     "row",
     [
-        *(pytest.param(row, id=name) for name, row in FAST.items()),
+        *(
+            pytest.param(row, id=name, marks=[pytest.mark.slow] * (name in SIMILAR))
+            for name, row in FAST.items()
+        ),
         *(pytest.param(row, id=name, marks=pytest.mark.slow) for name, row in SLOW.items()),
     ],
 )
@@ -191,14 +208,19 @@ def test_the_weights_are_those_of_one_device(trained, row, record_property):
         {"seed": 2},
         {"optimizer": SGD},
         {"optimizer": ADAM | {"learning_rate": 1.1e-3}},
-        {"class_weights": True},
-        {"label_smoothing": 0.1},
-        {"optimizer": ADAM | {"average_weights": 0.9}},
-        {
-            "optimizer": ADAM
-            | {"schedule": {"type": "cosine", "warmup_steps": 5, "decay_steps": 12}}
-        },
-        {"optimizer": ADAM | {"clip": {"value": 1e-8}}},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                {"class_weights": True},
+                {"label_smoothing": 0.1},
+                {"optimizer": ADAM | {"average_weights": 0.9}},
+                {
+                    "optimizer": ADAM
+                    | {"schedule": {"type": "cosine", "warmup_steps": 5, "decay_steps": 12}}
+                },
+                {"optimizer": ADAM | {"clip": {"value": 1e-8}}},
+            )
+        ),
     ],
     ids=lambda options: "-".join(f"{key}" for key in options),
 )

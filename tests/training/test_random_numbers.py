@@ -27,11 +27,9 @@ FEW = {
 SLIM = ALONE | {"train__model": "acme_vision.old:build"}
 SLIM_WITH_DROPOUT = SLIM | {"train__model_parameters": {"dropout": 0.5}}
 
-CASES = {
-    "one device": ALONE,
-    "two workers": {"train__workers": 2},
-}
+CASES = {"two workers": {"train__workers": 2}}
 SLOW = {
+    "one device": ALONE,
     "tf-slim": SLIM_WITH_DROPOUT,
     "two devices": {
         "train__strategy": "mirrored",

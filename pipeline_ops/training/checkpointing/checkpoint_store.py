@@ -188,7 +188,7 @@ def _download(source: StorePath, expected: Checksums, file: Path) -> None:
     """Downloads a file under another name, and gives it its own if its content is as expected."""
     temporary = file.with_name(f".{file.name}.download")
     temporary.unlink(missing_ok=True)
-    found = source.download(temporary)
+    found = source.download(temporary, expected.num_bytes)
     if found != expected:
         temporary.unlink()
         raise DataError(

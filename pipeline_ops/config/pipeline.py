@@ -29,11 +29,13 @@ from pipeline_ops.config.base import (
 from pipeline_ops.config.evaluate import DetectionMetric, Evaluate, Measure
 from pipeline_ops.config.export import Export
 from pipeline_ops.config.fields import collect_fields
-from pipeline_ops.config.hosts import Hosts, load_hosts
+from pipeline_ops.config.hosts import load_hosts
+from pipeline_ops.config.hosts_base import Hosts
 from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.notify import NotifierConfig
 from pipeline_ops.config.per_run import Scalar, validate_per_run
 from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.config.runs_on import validate_places
 from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.search import Search
 from pipeline_ops.config.storage import Storage
@@ -188,6 +190,15 @@ class PipelineConfig(Section):
             load_hosts(self.file.parent / "hosts", self.train.hosts) if self.train.hosts else None
         )
 
+    def find_job_hosts(self, job: str) -> Hosts | None:
+        """The hosts that the job of a task runs on, or None for the host of the Airflow worker.
+
+        Raises:
+          ConfigError: the hosts file is wrong or missing.
+        """
+        name = getattr(self, job).runs_on
+        return load_hosts(self.file.parent / "hosts", name, f"{job}.runs_on") if name else None
+
     @property
     def registry(self) -> str:
         """The location of the model's versions: an absolute path, or a URI."""
@@ -248,6 +259,7 @@ def _validate(text: ConfigText) -> PipelineConfig:
     config._text = text
     if config.hosts:  # wrong hosts are reported now, before any job starts
         config.hosts.validate_gang(config.train, config.locate(("train", "hosts")))
+    validate_places(config)
     for name in filter(None, config.per_run.get("train.hosts", [])):
         load_hosts(config.file.parent / "hosts", str(name))
     return config

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ def _fingerprint(training: PlannedTraining, train: Train, question: ModelCheckRe
     code = digest_sources(modules, used=[train.model]) | digest_user_code(train, folder)
     facts = question.model_dump(mode="json", include={"task", "image_shape", "num_classes"})
     chosen = {name: training.train[name] for name in _CHECKED_KEYS}
-    versions = read_versions(Path(training.python), _VERSIONS)
+    versions = read_versions(Path(_get_python(training)), _VERSIONS)
     return compute_digest({"code": code, "versions": versions, "config": chosen, "data": facts})
 
 
@@ -143,7 +144,7 @@ def _ask(training: PlannedTraining, question: ModelCheckRequest) -> dict[str, An
         # Our code only, and no installed packages next to it.
         for package in ("pipeline_ops", "beam_jobs"):
             (folder / package).symlink_to(CODE_ROOT / package)
-        argv = [training.python, "-P", "-m", _MODULE, str(answer)]
+        argv = [_get_python(training), "-P", "-m", _MODULE, str(answer)]
         try:
             done = subprocess.run(
                 argv,
@@ -160,7 +161,7 @@ def _ask(training: PlannedTraining, question: ModelCheckRequest) -> dict[str, An
                 f"the model was not built within {_TIMEOUT_SECONDS} s. Retry on an idle machine."
             ) from None
         except OSError as error:
-            raise ConfigError(f"train.python: cannot start {training.python}: {error}") from None
+            raise ConfigError(f"train.python: cannot start {argv[0]}: {error}") from None
         found: dict[str, Any] | None = read_json(answer)
         if found is None:
             log_tail = done.stdout.decode(errors="replace")[-_LOG_TAIL:].strip()
@@ -169,6 +170,10 @@ def _ask(training: PlannedTraining, question: ModelCheckRequest) -> dict[str, An
                 f"{done.returncode}:\n{log_tail}"
             )
     return found
+
+
+def _get_python(training: PlannedTraining) -> str:
+    return training.python or sys.executable
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -19,16 +19,17 @@ class PlannedTraining(BaseModel):
     train: dict[str, Any]
     """The section of the config, as JSON."""
     python: str
-    """The interpreter of the train task."""
+    """The interpreter of the train task. Empty for that of the process that checks the training."""
     has_hosts: bool = False
     """True if it trains on other hosts, so that TensorFlow may be missing here."""
 
     @classmethod
     def from_config(cls, config: PipelineConfig, python: str) -> PlannedTraining:
         """The training of a config. `python` is the interpreter if the config names none."""
+        is_elsewhere = bool(config.train.runs_on or config.preprocess.runs_on)
         return cls(
             config_file=str(config.file),
             train=config.train.model_dump(mode="json"),
-            python=str(config.resolve_interpreter("train") or python),
-            has_hosts=config.hosts is not None,
+            python="" if is_elsewhere else str(config.resolve_interpreter("train") or python),
+            has_hosts=is_elsewhere or config.hosts is not None,
         )

@@ -19,6 +19,7 @@ from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.jobs.planned_training import PlannedTraining
 from pipeline_ops.storage.atomic import format_json, translate_write_errors
 from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.storage.safe_paths import RelativePath
 from pipeline_ops.storage.store import StoreUsage
 from pipeline_ops.storage.store_path import StorePath
 
@@ -54,6 +55,10 @@ class Request(BaseModel):
 
     Null skips the check.
     """
+    user_files: dict[RelativePath, str] = {}
+    """The user's own modules, by path, if the job does not see the folder of the config file."""
+    code_digest: str = ""
+    """The digest of this project's code on Airflow's host, if the job runs elsewhere."""
     reason: str = ""
     """The reason why the job was started, for people."""
 

@@ -29,7 +29,8 @@ from pipeline_ops.artifacts.layout import Attempt, lock_file, work_folder
 from pipeline_ops.artifacts.manifest import NAME
 from pipeline_ops.errors import Cancelled, ExitCode, TrainyardError
 from pipeline_ops.jobs.artifact_writer import ArtifactDraft, open_draft
-from pipeline_ops.jobs.cancellation import monitor_cancellation
+from pipeline_ops.jobs.cancellation import monitor_cancellation, read_cancellation_reason
+from pipeline_ops.jobs.environment_check import validate_environment
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Request, Status, read_request, write_status
 from pipeline_ops.jobs.workspace import find_local_folder, open_workspace
@@ -40,6 +41,9 @@ from pipeline_ops.storage.store import read_usage
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.lease import Lease, hold_lease
 from pipeline_ops.system.temp_dirs import use_temporary_folder
+
+INIT_VARIABLE = "TRAINYARD_INIT"
+"""Set by the init process of a place other than Airflow's host (`init_process.py`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,15 +107,18 @@ def run_request(work: Callable[[Job], ExitCode], uri: str | Path) -> ExitCode:
     attempt = Attempt(open_path(uri).root)
     try:
         request = read_request(attempt.request)
+        if INIT_VARIABLE in os.environ:
+            validate_environment(request)
         with (
             monitor_cancellation(attempt),
             _deadline(request.deadline_seconds, attempt),
             use_temporary_folder(request.job),
             open_workspace(attempt) as workspace,
         ):
+            request = read_request(open_path(workspace.request))
             status = _do_once(work, request, workspace, attempt)
     except TrainyardError as error:
-        status = Status(exit_code=error.exit_code, message=str(error))
+        status = _make_status(error, attempt)
     except KeyboardInterrupt:
         status = Status(exit_code=ExitCode.CANCELLED, message="interrupted")
     except MemoryError as error:
@@ -129,6 +136,24 @@ def run_request(work: Callable[[Job], ExitCode], uri: str | Path) -> ExitCode:
     status = status.model_copy(update={"message": message, "store": read_usage()})
     write_status(attempt, status)
     return status.exit_code
+
+
+def _make_status(error: TrainyardError, attempt: Attempt[StorePath]) -> Status:
+    """The status for an error.
+
+    A cluster stops jobs by SIGTERM, too: for a job with a higher priority, or to empty a node. Such
+    a job was not cancelled by a person, and is tried again.
+    """
+    if (
+        isinstance(error, Cancelled)
+        and INIT_VARIABLE in os.environ
+        and read_cancellation_reason(attempt) is None
+    ):
+        return Status(
+            exit_code=ExitCode.RETRY,
+            message="its host has stopped the job (preemption, eviction or shutdown)",
+        )
+    return Status(exit_code=error.exit_code, message=str(error))
 
 
 def _do_once(

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import TrainyardError
+from pipeline_ops.jobs.request import read_request
+from pipeline_ops.jobs.user_files import write_user_files
 from pipeline_ops.storage.atomic import make_write_error, write_atomically
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.own_folders import open_private_folder
@@ -28,7 +30,6 @@ from pipeline_ops.storage.store_path import StorePath
 LOCAL_FOLDER_VARIABLE = "TRAINYARD_LOCAL_FOLDER"
 _SHIP_SECONDS = 1.0
 _CHUNK_BYTES = 4 << 20
-_MAX_REQUEST_BYTES = 64 << 20
 _APPENDED = (".log", ".jsonl")
 _log = logging.getLogger(__name__)
 
@@ -94,12 +95,13 @@ def copy_request(attempt: Attempt[StorePath]) -> Attempt[Path]:
     """Returns the attempt on this host, with a copy of its request.
 
     Raises:
-      FileNotFoundError: there is no such attempt in the store.
+      DataError: there is no such attempt in the store, or its request is invalid.
       MachineError: the store or the disk failed.
     """
-    content = attempt.request.read(_MAX_REQUEST_BYTES)
+    request = read_request(attempt.request)
     workspace = Attempt(make_local_folder(attempt.folder))
-    write_atomically(workspace.request, content, mode=0o600)
+    request = write_user_files(request, workspace.folder)
+    write_atomically(workspace.request, request.model_dump_json().encode(), mode=0o600)
     return workspace
 
 

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.config.hosts import Hosts
-from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.config.hosts_base import Hosts
+from pipeline_ops.errors import TrainyardError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
+from pipeline_ops.jobs.places.environment import build_python_command
 from pipeline_ops.launch.plan import Host
-from pipeline_ops.system.processes import SAFE_PATH
 
 _log = logging.getLogger(__name__)
 
 _HOLDER_MODULE = "pipeline_ops.launch.allocation_holder"
 _POLL_SECONDS = 0.5
-_COMMAND_SECONDS = 60
 
 
 class Launcher(Protocol):
@@ -59,54 +55,12 @@ def build_agent_command(hosts: Hosts, agent: AgentSpec) -> list[str]:
     The agent's specification follows through the pipe, because other users of the hosts see command
     lines and the specification contains the environment.
     """
-    return [*build_python_prefix(hosts), *_build_python_command(hosts, AGENT_MODULE, agent.run)]
+    return build_python_command(hosts, AGENT_MODULE, agent.run)
 
 
 def build_holder_command(hosts: Hosts, run: str, idle_seconds: int) -> list[str]:
     """The command of the main process of an allocation, `allocation_holder.py`."""
-    return _build_python_command(hosts, _HOLDER_MODULE, run, str(idle_seconds))
-
-
-def _build_python_command(hosts: Hosts, module: str, *arguments: str) -> list[str]:
-    return [hosts.python or sys.executable, "-m", module, *arguments]
-
-
-def build_python_prefix(hosts: Hosts) -> list[str]:
-    """Returns the beginning of a command with the variables of `build_python_environment`."""
-    variables = build_python_environment(hosts)
-    return ["env", *(f"{name}={value}" for name, value in variables.items())]
-
-
-def build_python_environment(hosts: Hosts) -> dict[str, str]:
-    """Returns variables with which Python finds this project on a host.
-
-    Python does not import from the folder in which the command is started.
-    """
-    return SAFE_PATH | {"PYTHONPATH": hosts.code or str(CODE_ROOT)}
-
-
-def run_client(
-    argv: list[str], launcher: str, text: str | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs a client command of a cluster, with `text` as its input.
-
-    Raises:
-      ConfigError: the client is not installed.
-      MachineError: the cluster does not answer.
-    """
-    try:
-        return subprocess.run(
-            argv, input=text, capture_output=True, text=True, timeout=_COMMAND_SECONDS
-        )
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{argv[0]} is not installed on this machine, and the hosts file has launcher: "
-            f"{launcher}. Install it or choose another launcher"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise MachineError(
-            f"{' '.join(argv[:3])} has not answered within {_COMMAND_SECONDS} s"
-        ) from None
+    return build_python_command(hosts, _HOLDER_MODULE, run, str(idle_seconds))
 
 
 def wait_until(

@@ -7,17 +7,13 @@ the bucket, which proves that the host reaches the same store with the same righ
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.jobs.gang_protocol import AgentSpec
 from pipeline_ops.jobs.workspace import copy_request, make_local_folder
-from pipeline_ops.storage.open_store import STORES_VARIABLE, open_root
-
-_CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
-_KEY_FILE, _KEY = "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"
+from pipeline_ops.storage.open_store import open_root
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +40,7 @@ def open_own_disk(spec: AgentSpec) -> OwnDisk | None:
     attempt = Attempt(open_root(spec.stored_attempt))
     try:
         workspace = copy_request(attempt)
-    except FileNotFoundError:
+    except DataError:
         raise ConfigError(
             f"it does not see the storage root: {attempt.request} was written by the launcher's "
             "side and is missing there. Give it the same endpoint, in `environment` of the hosts "
@@ -64,18 +60,3 @@ def check_isolation(spec: AgentSpec) -> None:
             "that train.hosts names, if only trusted people reach this host's ports, or keep the "
             "storage root in a folder"
         )
-
-
-def collect_store_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables with which another host reaches the bucket as this one does.
-
-    The key of a Google service account travels as a text, because its file is on this host.
-    """
-    found = {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(_CREDENTIALS) or name == STORES_VARIABLE
-    }
-    if _KEY_FILE in found:
-        found[_KEY] = Path(found.pop(_KEY_FILE)).read_text()
-    return found

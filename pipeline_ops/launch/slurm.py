@@ -13,24 +13,21 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline_ops.config.hosts import SlurmHosts
-from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.config.hosts_clusters import SlurmHosts
+from pipeline_ops.errors import MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import AgentSpec
+from pipeline_ops.jobs.places.slurm import UNKNOWN_JOB, WAITING, build_sbatch_command, run_slurm
 from pipeline_ops.launch.launcher import (
     Launcher,
     build_agent_command,
     build_holder_command,
-    build_python_prefix,
     log_failed_release,
-    run_client,
     wait_until,
 )
 from pipeline_ops.launch.plan import Host
 
 _KEEP_SECONDS = 60
 """An allocation without agents is given back after that long."""
-_WAITING = ("PENDING", "CONFIGURING")
-_UNKNOWN_JOB = "Invalid job id"
 
 
 class SlurmLauncher(Launcher):
@@ -49,8 +46,8 @@ class SlurmLauncher(Launcher):
         self._job: str | None = None
 
     def allocate(self, check: Callable[[], None]) -> list[Host]:
-        self._job = _run_slurm(
-            *build_sbatch_command(self._hosts, self._name, self._log),
+        self._job = run_slurm(
+            *build_sbatch_command(self._hosts, self._name, self._log, count_nodes(self._hosts)),
             text=build_batch_script(self._hosts, self._run),
         ).partition(";")[0]
         try:
@@ -58,12 +55,12 @@ class SlurmLauncher(Launcher):
         except TrainyardError:
             self.release()
             raise
-        nodes = _run_slurm("scontrol", "show", "hostnames", self._query("%N")).split()
+        nodes = run_slurm("scontrol", "show", "hostnames", self._query("%N")).split()
         return [self._describe_node(node) for node in nodes]
 
     def _wait_for_nodes(self, check: Callable[[], None]) -> None:
         timeout_seconds = self._hosts.queue_timeout_seconds
-        if not wait_until(lambda: self._read_state() not in _WAITING, check, timeout_seconds):
+        if not wait_until(lambda: self._read_state() not in WAITING, check, timeout_seconds):
             raise MachineError(
                 f"Slurm has not started the job {self._name} within {timeout_seconds} s "
                 f"(queue_timeout_seconds in the hosts file): {self._query('%R')}"
@@ -75,7 +72,7 @@ class SlurmLauncher(Launcher):
             )
 
     def _describe_node(self, node: str) -> Host:
-        description = _run_slurm("scontrol", "show", "node", "--oneliner", node)
+        description = run_slurm("scontrol", "show", "node", "--oneliner", node)
         return Host(
             name=node,
             address=parse_node_address(description) or node,
@@ -103,44 +100,21 @@ class SlurmLauncher(Launcher):
     def release(self) -> None:
         if self._job is not None:
             with log_failed_release(f"the Slurm job {self._job} was", _KEEP_SECONDS):
-                _run_slurm("scancel", "--quiet", self._job, ignored_error=_UNKNOWN_JOB)
+                run_slurm("scancel", "--quiet", self._job, ignored_error=UNKNOWN_JOB)
             self._job = None
 
     def _read_state(self) -> str:
         """The state of the Slurm job, or an empty string for a job that Slurm has forgotten."""
-        return self._query("%T", "--states=all", ignored_error=_UNKNOWN_JOB)
+        return self._query("%T", "--states=all", ignored_error=UNKNOWN_JOB)
 
     def _query(self, field: str, *options: str, ignored_error: str = "") -> str:
         arguments = ["--noheader", f"--jobs={self._job}", f"--format={field}", *options]
-        return _run_slurm("squeue", *arguments, ignored_error=ignored_error)
+        return run_slurm("squeue", *arguments, ignored_error=ignored_error)
 
 
-def build_sbatch_command(hosts: SlurmHosts, name: str, log: Path) -> list[str]:
-    """Builds the sbatch command, whose output goes to `log` on the first node. Pure.
-
-    A dead node must not end the others (--no-kill), and Slurm must not start the job again
-    (--no-requeue).
-    """
-    nodes = f"{hosts.min_nodes}-{hosts.nodes}" if hosts.min_nodes else str(hosts.nodes)
-    options = {
-        "--job-name": name,
-        "--nodes": nodes,
-        "--ntasks-per-node": "1",
-        "--output": str(log),
-        "--partition": hosts.partition,
-        "--account": hosts.account,
-        "--time": hosts.time_limit,
-        "--cpus-per-task": hosts.cores_per_node,
-    }
-    return [
-        "sbatch",
-        "--parsable",
-        "--no-requeue",
-        "--no-kill",
-        *(f"{key}={value}" for key, value in options.items() if value),
-        *([] if hosts.cores_per_node else ["--exclusive"]),
-        *hosts.arguments,
-    ]
+def count_nodes(hosts: SlurmHosts) -> str:
+    """The number of nodes for sbatch, or the least and the largest number."""
+    return f"{hosts.min_nodes}-{hosts.nodes}" if hosts.min_nodes else str(hosts.nodes)
 
 
 def build_batch_script(hosts: SlurmHosts, run: Path) -> str:
@@ -148,31 +122,10 @@ def build_batch_script(hosts: SlurmHosts, run: Path) -> str:
 
     Every argument is quoted for the shell, because a path may contain any character.
     """
-    holder_command = build_holder_command(hosts, str(run), _KEEP_SECONDS)
-    return f"#!/bin/sh\nexec {shlex.join([*build_python_prefix(hosts), *holder_command])}\n"
+    return f"#!/bin/sh\nexec {shlex.join(build_holder_command(hosts, str(run), _KEEP_SECONDS))}\n"
 
 
 def parse_node_address(node: str) -> str | None:
     """The address in the output of `scontrol show node`."""
     match = re.search(r"\bNodeAddr=(\S+)", node)
     return match and match[1]
-
-
-def _run_slurm(*argv: str, text: str | None = None, ignored_error: str = "") -> str:
-    """Returns the output of a Slurm command.
-
-    Raises:
-      MachineError: Slurm is not there, or does not answer.
-      ConfigError: Slurm refuses the request of the hosts file.
-    """
-    result = run_client([*argv], "slurm", text)
-    if result.returncode == 0 or (ignored_error and ignored_error in result.stderr):
-        return result.stdout.strip()
-    error_message = " ".join(result.stderr.split())
-    if argv[0] == "sbatch" and not re.search(
-        r"[Uu]nable to contact|timed out|temporarily", error_message
-    ):
-        raise ConfigError(f"Slurm refuses the job: {error_message}. Correct the hosts file")
-    raise MachineError(
-        f"{' '.join(argv[:3])}: {error_message or f'exit status {result.returncode}'}"
-    )

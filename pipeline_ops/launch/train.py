@@ -17,28 +17,24 @@ from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD, TrainingFigures
-from pipeline_ops.config.hosts import (
-    Hosts,
-    KubernetesHosts,
-    LocalHosts,
-    SlurmHosts,
-    SshHosts,
-    parse_hosts,
-)
+from pipeline_ops.config.hosts import LocalHosts, SshHosts, parse_hosts
+from pipeline_ops.config.hosts_base import Hosts
+from pipeline_ops.config.hosts_clusters import ContainerHosts, KubernetesHosts, SlurmHosts
 from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.jobs.file_exchange import fetch_files
 from pipeline_ops.jobs.gang_protocol import STATE, Isolation, StoredWork, format_worker_digest_name
 from pipeline_ops.jobs.host_dataset import open_host_cache, open_host_dataset
+from pipeline_ops.jobs.places.environment import collect_store_environment
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.launch.candidate import export_saved_model
+from pipeline_ops.launch.container import ContainerLauncher
 from pipeline_ops.launch.gang import Gang
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.kubernetes import KubernetesLauncher
 from pipeline_ops.launch.launcher import Launcher
 from pipeline_ops.launch.local import LocalLauncher
-from pipeline_ops.launch.own_disk import collect_store_environment
 from pipeline_ops.launch.plan import LaunchPlan
 from pipeline_ops.launch.slurm import SlurmLauncher
 from pipeline_ops.launch.ssh import SshLauncher
@@ -153,6 +149,12 @@ def build_lock_name(job: Job) -> str:
     return f"{job.request.pipeline}-{compute_digest(str(job.folder))}"
 
 
+def build_gang_name(job: Job) -> str:
+    """The name of a gang among the objects of a cluster. Unique, and valid as a DNS name."""
+    pipeline = job.request.pipeline.replace("_", "-")[:30]
+    return f"trainyard-{pipeline}-{compute_digest(str(job.attempt.folder))[:8]}"
+
+
 def make_launcher(hosts: Hosts, job: Job) -> Launcher:
     match hosts:
         case SshHosts():
@@ -160,13 +162,12 @@ def make_launcher(hosts: Hosts, job: Job) -> Launcher:
         case SlurmHosts():
             name = f"trainyard-{job.request.pipeline}"
             return SlurmLauncher(hosts, name, job.attempt.folder, not job.stored_attempt)
+        case ContainerHosts():
+            run = str(job.attempt.folder)
+            return ContainerLauncher(hosts, build_gang_name(job), job.request.pipeline, run)
         case KubernetesHosts():
-            name = (
-                f"trainyard-{job.request.pipeline.replace('_', '-')[:30]}"
-                f"-{compute_digest(str(job.attempt.folder))[:8]}"
-            )
             return KubernetesLauncher(
-                hosts, name, str(job.attempt.folder), job.request.deadline_seconds
+                hosts, build_gang_name(job), str(job.attempt.folder), job.request.deadline_seconds
             )
         case LocalHosts():
             return LocalLauncher(hosts.workers, hosts.cores or 0)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.cancellation import STORE_KEY, StoredJob, TaskInstanceRef
-from pipeline_ops.operators.process import JobHandle
+from pipeline_ops.jobs.job_handle import JobHandle
+from pipeline_ops.jobs.places.place import Place
 from pipeline_ops.operators.task_run import TaskRun
 
 if TYPE_CHECKING:
@@ -29,20 +30,20 @@ def claim_job(run: TaskRun, handle: JobHandle) -> None:
     run.context["task_state_store"].set(STORE_KEY, stored.model_dump())
 
 
-def find_running_job(run: TaskRun, task: str) -> JobHandle | None:
+def find_running_job(run: TaskRun, task: str, place: Place) -> JobHandle | None:
     """Claims and returns the job that an earlier try of this task has started, if it still runs.
 
     A job that is dead, was cleared, or was asked to end, is ended. A job is asked to end when
     Airflow takes a living task for dead and kills it. The next try then starts before the job is
     gone.
     """
-    handle, owner = _load_stored_job(run, task)
+    handle, owner = _load_stored_job(run, task, place)
     if handle is None:
         return None
     is_ours = owner is not None and owner.can_hand_over_to(_make_task_instance_ref(run.context))
     if is_ours and handle.is_alive() and not handle.is_cancellation_requested():
         _log.info(
-            "The process of an earlier try still runs. This try follows it. Its folder: %s",
+            "The job of an earlier try still runs. This try follows it. Its folder: %s",
             handle.attempt.folder,
         )
         claim_job(run, handle)
@@ -53,12 +54,14 @@ def find_running_job(run: TaskRun, task: str) -> JobHandle | None:
     return None
 
 
-def find_claimed_job(run: TaskRun, task: str) -> JobHandle | None:
+def find_claimed_job(run: TaskRun, task: str, place: Place) -> JobHandle | None:
     """Returns the job that this task has claimed."""
-    return _load_stored_job(run, task)[0]
+    return _load_stored_job(run, task, place)[0]
 
 
-def _load_stored_job(run: TaskRun, task: str) -> tuple[JobHandle | None, TaskInstanceRef | None]:
+def _load_stored_job(
+    run: TaskRun, task: str, place: Place
+) -> tuple[JobHandle | None, TaskInstanceRef | None]:
     """Loads the job that this task has claimed, and its owner.
 
     A user can write anything in their place. In that case it is the last job that the task has
@@ -69,11 +72,12 @@ def _load_stored_job(run: TaskRun, task: str) -> tuple[JobHandle | None, TaskIns
         return None, None
     try:
         stored = StoredJob.parse(value)
-        return JobHandle(run.layout.attempt(run.run_id, task, stored.attempt)), stored.owner
+        attempt = run.layout.attempt(run.run_id, task, stored.attempt)
+        return JobHandle(attempt, place), stored.owner
     except DataError as error:
         _log.warning("%s. The newest job of this task is used instead.", error)
     newest = run.layout.newest_attempt(run.run_id, task)
-    return JobHandle(newest) if newest else None, None
+    return JobHandle(newest, place) if newest else None, None
 
 
 def _make_task_instance_ref(context: Context) -> TaskInstanceRef:

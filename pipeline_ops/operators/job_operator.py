@@ -20,12 +20,15 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
 from pipeline_ops.errors import DataError, ExitCode, TrainyardError
+from pipeline_ops.jobs.job_handle import JobHandle
+from pipeline_ops.jobs.places.open_place import open_place
+from pipeline_ops.jobs.places.place import Place
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest
 from pipeline_ops.operators.assets import add_asset_event
 from pipeline_ops.operators.claim import claim_job, find_claimed_job, find_running_job
 from pipeline_ops.operators.handover import pull_manifests
-from pipeline_ops.operators.process import JobHandle, ProgressLog, prepare_job, start_job
+from pipeline_ops.operators.process import ProgressLog, is_here, prepare_job, start_job
 from pipeline_ops.operators.task_run import TaskRun, make_airflow_error
 from pipeline_ops.operators.trigger import JobTrigger
 from pipeline_ops.planning.job_kinds import KINDS
@@ -78,7 +81,8 @@ class JobOperator(BaseOperator):
 
     def execute(self, context: Context) -> str:
         run = self._load_run(context)
-        self._handle = find_running_job(run, self.record_name)
+        place = self._open_place(run)
+        self._handle = find_running_job(run, self.record_name, place)
         if self._handle is None:
             with self._fail_on_error(run):
                 plan = self._plan_and_record_use(run)
@@ -87,10 +91,11 @@ class JobOperator(BaseOperator):
                 record = TaskRecord(state="success", cached=True, reason=plan.reason)
                 return self._succeed(run, str(plan.manifest), record)
             self.log.info("Starting the job, because: %s", plan.reason)
-            self._handle = prepare_job(plan, run.layout, self.record_name)
-            claim_job(run, self._handle)
-            process = start_job(plan, self._handle.attempt)
-            self.log.info("Process %d, folder %s", process.pid, self._handle.attempt.folder)
+            with self._fail_on_error(run):
+                self._handle = prepare_job(plan, run.layout, self.record_name, place)
+                claim_job(run, self._handle)
+                start_job(plan, self._handle)
+            self.log.info("The folder of the job is %s", self._handle.attempt.folder)
         return self._wait_or_defer(run, self._handle)
 
     def resume_execution(
@@ -100,7 +105,8 @@ class JobOperator(BaseOperator):
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout:
-            if job := find_claimed_job(self._load_run(context), self.record_name):
+            run = self._load_run(context)
+            if job := find_claimed_job(run, self.record_name, self._open_place(run)):
                 job.end("it did not end by its own deadline")
             raise
 
@@ -110,7 +116,8 @@ class JobOperator(BaseOperator):
         The event names the attempt. The outcome is in the job's own files.
         """
         run = self._load_run(context)
-        self._handle = JobHandle(run.layout.attempt(run.run_id, self.record_name, event["attempt"]))
+        attempt = run.layout.attempt(run.run_id, self.record_name, event["attempt"])
+        self._handle = JobHandle(attempt, self._open_place(run))
         status = self._handle.read_outcome()
         return (
             self._finish(run, self._handle, status)
@@ -147,6 +154,11 @@ class JobOperator(BaseOperator):
         )
         return build_lineage(run.config, manifest) if manifest else None
 
+    def _open_place(self, run: TaskRun) -> Place:
+        """The place where the job runs."""
+        with self._fail_on_error(run):
+            return open_place(run.config, self.job)
+
     def _load_run(self, context: Context) -> TaskRun:
         return TaskRun.load(self.config_file, context)
 
@@ -175,28 +187,34 @@ class JobOperator(BaseOperator):
     def _wait_or_defer(self, run: TaskRun, handle: JobHandle) -> str:
         """Waits for the job for a short time, then defers."""
         deadline = time.monotonic() + self.defer_after_seconds
-        progress = ProgressLog(handle.attempt)
+        progress = ProgressLog(handle.attempt, log_offset=None if is_here(handle) else 0)
         while (status := handle.read_outcome()) is None and time.monotonic() < deadline:
             progress.write_due_lines(self.log.info)
             time.sleep(_POLL_SECONDS if handle.attempt.folder.is_local else _BUCKET_POLL_SECONDS)
         progress.write_due_lines(self.log.info)
         if status is None:
-            timeout_seconds = getattr(run.config, self.job).timeout_seconds
-            trigger = JobTrigger(
-                str(run.config.root),
-                run.config.store_options.model_dump(),
-                run.config.pipeline,
-                run.run_id,
-                self.record_name,
-                handle.attempt.folder.name,
-                progress.offset,
-            )
-            self.defer(
-                trigger=trigger,
-                method_name="resume",
-                timeout=dt.timedelta(seconds=timeout_seconds + _DEADLINE_SLACK_SECONDS),
-            )
+            self._defer(run, handle, progress)
         return self._finish(run, handle, status)
+
+    def _defer(self, run: TaskRun, handle: JobHandle, progress: ProgressLog) -> NoReturn:
+        """Leaves the job to the triggerer, for as long as it may wait and run."""
+        hosts = run.config.find_job_hosts(self.job)
+        trigger = JobTrigger(
+            str(run.config.root),
+            run.config.store_options.model_dump(),
+            run.config.pipeline,
+            run.run_id,
+            self.record_name,
+            handle.attempt.folder.name,
+            progress.offset,
+            # Who follows a job needs no secrets of its environment.
+            hosts.model_dump(mode="json", exclude={"environment"}) if hosts else None,
+            progress.log_offset,
+        )
+        timeout_seconds = getattr(run.config, self.job).timeout_seconds
+        seconds = timeout_seconds + handle.place.queue_seconds + _DEADLINE_SLACK_SECONDS
+        self.defer(trigger=trigger, method_name="resume", timeout=dt.timedelta(seconds=seconds))
+        raise AssertionError("defer has returned")
 
     def _finish(self, run: TaskRun, handle: JobHandle, status: Status) -> str:
         handle.reap()

@@ -16,8 +16,11 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from pipeline_ops.airflow_connections import use_airflow_connections
 from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.config.hosts import parse_hosts
 from pipeline_ops.errors import MachineError
-from pipeline_ops.operators.process import JobHandle, ProgressLog
+from pipeline_ops.jobs.job_handle import JobHandle
+from pipeline_ops.jobs.places.open_place import make_place
+from pipeline_ops.operators.process import ProgressLog
 from pipeline_ops.storage.open_store import open_root, register_store
 from pipeline_ops.storage.store_options import StoreOptions
 
@@ -39,6 +42,9 @@ class JobTrigger(BaseTrigger):
       record: the name of the record and of the folder of the task's attempts.
       attempt: the name of the attempt. Any other value than the name of one raises DataError.
       offset: the position in the progress file at which to begin.
+      runs_on: the hosts file of the place where the job runs. None is this host.
+      log_offset: the position in the job's log from which on it is copied to the task's log. None
+        copies nothing.
     """
 
     def __init__(
@@ -50,6 +56,8 @@ class JobTrigger(BaseTrigger):
         record: str,
         attempt: str,
         offset: int = 0,
+        runs_on: dict[str, Any] | None = None,
+        log_offset: int | None = None,
     ):
         super().__init__()  # type: ignore[no-untyped-call]
         self._arguments = {
@@ -60,10 +68,15 @@ class JobTrigger(BaseTrigger):
             "record": record,
             "attempt": attempt,
             "offset": offset,
+            "runs_on": runs_on,
+            "log_offset": log_offset,
         }
         register_store(root, StoreOptions.model_validate(options))
-        self._job = JobHandle(Layout(open_root(root), pipeline).attempt(run_id, record, attempt))
-        self._progress = ProgressLog(self._job.attempt, offset)
+        self._job = JobHandle(
+            Layout(open_root(root), pipeline).attempt(run_id, record, attempt),
+            make_place(parse_hosts(runs_on) if runs_on else None),
+        )
+        self._progress = ProgressLog(self._job.attempt, offset, log_offset)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return "pipeline_ops.operators.trigger.JobTrigger", self._arguments

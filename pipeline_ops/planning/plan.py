@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,8 +17,9 @@ from pipeline_ops.artifacts.input_names import BASE, RAW_FILES, WARM_START
 from pipeline_ops.artifacts.layout import Layout, iterate_manifests, usage_file
 from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, read_manifest
 from pipeline_ops.artifacts.results import LAST_EVALUATION, TEST_SPLIT, ModelFigures
-from pipeline_ops.config.hosts import Hosts
+from pipeline_ops.config.hosts_base import Hosts
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.jobs.places.open_place import open_place
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.planning.base_dataset import choose_base
 from pipeline_ops.planning.comparison import find_baseline, find_previous_evaluation
@@ -37,7 +37,6 @@ from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.snapshot import read_once
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.user_code.interpreter import read_versions
 from pipeline_ops.user_code.models import digest_user_code, find_user_versions
 from pipeline_ops.user_code.stages import digest_stage_code, find_stage_versions
 
@@ -54,8 +53,6 @@ class JobPlan:
     reason: str
     damage: tuple[str, ...] = ()
     """The damage of an existing artifact, whose manifest the job removes first."""
-    python: Path | None = None
-    """The interpreter to start the job with, or None for that of the caller."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,9 +179,12 @@ def _fingerprint(
 ) -> Fingerprint:
     """The fingerprint of a job. The arguments add to the parts that each job has."""
     section = getattr(run.config, job)
-    installed = read_versions(run.config.resolve_interpreter(job), KINDS[job].packages + packages)
+    place = open_place(run.config, job)
+    installed = place.find_versions(KINDS[job].packages + packages)
+    hosts = run.config.find_job_hosts(job)
+    runs_on = {"runs_on": hosts.code_digests} if hosts and hosts.code_digests else {}
     return Fingerprint(
-        config={**section.to_fingerprint_dict(), **config},
+        config={**section.to_fingerprint_dict(), **config, **runs_on},
         inputs=dict(inputs),
         code={**find_job_code(job, run.config), **code},
         versions={**installed, **versions},
@@ -236,19 +236,19 @@ def _digests(inputs: Mapping[str, Input]) -> dict[str, str]:
 
 
 def _decide(request: Request, run: _Run) -> JobPlan:
-    path, python = open_path(request.artifact) / NAME, run.config.resolve_interpreter(request.job)
+    path = open_path(request.artifact) / NAME
     prefetch_artifact(path.parent)
     _record_use(run, path.parent)
     if not path.exists():
         reason = _why_new(request, run.layout)
-        return JobPlan(request, path, False, reason, python=python)
+        return JobPlan(request, path, False, reason)
     manifest = read_manifest(path)
     if damage := tuple(find_damage(path, manifest) or _find_unpublished(request, manifest)):
         damaged = request.model_copy(update={"is_damaged": True})
         reason = f"the artifact was damaged: {damage[0]}"
-        return JobPlan(damaged, path, False, reason, damage, python)
+        return JobPlan(damaged, path, False, reason, damage)
     reason = "unchanged: same inputs, config, code and package versions"
-    return JobPlan(request, path, True, reason, python=python)
+    return JobPlan(request, path, True, reason)
 
 
 def _find_unpublished(request: Request, manifest: Manifest) -> list[str]:

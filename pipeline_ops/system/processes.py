@@ -101,6 +101,17 @@ def has_environment_variable(pid: int, variable: tuple[str, str]) -> bool:
         return False
 
 
+def find_processes(variable: tuple[str, str]) -> list[psutil.Process]:
+    """The living processes of this user that were started with a variable in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it is gone, or belongs to another user
+            is_started_with = process.environ().get(variable[0]) == variable[1]
+            if is_started_with and process.status() not in _DEAD:
+                found.append(process)
+    return found
+
+
 def find_environment_values(name: str) -> set[str]:
     """The values of an environment variable in the processes of this user on this host."""
     values = set()

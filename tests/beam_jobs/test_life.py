@@ -13,9 +13,9 @@ import sys
 import pytest
 
 from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import read_status
-from pipeline_ops.operators.process import JobHandle
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.system.processes import ProcessIdentity, find_group_members
 

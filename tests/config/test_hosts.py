@@ -41,7 +41,7 @@ def test_every_example_is_valid_and_travels_in_a_request(name):
             "launcher: ssh",
             "launcher: shh",
             (
-                "lab.yaml:1: launcher must be one of local, ssh, slurm, kubernetes, got 'shh'; "
+                "lab.yaml:1: launcher must be one of local, ssh, container, slurm, kubernetes, got 'shh'; "
                 "the nearest valid name"
             ),
         ),
@@ -49,7 +49,7 @@ def test_every_example_is_valid_and_travels_in_a_request(name):
         (
             "launcher: ssh",
             "user: x",
-            "lab.yaml:1: launcher must be one of local, ssh, slurm, kubernetes, got None",
+            "lab.yaml:1: launcher must be one of local, ssh, container, slurm, kubernetes, got None",
         ),
         (
             "launcher: ssh",
@@ -123,7 +123,7 @@ def test_a_gang_that_no_set_of_these_hosts_can_seat_is_refused(write):
         TWO,
         "launcher: slurm\nnodes: 2\nnetwork: trusted\n",
         (
-            "launcher: kubernetes\nimage: i\npods: 2\nvolumes: [{claim: c, mount: /m}]\n"
+            "launcher: kubernetes\nimage: i\npods: 2\nvolumes: [{claim: c, mount: /}]\n"
             "network: trusted\n"
         ),
     ],

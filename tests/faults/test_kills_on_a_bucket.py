@@ -21,7 +21,9 @@ from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.layout import Layout, iterate_manifests
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.operators.process import JobHandle, prepare_job, start_job
+from pipeline_ops.jobs.job_handle import JobHandle
+from pipeline_ops.jobs.places.local import read_process
+from pipeline_ops.operators.process import prepare_job, start_job
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.registry.registry import Registry
@@ -122,7 +124,8 @@ class Chain:
             if plan.is_cached:
                 return str(plan.manifest)
             handle = prepare_job(plan, self.layout, job)
-            process = start_job(plan, handle.attempt)
+            start_job(plan, handle)
+            process = read_process(handle.attempt)
             if self._victim == job:
                 self._victim = None
                 time.sleep(self._delay_seconds)

@@ -14,10 +14,12 @@ from pipeline_ops.artifacts.layout import Layout, work_folder
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import WEIGHTS, TrainingFigures
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.jobs.job_handle import JobHandle
+from pipeline_ops.jobs.places.local import read_process
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.request import Status, read_status
 from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE, find_local_folder
-from pipeline_ops.operators.process import JobHandle, prepare_job, start_job
+from pipeline_ops.operators.process import prepare_job, start_job
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.store_path import StorePath
@@ -61,7 +63,8 @@ class BucketJob:
         self.artifact = open_path(plan.request.artifact)
         self.handle: JobHandle = prepare_job(plan, Layout(config.root, config.pipeline), "train")
         self.local = find_local_folder(self.handle.attempt.folder)
-        self.process = start_job(plan, self.handle.attempt)
+        start_job(plan, self.handle)
+        self.process = read_process(self.handle.attempt)
 
     @property
     def work(self) -> StorePath:

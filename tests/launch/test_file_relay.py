@@ -9,9 +9,9 @@ import time
 import pytest
 
 from pipeline_ops.jobs.gang_protocol import Event
+from pipeline_ops.jobs.places.environment import collect_store_environment
 from pipeline_ops.launch.file_relay import FileRelay, append_to_file
 from pipeline_ops.launch.messages import LineReader
-from pipeline_ops.launch.own_disk import collect_store_environment
 
 
 class Relay:

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 from launch.running import QUICK, RunningJob, config_with_hosts
 
-from pipeline_ops.config.hosts import KubernetesHosts
+from pipeline_ops.config.hosts_clusters import KubernetesHosts
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.launch.kubernetes import build_manifest
 

@@ -22,17 +22,14 @@ from pipeline_ops.artifacts.layout import Layout, lock_file
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.cancellation import STORE_KEY, read_cancellation_reason, request_cancellation
+from pipeline_ops.jobs.job_handle import JobHandle
+from pipeline_ops.jobs.places.environment import build_job_environment
+from pipeline_ops.jobs.places.local import LocalPlace, build_bridge_environment, read_process
 from pipeline_ops.jobs.progress import read_last_event
 from pipeline_ops.jobs.request import Request, read_status
 from pipeline_ops.operators.chain import TrainOperator
 from pipeline_ops.operators.claim import find_running_job
-from pipeline_ops.operators.process import (
-    JobHandle,
-    build_bridge_environment,
-    build_job_environment,
-    prepare_job,
-    start_job,
-)
+from pipeline_ops.operators.process import prepare_job, start_job
 from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.storage.atomic import write_json
@@ -65,7 +62,8 @@ def operator(tmp_path) -> TrainOperator:
 
 
 def running(operator: TrainOperator, task: dict) -> JobHandle | None:
-    return find_running_job(TaskRun.load(operator.config_file, task), operator.record_name)
+    run = TaskRun.load(operator.config_file, task)
+    return find_running_job(run, operator.record_name, LocalPlace())
 
 
 @pytest.fixture
@@ -122,7 +120,7 @@ def context(handle: JobHandle, max_tries: int = 2) -> dict:
 
 
 def test_who_is_killed_before_it_has_started_its_job_leaves_a_folder_that_says_so(handle):
-    assert handle.process is None
+    assert read_process(handle.attempt) is None
     assert not handle.is_alive()
     assert handle.read_outcome().message.startswith(
         f"the job in {handle.attempt.folder} was not started"
@@ -139,7 +137,8 @@ def test_a_damaged_artifact_loses_its_manifest_once_the_job_holds_its_lease(plan
     damaged = dataclasses.replace(plan, request=request, damage=("page is missing",))
     handle = prepare_job(damaged, Layout(open_root(tmp_path), "digits"), "train")
     with hold_lease(lock_file(folder), "the artifact"):
-        process = start_job(damaged, handle.attempt)
+        start_job(damaged, handle)
+        process = read_process(handle.attempt)
         while read_last_event(handle.attempt.progress) is None:
             assert process.is_alive(), handle.attempt.log.local.read_text()
             time.sleep(0.05)
@@ -154,7 +153,8 @@ def test_a_job_that_is_ended_before_it_is_started_does_not_begin(plan, handle):
     """A user ends it between the claim and the start."""
     handle.end("its task was ended in Airflow")
     assert handle.reap()
-    late = start_job(plan, handle.attempt)
+    start_job(plan, handle)
+    late = read_process(handle.attempt)
     deadline = time.monotonic() + 60
     while late.is_alive():
         assert time.monotonic() < deadline
@@ -165,7 +165,7 @@ def test_a_job_that_is_ended_before_it_is_started_does_not_begin(plan, handle):
 
 def test_the_next_try_takes_over_the_job_that_still_runs(operator, handle, process):
     task = context(handle)
-    assert running(operator, task) == handle
+    assert running(operator, task).attempt == handle.attempt
     assert process.is_alive()
     assert task["task_state_store"][STORE_KEY]["owner"]["task_instance"] == "second"
 
@@ -258,7 +258,7 @@ def test_what_a_killed_leader_leaves_of_its_own_group_is_ended(handle, tmp_path)
 )
 def test_a_damaged_process_file_is_no_process(handle, content):
     handle.attempt.process.write(content)
-    assert handle.process is None
+    assert read_process(handle.attempt) is None
     assert "was not started, or process.json there is damaged" in handle.read_outcome().message
     handle.end("its task was ended in Airflow")
     assert handle.reap()
@@ -317,7 +317,8 @@ def test_a_module_that_was_dropped_into_the_folder_of_a_job_is_not_imported(plan
     """F10: the folder of the attempt was the first in `sys.path`."""
     for name in ("json.py", "logging.py", "argparse.py", "sitecustomize.py", "pipeline_ops.py"):
         (handle.attempt.folder.local / name).write_text(DROPPED.format(str(tmp_path / "victim")))
-    job = start_job(plan, handle.attempt)
+    start_job(plan, handle)
+    job = read_process(handle.attempt)
     while job.is_alive():
         time.sleep(0.05)
     assert read_status(handle.attempt) is not None, handle.attempt.log.local.read_text()

@@ -19,7 +19,9 @@ from pipeline_ops.cli.arguments import (
     load_checked,
     parse_overrides,
 )
-from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts
+from pipeline_ops.config.hosts import LocalHosts, SshHosts
+from pipeline_ops.config.hosts_base import Hosts
+from pipeline_ops.config.hosts_clusters import ContainerHosts, KubernetesHosts, SlurmHosts
 from pipeline_ops.config.pipeline import PipelineConfig
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ def render_plan(config: PipelineConfig) -> str:
 
 
 def _allocate_hosts(hosts: Hosts | None) -> list[Host]:
+    from pipeline_ops.launch.container import describe_hosts
     from pipeline_ops.launch.local import LocalLauncher
     from pipeline_ops.launch.plan import Host
     from pipeline_ops.launch.ssh import SshLauncher
@@ -87,6 +90,8 @@ def _allocate_hosts(hosts: Hosts | None) -> list[Host]:
         case KubernetesHosts(pods=pods, workers_per_pod=workers):
             names = [f"pod-{number}" for number in range(pods)]
             return [Host(name=name, address=name, workers=workers) for name in names]
+        case ContainerHosts():
+            return describe_hosts(hosts, "container")
         case SshHosts():
             launcher = SshLauncher(hosts)
         case LocalHosts(workers=workers, cores=cores):
@@ -98,17 +103,27 @@ def _allocate_hosts(hosts: Hosts | None) -> list[Host]:
 
 def _render_cluster_requests(attempt: Attempt, config: PipelineConfig) -> list[str]:
     """The requests to a cluster."""
-    from pipeline_ops.launch.kubernetes import build_manifest
-    from pipeline_ops.launch.slurm import build_batch_script, build_sbatch_command
+    from pipeline_ops.jobs.places.slurm import build_sbatch_command
+    from pipeline_ops.launch.container import build_gang
+    from pipeline_ops.launch.kubernetes import build_manifests
+    from pipeline_ops.launch.slurm import build_batch_script, count_nodes
 
     name, folder, hosts = f"trainyard-{config.pipeline}", attempt.folder, config.hosts
     match hosts:
         case SlurmHosts():
-            command = " ".join(build_sbatch_command(hosts, name, folder / "slurm.log"))
+            command = " ".join(
+                build_sbatch_command(hosts, name, folder / "slurm.log", count_nodes(hosts))
+            )
             return [command, build_batch_script(hosts, folder).strip()]
+        case ContainerHosts():
+            network = hosts.docker_network or name
+            run = str(folder)
+            bodies = build_gang(hosts, hosts.image, "container", network, config.pipeline, run)
+            return [json.dumps(bodies, indent=2)]
         case KubernetesHosts():
             name, timeout_seconds = name.replace("_", "-"), config.train.timeout_seconds
-            manifest = build_manifest(hosts, name, str(folder), timeout_seconds)
+            items = build_manifests(hosts, name, str(folder), timeout_seconds)
+            manifest = {"apiVersion": "v1", "kind": "List", "items": items}
             return [json.dumps(manifest, indent=2)]
         case _:
             return []

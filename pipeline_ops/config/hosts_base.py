@@ -1,0 +1,125 @@
+"""The fields that the hosts files of all launchers have in common, and their checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from pipeline_ops.config.base import Section, config_field, get_declarations
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.storage.digest import compute_digest
+
+
+class Hosts(Section):
+    """The fields that all launchers have in common."""
+
+    launcher: str
+    python: str | None = config_field(None, selects_program=True)
+    """The interpreter on the hosts. Null is the same path as on this machine."""
+    code: str | None = config_field(None, selects_program=True)
+    """The folder on the hosts that holds `pipeline_ops/`, with the same code as on this machine.
+    Null is the same path as on this machine."""
+    environment: dict[str, str] = config_field({}, selects_program=True)
+    """Environment variables of every process of the gang."""
+    network: Literal["trusted"] | None = None
+    """`trusted`: Everyone who reaches the ports of these hosts may read and change the training.
+
+    Workers on several hosts talk to each other unencrypted, and TensorFlow's servers (parameter
+    servers, GPUs) ask for no credentials. Without it, a gang stays on one host and opens no port.
+    """
+    first_port: int | None = Field(None, ge=1024, le=65535)
+    """The first of the ports that a firewall lets through, up to `last_port`. Null is any free
+    port."""
+    last_port: int | None = Field(None, ge=1024, le=65535)
+
+    @model_validator(mode="after")
+    def _validate_ports(self) -> Hosts:
+        if (self.first_port is None) != (self.last_port is None):
+            raise ValueError("first_port and last_port must be given together")
+        if self.ports and self.ports[0] > self.ports[1]:
+            raise ValueError(
+                "first_port must not be above last_port, got "
+                f"{self.first_port} and {self.last_port}"
+            )
+        return self
+
+    @property
+    def ports(self) -> tuple[int, int] | None:
+        return (self.first_port, self.last_port) if self.first_port and self.last_port else None
+
+    @property
+    def code_digests(self) -> dict[str, str]:
+        """Digests of the fields that select the hosts' code, without those at the default."""
+        selected = {
+            name: getattr(self, name)
+            for name, field in type(self).model_fields.items()
+            if get_declarations(field).get("selects_program")
+        }
+        return {name: compute_digest(value) for name, value in selected.items() if value}
+
+    @property
+    def capacity(self) -> int:
+        """The number of workers that all hosts can take."""
+        raise NotImplementedError
+
+    @property
+    def num_hosts(self) -> int:
+        raise NotImplementedError
+
+    def validate_gang(self, train: Train, location: str) -> None:
+        """Raises ConfigError if the gang can never run on these hosts."""
+        is_alone = train.effective_max_workers == 1 and train.strategy != "parameter_server"
+        if self.num_hosts > 1 and not is_alone and self.network != "trusted":
+            raise ConfigError(
+                f"{location}: train.hosts: {train.hosts} has {self.num_hosts} hosts, "
+                "and their workers talk unencrypted, and in part without credentials. "
+                f"Write `network: trusted` into hosts/{train.hosts}.yaml "
+                "if only trusted people reach the hosts' ports, or train on one host"
+            )
+        if self.capacity < train.effective_min_workers:
+            raise ConfigError(
+                f"{location}: train.hosts: {train.hosts} can take {self.capacity} workers, "
+                f"and the gang has at least {train.effective_min_workers} "
+                f"(train.{'min_workers' if train.min_workers else 'workers'}). "
+                "Add hosts, or lower it."
+            )
+
+    def shares_folder(self, path: Path) -> bool:
+        """Returns whether a folder of Airflow's host may be seen at the same path there."""
+        return True
+
+
+_UNITS = {"": 1} | {
+    f"{letter}{suffix}": factor**power
+    for suffix, factor in (("", 1000), ("i", 1024))
+    for power, letter in enumerate("kMGT" if not suffix else "KMGT", start=1)
+}
+
+
+class Resources(Section):
+    """What one container or pod gets. A job that needs more memory is killed and tried again."""
+
+    cpu: str | None = Field(None, pattern=r"^([0-9]+(\.[0-9]+)?|[0-9]+m)$")
+    """Number of cores: `4`, `0.5` or `500m`. Null is no limit."""
+    memory: str | None = Field(None, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$")
+    """Bytes of memory, such as `8Gi`. Null is no limit."""
+    gpus: int = Field(0, ge=0, le=64)
+    """Number of NVIDIA GPUs."""
+
+    @property
+    def num_cores(self) -> float | None:
+        """`cpu` as a number."""
+        if self.cpu is None:
+            return None
+        return float(self.cpu[:-1]) / 1000 if self.cpu.endswith("m") else float(self.cpu)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory` as a number."""
+        if self.memory is None:
+            return None
+        number = self.memory.rstrip("KMGTki")
+        return int(float(number) * _UNITS[self.memory.removeprefix(number)])

@@ -1,0 +1,50 @@
+"""Compares the code and the packages of a host with those that the fingerprint of a job names.
+
+A job on another host, or in a container, could otherwise leave an artifact under the fingerprint of
+code that has not made it.
+"""
+
+from __future__ import annotations
+
+import platform
+
+from pipeline_ops.artifacts.fingerprint import find_versions
+from pipeline_ops.artifacts.source_code import PACKAGES, digest_all_sources
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.jobs.request import Request
+
+IMAGE = "image"
+"""The version of an image, which stands for those of all packages in it."""
+
+
+def digest_code() -> str:
+    """The digest of this project's code here."""
+    return digest_all_sources(packages=PACKAGES)
+
+
+def validate_environment(request: Request) -> None:
+    """Checks that the job would run what was planned.
+
+    Raises:
+      ConfigError: this host has other code, or other versions of packages.
+    """
+    if request.code_digest and request.code_digest != (found := digest_code()):
+        raise ConfigError(
+            f"the copy of Trainyard on {platform.node()} (digest {found}) is not the one that "
+            f"Airflow has ({request.code_digest}). Install the same version there, or build the "
+            "image again"
+        )
+    expected = request.fingerprint.versions
+    if IMAGE in expected:
+        return
+    installed = find_versions(expected) | {"python": platform.python_version()}
+    differing = [
+        f"{name} {installed.get(name, 'missing')} and not {version}"
+        for name, version in sorted(expected.items())
+        if installed.get(name) != version
+    ]
+    if differing:
+        raise ConfigError(
+            f"{platform.node()} has {', '.join(differing)}. All hosts of a hosts file need the "
+            "same packages"
+        )

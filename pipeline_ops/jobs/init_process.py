@@ -1,0 +1,177 @@
+"""The first process of a job in a container, in a pod, in a Slurm job, or on a host over ssh.
+
+    python -m pipeline_ops.jobs.init_process MODULE REQUEST
+
+It starts the job as its child and ends after it. What it does for the job:
+
+- Clusters may start a pod or a batch script twice. Only the first init process of an attempt starts
+  the job. Any other one waits until the job has ended.
+- It copies the job's log to its own output, where `docker logs` and `kubectl logs` show it.
+- It passes SIGTERM on and collects the processes that have lost their parent.
+- It writes the status of a job that was killed, and copies the rest of its logs to the store.
+
+It imports neither TensorFlow nor Beam.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.errors import DataError, ExitCode, TrainyardError
+from pipeline_ops.jobs.cancellation import GRACE_SECONDS, read_cancellation_reason
+from pipeline_ops.jobs.request import Status, read_request, read_status, write_status
+from pipeline_ops.jobs.runner import INIT_VARIABLE
+from pipeline_ops.jobs.workspace import make_local_folder, ship_leftovers
+from pipeline_ops.storage.atomic import format_json
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.memory_limit import count_memory_kills
+from pipeline_ops.system.prctl import adopt_orphans
+from pipeline_ops.system.processes import (
+    ATTEMPT_VARIABLE,
+    SAFE_PATH,
+    ProcessIdentity,
+    kill_group,
+    start_detached,
+)
+from pipeline_ops.system.temp_dirs import sweep
+
+_POLL_SECONDS = 0.1
+_WAIT_SECONDS = 5.0
+_STOP_SECONDS = 25.0
+"""The time that a cluster usually gives a process between SIGTERM and SIGKILL is 30 seconds."""
+_CHUNK_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    module, request = sys.argv[1:]
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    attempt = Attempt(open_path(request).root)
+    try:
+        attempt.request.read_range(0, 1)
+        attempt.process.create(format_json(ProcessIdentity.from_pid(os.getpid()).to_json()))
+    except FileNotFoundError:
+        _log.error("There is no request %s. This host must reach the same store.", request)
+        return ExitCode.CONFIG
+    except FileExistsError:
+        return _wait_for_other(attempt)
+    except TrainyardError as error:
+        _log.error("The store can't be used from here: %s", error)
+        return error.exit_code
+    return InitProcess(attempt, module).run()
+
+
+class InitProcess:
+    """The life of one job in its place.
+
+    Args:
+      attempt: the job's folder in the store.
+      module: the module of the job.
+    """
+
+    def __init__(self, attempt: Attempt[StorePath], module: str):
+        self._attempt = attempt
+        self._argv = [sys.executable, "-m", module, "--request", str(attempt.request)]
+        self._is_stopping = False
+        self._memory_kills = count_memory_kills()
+
+    def run(self) -> int:
+        """Runs the job. Returns the exit code of its status."""
+        adopt_orphans()
+        signal.signal(signal.SIGTERM, self._stop)
+        attempt = self._attempt
+        log = make_local_folder(attempt.folder) / attempt.log.name
+        variables = {ATTEMPT_VARIABLE: str(attempt.folder), INIT_VARIABLE: "1"} | SAFE_PATH
+        job = ProcessIdentity.from_pid(
+            start_detached(self._argv, log, env=os.environ | variables, cwd=Path("/")).pid
+        )
+        code = self._wait(job, log)
+        kill_group(job, GRACE_SECONDS)  # what the job itself has started, and left
+        return self._report(code)
+
+    def _stop(self, _signal: int, _frame: object) -> None:
+        self._is_stopping = True
+
+    def _wait(self, job: ProcessIdentity, log: Path) -> int:
+        """Waits for the job. Returns its exit code, or a negative signal number."""
+        with open(log, "rb") as output:
+            while True:
+                code = _reap(job.pid)
+                _copy_output(output.fileno())
+                if code is not None:
+                    return code
+                if self._is_stopping:
+                    kill_group(job, _STOP_SECONDS)
+                time.sleep(_POLL_SECONDS)
+
+    def _report(self, code: int) -> int:
+        """Writes the status, if the job could not, and copies what it has left to the store."""
+        status = _try_read_status(self._attempt)
+        if status is None:
+            status = Status(exit_code=ExitCode.RETRY, message=self._explain(code))
+            if reason := read_cancellation_reason(self._attempt):
+                status = Status(exit_code=ExitCode.CANCELLED, message=reason)
+            _log.error("%s", status.message)
+            write_status(self._attempt, status)
+        with contextlib.suppress(TrainyardError):  # the status is more important than the log
+            self._attempt.scratch.remove_tree()
+            ship_leftovers(self._attempt)
+        sweep()
+        return status.exit_code
+
+    def _explain(self, code: int) -> str:
+        ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if count_memory_kills() > self._memory_kills:
+            return (
+                f"out of memory: the job ended with {ending}, and the kernel has killed processes "
+                "that used more memory than its host, container or pod may. Give it more `memory` "
+                "in the hosts file, or lower the batch size"
+            )
+        if self._is_stopping:
+            return f"its host has stopped the job, which ended with {ending}"
+        return f"the job ended with {ending} and without a status. Its log is {self._attempt.log}"
+
+
+def _reap(pid: int) -> int | None:
+    """Collects ended children, among them orphans. Returns the exit code of `pid` if it ended."""
+    code = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == pid:
+                code = os.waitstatus_to_exitcode(ended[1])
+    return code
+
+
+def _copy_output(descriptor: int) -> None:
+    while data := os.read(descriptor, _CHUNK_BYTES):
+        with contextlib.suppress(OSError):  # nobody reads it
+            os.write(1, data)
+
+
+def _try_read_status(attempt: Attempt[StorePath]) -> Status | None:
+    try:
+        return read_status(attempt)
+    except DataError as error:
+        _log.error("%s", error)
+        return None
+
+
+def _wait_for_other(attempt: Attempt[StorePath]) -> int:
+    """Waits for the end of a job that another init process has started, until its deadline."""
+    _log.info("This job was started before. This process waits for its end.")
+    deadline = time.monotonic() + read_request(attempt.request).deadline_seconds
+    while (status := _try_read_status(attempt)) is None and time.monotonic() < deadline:
+        time.sleep(_WAIT_SECONDS)
+    return status.exit_code if status else ExitCode.RETRY
+
+
+if __name__ == "__main__":
+    sys.exit(main())

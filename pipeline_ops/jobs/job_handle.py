@@ -1,0 +1,173 @@
+"""A job as its task sees it: observed through the store, and started and ended where it runs.
+
+It knows nothing of Airflow. A job outlives its starter. The name of its attempt is enough to find
+it again, and this name exists before the job does. A kill in between leaves a folder without a
+job, and never an unknown job.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError
+from pipeline_ops.jobs.cancellation import read_cancellation_reason, request_cancellation
+from pipeline_ops.jobs.places.local import LocalPlace
+from pipeline_ops.jobs.places.place import JobState, Place
+from pipeline_ops.jobs.request import Status, read_request, read_status
+from pipeline_ops.storage.store_path import StorePath
+
+_FINAL_CHECK_SECONDS = 0.5
+_LOST_SECONDS = 300.0
+_log = logging.getLogger(__name__)
+
+
+class JobHandle:
+    """A job, given by its folder and the place where it runs.
+
+    The files in the folder contain the reason for the job, its process and its outcome. Other jobs
+    of the pipeline can write there, so each file is checked when it is read.
+
+    Args:
+      attempt: the folder of the job.
+      place: where it runs. None is this host.
+      lost_seconds: a job without progress counts as lost after its place could not be reached for
+        that long.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt[StorePath],
+        place: Place | None = None,
+        lost_seconds: float = _LOST_SECONDS,
+    ):
+        self.attempt, self.place = attempt, place or LocalPlace()
+        self._lost_seconds = lost_seconds
+        self._next_check = 0.0
+        self._unreachable_since: float | None = None
+        self._progress_bytes = -1
+
+    @property
+    def reason(self) -> str:
+        """The reason why it was started; "" if its request cannot be read."""
+        try:
+            return read_request(self.attempt.request).reason
+        except (TrainyardError, OSError):
+            return ""
+
+    def is_alive(self) -> bool:
+        """Returns whether the job runs, or may run. It may if its place can't be reached."""
+        try:
+            return self.place.find(self.attempt).may_run
+        except MachineError as error:
+            _log.warning("%s", error)
+            return True
+
+    def is_cancellation_requested(self) -> bool:
+        """Returns whether the job was asked to end, so that it will not run for long."""
+        return read_cancellation_reason(self.attempt) is not None
+
+    def has_ended(self) -> bool:
+        """Returns whether the job has reported its outcome."""
+        return self._try_read_status()[0] is not None
+
+    def read_outcome(self) -> Status | None:
+        """Returns the outcome of the job, or None while it runs.
+
+        Raises:
+          MachineError: the store can't be reached.
+        """
+        status, _ = self._try_read_status()
+        if status or time.monotonic() < self._next_check:
+            return status
+        self._next_check = time.monotonic() + self.place.check_seconds
+        state = self._ask_place()
+        if state is None or state.may_run:
+            return None
+        time.sleep(_FINAL_CHECK_SECONDS)  # it may have ended between the two checks
+        status, problem = self._try_read_status()
+        return status or Status(
+            exit_code=state.exit_code, message=problem or self._build_exit_message(state)
+        )
+
+    def end(self, reason: str) -> None:
+        """Ends the job and every process that it started.
+
+        The request to end is written first, so the job ends even if the caller is killed, and even
+        if its place can't be reached from here.
+        """
+        try:
+            request_cancellation(self.attempt, reason)
+        finally:  # a full disk must not keep it alive
+            try:
+                self.place.cancel(self.attempt)
+                self.place.clean(self.attempt)
+            except MachineError as error:
+                _log.warning("The job was asked to end, and not killed: %s", error)
+
+    def reap(self) -> bool:
+        """Removes what an ended job has left where it ran: processes, files, containers, pods.
+
+        Returns:
+          Whether nothing of it is left there. False if the place can't be reached.
+        """
+        try:
+            return self.place.clean(self.attempt)
+        except (MachineError, ConfigError) as error:
+            _log.warning("The remains of the job were not removed: %s", error)
+            return False
+
+    def _ask_place(self) -> JobState | None:
+        """The state of the job in its place.
+
+        None if the place can't be reached and the job may run nevertheless. If it can't be reached
+        for long, and the job has shown no progress, the job is lost. It was asked to end through
+        the store, in case that it is cut off from here only.
+        """
+        try:
+            state = self.place.find(self.attempt)
+        except MachineError as error:
+            return self._judge_silence(str(error))
+        self._unreachable_since = None
+        return state
+
+    def _judge_silence(self, problem: str) -> JobState | None:
+        now, size = time.monotonic(), self._measure_progress()
+        if self._unreachable_since is None or size != self._progress_bytes:
+            self._unreachable_since, self._progress_bytes = now, size
+            _log.warning("The place of the job can't be reached, and the job goes on: %s", problem)
+        silent_seconds = now - self._unreachable_since
+        if silent_seconds < self._lost_seconds:
+            return None
+        request_cancellation(self.attempt, "its place could not be reached")
+        return JobState(
+            "ended",
+            f"the job has made no progress for {silent_seconds:.0f} s, and the place where it runs "
+            f"can't be reached, so its host is lost: {problem}",
+        )
+
+    def _measure_progress(self) -> int:
+        offset, tail = self.attempt.progress.read_log_end(1)
+        return offset + len(tail)
+
+    def _try_read_status(self) -> tuple[Status | None, str]:
+        """Returns the outcome of the job, and the problem with its status file."""
+        try:
+            return read_status(self.attempt), ""
+        except DataError as error:
+            return None, f"the job has left no usable status: {error}"
+
+    def _build_exit_message(self, state: JobState) -> str:
+        if state.phase == "absent":
+            return state.message or f"the job in {self.attempt.folder} was not started, or is gone"
+        output = self._read_output()
+        return f"{state.message.rstrip('.')}. Its log is {self.attempt.log}" + (
+            f" and ends with:\n{output}" if output else ""
+        )
+
+    def _read_output(self) -> str:
+        try:
+            return self.place.read_output(self.attempt)
+        except TrainyardError:
+            return ""

@@ -1,0 +1,125 @@
+"""The description of a container, as the Docker API takes it. Pure.
+
+Containers of jobs and of gangs have the same limits, and no right that they do not need. They share
+nothing: what a job writes is in a volume of its own, which goes with its container.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline_ops.config.hosts_clusters import ContainerHosts
+from pipeline_ops.jobs.places.container_daemon import WORK
+from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE
+
+OWNER_LABEL, PIPELINE_LABEL = "trainyard.owner", "trainyard.pipeline"
+JOB_LABEL, ATTEMPT_LABEL = "trainyard.job", "trainyard.attempt"
+OWNER = "trainyard"
+_SHARED_MEMORY_BYTES = 1 << 30
+"""The size of /dev/shm, through which GPUs exchange gradients. It counts as memory once used."""
+_MAX_PROCESSES = 16384
+"""Threads count, too. It stops what starts processes without an end."""
+_TEMPORARY = "rw,nosuid,nodev,noexec,size=256m,mode=1777"
+_LOG_OPTIONS = {"max-size": "10m", "max-file": "2"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ContainerUse:
+    """What one container is for.
+
+    Attributes:
+      command: the command of its first process.
+      labels: for people, and for those who remove it.
+      environment: variables besides those of the image. Whoever may use the daemon can read them.
+      network: the Docker network. None is the default one.
+      names: its names in the network.
+      gpu_ids: the GPUs it gets. Empty means as many as the hosts file says.
+      is_temporary: whether the daemon removes it when it ends.
+    """
+
+    command: Sequence[str]
+    labels: Mapping[str, str]
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    network: str | None = None
+    names: Sequence[str] = ()
+    gpu_ids: Sequence[str] = ()
+    is_temporary: bool = False
+
+
+def build_labels(pipeline: str, job: str, attempt: str) -> dict[str, str]:
+    return {
+        OWNER_LABEL: OWNER,
+        PIPELINE_LABEL: pipeline,
+        JOB_LABEL: job,
+        ATTEMPT_LABEL: attempt,
+    }
+
+
+def build_body(hosts: ContainerHosts, image: str, use: ContainerUse) -> dict[str, Any]:
+    """Builds the request that creates a container.
+
+    Args:
+      hosts: the hosts file.
+      image: the id of the image.
+      use: the rest.
+    """
+    program, *arguments = use.command
+    folders = {"HOME": WORK, "TMPDIR": WORK, LOCAL_FOLDER_VARIABLE: f"{WORK}/local"}
+    endpoint = {"Aliases": list(use.names)} if use.names else {}
+    return {
+        "Image": image,
+        "Entrypoint": [program],
+        "Cmd": arguments,
+        "Env": [f"{key}={value}" for key, value in {**folders, **use.environment}.items()],
+        "WorkingDir": WORK,
+        "Labels": dict(use.labels),
+        "Volumes": {WORK: {}},
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": _build_limits(hosts, use) | _build_rights(hosts, use),
+        **(
+            {"NetworkingConfig": {"EndpointsConfig": {use.network: endpoint}}}
+            if use.network and endpoint
+            else {}
+        ),
+        **({"Hostname": use.names[0]} if use.names else {}),
+    }
+
+
+def _build_limits(hosts: ContainerHosts, use: ContainerUse) -> dict[str, Any]:
+    limits: dict[str, Any] = {
+        "PidsLimit": _MAX_PROCESSES,
+        "ShmSize": min(hosts.memory_bytes or _SHARED_MEMORY_BYTES, _SHARED_MEMORY_BYTES),
+    }
+    if hosts.num_cores:
+        limits["NanoCpus"] = int(hosts.num_cores * 1e9)
+    if hosts.memory_bytes:  # no swap besides: a job that needs it is hopelessly slow
+        limits |= {"Memory": hosts.memory_bytes, "MemorySwap": hosts.memory_bytes}
+    if hosts.gpus:
+        devices: dict[str, Any] = {"Driver": "", "Capabilities": [["gpu"]]}
+        devices |= {"DeviceIDs": list(use.gpu_ids)} if use.gpu_ids else {"Count": hosts.gpus}
+        limits["DeviceRequests"] = [devices]
+    return limits
+
+
+def _build_rights(hosts: ContainerHosts, use: ContainerUse) -> dict[str, Any]:
+    return {
+        "ReadonlyRootfs": True,
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        "RestartPolicy": {"Name": "no"},
+        "AutoRemove": use.is_temporary,
+        "Tmpfs": {"/tmp": _TEMPORARY},  # noqa: S108
+        "LogConfig": {"Type": "json-file", "Config": _LOG_OPTIONS},
+        "Mounts": [
+            {
+                "Type": "bind",
+                "Source": volume.folder,
+                "Target": volume.mount,
+                "ReadOnly": volume.read_only,
+            }
+            for volume in hosts.volumes
+        ],
+        **({"NetworkMode": use.network} if use.network else {}),
+    }

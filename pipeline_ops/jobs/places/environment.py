@@ -1,0 +1,74 @@
+"""The command and the variables of a process on another host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.config.hosts_base import Hosts
+from pipeline_ops.config.hosts_clusters import ContainerHosts, KubernetesHosts
+from pipeline_ops.storage.open_store import STORES_VARIABLE
+from pipeline_ops.system.processes import SAFE_PATH
+
+_CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
+_KEY_FILE, _KEY = "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"
+_AIRFLOW_PREFIXES = ("AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
+
+
+def build_job_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Makes the environment that a job inherits.
+
+    It lacks Airflow's settings, among which are its database and its keys. Python adds no folder of
+    its own to `sys.path`.
+    """
+    inherited = {
+        name: value for name, value in environment.items() if not name.startswith(_AIRFLOW_PREFIXES)
+    }
+    return inherited | SAFE_PATH
+
+
+def collect_store_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables with which another host reaches the bucket as this one does. They are secret.
+
+    The key of a Google service account travels as a text, because its file is on this host.
+    """
+    found = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_CREDENTIALS) or name == STORES_VARIABLE
+    }
+    if _KEY_FILE in found:
+        found[_KEY] = Path(found.pop(_KEY_FILE)).read_text()
+    return found
+
+
+def build_python_command(hosts: Hosts, module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of this project on a host."""
+    variables = build_python_environment(hosts)
+    return [
+        "env",
+        *(f"{name}={value}" for name, value in variables.items()),
+        *(hosts.python or _find_default_python(hosts), "-m", module),
+        *arguments,
+    ]
+
+
+def build_python_environment(hosts: Hosts) -> dict[str, str]:
+    """Returns variables with which Python finds this project on a host.
+
+    Python does not import from the folder in which the command is started.
+    """
+    if _has_image(hosts):
+        return SAFE_PATH | ({"PYTHONPATH": hosts.code} if hosts.code else {})
+    return SAFE_PATH | {"PYTHONPATH": hosts.code or str(CODE_ROOT)}
+
+
+def _find_default_python(hosts: Hosts) -> str:
+    return "python" if _has_image(hosts) else sys.executable
+
+
+def _has_image(hosts: Hosts) -> bool:
+    """Returns whether Python and this project are in an image."""
+    return isinstance(hosts, ContainerHosts | KubernetesHosts)

@@ -1,0 +1,129 @@
+"""Kubernetes: a job is a Job with one pod. No kubectl is needed, and no route to the pod.
+
+The name of the Job follows from the attempt, so of two tries to start it, one succeeds. The access
+to the store is in a Secret that Kubernetes removes with the Job. It is created after the Job,
+because its owner must exist. A pod waits for its Secret, and if the starter dies in between, the
+next try creates it. A pod is never replaced: Airflow's next try starts another Job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.config.hosts_clusters import KubernetesHosts
+from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.jobs.cancellation import GRACE_SECONDS
+from pipeline_ops.jobs.places.kubernetes_client import KubernetesClient
+from pipeline_ops.jobs.places.kubernetes_manifest import (
+    build_job,
+    build_secret,
+    select_secret_values,
+)
+from pipeline_ops.jobs.places.kubernetes_state import judge_job
+from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
+from pipeline_ops.storage.store_path import StorePath
+
+_END_SECONDS = 2.5
+"""How long a cancelled pod may outlive its grace period before it is removed by force."""
+_POLL_SECONDS = 0.2
+_TAIL_LINES, _TAIL_BYTES = 40, 2000
+_DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
+_ENDED = ("Succeeded", "Failed")
+
+
+class KubernetesPlace(Place):
+    """See `Place`.
+
+    Args:
+      hosts: the hosts file.
+
+    Raises:
+      ConfigError: there is no access to a cluster, or its client is not installed.
+    """
+
+    def __init__(self, hosts: KubernetesHosts):
+        self._hosts = hosts
+        self._client = KubernetesClient(hosts.namespace, hosts.context)
+        self.queue_seconds = hosts.queue_timeout_seconds
+
+    def start(self, launch: JobLaunch) -> None:
+        name = name_job(launch.attempt)
+        values = select_secret_values(self._hosts, launch.environment, os.environ)
+        created = self._client.create("job", build_job(self._hosts, launch, bool(values)))
+        if values:
+            job = created or self._client.read("job", name)
+            if job is None:
+                raise MachineError(f"the Job {name} was deleted while it was started")
+            self._client.create("secret", build_secret(name, job["metadata"]["uid"], values))
+
+    def find(self, attempt: Attempt[StorePath]) -> JobState:
+        name = name_job(attempt)
+        pods = self._client.list_pods(name)
+        if any(is_running(pod) for pod in pods):
+            return JobState("running")
+        job = self._client.read("job", name)
+        return judge_job(job, pods, self._client.server_time, self.queue_seconds)
+
+    def read_output(self, attempt: Attempt[StorePath]) -> str:
+        pods = self._client.list_pods(name_job(attempt))
+        if not pods:
+            return ""
+        try:
+            text = self._client.read_log(pods[-1]["metadata"]["name"], _TAIL_LINES)
+        except ConfigError:  # the container has not been started
+            return ""
+        return text[-_TAIL_BYTES:].strip()
+
+    def cancel(self, attempt: Attempt[StorePath]) -> None:
+        self._end(name_job(attempt))
+
+    def clean(self, attempt: Attempt[StorePath]) -> bool:
+        """Removes the Job, its pods and its Secret. Ends the job if it runs."""
+        name = name_job(attempt)
+        self._end(name)
+        self._client.delete("secret", name)
+        return not self._client.list_pods(name)
+
+    def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
+        """The digest of the image, which holds all packages.
+
+        Raises:
+          ConfigError: the hosts file names no digest.
+        """
+        found = _DIGEST.search(self._hosts.image)
+        if found is None:
+            raise ConfigError(
+                f"the image {self._hosts.image} in the hosts file must end with its digest, "
+                "@sha256:..., so that all pods run the same one"
+            )
+        return {"image": found[1]}
+
+    def _end(self, name: str) -> None:
+        """Deletes the Job and its pods: SIGTERM, SIGKILL, then by force.
+
+        A pod on a node that does not answer is forgotten. Its job finds the cancellation request,
+        or that it has lost its lease.
+        """
+        self._client.delete("job", name)
+        self._delete_pods(name, int(GRACE_SECONDS))
+        deadline = time.monotonic() + GRACE_SECONDS + _END_SECONDS
+        while self._client.list_pods(name):
+            if time.monotonic() > deadline:
+                self._delete_pods(name, 0)
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _delete_pods(self, name: str, grace_seconds: int) -> None:
+        for pod in self._client.list_pods(name):
+            self._client.delete("pod", pod["metadata"]["name"], grace_seconds)
+
+
+def is_running(pod: dict[str, Any]) -> bool:
+    """Returns whether a pod runs, and nobody has asked it to end."""
+    is_deleted = "deletionTimestamp" in pod["metadata"]
+    return pod.get("status", {}).get("phase") == "Running" and not is_deleted

@@ -1,0 +1,48 @@
+"""The access to a cluster, for requests (`kubernetes_client.py`) and pipes (`pod_exec.py`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pipeline_ops.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kubernetes.client import Configuration
+
+CONTAINER = "trainyard"
+"""The name of the only container of a pod."""
+RBAC_FILE = "docker/kubernetes/rbac.yaml"
+
+
+def open_configuration(context: str | None) -> Configuration:
+    """The access of the kubeconfig file, or of the pod around this process.
+
+    Raises:
+      ConfigError: there is no such access, or the client is not installed.
+    """
+    try:
+        from kubernetes import client, config
+    except ImportError:
+        raise ConfigError(
+            "the hosts file has launcher: kubernetes, and the client of Kubernetes is not "
+            "installed. Install airflow-provider-trainyard[kubernetes]"
+        ) from None
+    configuration = client.Configuration()
+    load: Callable[..., None] = config.load_kube_config  # neither function has types
+    if context is None and _is_in_pod():
+        load = config.load_incluster_config
+    try:
+        load(client_configuration=configuration, **({"context": context} if context else {}))
+    except config.ConfigException as error:
+        raise ConfigError(
+            f"there is no access to Kubernetes: {error}. Set KUBECONFIG, correct `context` in the "
+            "hosts file, or run Airflow in the cluster with a service account"
+        ) from None
+    configuration.retries = False  # `kubernetes_client.py` decides which requests are sent again
+    return configuration
+
+
+def _is_in_pod() -> bool:
+    return "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ

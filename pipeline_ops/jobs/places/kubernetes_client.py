@@ -1,0 +1,176 @@
+"""Requests to Kubernetes, through its official client, as few kinds of errors.
+
+Objects are plain JSON, so the code reads the same fields as the documentation of Kubernetes names,
+and an answer of a newer cluster is no problem. Each request has a time limit. A request that may
+succeed later is sent again, a few times: after 410, 429 (with the pause that the server asks for)
+and errors of the server or of the network. All names of objects are chosen by the caller, so that
+a repeated request does no harm.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.jobs.places.kubernetes_access import CONTAINER, RBAC_FILE, open_configuration
+from pipeline_ops.jobs.places.kubernetes_manifest import INSTANCE_LABEL
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiException
+
+Kind = Literal["job", "pod", "secret", "service", "network_policy"]
+_APIS: Mapping[Kind, str] = {
+    "job": "BatchV1Api",
+    "pod": "CoreV1Api",
+    "secret": "CoreV1Api",
+    "service": "CoreV1Api",
+    "network_policy": "NetworkingV1Api",
+}
+_TIMEOUT_SECONDS = (5.0, 20.0)
+"""The limits for connecting, and for each read."""
+_MAX_TRIES = 5
+_MAX_PAUSE_SECONDS = 8.0
+_LATER = (0, 408, 410, 429, 500, 502, 503, 504)
+"""Status codes of requests that may succeed later. 0 is an error of the network."""
+
+
+class KubernetesClient:
+    """The objects of one namespace.
+
+    Args:
+      namespace: the namespace.
+      context: the context in the kubeconfig file. None for the current one, or for the cluster
+        around this process.
+
+    Raises:
+      ConfigError: there is no access to a cluster, or the client is not installed.
+    """
+
+    def __init__(self, namespace: str, context: str | None = None):
+        configuration = open_configuration(context)
+        from kubernetes import client
+
+        self._namespace, self._client = namespace, client.ApiClient(configuration)
+        self.server_time = time.time()
+        """The time of the server at its last answer. All times in objects are of its clock."""
+
+    def create(self, kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Creates an object. Returns it, or None if there is one of that name."""
+        answer = self._send(
+            "create", kind, self._namespace, dict(manifest), field_validation="Strict"
+        )
+        return None if answer is None else dict(json.loads(answer))
+
+    def read(self, kind: Kind, name: str) -> dict[str, Any] | None:
+        """An object, or None if there is none."""
+        answer = self._send("read", kind, name, self._namespace)
+        return None if answer is None else dict(json.loads(answer))
+
+    def list_pods(self, instance: str) -> list[dict[str, Any]]:
+        """The pods of a job or a gang."""
+        selector = f"{INSTANCE_LABEL}={instance}"
+        answer = self._send("list", "pod", self._namespace, label_selector=selector)
+        return list(json.loads(answer or b"{}").get("items") or [])
+
+    def read_log(self, pod: str, num_lines: int) -> str:
+        """The end of what the container has printed."""
+        answer = self._send(
+            *("read", "pod", pod, self._namespace),
+            suffix="_log",
+            container=CONTAINER,
+            tail_lines=num_lines,
+        )
+        return (answer or b"").decode(errors="replace")
+
+    def delete(self, kind: Kind, name: str, grace_seconds: int | None = None) -> None:
+        """Deletes an object, and afterwards what it owns. A missing one is ignored.
+
+        Args:
+          kind: of the object.
+          name: of the object.
+          grace_seconds: for a pod, the time between SIGTERM and SIGKILL. With 0, the pod is
+            forgotten at once, even if its node does not answer.
+        """
+        options: dict[str, Any] = {"propagation_policy": "Background"}
+        if grace_seconds is not None:
+            options["grace_period_seconds"] = grace_seconds
+        self._send("delete", kind, name, self._namespace, **options)
+
+    def _send(
+        self, verb: str, kind: Kind, *arguments: object, suffix: str = "", **options: object
+    ) -> bytes | None:
+        """Sends a request, again if that may help. None for 404 of an object, and for 409."""
+        from kubernetes import client
+
+        api = getattr(client, _APIS[kind])(self._client)
+        method = getattr(api, f"{verb}_namespaced_{kind}{suffix}")
+        what = f"{verb} {kind}s{suffix.replace('_', '/')}"
+        for number in range(_MAX_TRIES):
+            status, pause_seconds, problem = 0, 0.5 * 2**number, ""
+            try:
+                return self._call(method, *arguments, **options)
+            except client.ApiException as error:
+                status, problem = error.status or 0, _describe(error)
+                if (status == 404 and verb != "create") or (status == 409 and verb == "create"):
+                    return None
+                if status not in _LATER or "certificate verify failed" in problem:
+                    raise self._make_error(status, what, problem) from None
+                pause_seconds = _read_pause(error) or pause_seconds
+            except OSError as error:
+                problem = str(error)
+            if number < _MAX_TRIES - 1:
+                time.sleep(min(pause_seconds, _MAX_PAUSE_SECONDS))
+        raise MachineError(f"Kubernetes can't {what} ({status or 'no answer'}): {problem}")
+
+    def _call(self, method: Callable[..., Any], *arguments: object, **options: object) -> bytes:
+        from urllib3.exceptions import HTTPError
+
+        try:
+            response = method(
+                *arguments, **options, _preload_content=False, _request_timeout=_TIMEOUT_SECONDS
+            )
+            if date := response.headers.get("Date"):
+                self.server_time = email.utils.parsedate_to_datetime(date).timestamp()
+            return bytes(response.data)
+        except HTTPError as error:
+            raise OSError(f"{type(error).__name__}: {error}") from None
+
+    def _make_error(self, status: int, what: str, problem: str) -> TrainyardError:
+        where = f"in the namespace {self._namespace}"
+        if status in (401, 403) and "exceeded quota" in problem:
+            return MachineError(f"Kubernetes has no room {where}: {problem}")
+        if status in (401, 403):
+            return ConfigError(
+                f"Kubernetes does not let this account {what} {where} ({status}): {problem}. "
+                f"{RBAC_FILE} has the rights that it needs"
+            )
+        if status == 404:
+            return ConfigError(
+                f"Kubernetes can't {what} {where}: {problem}. Correct `namespace` in the hosts "
+                f"file, or create the namespace"
+            )
+        return ConfigError(
+            f"Kubernetes refuses to {what} {where} ({status}): {problem}. Correct the hosts file"
+        )
+
+
+def _describe(error: ApiException) -> str:
+    """The message of the server, or what is known instead."""
+    body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else error.body
+    try:
+        message = json.loads(body or "")["message"]
+    except (ValueError, KeyError, TypeError):
+        message = body or error.reason or ""
+    return " ".join(str(message).split())[:2000]
+
+
+def _read_pause(error: ApiException) -> float:
+    """The pause that the server asks for; 0 if it asks for none."""
+    try:
+        return float((error.headers or {}).get("Retry-After", 0))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,244 @@
+"""What the objects of Kubernetes say about a job: does it wait, does it run, why has it ended.
+
+Pure functions of the Job, its pods and the time. The fields and reasons are those of
+https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/ and
+https://kubernetes.io/docs/concepts/workloads/pods/disruptions/.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.places.place import JobState
+
+_PULL_GRACE_SECONDS = 300.0
+"""How long a registry may be out of reach."""
+_START_GRACE_SECONDS = 60.0
+"""How long a container may lack what its specification names, such as a Secret."""
+_LOST_SECONDS = 30.0
+"""How long a pod may outlive the grace period of its deletion before its node counts as lost."""
+
+_PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError")
+_IMAGE_REASONS = ("InvalidImageName", "ErrImageNeverPull")
+_NO_IMAGE = (
+    "not found",
+    "manifest unknown",
+    "does not exist",
+    "denied",
+    "unauthorized",
+    "authentication required",
+    "authorization failed",
+    "403 forbidden",
+    "401 unauthorized",
+    "no match for platform",
+)
+"""Texts of registries and runtimes for an image that is not there, or not for us."""
+_START_REASONS = (
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+    "PreCreateHookError",
+)
+_DISRUPTIONS = {
+    "PreemptionByScheduler": "it was preempted by a pod of higher priority",
+    "DeletionByTaintManager": "its node does not answer or must not run it any more (node loss)",
+    "DeletionByPodGC": "its node is gone (node loss)",
+    "EvictionByEvictionAPI": "it was evicted from its node, which is drained",
+    "TerminationByKubelet": "its node has ended it (eviction, preemption or shutdown)",
+}
+_POD_REASONS = {
+    "Evicted": "it was evicted from its node",
+    "Preempting": "it was preempted by a pod of higher priority",
+    "NodeLost": "its node does not answer (node loss)",
+    "NodeShutdown": "its node was shut down",
+    "Terminated": "its node was shut down",
+    "Shutdown": "its node was shut down",
+    "DeadlineExceeded": "the deadline of the Job was over",
+}
+_JOB_REASONS = {
+    "DeadlineExceeded": "the deadline of the Job was over",
+    "PodFailurePolicy": "its pod has failed",
+    "BackoffLimitExceeded": "its pod has failed, or was deleted",
+}
+_EXIT_CODES = (ExitCode.CONFIG, ExitCode.DATA, ExitCode.BUG)
+_CANNOT_START = ("StartError", "ContainerCannotRun")
+
+Object = Mapping[str, Any]
+
+
+def judge_job(
+    job: Object | None, pods: Sequence[Object], now: float, queue_seconds: float
+) -> JobState:
+    """The state of a job.
+
+    Args:
+      job: the Job, or None if there is none.
+      pods: its pods.
+      now: the time of the cluster.
+      queue_seconds: how long it may wait until it runs.
+    """
+    if pods:
+        newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+        state = judge_pod(newest, now)
+    elif job is None:
+        return JobState("absent", "Kubernetes does not know the job: it was deleted, or is gone")
+    else:
+        state = _judge_without_pods(job)
+    if state.phase == "waiting":
+        since = _read_time((job or pods[0])["metadata"].get("creationTimestamp"), now)
+        if now - since > queue_seconds:
+            return JobState(
+                "ended",
+                f"the pod has not run within {queue_seconds:.0f} s (queue_timeout_seconds in the "
+                f"hosts file): {state.message}",
+            )
+    return state
+
+
+def judge_pod(pod: Object, now: float) -> JobState:
+    """The state of a job by its pod."""
+    status, metadata = pod.get("status", {}), pod["metadata"]
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return _judge_end(status)
+    # The time of the deletion includes the grace period.
+    if now - _read_time(metadata.get("deletionTimestamp"), now) > _LOST_SECONDS:
+        return JobState("ended", f"the job was lost: {_explain_deletion(status)}")
+    container = _find_container(status)
+    if status.get("phase") == "Running" or "running" in container.get("state", {}):
+        return JobState("running")
+    return _judge_start(status, container, now)
+
+
+def _judge_start(status: Object, container: Object, now: float) -> JobState:
+    """The state of a pod that has not run yet."""
+    waiting = container.get("state", {}).get("waiting", {})
+    reason, message = waiting.get("reason", ""), " ".join(waiting.get("message", "").split())
+    scheduled = _find_condition(status, "PodScheduled")
+    waited_seconds = now - _read_time(scheduled.get("lastTransitionTime"), now)
+    text = f"{reason}: {message}" if message else reason
+    if reason in _IMAGE_REASONS or reason in _PULL_REASONS:
+        is_permanent = reason in _IMAGE_REASONS or any(
+            sign in message.lower() for sign in _NO_IMAGE
+        )
+        if is_permanent:
+            return JobState(
+                "ended",
+                f"the image can't be pulled: {text}. Correct `image` or `image_pull_secrets` in "
+                "the hosts file",
+                ExitCode.CONFIG,
+            )
+        if waited_seconds > _PULL_GRACE_SECONDS:
+            return JobState("ended", f"the image could not be pulled: {text}")
+    if reason in _START_REASONS and waited_seconds > _START_GRACE_SECONDS:
+        return JobState(
+            "ended",
+            f"the container can't be made: {text}. Correct the hosts file",
+            ExitCode.CONFIG,
+        )
+    if scheduled.get("status") != "True":
+        text = scheduled.get("message") or scheduled.get("reason") or "waits for a node"
+        return JobState("waiting", f"waits for a node: {text}")
+    return JobState("waiting", text or "its pod has a node, and starts")
+
+
+def _judge_end(status: Object) -> JobState:
+    """Why the pod of a job without an outcome has ended."""
+    container = _find_container(status).get("state", {}).get("terminated", {})
+    exit_code = ExitCode.RETRY
+    if container.get("reason") in _CANNOT_START:
+        exit_code = ExitCode.CONFIG
+    elif container.get("exitCode") in _EXIT_CODES:
+        exit_code = ExitCode(container["exitCode"])
+    return JobState(
+        "ended", f"the job ended without a status: {_explain_end(status, container)}", exit_code
+    )
+
+
+def _explain_end(status: Object, container: Object) -> str:
+    if container.get("reason") == "OOMKilled":
+        return (
+            "out of memory: the kernel has killed it, because its container may not use more. Give "
+            "it more `memory` in the hosts file, or lower the batch size"
+        )
+    disruption = _find_condition(status, "DisruptionTarget")
+    if status.get("reason") or disruption.get("status") == "True":
+        return _explain_deletion(status)
+    if container.get("reason") in _CANNOT_START:
+        return (
+            f"its command can't be run: {' '.join(container.get('message', '').split())}. `image` "
+            "in the hosts file must have this project, or `python` and `code` say where it is"
+        )
+    if not container:
+        return "its pod has failed before its container was started"
+    ending = f"exit code {container.get('exitCode')}"
+    if container.get("exitCode") == 137:
+        ending += ", so it was killed by signal 9"
+    return f"its container ended with {ending}"
+
+
+def _explain_deletion(status: Object) -> str:
+    """Why a cluster has ended a pod."""
+    disruption = _find_condition(status, "DisruptionTarget")
+    reason = status.get("reason") or ""
+    text = _DISRUPTIONS.get(disruption.get("reason", "")) if disruption else None
+    if reason in _POD_REASONS and disruption.get("reason") in (None, "TerminationByKubelet"):
+        text = _POD_REASONS[reason]
+    if text is None:
+        text = (
+            f"Kubernetes has ended it: {reason or disruption.get('reason')}"
+            if (reason or disruption)
+            else "it was deleted, and its node does not answer (node loss)"
+        )
+    details = status.get("message") or disruption.get("message") or ""
+    return f"{text}: {' '.join(details.split())}" if details else text
+
+
+def _judge_without_pods(job: Object) -> JobState:
+    conditions = {
+        condition["type"]: condition
+        for condition in job.get("status", {}).get("conditions") or []
+        if condition.get("status") == "True"
+    }
+    if failed := conditions.get("Failed") or conditions.get("FailureTarget"):
+        return JobState("ended", f"the job ended without a status: {_explain_failure(failed)}")
+    if "Complete" in conditions or "SuccessCriteriaMet" in conditions:
+        return JobState("ended", "the job ended without a status, and its pod is gone")
+    if job["metadata"].get("deletionTimestamp"):
+        return JobState("ended", "the job was deleted in Kubernetes")
+    if "Suspended" in conditions:
+        return JobState("waiting", "the Job is suspended, for example in a queue of the cluster")
+    return JobState(
+        "waiting",
+        "Kubernetes has not made its pod yet. A quota may be used up: see kubectl describe job "
+        f"{job['metadata']['name']}",
+    )
+
+
+def _explain_failure(condition: Object) -> str:
+    """Why a Job has failed whose pod is gone."""
+    reason, message = condition.get("reason", ""), " ".join(condition.get("message", "").split())
+    text = _JOB_REASONS.get(reason, f"the Job has failed: {reason}")
+    if "DisruptionTarget" in message:
+        text = "its pod was evicted or preempted, or its node was lost"
+    return f"{text}: {message}" if message else text
+
+
+def _find_container(status: Object) -> Object:
+    found: Sequence[Object] = status.get("containerStatuses") or [{}]
+    return found[0]
+
+
+def _find_condition(status: Object, kind: str) -> Object:
+    for condition in status.get("conditions") or []:
+        if condition["type"] == kind:
+            return dict(condition)
+    return {}
+
+
+def _read_time(text: str | None, default: float) -> float:
+    if not text:
+        return default
+    return datetime.datetime.fromisoformat(text).timestamp()

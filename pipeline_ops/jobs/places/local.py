@@ -1,0 +1,145 @@
+"""This host: a job is a process in a session of its own, which outlives the process that starts it.
+
+The identity of the process is in the job's folder. Other jobs of the pipeline can write there, so
+a process gets no signal unless it was started for this very attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.errors import DataError, TrainyardError
+from pipeline_ops.jobs.cancellation import GRACE_SECONDS
+from pipeline_ops.jobs.places.environment import build_job_environment
+from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place
+from pipeline_ops.jobs.workspace import make_local_folder, ship_leftovers
+from pipeline_ops.storage.atomic import format_json
+from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.processes import (
+    ATTEMPT_VARIABLE,
+    ProcessIdentity,
+    kill_group,
+    start_detached,
+)
+from pipeline_ops.system.temp_dirs import sweep
+from pipeline_ops.user_code.interpreter import read_versions
+
+_LOG_TAIL_BYTES = 2000
+_BRIDGE_FOLDER = CODE_ROOT / "pipeline_ops" / "operators" / "bridge"
+
+
+class LocalPlace(Place):
+    """See `Place`.
+
+    Args:
+      python: the interpreter of the job. None for that of the caller.
+    """
+
+    check_seconds = 0.0
+
+    def __init__(self, python: Path | None = None):
+        self._python = python
+
+    def start(self, launch: JobLaunch) -> None:
+        """Starts the job. Its working directory is not a folder to which others can write."""
+        attempt = launch.attempt
+        argv = [
+            str(self._python or sys.executable),
+            "-m",
+            launch.module,
+            "--request",
+            str(attempt.request),
+        ]
+        environment = build_job_environment(os.environ)
+        environment |= {**launch.environment, **dict([make_attempt_variable(attempt)])}
+        if self._python:
+            environment |= build_bridge_environment(environment)
+        log = make_local_folder(attempt.folder) / attempt.log.name
+        process = ProcessIdentity.from_pid(
+            start_detached(argv, log, env=environment, cwd=Path("/")).pid
+        )
+        attempt.process.write(format_json(process.to_json()))
+
+    def find(self, attempt: Attempt[StorePath]) -> JobState:
+        """The state of a job. For a process on another host, only its status is visible here."""
+        process = read_process(attempt)
+        if process is None:
+            return JobState(
+                "absent",
+                f"the job in {attempt.folder} was not started, "
+                f"or {attempt.process.name} there is damaged",
+            )
+        if not is_local(process) or process.is_alive():
+            return JobState("running")
+        return JobState(
+            "ended",
+            f"the job process {process.pid} on {process.host} ended without a status, so it was "
+            "killed or its host went down",
+        )
+
+    def read_output(self, attempt: Attempt[StorePath]) -> str:
+        try:
+            _, tail = attempt.log.read_log_end(_LOG_TAIL_BYTES)
+        except (OSError, TrainyardError):
+            return ""
+        return tail.decode(errors="replace").strip()
+
+    def cancel(self, attempt: Attempt[StorePath]) -> None:
+        process = read_process(attempt)
+        if process is not None and is_local(process):
+            kill_group(process, GRACE_SECONDS, make_attempt_variable(attempt))
+
+    def clean(self, attempt: Attempt[StorePath]) -> bool:
+        """Ends the remains of a job on this host after signal 9: its workers and temporary files.
+
+        A process group gets no signal unless one of its processes was started for this very
+        attempt, whatever the file contains.
+        """
+        process = read_process(attempt)
+        if process is None or not is_local(process):
+            return True
+        is_gone = kill_group(process, GRACE_SECONDS, make_attempt_variable(attempt))
+        if is_gone:
+            attempt.scratch.remove_tree()
+            ship_leftovers(attempt)
+            sweep()
+        return is_gone
+
+    def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
+        return read_versions(self._python, packages)
+
+
+def read_process(attempt: Attempt[StorePath]) -> ProcessIdentity | None:
+    """The job's process; None if it was not started, or if its file is damaged."""
+    try:
+        return read_json_as(ProcessIdentity, attempt.process)
+    except DataError:
+        return None
+
+
+def is_local(process: ProcessIdentity) -> bool:
+    return process.host == socket.gethostname()
+
+
+def make_attempt_variable(attempt: Attempt[StorePath]) -> tuple[str, str]:
+    """Makes the name and value of a variable in the environment of all processes of a job."""
+    return ATTEMPT_VARIABLE, str(attempt.folder)
+
+
+def build_bridge_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Makes the variable by which another interpreter finds the code of the fingerprint.
+
+    It finds no package next to that code.
+    """
+    return {
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(_BRIDGE_FOLDER), environment.get("PYTHONPATH")])
+        )
+    }

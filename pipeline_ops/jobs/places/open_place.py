@@ -1,0 +1,56 @@
+"""Opens the place where a task's job runs, by the pipeline's config.
+
+The libraries of a place are imported only if a config names such a place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline_ops.config.hosts import LocalHosts, SshHosts
+from pipeline_ops.config.hosts_base import Hosts
+from pipeline_ops.config.hosts_clusters import ContainerHosts, KubernetesHosts, SlurmHosts
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.jobs.places.local import LocalPlace
+from pipeline_ops.jobs.places.place import Place
+
+
+def open_place(config: PipelineConfig, job: str) -> Place:
+    """The place of a task's job.
+
+    Raises:
+      ConfigError: the hosts file is wrong, or a library is missing.
+    """
+    return make_place(config.find_job_hosts(job), config.resolve_interpreter(job))
+
+
+def make_place(hosts: Hosts | None, python: Path | None = None) -> Place:
+    """The place that a hosts file describes. Without one, this host.
+
+    Args:
+      hosts: the hosts file.
+      python: the interpreter of jobs on this host, if it is not this one.
+    """
+    match hosts:
+        case None:
+            return LocalPlace(python)
+        case LocalHosts():
+            return LocalPlace(Path(hosts.python) if hosts.python else None)
+        case SshHosts():
+            from pipeline_ops.jobs.places.ssh import SshPlace
+
+            return SshPlace(hosts)
+        case SlurmHosts():
+            from pipeline_ops.jobs.places.slurm import SlurmPlace
+
+            return SlurmPlace(hosts)
+        case ContainerHosts():
+            from pipeline_ops.jobs.places.container import ContainerPlace
+
+            return ContainerPlace(hosts)
+        case KubernetesHosts():
+            from pipeline_ops.jobs.places.kubernetes import KubernetesPlace
+
+            return KubernetesPlace(hosts)
+        case _:
+            raise TypeError(f"unknown place: {hosts}")

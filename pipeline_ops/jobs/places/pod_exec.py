@@ -1,0 +1,169 @@
+"""Runs a command in a pod, with this process's standard streams, as `kubectl exec --stdin` does.
+
+    python -m pipeline_ops.jobs.places.pod_exec NAMESPACE CONTEXT POD COMMAND...
+
+CONTEXT may be empty. Launchers of gangs reach their agents in this way. All bytes pass unchanged
+and at once. The process ends when the command ends, with its exit code, or when the connection is
+lost, with 255. The end of the input ends the command's input. On clusters before Kubernetes 1.30,
+whose protocol cannot say so, it closes the connection, which has the same effect on an agent.
+
+The connection is that of the official client (TLS, proxy, credentials). The frames are read here,
+because the methods of the client would import the models of all objects, for seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import ssl
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
+from pipeline_ops.jobs.places.kubernetes_access import CONTAINER, RBAC_FILE, open_configuration
+
+_MODULE = "pipeline_ops.jobs.places.pod_exec"
+_CONNECTION_LOST = 255
+_CONNECT_SECONDS, _CLOSE_SECONDS = 20, 1
+_CHUNK_BYTES = 16 << 10
+"""Less than a socket takes at once when it is writable, so that no write waits."""
+
+_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+_STDIN, _STDOUT, _STDERR, _STATUS, _CLOSE = 0, 1, 2, 3, 255
+"""Channels: the first byte of each frame. The first three are this process's file descriptors."""
+_CLOSE_FRAME = 8
+"""The opcode with which the other side closes the connection (RFC 6455)."""
+
+
+def build_exec_command(
+    namespace: str, context: str | None, pod: str, command: Sequence[str]
+) -> list[str]:
+    """The command that runs another command in a pod. Pure."""
+    return [sys.executable, "-m", _MODULE, namespace, context or "", pod, *command]
+
+
+def main() -> int:
+    namespace, context, pod, *command = sys.argv[1:]
+    try:
+        return carry(connect(namespace, context or None, pod, command))
+    except TrainyardError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def connect(namespace: str, context: str | None, pod: str, command: Sequence[str]) -> Any:
+    """Starts a command in a pod. Returns the websocket to it.
+
+    Raises:
+      ConfigError: there is no access to the cluster, or no right to do this.
+      MachineError: the command could not be started there.
+    """
+    configuration: Any = open_configuration(context)
+    import websocket
+    from kubernetes.stream import ws_client
+
+    query = [("stdin", "true"), ("stdout", "true"), ("stderr", "true"), ("container", CONTAINER)]
+    query += [("command", word) for word in command]
+    path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/exec?{urlencode(query)}"
+    headers = {"sec-websocket-protocol": ",".join(_PROTOCOLS)} | {
+        setting["key"]: setting["value"] for setting in configuration.auth_settings().values()
+    }
+    websocket.setdefaulttimeout(_CONNECT_SECONDS)
+    try:
+        open_websocket: Callable[..., Any] = ws_client.create_websocket  # it has no types
+        connection = open_websocket(
+            configuration, f"ws{configuration.host.removeprefix('http')}{path}", headers
+        )
+    except websocket.WebSocketBadStatusException as error:
+        raise _make_error(pod, error.status_code, error.resp_body or b"") from None
+    except (websocket.WebSocketException, OSError) as error:
+        raise MachineError(f"Kubernetes can't be reached: {error}") from None
+    connection.settimeout(None)
+    return connection
+
+
+def _make_error(pod: str, status: int, body: bytes) -> TrainyardError:
+    try:
+        message = json.loads(body)["message"]
+    except (ValueError, KeyError, TypeError):
+        message = body.decode(errors="replace")[:500]
+    problem = f"no command can be run in the pod {pod} ({status}): {message}"
+    if status in (401, 403):
+        return ConfigError(f"{problem}. {RBAC_FILE} has the rights that it needs")
+    return MachineError(problem)
+
+
+def carry(connection: Any) -> int:
+    """Carries the streams until the command ends. Returns its exit code."""
+    from websocket import WebSocketException
+
+    inputs, status = [_STDIN], b""
+    can_end_input = connection.getheaders().get("sec-websocket-protocol") == _PROTOCOLS[0]
+    try:
+        while True:
+            readable = _wait(connection, inputs)
+            if connection in readable:
+                opcode, frame = connection.recv_data_frame(True)
+                if opcode == _CLOSE_FRAME:
+                    break
+                status += _take(frame.data)
+            elif _STDIN in readable and _wait_until_writable(connection):
+                if data := os.read(_STDIN, _CHUNK_BYTES):
+                    connection.send_binary(bytes([_STDIN]) + data)
+                else:
+                    inputs = []
+                    if not can_end_input:
+                        connection.close(timeout=_CLOSE_SECONDS)
+                        break
+                    connection.send_binary(bytes([_CLOSE, _STDIN]))
+    except (WebSocketException, OSError) as error:
+        if not status:
+            print(f"the connection to the pod is lost: {error}", file=sys.stderr)
+    finally:
+        connection.shutdown()
+    return _parse_exit_code(status)
+
+
+def _wait(connection: Any, inputs: list[int]) -> list[Any]:
+    """Waits until there is something to read. Returns where."""
+    if isinstance(connection.sock, ssl.SSLSocket) and connection.sock.pending():
+        return [connection]
+    return select.select([connection, *inputs], [], [])[0]
+
+
+def _wait_until_writable(connection: Any) -> bool:
+    """Returns False if there is something to read first. So two full pipes do not block."""
+    readable, writable, _ = select.select([connection], [connection], [])
+    return bool(writable) and not readable
+
+
+def _take(data: bytes) -> bytes:
+    """Writes what the command has printed. Returns what is about its end instead."""
+    channel, data = (data[0], data[1:]) if data else (_CLOSE, b"")
+    while channel in (_STDOUT, _STDERR) and data:
+        data = data[os.write(channel, data) :]
+    return data if channel == _STATUS else b""
+
+
+def _parse_exit_code(text: bytes) -> int:
+    """The exit code in the `Status` that ends a command."""
+    try:
+        status = json.loads(text)
+    except ValueError:
+        return _CONNECTION_LOST
+    if status.get("status") == "Success":
+        return ExitCode.SUCCESS
+    for cause in status.get("details", {}).get("causes") or []:
+        if cause.get("reason") == "ExitCode":
+            return int(cause["message"])
+    print(status.get("message", "the command could not be run"), file=sys.stderr)
+    return _CONNECTION_LOST
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # the regular end of the interpreter frees the client for a second

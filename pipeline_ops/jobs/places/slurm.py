@@ -1,0 +1,215 @@
+"""Slurm: a job is a batch job of one node. The commands that gangs use as well are here, too.
+
+The name of the batch job follows from the attempt, so a job is found by its name. Slurm never
+starts it again by itself (`--no-requeue`): Airflow's next try does.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.config.hosts_clusters import SlurmHosts
+from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.jobs.cancellation import GRACE_SECONDS
+from pipeline_ops.jobs.places.environment import build_job_environment, build_python_command
+from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
+from pipeline_ops.jobs.remote_host import INIT_MODULE
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.user_code.interpreter import read_versions
+
+WAITING = ("PENDING", "CONFIGURING")
+UNKNOWN_JOB = "Invalid job id"
+_RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+_ENDINGS = {
+    "OUT_OF_MEMORY": "it used more memory than it may. Raise memory_per_node in the hosts file",
+    "NODE_FAIL": "its node failed",
+    "PREEMPTED": "it was preempted by another job",
+    "TIMEOUT": "time_limit in the hosts file was over",
+    "CANCELLED": "it was cancelled in Slurm",
+    "BOOT_FAIL": "its node did not start",
+}
+_COMMAND_SECONDS = 60
+_POLL_SECONDS = 0.2
+
+
+class SlurmPlace(Place):
+    """See `Place`.
+
+    Args:
+      hosts: the request to Slurm.
+    """
+
+    def __init__(self, hosts: SlurmHosts):
+        self._hosts = hosts
+        self.queue_seconds = hosts.queue_timeout_seconds
+
+    def start(self, launch: JobLaunch) -> None:
+        """Submits the batch job. Of two at the same time, one starts the job (`init_process`)."""
+        name = name_job(launch.attempt)
+        if self._query(name):
+            return
+        command = build_python_command(
+            self._hosts, INIT_MODULE, launch.module, str(launch.attempt.request)
+        )
+        comment = f"--comment={launch.job} of {launch.pipeline}"
+        run_slurm(
+            *build_sbatch_command(self._hosts, name, Path(os.devnull), "1"),
+            comment,
+            text=f"#!/bin/sh\nexec {shlex.join(command)}\n",
+            environment=build_job_environment(os.environ)
+            | {**launch.environment, **self._hosts.environment},
+        )
+
+    def find(self, attempt: Attempt[StorePath]) -> JobState:
+        found = self._query(name_job(attempt))
+        if not found:
+            return JobState("absent", f"Slurm does not know the job in {attempt.folder}")
+        states = {state for state, _, _ in found}
+        for state, reason, submitted in found:
+            if state in _RUNNING:
+                return JobState("running")
+            if state in WAITING and len(states) == 1:
+                return self._judge_queue(reason, submitted)
+        ending = _ENDINGS.get(found[0][0], f"its state in Slurm is {found[0][0]}")
+        return JobState("ended", f"the job ended without a status: {ending}")
+
+    def _judge_queue(self, reason: str, submitted: str) -> JobState:
+        waited_seconds = time.time() - time.mktime(time.strptime(submitted, "%Y-%m-%dT%H:%M:%S"))
+        if waited_seconds < self.queue_seconds:
+            return JobState("waiting", f"waits in Slurm's queue: {reason}")
+        return JobState(
+            "ended",
+            f"Slurm has not started the job within {self.queue_seconds} s "
+            f"(queue_timeout_seconds in the hosts file): {reason}",
+        )
+
+    def read_output(self, attempt: Attempt[StorePath]) -> str:
+        """Slurm keeps no output. The log is in the store."""
+        return ""
+
+    def cancel(self, attempt: Attempt[StorePath]) -> None:
+        name = name_job(attempt)
+        run_slurm("scancel", "--quiet", f"--name={name}", f"--user={getpass.getuser()}")
+        deadline = time.monotonic() + GRACE_SECONDS
+        while self.find(attempt).may_run:
+            if time.monotonic() > deadline:
+                run_slurm(
+                    *("scancel", "--quiet", "--full", "--signal=KILL"),
+                    *(f"--name={name}", f"--user={getpass.getuser()}"),
+                )
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def clean(self, attempt: Attempt[StorePath]) -> bool:
+        """Ends the batch job. Slurm itself ends its processes on the node."""
+        if self.find(attempt).may_run:
+            self.cancel(attempt)
+        return True
+
+    def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
+        """The versions in the interpreter of the nodes, which must be at the same path here."""
+        python = Path(self._hosts.python) if self._hosts.python else None
+        return read_versions(python, packages)
+
+    def _query(self, name: str) -> list[tuple[str, str, str]]:
+        """State, reason and time of submission of the batch jobs of that name."""
+        lines = run_slurm(
+            *("squeue", "--noheader", f"--name={name}", f"--user={getpass.getuser()}"),
+            *("--states=all", "--format=%T|%r|%V"),
+        ).splitlines()
+        return [(state, reason, when) for state, reason, when in map(_split, lines)]
+
+
+def _split(line: str) -> list[str]:
+    return line.split("|")
+
+
+def build_sbatch_command(hosts: SlurmHosts, name: str, log: Path, nodes: str) -> list[str]:
+    """Builds the sbatch command, whose output goes to `log` on the first node. Pure.
+
+    A dead node must not end the others (--no-kill), and Slurm must not start the job again
+    (--no-requeue).
+
+    Args:
+      hosts: the request to Slurm.
+      name: the name of the batch job.
+      log: the file for its output.
+      nodes: the number of nodes, or the least and the largest number with a hyphen.
+    """
+    options = {
+        "--job-name": name,
+        "--nodes": nodes,
+        "--ntasks-per-node": "1",
+        "--output": str(log),
+        "--partition": hosts.partition,
+        "--account": hosts.account,
+        "--time": hosts.time_limit,
+        "--cpus-per-task": hosts.cores_per_node,
+        "--mem": hosts.memory_per_node,
+        "--gpus-per-node": hosts.gpus_per_node,
+    }
+    return [
+        "sbatch",
+        "--parsable",
+        "--no-requeue",
+        "--no-kill",
+        *(f"{key}={value}" for key, value in options.items() if value),
+        *([] if hosts.cores_per_node else ["--exclusive"]),
+        *hosts.arguments,
+    ]
+
+
+def run_slurm(
+    *argv: str,
+    text: str | None = None,
+    ignored_error: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Returns the output of a Slurm command.
+
+    Raises:
+      MachineError: Slurm is not there, or does not answer.
+      ConfigError: Slurm refuses the request of the hosts file.
+    """
+    result = _run_client([*argv], text, environment)
+    if result.returncode == 0 or (ignored_error and ignored_error in result.stderr):
+        return result.stdout.strip()
+    error_message = " ".join(result.stderr.split())
+    if argv[0] == "sbatch" and not re.search(
+        r"[Uu]nable to contact|timed out|temporarily", error_message
+    ):
+        raise ConfigError(f"Slurm refuses the job: {error_message}. Correct the hosts file")
+    raise MachineError(
+        f"{' '.join(argv[:3])}: {error_message or f'exit status {result.returncode}'}"
+    )
+
+
+def _run_client(
+    argv: list[str], text: str | None, environment: Mapping[str, str] | None
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            argv,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_SECONDS,
+            env=environment,
+        )
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{argv[0]} is not installed on this machine, and the hosts file has launcher: slurm. "
+            "Install it or choose another launcher"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise MachineError(
+            f"{' '.join(argv[:3])} has not answered within {_COMMAND_SECONDS} s"
+        ) from None

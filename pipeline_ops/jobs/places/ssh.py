@@ -1,0 +1,229 @@
+"""Hosts over ssh: jobs there, and the ssh command that reaches them, which gangs use as well.
+
+ssh never asks for a terminal and never asks a person: a key that needs a passphrase or a host that
+is not known is an error that names the host. A job does not depend on the connection that has
+started it. Airflow's host and the job share nothing but the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+from collections.abc import Iterable
+
+from pydantic import ValidationError
+
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.config.hosts import SshHosts
+from pipeline_ops.errors import ConfigError, MachineError, make_error
+from pipeline_ops.jobs.places.environment import build_python_command, collect_store_environment
+from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place
+from pipeline_ops.jobs.remote_host import Answer, Question
+from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.store_path import StorePath
+
+_ALIVE_SECONDS, _ALIVE_COUNT = 3, 3
+_COMMAND_SECONDS = 60
+_SSH_FAILED = 255
+_REMOTE_MODULE = "pipeline_ops.jobs.remote_host"
+_REFUSALS = ("Permission denied", "Host key verification failed", "not found", "No module named")
+
+
+class SshPlace(Place):
+    """See `Place`.
+
+    A job gets the first host that answers. The order depends on the attempt, so that jobs spread
+    over the hosts. Afterwards, the host that knows the attempt is the one that has the job.
+
+    Args:
+      hosts: the hosts file.
+    """
+
+    def __init__(self, hosts: SshHosts):
+        self._hosts = hosts
+        self._names = [host.name for host in hosts.hosts]
+        self._found: dict[StorePath, str] = {}
+        """The host of each job that was found."""
+
+    def start(self, launch: JobLaunch) -> None:
+        attempt, unreachable = launch.attempt, []
+        with contextlib.suppress(MachineError):
+            if self._locate(attempt):
+                return
+        question = Question(
+            attempt=str(attempt.folder),
+            module=launch.module,
+            environment=self._build_environment() | dict(launch.environment),
+        )
+        for host in self._order(attempt):
+            try:
+                self._ask(host, "start", question)
+            except MachineError as error:
+                unreachable.append(str(error))
+            else:
+                self._found[attempt.folder] = host
+                return
+        raise MachineError("; ".join(unreachable))
+
+    def find(self, attempt: Attempt[StorePath]) -> JobState:
+        host = self._locate(attempt)
+        if host is None:
+            return JobState("absent", f"no host knows the job in {attempt.folder}")
+        if self._ask_about(host, "find", attempt).phase == "running":
+            return JobState("running")
+        return JobState(
+            "ended",
+            f"the job on {host} ended without a status, so it was killed or its host went down",
+        )
+
+    def read_output(self, attempt: Attempt[StorePath]) -> str:
+        host = self._locate(attempt)
+        return self._ask_about(host, "find", attempt).output if host else ""
+
+    def cancel(self, attempt: Attempt[StorePath]) -> None:
+        if host := self._locate(attempt):
+            self._ask_about(host, "cancel", attempt)
+
+    def clean(self, attempt: Attempt[StorePath]) -> bool:
+        host = self._locate(attempt)
+        return host is None or self._ask_about(host, "clean", attempt).is_clean
+
+    def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
+        """The versions on the first host that answers. A job compares them with those it finds."""
+        question, unreachable = Question(packages=list(packages)), []
+        for host in self._names:
+            try:
+                return self._ask(host, "versions", question).versions
+            except MachineError as error:
+                unreachable.append(str(error))
+        raise MachineError("; ".join(unreachable))
+
+    def _order(self, attempt: Attempt[StorePath]) -> list[str]:
+        first = int(compute_digest(str(attempt.folder)), 16) % len(self._names)
+        return self._names[first:] + self._names[:first]
+
+    def _locate(self, attempt: Attempt[StorePath]) -> str | None:
+        """The host that knows a job.
+
+        Raises:
+          MachineError: no host knows it, and not all of them can be reached.
+        """
+        if host := self._found.get(attempt.folder):
+            return host
+        unreachable = []
+        for host in self._order(attempt):
+            try:
+                if self._ask_about(host, "find", attempt).phase != "absent":
+                    self._found[attempt.folder] = host
+                    return host
+            except MachineError as error:
+                unreachable.append(str(error))
+        if unreachable:
+            raise MachineError("; ".join(unreachable))
+        return None
+
+    def _ask_about(self, host: str, command: str, attempt: Attempt[StorePath]) -> Answer:
+        question = Question(attempt=str(attempt.folder), environment=self._build_environment())
+        return self._ask(host, command, question)
+
+    def _build_environment(self) -> dict[str, str]:
+        return collect_store_environment(os.environ) | self._hosts.environment
+
+    def _ask(self, host: str, command: str, question: Question) -> Answer:
+        """Runs a command on the host.
+
+        Raises:
+          MachineError: the host can't be reached, or its disk or store failed.
+          ConfigError: ssh is refused, or the host lacks the project.
+        """
+        remote = build_python_command(self._hosts, _REMOTE_MODULE, command)
+        try:
+            done = subprocess.run(
+                build_ssh_command(self._hosts, host, remote),
+                input=question.model_dump_json() + "\n",
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_SECONDS,
+            )
+        except FileNotFoundError:
+            raise ConfigError(
+                "ssh is not installed on Airflow's host. Install an OpenSSH client."
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise MachineError(f"{host} has not answered in {_COMMAND_SECONDS} s") from None
+        return _parse_answer(host, done)
+
+
+def _parse_answer(host: str, done: subprocess.CompletedProcess[str]) -> Answer:
+    try:
+        answer = Answer.model_validate_json(done.stdout.strip().rpartition("\n")[2])
+    except ValidationError:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        problem = f"{host} over ssh: {lines[-1][:500]}"
+        if any(refusal in done.stderr for refusal in _REFUSALS):
+            raise ConfigError(
+                f"{problem}. The hosts file says how to log in, and where `python` and the "
+                "project (`code`) are on the host"
+            ) from None
+        raise MachineError(problem) from None
+    if answer.error:
+        raise make_error(answer.exit_code, f"{host}: {answer.error}")
+    return answer
+
+
+def build_ssh_command(hosts: SshHosts, host: str, remote: list[str]) -> list[str]:
+    """The command that runs another command on a host. Pure."""
+    login = [
+        *(["-l", hosts.user] if hosts.user else []),
+        *(["-p", str(hosts.port)] if hosts.port else []),
+    ]
+    options = [*_build_ssh_options(hosts), *_build_proxy_options(hosts, hosts.jump), *login]
+    # Behind `--`, a name that begins with a hyphen is a name and not an option.
+    return ["ssh", "-T", *options, "--", host, shlex.join(remote)]
+
+
+def _build_ssh_options(hosts: SshHosts) -> list[str]:
+    """The ssh options for the hosts themselves and for every jump host.
+
+    With ssh's own -J, the jump hosts would have neither key nor known hosts.
+    """
+    settings = {
+        "BatchMode": "yes",
+        "StrictHostKeyChecking": "yes",
+        "ConnectTimeout": hosts.connect_timeout_seconds,
+        "ServerAliveInterval": _ALIVE_SECONDS,
+        "ServerAliveCountMax": _ALIVE_COUNT,
+        "LogLevel": "ERROR",
+    }
+    if hosts.identity_file:
+        settings |= {"IdentityFile": hosts.identity_file, "IdentitiesOnly": "yes"}
+    if hosts.known_hosts:
+        settings["UserKnownHostsFile"] = hosts.known_hosts
+    file = ["-F", hosts.config_file] if hosts.config_file else []
+    return [
+        *file,
+        *(argument for key, value in settings.items() for argument in ("-o", f"{key}={value}")),
+    ]
+
+
+def _build_proxy_options(hosts: SshHosts, jumps: list[str]) -> list[str]:
+    """The nested proxy commands, from the last jump host to the first.
+
+    The ssh outside of a level expands that level, hence the doubled %.
+    """
+    if not jumps:
+        return []
+    user_host, _, port = jumps[-1].partition(":")
+    inner = [
+        "ssh",
+        *_build_ssh_options(hosts),
+        *_build_proxy_options(hosts, jumps[:-1]),
+        *(["-p", port] if port else []),
+        "-W",
+    ]
+    return [
+        "-o",
+        f"ProxyCommand={shlex.join(inner).replace('%', '%%')} [%h]:%p -- {shlex.quote(user_host)}",
+    ]

@@ -1,0 +1,429 @@
+"""Jobs in containers of a real Docker daemon. They share nothing with this machine but a bucket."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable
+
+import pytest
+from containers import container_engine, why_not
+from object_servers.s3_server import S3Server
+from processes import Stopwatch
+
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.layout import Attempt, Layout
+from pipeline_ops.config.hosts_clusters import ContainerHosts
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError
+from pipeline_ops.jobs.job_handle import JobHandle
+from pipeline_ops.jobs.places.container import ContainerPlace
+from pipeline_ops.jobs.places.place import JobLaunch, name_job
+from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.jobs.request import Request, Status, read_status, write_request
+from pipeline_ops.storage.open_store import open_path, open_root
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    if reason := why_not():
+        pytest.skip(reason)
+    with container_engine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def root(engine):
+    with S3Server(engine.gateway) as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.build_environment().items():
+            patch.setenv(name, value)
+        server.make_bucket("bucket")
+        yield "s3://bucket/root"
+
+
+class PlacedJob:
+    """A job of `place_job.py` whose request is in the bucket."""
+
+    def __init__(self, root: str, number: int, place: ContainerPlace, do: str, planned: str = ""):
+        self.root, self.place = root, place
+        attempts = Layout(open_root(root), "digits")
+        self.attempt: Attempt = attempts.attempt("run", "train", f"attempt-{number:08x}")
+        versions = {"image": planned} if planned else {}
+        self.request = Request(
+            job="train",
+            pipeline="digits",
+            run_id="run",
+            config_file="digits.yaml",
+            config={"do": do},
+            root=root,
+            artifact=f"{root}/artifacts/digits/train/{number:032x}",
+            fingerprint=Fingerprint(config={}, inputs={}, code={}, versions=versions),
+            deadline_seconds=300,
+        )
+        write_request(self.attempt, self.request)
+        self.name = name_job(self.attempt)
+
+    def start(self) -> PlacedJob:
+        launch = JobLaunch(self.attempt, "place_job", {}, 300, "digits", "train")
+        self.place.start(launch)
+        return self
+
+    def wait_until_ready(self) -> PlacedJob:
+        self.wait_until(lambda: any(e.phase == "waits" for e in self.read_events()))
+        return self
+
+    def read_events(self):
+        return ProgressReader(self.attempt.progress).read_new()
+
+    def wait_until(self, is_so: Callable[[], object], seconds: float = 90) -> None:
+        deadline = time.monotonic() + seconds
+        while not is_so():
+            assert time.monotonic() < deadline, (
+                f"{self.place.find(self.attempt)}\n{self.place.read_output(self.attempt)}"
+            )
+            time.sleep(0.1)
+
+    def wait_for_outcome(self) -> Status:
+        handle = JobHandle(self.attempt, self.place)
+        self.wait_until(handle.read_outcome)
+        outcome = handle.read_outcome()
+        assert outcome is not None
+        return outcome
+
+
+@pytest.fixture
+def job(engine, root, request) -> Callable[..., PlacedJob]:
+    started: list[PlacedJob] = []
+
+    def make(do: str = "wait", planned: str = "", **values: object) -> PlacedJob:
+        number = zlib.crc32(f"{request.node.name} {len(started)}".encode())
+        started.append(PlacedJob(root, number, engine.place(**values), do, planned))
+        return started[-1]
+
+    yield make
+    for one in started:
+        one.place.clean(one.attempt)
+
+
+def test_a_job_leaves_its_artifact_and_nothing_in_its_place(engine, job):
+    before = engine.list_volumes()
+    one = job("nothing").start()
+    outcome = one.wait_for_outcome()
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome
+    assert open_path(outcome.manifest).exists()
+    one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
+    assert "the job does: nothing" in one.place.read_output(one.attempt)
+    assert "the job does: nothing" in one.attempt.log.read_log_end(1 << 20)[1].decode()
+    assert one.place.clean(one.attempt)
+    assert one.place.find(one.attempt).phase == "absent"
+    assert engine.list_volumes() == before
+    assert one.place.clean(one.attempt), "a second time there is nothing to do"
+
+
+def test_a_job_has_no_rights_and_shares_nothing(engine, job):
+    one = job("nothing").start()
+    outcome = one.wait_for_outcome()
+    file = open_path(outcome.manifest).parent / "seen.json"
+    seen = json.loads(file.read(1 << 20))
+    assert seen["uid"] == 10001
+    assert int(seen["capabilities"], 16) == 0
+    assert seen["no_new_privileges"] == "1"
+    assert seen["writable"] == ["/dev/shm", "/tmp", "/work"]
+    assert seen["mounts"]["/tmp"] == "tmpfs"
+    described = engine.describe(one.name)
+    assert described["HostConfig"]["ReadonlyRootfs"]
+    [mount] = described["Mounts"]
+    assert (mount["Type"], mount["Destination"]) == ("volume", "/work")
+    assert described["HostConfig"]["RestartPolicy"]["Name"] == "no"
+    labels = described["Config"]["Labels"]
+    assert labels["trainyard.attempt"] == str(one.attempt.folder)
+    assert (labels["trainyard.pipeline"], labels["trainyard.job"]) == ("digits", "train")
+
+
+def test_the_limits_of_the_hosts_file_are_those_of_the_container(engine, job):
+    one = job("wait", cpu="500m", memory="200Mi").start().wait_until_ready()
+    host = engine.describe(one.name)["HostConfig"]
+    assert host["NanoCpus"] == 500_000_000
+    assert host["Memory"] == host["MemorySwap"] == 200 << 20
+    assert host["PidsLimit"] > 0
+
+
+def test_a_job_is_started_once(engine, job):
+    one = job("wait")
+    starters = [threading.Thread(target=one.start) for _ in range(4)]
+    for starter in starters:
+        starter.start()
+    for starter in starters:
+        starter.join()
+    one.wait_until_ready()
+    first = engine.describe(one.name)
+    one.start()
+    assert engine.describe(one.name)["State"]["StartedAt"] == first["State"]["StartedAt"]
+    engine.kill_container(one.attempt)
+    one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
+    one.start()
+    assert one.place.find(one.attempt).phase == "ended", "it is not started again after its end"
+
+
+def test_a_container_of_a_killed_starter_is_started_by_the_next_one(engine, job):
+    one = job("wait")
+    body = one.place._build_body(JobLaunch(one.attempt, "place_job", {}, 300, "digits", "train"))
+    one.place._daemon.create(one.name, body)
+    assert one.place.find(one.attempt).phase == "absent", "it was not started"
+    one.start().wait_until_ready()
+    assert one.place.find(one.attempt).phase == "running"
+
+
+def test_a_container_that_was_not_started_goes_with_a_cancellation(engine, job):
+    one = job("wait")
+    body = one.place._build_body(JobLaunch(one.attempt, "place_job", {}, 300, "digits", "train"))
+    one.place._daemon.create(one.name, body)
+    one.place.cancel(one.attempt)
+    assert engine.docker.run("docker", "inspect", one.name).returncode != 0
+
+
+def test_all_processes_of_a_cancelled_job_are_gone_within_five_seconds(engine, job):
+    one = job("wait").start().wait_until_ready()
+    pids = engine.find_pids(one.name)
+    assert len(pids) >= 4, "init process, job, child and grandchild"
+    watch = Stopwatch()
+    one.place.cancel(one.attempt)
+    assert engine.find_pids(one.name) == []
+    assert watch.seconds < 5
+    one.place.cancel(one.attempt)
+
+
+def test_a_job_that_was_killed_has_an_explained_end(engine, job):
+    one = job("wait").start().wait_until_ready()
+    engine.kill_job(one.attempt)
+    outcome = one.wait_for_outcome()
+    assert outcome.exit_code is ExitCode.RETRY
+    assert "ended with signal 9" in outcome.message
+
+
+def test_a_container_that_was_killed_has_an_explained_end(engine, job):
+    one = job("wait").start().wait_until_ready()
+    engine.kill_container(one.attempt)
+    outcome = one.wait_for_outcome()
+    assert outcome.exit_code is ExitCode.RETRY
+    assert "its container was killed by signal 9" in outcome.message
+
+
+def test_want_of_memory_is_named(job):
+    one = job("eat", memory="150Mi").start()
+    outcome = one.wait_for_outcome()
+    assert outcome.exit_code is ExitCode.RETRY
+    assert "out of memory" in outcome.message
+    assert "Give it more `memory` in the hosts file" in outcome.message
+
+
+def test_want_of_memory_of_the_first_process_is_named(engine, job):
+    """A limit that is too low even for the init process."""
+    one = job("wait", memory="24Mi").start()
+    one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
+    state = one.place.find(one.attempt)
+    assert "out of memory: it needed more than the limit of 24Mi" in state.message, state
+    assert state.exit_code is ExitCode.RETRY
+
+
+def test_a_missing_image_is_an_error_of_the_hosts_file(engine, job):
+    with pytest.raises(ConfigError, match="has no image nowhere:1.*write pull: missing"):
+        engine.place(image="nowhere:1").find_versions([])
+    with pytest.raises(ConfigError, match="has no image nowhere:1"):
+        job("wait", image="nowhere:1").start()
+
+
+class _Registry(http.server.BaseHTTPRequestHandler):
+    status, error = 404, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}'
+
+    def do_GET(self) -> None:
+        is_version = self.path == "/v2/"
+        content = b"{}" if is_version else self.error
+        self.send_response(200 if is_version else self.status)
+        self.send_header("Docker-Distribution-Api-Version", "registry/2.0")
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "text"),
+    [
+        (404, "MANIFEST_UNKNOWN", ConfigError, "can't be pulled"),
+        (401, "UNAUTHORIZED", ConfigError, "can't be pulled"),
+        (403, "DENIED", ConfigError, "can't be pulled"),
+        (500, "UNKNOWN", MachineError, "could not be pulled"),
+    ],
+)
+def test_a_failed_pull_is_named(engine, monkeypatch, status, code, kind, text):
+    error = json.dumps({"errors": [{"code": code, "message": code.lower()}]}).encode()
+    handler = type("Handler", (_Registry,), {"status": status, "error": error})
+    server = http.server.ThreadingHTTPServer((engine.gateway, 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    image = f"{engine.gateway}:{server.server_port}/team/jobs:1"
+    try:
+        with pytest.raises(kind, match=text):
+            engine.place(image=image, pull="missing").find_versions([])
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_registry_that_can_not_be_reached_is_tried_again(engine):
+    with pytest.raises(MachineError, match="could not be pulled"):
+        engine.place(image="127.0.0.1:9/jobs:1", pull="missing").find_versions([])
+
+
+def test_an_image_that_would_run_as_root_is_refused(engine):
+    dockerfile = engine._folder / "root.Dockerfile"
+    dockerfile.write_text("FROM small\nUSER root\n")
+    engine.docker.build("rooted", dockerfile, engine._folder / "context-small")
+    with pytest.raises(ConfigError, match=r"would run as root.* USER 10001:10001"):
+        engine.place(image="rooted").find_versions([])
+
+
+def test_an_image_without_a_folder_for_the_job_is_refused(engine):
+    with pytest.raises(ConfigError, match="VOLUME /work"):
+        dockerfile = engine._folder / "bare.Dockerfile"
+        dockerfile.write_text("FROM trainyard-test/debian\nUSER 10001\n")
+        engine.docker.build("bare", dockerfile, engine._folder / "context-small")
+        engine.place(image="bare").find_versions([])
+
+
+def test_the_job_runs_in_the_image_that_was_planned(engine, job):
+    [image] = engine.place().find_versions([]).values()
+    dockerfile = engine._folder / "newer.Dockerfile"
+    dockerfile.write_text("FROM small\nENV NEWER=1\n")
+    newer = engine.docker.build("moving", dockerfile, engine._folder / "context-small")
+    one = job("wait", planned=image, image="moving").start()
+    assert engine.describe(one.name)["Image"] == image != newer
+    with pytest.raises(MachineError, match="When the job was planned, it was sha256:1111"):
+        job("wait", planned="sha256:" + 64 * "1").start()
+
+
+def test_an_image_without_the_project_is_refused(engine, job):
+    dockerfile = engine._folder / "empty.Dockerfile"
+    dockerfile.write_text("FROM small\nENV PYTHONPATH=/nowhere\n")
+    engine.docker.build("empty", dockerfile, engine._folder / "context-small")
+    one = job("wait", image="empty").start()
+    one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
+    state = one.place.find(one.attempt)
+    assert state.exit_code is ExitCode.CONFIG
+    assert "lacks this project or one of its packages" in state.message
+
+
+def test_an_interpreter_that_is_not_in_the_image_is_named(job):
+    one = job("wait", python="/opt/nowhere/python").start()
+    one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
+    state = one.place.find(one.attempt)
+    assert state.exit_code is ExitCode.CONFIG
+    assert "/opt/nowhere/python" in state.message
+
+
+def test_gpus_without_a_driver_are_refused(job):
+    with pytest.raises(ConfigError, match="Install the NVIDIA container toolkit"):
+        job("wait", gpus=1).start()
+
+
+def test_a_network_that_is_missing_is_refused(job):
+    with pytest.raises(ConfigError, match="network nowhere not found"):
+        job("wait", docker_network="nowhere").start()
+
+
+def test_a_full_disk_is_reported(engine, job):
+    one = job("fill").start()
+    outcome = one.wait_for_outcome()
+    assert outcome.exit_code is ExitCode.RETRY
+    assert "No space left on device" in outcome.message or "disk" in outcome.message, outcome
+    one.place.clean(one.attempt)
+
+
+def test_a_disk_that_is_full_from_the_beginning_is_reported(engine, job):
+    engine.fill_disk()
+    try:
+        one = job("nothing").start()
+        outcome = one.wait_for_outcome()
+    finally:
+        engine.free_disk()
+    assert outcome.exit_code is ExitCode.RETRY, outcome
+
+
+def test_forgotten_containers_of_the_pipeline_are_removed(engine, job, monkeypatch):
+    from pipeline_ops.jobs.places import container
+
+    old, new = job("nothing").start(), job("nothing").start()
+    for one in (old, new):
+        one.wait_until(lambda one=one: one.place.find(one.attempt).phase == "ended")
+    new.place.clean(new.attempt)
+    assert old.place.find(old.attempt).phase == "ended", "a day has not passed"
+    third = job("nothing").start()
+    third.wait_until(lambda: third.place.find(third.attempt).phase == "ended")
+    monkeypatch.setattr(container, "_KEEP", -container._KEEP)
+    third.place.clean(third.attempt)
+    assert old.place.find(old.attempt).phase == "absent"
+
+
+def test_a_daemon_that_does_not_answer_is_a_failure_of_the_machine(tmp_path, job):
+    hosts = {"launcher": "container", "image": "small"}
+    nowhere = f"unix://{tmp_path}/docker.sock"
+    place = ContainerPlace(ContainerHosts.model_validate(hosts | {"daemon": nowhere}))
+    with pytest.raises(MachineError, match=f"{nowhere} does not answer.*Start it"):
+        place.find(job("wait").attempt)
+
+
+def test_a_daemon_is_reached_over_tls(engine, job, monkeypatch):
+    with pytest.raises(MachineError):
+        engine.place(daemon=engine.secure_address).find_versions([])
+    monkeypatch.setenv("DOCKER_CERT_PATH", str(engine.certificates))
+    one = job("nothing", daemon=engine.secure_address).start()
+    assert one.wait_for_outcome().exit_code is ExitCode.SUCCESS
+
+
+def test_a_job_is_lost_with_the_host_of_its_daemon(engine, job):
+    one = job("wait").start().wait_until_ready()
+    engine.lose()
+    with pytest.raises(MachineError, match="does not answer"):
+        one.place.find(one.attempt)
+    engine.start()
+    one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
+    assert one.place.find(one.attempt).exit_code is ExitCode.RETRY
+    assert one.place.clean(one.attempt)
+    assert read_status(one.attempt) is None
+
+
+def test_a_job_that_its_daemon_stops_is_tried_again(engine, job):
+    one = job("wait").start().wait_until_ready()
+    engine.stop()
+    engine.start()
+    outcome = one.wait_for_outcome()
+    assert outcome.exit_code is ExitCode.RETRY
+    assert "stopped the job" in outcome.message, outcome
+
+
+def test_a_job_survives_its_daemon_with_live_restore(monkeypatch):
+    with container_engine(survives=True) as engine, S3Server(engine.gateway) as server:
+        server.make_bucket("survivors")
+        for name, value in server.build_environment().items():
+            monkeypatch.setenv(name, value)
+        one = PlacedJob("s3://survivors/root", 1, engine.place(), "wait").start()
+        one.wait_until_ready()
+        engine.kill()
+        handle = JobHandle(one.attempt, one.place)
+        assert handle.read_outcome() is None
+        assert handle.is_alive(), "a daemon that does not answer is no reason to start it again"
+        engine.start()
+        assert one.place.find(one.attempt).phase == "running"
+        one.place.cancel(one.attempt)
+        assert engine.find_pids(one.name) == []
+        assert one.place.clean(one.attempt)

@@ -1,0 +1,349 @@
+"""A Docker daemon that tests may kill, in a network of its own, and images for it.
+
+The daemon has a network namespace, so it meets neither another daemon of this machine nor its
+firewall. Its containers reach this machine at `gateway`, and nothing else. It can be stopped,
+killed, lost with all its containers, and started again, and its disk can be filled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import docker_daemon
+import psutil
+from docker_daemon import BASE_IMAGE, ROOT, Docker
+from processes import is_running
+
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.config.hosts_clusters import ContainerHosts
+from pipeline_ops.jobs.places.container import ContainerPlace
+from pipeline_ops.jobs.places.place import name_job
+from pipeline_ops.storage.store_path import StorePath
+
+_numbers = itertools.count()
+_START_SECONDS = 60.0
+_END_SECONDS = 30.0
+_DISK_BYTES = 512 << 20
+_NEEDED = ("pipeline_ops.jobs.init_process", "pipeline_ops.jobs.runner", "place_job")
+_SMALL = f"""
+FROM {BASE_IMAGE}
+COPY site /opt/site
+COPY code /opt/trainyard
+ENV PYTHONPATH=/opt/site:/opt/trainyard PYTHONDONTWRITEBYTECODE=1
+RUN mkdir -m 0700 /work && chown 10001:10001 /work
+USER 10001:10001
+VOLUME /work
+"""
+_CODE = """
+FROM {image}
+COPY code /opt/trainyard
+"""
+"""The code of today in an image that has all packages already."""
+
+
+def why_not() -> str | None:
+    """The reason why there can be no such daemon here."""
+    if reason := docker_daemon.why_not():
+        return reason
+    missing = [tool for tool in ("ip", "nsenter", "openssl") if not shutil.which(tool)]
+    return f"{', '.join(missing)} not found" if missing else None
+
+
+class ContainerEngine:
+    """A context manager with a daemon, which starts when the block begins.
+
+    Args:
+      survives: whether containers survive the daemon (`live-restore`).
+      disk_bytes: the size of the disk for the volumes of all containers.
+
+    Attributes:
+      address: the daemon's address.
+      secure_address: its address for TLS. `certificates` is the folder of the certificates.
+      gateway: the address of this machine for the containers.
+      docker: the command line client.
+    """
+
+    def __init__(self, survives: bool = False, disk_bytes: int = _DISK_BYTES):
+        self._survives, self._disk_bytes = survives, disk_bytes
+        # Tests in several processes make networks of different numbers.
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+        number = 80 + worker % 16 + 16 * (next(_numbers) % 10)
+        self._namespace, self._network = f"tyct{number}", f"10.214.{number}"
+        self.gateway, self.host_address = f"{self._network}.1", f"{self._network}.2"
+        self.secure_address = f"tcp://{self.host_address}:2376"
+
+    def __enter__(self) -> Self:
+        # The path of a socket is short, and pytest's folders may be long.
+        self._folder = Path(tempfile.mkdtemp(prefix="d", dir="/tmp"))
+        self._folder.chmod(0o755)
+        self.address = f"unix://{self._folder}/docker.sock"
+        environment = {**os.environ, "PATH": docker_daemon._PATH, "DOCKER_HOST": self.address}
+        self.docker = Docker(environment)
+        self.certificates = self._folder / "certificates"
+        self._volumes = self._folder / "data" / "volumes"
+        self._volumes.mkdir(parents=True)
+        size = f"size={self._disk_bytes}"
+        _run("mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self._volumes))
+        _make_certificates(self.certificates, self.host_address)
+        self._add_network()
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.free_disk()
+        if not is_running(self._daemon):
+            self.start()
+        if names := self.docker("ps", "-aq").split():
+            self.docker("rm", "-fv", *names)
+        self.stop()
+        subprocess.run(["ip", "netns", "del", self._namespace], check=True)
+        for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+            if (target := line.split()[1]).startswith(f"{self._folder}/"):
+                _run("umount", "-l", target)
+        shutil.rmtree(self._folder)
+
+    def start(self) -> None:
+        """Starts the daemon, and waits until it answers."""
+        arguments = {
+            "--data-root": self._folder / "data",
+            "--exec-root": self._folder / "exec",
+            "--pidfile": self._folder / "pid",
+            "--exec-opt": "native.cgroupdriver=cgroupfs",
+            "--tlscacert": self.certificates / "ca.pem",
+            "--tlscert": self.certificates / "server.pem",
+            "--tlskey": self.certificates / "server-key.pem",
+        }
+        with open(self._folder / "log", "ab") as log:
+            daemon = subprocess.Popen(
+                [
+                    *("nsenter", f"--net=/run/netns/{self._namespace}", "dockerd", "--tlsverify"),
+                    *("-H", self.address, "-H", self.secure_address),
+                    *(str(word) for pair in arguments.items() for word in pair),
+                    *(["--live-restore"] if self._survives else []),
+                ],
+                # A registry of a test is on this machine, and not behind a proxy.
+                env={k: v for k, v in self.docker.environment.items() if "proxy" not in k.lower()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._daemon = psutil.Process(daemon.pid)
+        self._process = daemon
+        _wait(lambda: self.docker.run("docker", "version").returncode == 0, self._read_log)
+
+    def stop(self) -> None:
+        """Ends the daemon as a shutdown of its host does."""
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(_START_SECONDS)
+
+    def kill(self) -> None:
+        """Kills the daemon, and nothing else."""
+        self._process.kill()
+        self._process.wait()
+
+    def lose(self) -> None:
+        """Kills the daemon with all containers, as a power failure does. `start` brings it back."""
+        inside = [pid for name in self.docker("ps", "-q").split() for pid in self.find_pids(name)]
+        ours = [process.pid for process in psutil.process_iter() if self._is_helper(process)]
+        self.kill()
+        for pid in [*ours, *inside]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _wait(lambda: not any(map(psutil.pid_exists, inside)), self._read_log)
+
+    def _is_helper(self, process: psutil.Process) -> bool:
+        """Returns whether a process is one of containerd's that belongs to this daemon."""
+        with contextlib.suppress(psutil.Error):
+            text = " ".join(process.cmdline())
+            return "containerd" in text and str(self._folder) in text
+        return False
+
+    def find_pids(self, name: str) -> list[int]:
+        """The living processes of a container, whose ids are those of this machine."""
+        first = int(self.docker("inspect", "--format", "{{.State.Pid}}", name))
+        if first == 0:
+            return []
+        namespace = os.readlink(f"/proc/{first}/ns/pid")
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                if os.readlink(f"/proc/{process.pid}/ns/pid") == namespace and is_running(process):
+                    found.append(process.pid)
+        return found
+
+    def find_first(self, name: str) -> int:
+        """The first process of a container, which is the job's init process."""
+        return int(self.docker("inspect", "--format", "{{.State.Pid}}", name))
+
+    def kill_job(self, attempt: Attempt[StorePath]) -> None:
+        """Kills the job in its container, and not the init process."""
+        name = name_job(attempt)
+        for pid in set(self.find_pids(name)) - {self.find_first(name)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def kill_container(self, attempt: Attempt[StorePath]) -> None:
+        """Kills all processes of a job at once."""
+        self.docker("kill", name_job(attempt))
+
+    def fill_disk(self) -> None:
+        """Leaves no free byte for the volumes of the containers."""
+        free = os.statvfs(self._volumes)
+        with open(self._volumes / "filler", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+
+    def free_disk(self) -> None:
+        (self._volumes / "filler").unlink(missing_ok=True)
+
+    def list_volumes(self) -> list[str]:
+        return self.docker("volume", "ls", "-q").split()
+
+    def hosts(self, **values: Any) -> ContainerHosts:
+        """A hosts file with this daemon. The default image is the small one."""
+        content = {"launcher": "container", "image": "small", "daemon": self.address}
+        return ContainerHosts.model_validate(content | {"pull": "never"} | values)
+
+    def place(self, **values: Any) -> ContainerPlace:
+        return ContainerPlace(self.hosts(**values))
+
+    def describe(self, name: str) -> dict[str, Any]:
+        return json.loads(self.docker("inspect", name))[0]
+
+    def provide_small_image(self, tag: str = "small") -> str:
+        """Builds an image that can run `place_job`. Returns its id."""
+        self._provide_base_image()
+        context = self._folder / f"context-{tag}"
+        (context / "site").mkdir(parents=True)
+        _copy_code(context / "code")
+        for file in _find_needed_packages():
+            copy = shutil.copytree if file.is_dir() else shutil.copy
+            copy(file, context / "site" / file.name)
+        shutil.copy(Path(__file__).with_name("place_job.py"), context / "site")
+        return self._build(tag, context, _SMALL)
+
+    def provide_jobs_image(self, tag: str = "trainyard-jobs") -> str:
+        """The image for all jobs, with the code of now. Returns its id.
+
+        TRAINYARD_TEST_JOBS_IMAGE may name a file that `docker save` has made of it.
+        """
+        archive = os.environ.get("TRAINYARD_TEST_JOBS_IMAGE")
+        if archive:
+            self.docker("load", "-q", "-i", archive)
+        else:
+            self._provide_base_image()
+            file = ROOT / "docker" / "jobs.Dockerfile"
+            self.docker.build(tag, file, ROOT, "--target", "jobs", "--network=host")
+        context = self._folder / "context-jobs"
+        context.mkdir()
+        _copy_code(context / "code")
+        return self._build(tag, context, _CODE.format(image=tag))
+
+    def _provide_base_image(self) -> None:
+        if self.docker.run("docker", "image", "inspect", BASE_IMAGE).returncode:
+            docker_daemon._provide_base_image(self.docker, self._folder)
+
+    def _build(self, tag: str, context: Path, dockerfile: str) -> str:
+        (context / "Dockerfile").write_text(dockerfile)
+        return self.docker.build(tag, context / "Dockerfile", context)
+
+    def _add_network(self) -> None:
+        veth = f"v-{self._namespace}"
+        subprocess.run(["ip", "netns", "del", self._namespace], capture_output=True)
+        _run("ip", "netns", "add", self._namespace)
+        inside = ["ip", "-n", self._namespace]
+        peer = ["type", "veth", "peer", "name", "eth0", "netns", self._namespace]
+        _run("ip", "link", "add", veth, *peer)
+        _run("ip", "addr", "add", f"{self.gateway}/24", "dev", veth)
+        _run("ip", "link", "set", veth, "up")
+        _run(*inside, "addr", "add", f"{self.host_address}/24", "dev", "eth0")
+        for interface in ("lo", "eth0"):
+            _run(*inside, "link", "set", interface, "up")
+        _run(*inside, "route", "add", "default", "via", self.gateway)
+
+    def _read_log(self) -> str:
+        return (self._folder / "log").read_text()[-3000:]
+
+
+@contextlib.contextmanager
+def container_engine(**options: Any) -> Iterator[ContainerEngine]:
+    """Yields an engine with the small image."""
+    with ContainerEngine(**options) as engine:
+        engine.provide_small_image()
+        yield engine
+
+
+def _copy_code(target: Path) -> None:
+    hidden = shutil.ignore_patterns("__pycache__")
+    for package in ("pipeline_ops", "beam_jobs"):
+        shutil.copytree(ROOT / package, target / package, ignore=hidden)
+
+
+def _find_needed_packages() -> list[Path]:
+    """The packages that the small image needs, by what Python imports for its modules here."""
+    program = (
+        f"import sys, pathlib, importlib\nfor name in {_NEEDED}: importlib.import_module(name)\n"
+        "import obstore.store\n"
+        "for m in list(sys.modules.values()): print(getattr(m, '__file__', None) or '')\n"
+    )
+    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    found: set[Path] = set()
+    for line in done.stdout.splitlines():
+        parts = Path(line).parts
+        if "site-packages" in parts:
+            found.add(Path(*parts[: parts.index("site-packages") + 2]))
+    return sorted(found)
+
+
+def _make_certificates(folder: Path, address: str) -> None:
+    """Makes an authority, and certificates for a server at an address and for a client."""
+    folder.mkdir()
+    subject = ["-subj", "/CN=authority"]
+    new_key = ["-newkey", "rsa:2048", "-nodes"]
+    files = ["-keyout", folder / "ca-key.pem", "-out", folder / "ca.pem"]
+    _run("openssl", "req", "-x509", "-days", "2", *new_key, *subject, *map(str, files))
+    kinds = {"server": ("server-key", "serverAuth"), "cert": ("key", "clientAuth")}
+    for name, (key, use) in kinds.items():
+        request, extensions = folder / "request", folder / "extensions"
+        extensions.write_text(f"subjectAltName=IP:{address}\nextendedKeyUsage={use}\n")
+        files = ["-keyout", folder / f"{key}.pem", "-out", request]
+        _run("openssl", "req", *new_key, "-subj", f"/CN={name}", *map(str, files))
+        signing = ["-CA", folder / "ca.pem", "-CAkey", folder / "ca-key.pem", "-CAcreateserial"]
+        files = ["-in", request, "-out", folder / f"{name}.pem", "-extfile", extensions]
+        _run("openssl", "x509", "-req", "-days", "2", *map(str, [*signing, *files]))
+    for file in folder.iterdir():
+        file.chmod(0o644)  # also the user of an image reads them
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, f"{words}: {done.stderr}"
+
+
+def _wait(is_so, explain, seconds: float = _START_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, explain()
+        time.sleep(0.1)

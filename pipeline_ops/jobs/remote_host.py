@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import psutil
 from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.fingerprint import find_versions
@@ -34,6 +33,7 @@ from pipeline_ops.system.processes import (
     ATTEMPT_VARIABLE,
     ProcessIdentity,
     find_processes,
+    kill_processes,
     start_detached,
 )
 from pipeline_ops.system.temp_dirs import sweep
@@ -133,12 +133,9 @@ def cancel(question: Question) -> Answer:
         with contextlib.suppress(ProcessLookupError):
             os.kill(init.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
-    while processes := find_processes(variable):
-        if time.monotonic() > deadline:
-            for process in processes:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+    while find_processes(variable) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
+    kill_processes(variable, GRACE_SECONDS)
     return Answer(phase="ended")
 
 

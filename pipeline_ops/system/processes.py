@@ -171,6 +171,23 @@ def kill_group(
     return _wait_until_empty(leader.pid, grace_seconds)
 
 
+def kill_processes(variable: tuple[str, str], grace_seconds: float) -> bool:
+    """Kills all processes of this user that were started with a variable in their environment.
+
+    Returns:
+      Whether none is left. False if the kernel cannot end one within the grace time.
+    """
+    deadline = time.monotonic() + grace_seconds
+    while processes := find_processes(variable):
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
 def _signal_group(group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)

@@ -41,15 +41,18 @@ def test_every_example_is_valid_and_travels_in_a_request(name):
             "launcher: ssh",
             "launcher: shh",
             (
-                "lab.yaml:1: launcher must be one of local, ssh, container, slurm, kubernetes, got 'shh'; "
-                "the nearest valid name"
+                "lab.yaml:1: launcher must be one of local, ssh, container, slurm, kubernetes, "
+                "got 'shh'; the nearest valid name"
             ),
         ),
         ("launcher: ssh", "launcher: shh", "the nearest valid name is 'ssh'"),
         (
             "launcher: ssh",
             "user: x",
-            "lab.yaml:1: launcher must be one of local, ssh, container, slurm, kubernetes, got None",
+            (
+                "lab.yaml:1: launcher must be one of local, ssh, container, slurm, kubernetes, "
+                "got None"
+            ),
         ),
         (
             "launcher: ssh",

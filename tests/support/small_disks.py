@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +16,14 @@ DISK_BYTES = 64 << 10
 @pytest.fixture
 def small_disk(tmp_path):
     """A folder on its own file system of 64 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
+    with mount_small_disk(tmp_path / "disk") as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def mount_small_disk(folder: Path) -> Iterator[Path]:
+    """Makes a folder with its own file system of 64 KiB."""
+    folder.mkdir(parents=True)
     mounted = (
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)],

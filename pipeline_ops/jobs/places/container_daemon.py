@@ -203,6 +203,11 @@ class Daemon:
                 f"this user has no right to use the Docker daemon {self.address}. Add the user to "
                 "the group that owns the socket, or name another daemon in the hosts file"
             )
+        if re.search(r"certificate|HTTPS server|SSLError|TLS", str(error), re.IGNORECASE):
+            return ConfigError(
+                f"the Docker daemon {self.address} asks for TLS: {explain(error)[-300:]}. Let "
+                "DOCKER_CERT_PATH name a folder with ca.pem, cert.pem and key.pem that are valid"
+            )
         return MachineError(
             f"the Docker daemon {self.address} does not answer: {tunnel_problem or error}. Start "
             "it, or correct `daemon` in the hosts file (or DOCKER_HOST)"

@@ -30,11 +30,14 @@ def open_configuration(context: str | None) -> Configuration:
             "installed. Install airflow-provider-trainyard[kubernetes]"
         ) from None
     configuration = client.Configuration()
-    load: Callable[..., None] = config.load_kube_config  # neither function has types
-    if context is None and _is_in_pod():
-        load = config.load_incluster_config
+    load_file: Callable[..., None] = config.load_kube_config  # neither function has types
+    load_pod: Callable[..., None] = config.load_incluster_config
+    file = os.environ.get("KUBECONFIG")
     try:
-        load(client_configuration=configuration, **({"context": context} if context else {}))
+        if context is None and file is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            load_pod(client_configuration=configuration)
+        else:
+            load_file(file, context, client_configuration=configuration)
     except config.ConfigException as error:
         raise ConfigError(
             f"there is no access to Kubernetes: {error}. Set KUBECONFIG, correct `context` in the "
@@ -42,7 +45,3 @@ def open_configuration(context: str | None) -> Configuration:
         ) from None
     configuration.retries = False  # `kubernetes_client.py` decides which requests are sent again
     return configuration
-
-
-def _is_in_pod() -> bool:
-    return "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ

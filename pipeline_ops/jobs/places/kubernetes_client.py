@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiException
 
 Kind = Literal["job", "pod", "secret", "service", "network_policy"]
-_APIS: Mapping[Kind, str] = {
-    "job": "BatchV1Api",
-    "pod": "CoreV1Api",
-    "secret": "CoreV1Api",
-    "service": "CoreV1Api",
-    "network_policy": "NetworkingV1Api",
+_APIS: Mapping[Kind, tuple[str, str]] = {
+    "job": ("BatchV1Api", "jobs"),
+    "pod": ("CoreV1Api", "pods"),
+    "secret": ("CoreV1Api", "secrets"),
+    "service": ("CoreV1Api", "services"),
+    "network_policy": ("NetworkingV1Api", "networkpolicies"),
 }
+"""The client's class for each kind, and the name of the resource in a Role."""
 _TIMEOUT_SECONDS = (5.0, 20.0)
 """The limits for connecting, and for each read."""
 _MAX_TRIES = 5
@@ -106,9 +107,9 @@ class KubernetesClient:
         """Sends a request, again if that may help. None for 404 of an object, and for 409."""
         from kubernetes import client
 
-        api = getattr(client, _APIS[kind])(self._client)
-        method = getattr(api, f"{verb}_namespaced_{kind}{suffix}")
-        what = f"{verb} {kind}s{suffix.replace('_', '/')}"
+        group, resource = _APIS[kind]
+        method = getattr(getattr(client, group)(self._client), f"{verb}_namespaced_{kind}{suffix}")
+        what = f"{verb.replace('read', 'get')} {resource}{suffix.replace('_', '/')}"
         for number in range(_MAX_TRIES):
             status, pause_seconds, problem = 0, 0.5 * 2**number, ""
             try:

@@ -22,16 +22,19 @@ from pipeline_ops.jobs.workspace import make_local_folder, ship_leftovers
 from pipeline_ops.storage.atomic import format_json
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.locks import exclusive_lock
 from pipeline_ops.system.processes import (
     ATTEMPT_VARIABLE,
     ProcessIdentity,
     kill_group,
+    kill_processes,
     start_detached,
 )
 from pipeline_ops.system.temp_dirs import sweep
 from pipeline_ops.user_code.interpreter import read_versions
 
 _LOG_TAIL_BYTES = 2000
+_LOCK, _LOCK_SECONDS = "start.lock", 30.0
 _BRIDGE_FOLDER = CODE_ROOT / "pipeline_ops" / "operators" / "bridge"
 
 
@@ -61,11 +64,13 @@ class LocalPlace(Place):
         environment |= {**launch.environment, **dict([make_attempt_variable(attempt)])}
         if self._python:
             environment |= build_bridge_environment(environment)
-        log = make_local_folder(attempt.folder) / attempt.log.name
-        process = ProcessIdentity.from_pid(
-            start_detached(argv, log, env=environment, cwd=Path("/")).pid
-        )
-        attempt.process.write(format_json(process.to_json()))
+        folder = make_local_folder(attempt.folder)
+        with exclusive_lock(folder / _LOCK, str(attempt.folder), _LOCK_SECONDS):
+            if read_process(attempt) is None:
+                log = folder / attempt.log.name
+                started = start_detached(argv, log, env=environment, cwd=Path("/"))
+                process = ProcessIdentity.from_pid(started.pid)
+                attempt.process.write(format_json(process.to_json()))
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
         """The state of a job. For a process on another host, only its status is visible here."""
@@ -94,7 +99,7 @@ class LocalPlace(Place):
     def cancel(self, attempt: Attempt[StorePath]) -> None:
         process = read_process(attempt)
         if process is not None and is_local(process):
-            kill_group(process, GRACE_SECONDS, make_attempt_variable(attempt))
+            _kill(process, attempt)
 
     def clean(self, attempt: Attempt[StorePath]) -> bool:
         """Ends the remains of a job on this host after signal 9: its workers and temporary files.
@@ -105,7 +110,7 @@ class LocalPlace(Place):
         process = read_process(attempt)
         if process is None or not is_local(process):
             return True
-        is_gone = kill_group(process, GRACE_SECONDS, make_attempt_variable(attempt))
+        is_gone = _kill(process, attempt)
         if is_gone:
             attempt.scratch.remove_tree()
             ship_leftovers(attempt)
@@ -114,6 +119,17 @@ class LocalPlace(Place):
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         return read_versions(self._python, packages)
+
+
+def _kill(process: ProcessIdentity, attempt: Attempt[StorePath]) -> bool:
+    """Ends the job's process group, then what it has started outside of the group.
+
+    Returns:
+      Whether all of its processes on this host are gone.
+    """
+    variable = make_attempt_variable(attempt)
+    is_group_gone = kill_group(process, GRACE_SECONDS, variable)
+    return kill_processes(variable, GRACE_SECONDS) and is_group_gone
 
 
 def read_process(attempt: Attempt[StorePath]) -> ProcessIdentity | None:

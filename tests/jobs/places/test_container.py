@@ -16,6 +16,7 @@ from processes import Stopwatch
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Attempt, Layout
+from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.hosts_clusters import ContainerHosts
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.jobs.job_handle import JobHandle
@@ -88,11 +89,14 @@ class PlacedJob:
             time.sleep(0.1)
 
     def wait_for_outcome(self) -> Status:
-        handle = JobHandle(self.attempt, self.place)
-        self.wait_until(handle.read_outcome)
-        outcome = handle.read_outcome()
-        assert outcome is not None
-        return outcome
+        handle, outcomes = JobHandle(self.attempt, self.place), []
+
+        def has_outcome() -> bool:
+            outcomes.append(handle.read_outcome())
+            return outcomes[-1] is not None
+
+        self.wait_until(has_outcome)
+        return outcomes[-1]
 
 
 @pytest.fixture
@@ -127,8 +131,9 @@ def test_a_job_leaves_its_artifact_and_nothing_in_its_place(engine, job):
 def test_a_job_has_no_rights_and_shares_nothing(engine, job):
     one = job("nothing").start()
     outcome = one.wait_for_outcome()
-    file = open_path(outcome.manifest).parent / "seen.json"
-    seen = json.loads(file.read(1 << 20))
+    folder = open_path(one.request.artifact).parent
+    file = read_manifest(outcome.manifest).get_file("seen.json")
+    seen = json.loads((folder / file.stored_at).read(1 << 20))
     assert seen["uid"] == 10001
     assert int(seen["capabilities"], 16) == 0
     assert seen["no_new_privileges"] == "1"
@@ -383,7 +388,7 @@ def test_a_daemon_that_does_not_answer_is_a_failure_of_the_machine(tmp_path, job
 
 
 def test_a_daemon_is_reached_over_tls(engine, job, monkeypatch):
-    with pytest.raises(MachineError):
+    with pytest.raises(ConfigError, match="DOCKER_CERT_PATH"):
         engine.place(daemon=engine.secure_address).find_versions([])
     monkeypatch.setenv("DOCKER_CERT_PATH", str(engine.certificates))
     one = job("nothing", daemon=engine.secure_address).start()

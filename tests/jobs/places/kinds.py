@@ -1,0 +1,169 @@
+"""The five kinds of places, for tests: how each is set up, and how its host is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from launch import cluster as slurm
+from launch import network
+from manifests import EMPTY_FINGERPRINT
+from small_disks import mount_small_disk
+
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.config.hosts import parse_hosts
+from pipeline_ops.jobs.environment_check import digest_code
+from pipeline_ops.jobs.job_handle import JobHandle
+from pipeline_ops.jobs.places.open_place import make_place
+from pipeline_ops.jobs.places.place import JobLaunch, Place
+from pipeline_ops.jobs.request import Request, write_request
+from pipeline_ops.storage.open_store import make_store_environment, open_root
+from pipeline_ops.system.processes import ATTEMPT_VARIABLE, find_processes
+
+MODULE_PATH = f"{CODE_ROOT}{os.pathsep}{CODE_ROOT / 'tests' / 'support'}"
+
+
+class Kind:
+    """One kind of place.
+
+    Attributes:
+      root: the storage root that its jobs reach.
+      hosts: the content of the hosts file. None is this host.
+      small_disk: a folder on a disk of 64 KiB where the jobs run.
+    """
+
+    hosts: Mapping[str, object] | None = None
+    environment: Mapping[str, str] = {"PYTHONPATH": MODULE_PATH}
+
+    def __init__(self, folder: Path):
+        self.root = str(folder / "root")
+        self.small_disk = str(folder / "small")
+        (folder / "tmp").mkdir(parents=True)
+        self.environment = dict(self.environment) | {"TMPDIR": str(folder / "tmp")}
+
+    def open(self) -> Place:
+        return make_place(parse_hosts(self.hosts) if self.hosts else None)
+
+    def lose_host(self, job: TinyJob) -> None:
+        """Ends everything on the host of a job, which then can't be reached."""
+        job.kill_all()
+
+    def restore_host(self) -> None:
+        """Makes the host reachable again."""
+
+
+class Local(Kind):
+    """This host. A lost host is one that was started again: its processes are gone."""
+
+
+class Ssh(Kind):
+    def __init__(self, folder: Path, hosts: network.Network):
+        super().__init__(folder)
+        self._network = hosts
+        self.hosts = hosts.hosts_file(2) | {"code": MODULE_PATH, "connect_timeout_seconds": 2}
+
+    def lose_host(self, job: TinyJob) -> None:
+        for host in self._network.hosts:
+            self._network.cut(host)
+        job.kill_all()
+
+    def restore_host(self) -> None:
+        for host in self._network.hosts:
+            self._network.reconnect(host)
+
+
+class Slurm(Kind):
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.hosts = {
+            "launcher": "slurm",
+            "nodes": 1,
+            "cores_per_node": 1,
+            "code": MODULE_PATH,
+            "python": sys.executable,
+        }
+
+
+class TinyJob:
+    """A job of the module `tiny_job`, as an operator would start it."""
+
+    def __init__(self, kind: Kind, do: str, name: str = "attempt-00000001"):
+        self.kind, self.place = kind, kind.open()
+        layout = Layout(open_root(kind.root), "digits")
+        self.attempt = layout.attempt("run", "train", name)
+        artifact = layout.artifact("train", "0" * 32)
+        self.manifest = artifact / "manifest.json"
+        request = Request(
+            job="train",
+            pipeline="digits",
+            run_id="run",
+            config_file="digits.yaml",
+            config={"do": do},
+            root=kind.root,
+            artifact=str(artifact),
+            fingerprint=EMPTY_FINGERPRINT,
+            code_digest=digest_code(),
+            deadline_seconds=300,
+        )
+        write_request(self.attempt, request)
+        self.launch = JobLaunch(
+            attempt=self.attempt,
+            module="tiny_job",
+            environment=dict(kind.environment) | make_store_environment(kind.root),
+            deadline_seconds=300,
+            pipeline="digits",
+            job="train",
+        )
+
+    def start(self) -> None:
+        self.place.start(self.launch)
+
+    def find_again(self, lost_seconds: float = 300.0) -> JobHandle:
+        """The job as another process sees it."""
+        return JobHandle(self.attempt, self.kind.open(), lost_seconds)
+
+    def list_processes(self) -> list[int]:
+        """All processes of the job. Those of containers are visible here, too."""
+        found = find_processes((ATTEMPT_VARIABLE, str(self.attempt.folder)))
+        return [process.pid for process in found]
+
+    def find_main(self) -> int:
+        """The process of the job itself."""
+        for process in find_processes((ATTEMPT_VARIABLE, str(self.attempt.folder))):
+            command = process.cmdline()
+            if command[1:3] == ["-m", "tiny_job"]:
+                return process.pid
+        raise LookupError(f"{self.attempt.folder} has no process")
+
+    def kill_all(self) -> None:
+        for pid in self.list_processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def open_kind(name: str, folder: Path) -> Iterator[Kind]:
+    """Sets up a place of one kind, and removes it afterwards."""
+    with contextlib.ExitStack() as stack:
+        # Before the hosts come up: each has a list of mounts of its own.
+        stack.enter_context(mount_small_disk(folder / "small"))
+        match name:
+            case "local":
+                yield Local(folder)
+            case "ssh":
+                hosts = network.Network(folder, 2)
+                hosts.up()
+                stack.callback(hosts.down)
+                yield Ssh(folder, hosts)
+            case "slurm":
+                cluster = slurm.Cluster(folder, 1)
+                cluster.up()
+                stack.callback(cluster.down)
+                yield Slurm(folder)
+            case _:
+                raise ValueError(name)

@@ -1,0 +1,367 @@
+"""Jobs as Jobs of Kubernetes: the real client, a fake cluster, and real processes for pods."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+import time
+
+import pytest
+from fake_kubernetes import KubernetesCluster
+from fake_kubernetes.placed_job import IMAGE, PlacedJob, make_hosts
+from processes import Stopwatch, wait_until
+
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError
+from pipeline_ops.jobs.cancellation import request_cancellation
+from pipeline_ops.jobs.places.kubernetes import KubernetesPlace
+from pipeline_ops.storage.open_store import open_path
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with KubernetesCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def account(cluster, monkeypatch):
+    """All tests have the rights of Airflow's Role, and no others."""
+    monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("trainyard-airflow")))
+    yield cluster.accounts["trainyard-airflow"]
+    cluster.api.faults.clear()
+    cluster.kubelet.unschedulable = ""
+    cluster.kubelet.pull_errors.clear()
+
+
+@pytest.fixture
+def make(cluster, account, tmp_path):
+    made: list[PlacedJob] = []
+
+    def make_job(do: str = "wait", root: str = "", **options) -> PlacedJob:
+        environment = options.pop("environment", None)
+        hosts = make_hosts(**options)
+        root = root or str(tmp_path / "root")
+        made.append(PlacedJob(root, len(made), hosts, do, environment))
+        return made[-1]
+
+    yield make_job
+    cluster.remove_all()
+
+
+def test_a_job_leaves_its_artifact_and_nothing_in_the_cluster(cluster, make):
+    job = make("nothing").start()
+    outcome = job.wait_for_outcome()
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome
+    assert open_path(outcome.manifest).exists()
+    job.wait_for_phase("ended")
+    assert "the job does: nothing" in job.place.read_output(job.attempt)
+    assert job.place.clean(job.attempt)
+    assert job.find().phase == "absent"
+    assert job.name not in [*cluster.list_names("jobs"), *cluster.list_names("secrets")]
+    assert job.place.clean(job.attempt), "a second time there is nothing to do"
+
+
+def test_a_job_works_with_a_bucket_and_nothing_else(cluster, make, make_root):
+    root = make_root("s3")
+    job = make("nothing", root.uri).start()
+    secret = cluster.get("secrets", job.name)
+    assert base64.b64decode(secret["data"]["AWS_SECRET_ACCESS_KEY"]) == b"testtest"
+    assert "testtest" not in json.dumps(cluster.get("jobs", job.name))
+    outcome = job.wait_for_outcome()
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome
+    stored = read_manifest(outcome.manifest).get_file("seen.json").stored_at
+    seen = json.loads(open_path(f"{root.uri}/artifacts/digits/train/{stored}").read(1 << 20))
+    assert "AWS_ENDPOINT_URL" in seen["variables"]
+    log = job.attempt.log.read_log_end(1 << 20)[1].decode()
+    assert "the job does: nothing" in log
+    job.place.clean(job.attempt)
+    assert cluster.get("secrets", job.name) is None
+
+
+def test_the_secret_goes_with_its_job_even_if_airflow_does_not_return(cluster, make):
+    job = make("wait", environment={"TOKEN": "hidden"}).start()
+    assert cluster.get("secrets", job.name)
+    cluster.objects.remove("jobs", cluster.get("jobs", job.name))  # as ttlSecondsAfterFinished does
+    wait_until(lambda: cluster.get("secrets", job.name) is None)
+
+
+def test_two_starts_are_one_job(cluster, make):
+    job = make()
+    starters = [threading.Thread(target=job.start) for _ in range(3)]
+    for starter in starters:
+        starter.start()
+    for starter in starters:
+        starter.join()
+    job.wait_until_ready()
+    processes = cluster.list_processes(job.name)
+    job.start()
+    assert cluster.list_processes(job.name) == processes
+    cluster.kill(job.name)
+    job.wait_for_phase("ended")
+    job.start()
+    assert job.find().phase == "ended", "it is not started again after its end"
+
+
+def test_a_starter_that_was_killed_before_the_secret_is_replaced_by_the_next_try(cluster, make):
+    job = make(environment={"TOKEN": "hidden"})
+    cluster.fail("POST .*/secrets", 500, times=5)
+    with pytest.raises(MachineError, match=r"can't create secrets \(500\)"):
+        job.start()
+    assert cluster.get("jobs", job.name)
+    state = job.find()
+    assert state.phase == "waiting", state
+    job.start()
+    job.wait_until_ready()
+
+
+def test_all_processes_of_a_cancelled_job_are_gone_within_five_seconds(cluster, make):
+    job = make().start().wait_until_ready()
+    assert len(cluster.list_processes(job.name)) >= 4, "init process, job, child and grandchild"
+    request_cancellation(job.attempt, "a test")
+    watch = Stopwatch()
+    job.place.cancel(job.attempt)
+    assert cluster.list_processes(job.name) == []
+    assert watch.seconds < 5
+    job.place.cancel(job.attempt)
+    assert job.find().phase == "absent"
+
+
+def test_a_job_that_waits_for_a_node_is_cancelled_too(cluster, make):
+    cluster.kubelet.unschedulable = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    job = make("wait").start()
+    state = job.wait_for_phase("waiting")
+    wait_until(lambda: "3 Insufficient nvidia.com/gpu" in job.find().message)
+    job.place.cancel(job.attempt)
+    assert job.find().phase == "absent", state
+
+
+def test_a_pod_on_a_node_that_does_not_answer_is_forgotten(cluster, make):
+    job = make().start().wait_until_ready()
+    cluster.lose_node(job.name, is_removed=False)
+    watch = Stopwatch()
+    job.place.cancel(job.attempt)
+    assert watch.seconds < 7
+    assert job.find().phase == "absent"
+
+
+def test_the_cluster_may_be_away_while_a_job_runs(cluster, make):
+    job = make().start().wait_until_ready()
+    processes = cluster.list_processes(job.name)
+    cluster.stop()
+    try:
+        with pytest.raises(MachineError, match="no answer"):
+            job.find()
+    finally:
+        cluster.start()
+    assert job.find().phase == "running"
+    assert cluster.list_processes(job.name) == processes
+
+
+def test_another_process_finds_the_job(make):
+    job = make().start().wait_until_ready()
+    assert KubernetesPlace(make_hosts()).find(job.attempt).phase == "running"
+
+
+ENDS = {
+    "killed": (lambda cluster, name: cluster.kill(name), "killed by signal 9"),
+    "out of memory": (
+        lambda cluster, name: cluster.exhaust_memory(name),
+        "out of memory: .* more `memory`",
+    ),
+    "evicted": (
+        lambda cluster, name: cluster.evict(name),
+        "evicted from its node: The node was low on resource: memory",
+    ),
+    "node lost": (lambda cluster, name: cluster.lose_node(name), "its node was lost"),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_an_end_has_its_reason_and_is_retried(cluster, make, case):
+    end, reason = ENDS[case]
+    job = make().start().wait_until_ready()
+    end(cluster, job.name)
+    outcome = job.wait_for_outcome()
+    assert outcome.exit_code is ExitCode.RETRY
+
+    assert re.search(reason, outcome.message), outcome.message
+    assert cluster.list_processes(job.name) == []
+
+
+@pytest.mark.parametrize("how", ["preempt", "drain"])
+def test_a_job_that_the_cluster_stops_reports_it_itself(cluster, make, how):
+    job = make().start().wait_until_ready()
+    getattr(cluster, how)(job.name)
+    outcome = job.wait_for_outcome()
+    assert outcome.exit_code is ExitCode.RETRY
+    assert "its host has stopped the job" in outcome.message
+    wait_until(lambda: cluster.list_processes(job.name) == [])
+    assert "evicted or preempted" in job.wait_for_phase("ended").message
+
+
+def test_a_pod_that_was_preempted_while_it_waited_is_retried(cluster, make):
+    cluster.kubelet.pull_errors[IMAGE] = ("ContainerCreating", "")
+    job = make().start()
+    cluster.find_pod(job.name)
+    cluster.preempt(job.name)
+    state = job.wait_for_phase("ended")
+    assert state.exit_code is ExitCode.RETRY
+    assert "preempted" in state.message
+
+
+def test_an_image_that_does_not_exist_is_an_error_of_the_hosts_file(cluster, make):
+    message = f'failed to pull and unpack image "{IMAGE}": not found'
+    cluster.kubelet.pull_errors[IMAGE] = ("ErrImagePull", message)
+    outcome = make().start().wait_for_outcome()
+    assert outcome.exit_code is ExitCode.CONFIG
+    assert "the image can't be pulled" in outcome.message
+    assert "image_pull_secrets" in outcome.message
+
+
+def test_a_registry_that_is_away_is_waited_for(cluster, make):
+    message = "dial tcp 192.0.2.1:443: i/o timeout"
+    cluster.kubelet.pull_errors[IMAGE] = ("ErrImagePull", message)
+    job = make().start()
+    cluster.find_pod(job.name)
+    wait_until(lambda: "i/o timeout" in job.find().message)
+    assert job.find().phase == "waiting"
+    cluster.kubelet.pull_errors.clear()
+    job.wait_until_ready()
+
+
+def test_a_registry_that_stays_away_is_tried_again(cluster, make):
+    message = "dial tcp 192.0.2.1:443: i/o timeout"
+    cluster.kubelet.pull_errors[IMAGE] = ("ImagePullBackOff", message)
+    job = make().start()
+    pod = cluster.find_pod(job.name)
+    wait_until(lambda: "i/o timeout" in job.find().message)
+    cluster.age("pods", pod["metadata"]["name"], 400)
+    state = job.find()
+    assert (state.phase, state.exit_code) == ("ended", ExitCode.RETRY)
+
+
+def test_a_queue_that_is_too_long_ends_the_wait(cluster, make):
+    cluster.kubelet.unschedulable = "0/3 nodes are available"
+    job = make(queue_timeout_seconds=60).start()
+    job.wait_for_phase("waiting")
+    cluster.age("jobs", job.name, 100)
+    state = job.find()
+    assert (state.phase, state.exit_code) == ("ended", ExitCode.RETRY)
+    assert "60 s (queue_timeout_seconds" in state.message
+    assert job.place.queue_seconds == 60
+
+
+def test_an_interpreter_that_the_image_lacks_is_an_error_of_the_hosts_file(make):
+    job = make(python="/missing/python").start()
+    outcome = job.wait_for_outcome()
+    assert "127" in outcome.message and "No such file" in outcome.message
+
+
+def test_a_store_that_the_pod_does_not_see_is_an_error_of_the_hosts_file(make):
+    job = make()
+    job.attempt.request.remove()
+    outcome = job.start().wait_for_phase("ended")
+    assert outcome.exit_code is ExitCode.CONFIG
+    assert "must reach the same store" in job.place.read_output(job.attempt)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [(429, {"Retry_After": "1"}), (410, {}), (500, {}), (503, {}), (504, {})],
+)
+def test_a_server_that_is_busy_is_asked_again(cluster, make, status, headers):
+    job = make()
+    cluster.fail("POST .*/jobs", status, 1, **headers)
+    cluster.fail("GET .*/pods", status, 1, **headers)
+    began = time.monotonic()
+    job.start()
+    assert time.monotonic() - began > float(headers.get("Retry_After", 0.4))
+    assert job.find().may_run
+
+
+def test_a_server_that_stays_busy_is_an_error_that_is_retried(cluster, make, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    job = make()
+    cluster.fail("GET .*/pods", 429, 100, Retry_After="1")
+    with pytest.raises(MachineError, match=r"can't list pods \(429\): a fault of the test"):
+        job.find()
+
+
+def test_a_pause_is_as_long_as_the_server_asks_but_not_for_ever(cluster, make, monkeypatch):
+    pauses: list[float] = []
+    job = make()
+    cluster.fail("GET .*/pods", 429, 2, Retry_After="3")
+    cluster.fail("GET .*/pods", 429, 1, Retry_After="3600")
+    monkeypatch.setattr("pipeline_ops.jobs.places.kubernetes_client.time.sleep", pauses.append)
+    job.find()
+    monkeypatch.undo()
+    assert [pause for pause in pauses if pause >= 1] == [3.0, 3.0, 8.0]
+
+
+def test_a_missing_right_is_named_with_its_file(cluster, make, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("trainyard-supervisor")))
+    with pytest.raises(ConfigError) as caught:
+        make(environment={"TOKEN": "x"}).start()
+    message = str(caught.value)
+    assert "create secrets in the namespace training (403)" in message
+    assert "docker/kubernetes/rbac.yaml" in message
+
+
+def test_a_wrong_token_is_named(cluster, make, monkeypatch):
+    file = cluster.write_kubeconfig("admin")
+    file.write_text(file.read_text().replace("token-of-admin", "wrong"))
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    with pytest.raises(ConfigError, match=r"\(401\): Unauthorized"):
+        make().start()
+
+
+def test_a_missing_namespace_is_named(make):
+    with pytest.raises(ConfigError, match='namespaces "elsewhere" not found.*`namespace`'):
+        make(namespace="elsewhere").start()
+
+
+def test_a_quota_that_is_used_up_is_retried(cluster, make):
+    cluster.fail("POST .*/jobs", 403)
+    cluster.api.faults[-1].message = 'jobs.batch "x" is forbidden: exceeded quota: small'
+    with pytest.raises(MachineError, match="exceeded quota"):
+        make().start()
+
+
+def test_a_request_that_the_cluster_refuses_is_an_error_of_the_hosts_file(make):
+    with pytest.raises(ConfigError, match="Correct the hosts file"):
+        make(environment={"TOKEN": "x"}, priority_class="x", node_selector={"Pool": "a b"}).start()
+
+
+def test_a_missing_kubeconfig_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match="KUBECONFIG"):
+        KubernetesPlace(make_hosts())
+
+
+def test_an_unknown_context_says_what_to_do(account):
+    with pytest.raises(ConfigError, match="`context` in the hosts file"):
+        KubernetesPlace(make_hosts(context="elsewhere"))
+
+
+def test_the_version_of_the_environment_is_the_digest_of_the_image(account):
+    assert KubernetesPlace(make_hosts()).find_versions(["numpy"]) == {"image": f"sha256:{'0' * 64}"}
+    with pytest.raises(ConfigError, match="must end with its digest"):
+        KubernetesPlace(make_hosts(image="registry.example/jobs:1")).find_versions([])
+
+
+def test_each_right_of_airflows_role_is_needed_and_no_other(cluster, make, account):
+    """Runs the whole life of a job, and compares what it has used with the Role."""
+    account.used.clear()
+    account.refused.clear()
+    job = make(environment={"TOKEN": "x"}).start().wait_until_ready()
+    job.start()
+    job.find()
+    assert job.place.read_output(job.attempt)
+    job.place.cancel(job.attempt)
+    job.find()
+    job.place.clean(job.attempt)
+    assert account.used == account.rights
+    assert account.refused == set()

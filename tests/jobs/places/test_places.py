@@ -1,0 +1,161 @@
+"""The promises of all kinds of places, kept by real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from jobs.places.kinds import Kind, TinyJob, open_kind
+from launch.running import wait_until
+from processes import Stopwatch
+
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.progress import ProgressReader
+
+KINDS = ("local", "ssh", "slurm")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request, tmp_path_factory):
+    with open_kind(request.param, tmp_path_factory.mktemp(request.param)) as found:
+        yield found
+
+
+@pytest.fixture
+def make(kind: Kind, tmp_path, request):
+    """Makes jobs with a storage root of their own. They are killed afterwards."""
+    kind.root = f"{kind.root.rpartition('/root')[0]}/root-{request.node.name[:60]}"
+    made: list[TinyJob] = []
+
+    def make_job(do: str = "succeed", name: str = "attempt-00000001") -> TinyJob:
+        made.append(TinyJob(kind, do, name))
+        return made[-1]
+
+    yield make_job
+    kind.restore_host()
+    for job in made:
+        job.find_again().end("the test is over")
+        job.kill_all()
+
+
+def wait_for_outcome(job: TinyJob, seconds: float = 60, lost_seconds: float = 300.0):
+    handle = job.find_again(lost_seconds)
+    wait_until(handle.read_outcome, seconds)
+    return handle.read_outcome()
+
+
+def wait_until_works(job: TinyJob) -> None:
+    def has_children() -> bool:
+        return len(job.list_processes()) >= 4
+
+    wait_until(has_children, 60, lambda: str(job.find_again().place.read_output(job.attempt)))
+
+
+class TestPlace:
+    """One promise each, for all kinds."""
+
+    def test_a_job_runs_to_its_end_and_reports_in_the_store(self, make):
+        job = make()
+        job.start()
+        status = wait_for_outcome(job)
+        assert status.exit_code == ExitCode.SUCCESS, status.message
+        assert job.manifest.exists()
+        phases = {event.phase for event in ProgressReader(job.attempt.progress).read_new()}
+        assert "work" in phases
+        assert b"the tiny job works" in job.attempt.log.read_log(0, 1 << 20)
+        wait_until(lambda: not job.place.find(job.attempt).may_run)
+        assert job.find_again().reap()
+        assert job.list_processes() == []
+
+    def test_a_job_that_is_started_twice_runs_once(self, make):
+        job = make("sleep")
+        job.start()
+        job.start()
+        job.kind.open().start(job.launch)
+        wait_until_works(job)
+        time.sleep(1)
+        main = [pid for pid in job.list_processes() if b"tiny_job\0--request" in read_command(pid)]
+        assert len(main) == 1
+
+    def test_it_outlives_its_starter_and_is_found_by_the_next_try(self, make):
+        job = make("sleep")
+        starter = os.fork()
+        if starter == 0:
+            job.start()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(starter, 0)
+        wait_until_works(job)
+        assert job.find_again().is_alive()
+        assert job.find_again().read_outcome() is None
+
+    def test_a_cancelled_job_is_gone_with_all_its_processes_within_five_seconds(self, make):
+        job = make("sleep")
+        job.start()
+        wait_until_works(job)
+        watch = Stopwatch()
+        job.find_again().end("no longer needed")
+        assert job.list_processes() == []
+        assert watch.seconds < 5
+        assert job.find_again().read_outcome().exit_code != ExitCode.SUCCESS
+
+    def test_a_killed_job_says_so_and_is_tried_again(self, make):
+        job = make("sleep")
+        job.start()
+        wait_until_works(job)
+        os.kill(job.find_main(), signal.SIGKILL)
+        status = wait_for_outcome(job)
+        assert status.exit_code == ExitCode.RETRY
+        assert "killed" in status.message or "signal 9" in status.message
+        assert job.find_again().reap()
+        assert job.list_processes() == []
+
+    def test_a_lost_host_costs_the_try_and_not_the_result(self, make, kind):
+        job = make("sleep")
+        job.start()
+        wait_until_works(job)
+        kind.lose_host(job)
+        status = wait_for_outcome(job, 120, lost_seconds=3.0)
+        assert status.exit_code == ExitCode.RETRY, status.message
+        kind.restore_host()
+        again = make("succeed", "attempt-00000002")
+        again.start()
+        status = wait_for_outcome(again, 90)
+        assert status.exit_code == ExitCode.SUCCESS, status.message
+
+    def test_an_error_of_the_job_is_its_outcome(self, make):
+        job = make("fail")
+        job.start()
+        status = wait_for_outcome(job)
+        assert status.exit_code == ExitCode.BUG
+        assert "planned failure" in status.message
+
+    def test_a_full_disk_is_named_and_tried_again(self, make, kind):
+        kind.environment = dict(kind.environment) | {"TMPDIR": kind.small_disk}
+        job = make("fill disk")
+        job.start()
+        status = wait_for_outcome(job)
+        assert status.exit_code == ExitCode.RETRY
+        assert "No space left" in status.message or "full" in status.message
+
+    def test_a_place_knows_no_job_that_was_not_started(self, make):
+        job = make()
+        assert job.place.find(job.attempt).phase == "absent"
+        assert job.find_again().read_outcome().exit_code == ExitCode.RETRY
+        job.place.cancel(job.attempt)
+        assert job.place.clean(job.attempt)
+
+    def test_the_fingerprint_has_its_packages(self, kind):
+        versions = kind.open().find_versions(["numpy", "no-such-package"])
+        assert versions
+        assert "no-such-package" not in versions
+
+
+def read_command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+

@@ -17,7 +17,7 @@ UNIT := $(addprefix tests/,artifacts config jobs pages reaper storage system use
 # Files of tests run side by side, in the order of tests/conftest.py: long ones first.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install install-dev data run ui test-unit test test-systems test-all test-faults check sbom bench lock
+.PHONY: help install install-dev data run ui up up-run down test-unit test test-systems test-all test-faults check sbom bench lock
 
 help: ## list the commands
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,15 @@ run: install data ## retrain once and stop everything again (CONFIG=..., ARGS="-
 
 ui: install data ## keep the embedded Airflow up until Ctrl-C
 	@$(VENV)/bin/trainyard ui
+
+up: ## build the images, start a cluster in miniature with Docker, and wait until it is healthy
+	@docker/cluster.sh up
+
+up-run: ## retrain once on the cluster, and wait (ARGS="train.epochs=3")
+	@docker/cluster.sh run $(ARGS)
+
+down: ## remove the cluster with its volumes
+	@docker/cluster.sh down
 
 test-unit: install-dev ## the quick tests, under a minute
 	@$(PYTHON) -m pytest -m "not slow" $(PARALLEL) $(ARGS) $(UNIT)
@@ -69,9 +78,24 @@ bench: install-dev data ## compare the chain with a plain script, the preprocess
 	@$(PYTHON) tests/bench/unchanged.py
 	@$(PYTHON) tests/bench/dags.py
 
+UV := uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
+IMAGE := $(UV) -c requirements-dev.txt pyproject.toml
+WITHOUT_AIRFLOW := $(IMAGE) --excludes docker/locks/without-airflow.in
+STORES := --extra s3 --extra gs --extra azure
+CLIENTS := --extra docker --extra kubernetes
+JOBS := $(STORES) $(CLIENTS) --extra preprocess --extra train --extra onnx --extra slim
+
 lock: ## lock the dependencies again (needs uv)
-	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --extra all -o requirements.txt pyproject.toml
-	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --extra dev -o requirements-dev.txt pyproject.toml
+	$(UV) --extra all -o requirements.txt pyproject.toml
+	$(UV) --extra dev -o requirements-dev.txt pyproject.toml
+	$(UV) -c requirements-dev.txt -o docker/locks/build.txt docker/locks/build.in
+	$(UV) -c requirements-dev.txt -o tests/docker/moto.txt tests/docker/moto.in
+	$(IMAGE) docker/locks/airflow.in $(STORES) $(CLIENTS) --extra openlineage \
+	    -o docker/locks/airflow.txt
+	$(WITHOUT_AIRFLOW) $(JOBS) -o docker/locks/jobs.txt
+	$(WITHOUT_AIRFLOW) $(JOBS) --override docker/locks/gpu.in -o docker/locks/jobs-gpu.txt
+	$(WITHOUT_AIRFLOW) docker/locks/serving.in --extra serving -o docker/locks/serving.txt
+	$(WITHOUT_AIRFLOW) $(STORES) --extra preprocess -o docker/locks/beam-worker.txt
 
 # A Python is only good if it starts (a version manager's shim may not) and can make an environment.
 GOOD := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pipeline_ops.airflow_connections import use_airflow_connections
 from pipeline_ops.cli.commands import (
     compare,
+    doctor,
     explain,
     gc,
     import_od_api,
@@ -35,6 +36,7 @@ _COMMANDS = (
     run,
     ui,
     validate,
+    doctor,
     explain,
     plan,
     models,

@@ -96,12 +96,14 @@ class AgentSpec(Message):
 class Command(Message):
     """Launcher to agent: a ping, or an action.
 
-    An action is to find free ports, to fork a process, to send a signal to a fork, or to remove the
-    checkpoints that a host has on a disk of its own.
+    An action is to find free ports, to connect to other hosts, to fork a process, to send a signal
+    to a fork, or to remove the checkpoints that a host has on a disk of its own.
     """
 
-    action: Literal["ping", "ports", "fork", "signal", "clean"]
+    action: Literal["ping", "ports", "connect", "fork", "signal", "clean"]
     count: int = 0
+    addresses: list[str] = []
+    """Ports of other hosts, as `host:port`, to connect to."""
     fork: Fork | None = None
     name: str = ""
     signal: int = 0
@@ -122,6 +124,10 @@ class HostReport(Message):
     """The folder of the checkpoints on such a host."""
     cores: int
     gpus: list[str] = []
+    time: float = 0.0
+    """The host's clock, in seconds since 1970."""
+    problems: list[str] = []
+    """What keeps a training from working there, with the cures (`system/host_check.py`)."""
 
 
 class Event(Message):
@@ -131,10 +137,13 @@ class Event(Message):
     means that forks can be made. `alive` names the processes with a recent heartbeat and those
     stopped by a signal. `refused` is the last event of an agent that can't work, with the reason.
     With `is_permanent_failure` a second try would not help. `appended` has data that were added to
-    the file `name` in the folder of the attempt.
+    the file `name` in the folder of the attempt. `connected` has in `message` which addresses could
+    not be reached; empty if all could.
     """
 
-    event: Literal["hello", "refused", "ready", "alive", "ports", "started", "ended", "appended"]
+    event: Literal[
+        "hello", "refused", "ready", "alive", "ports", "connected", "started", "ended", "appended"
+    ]
     name: str = ""
     pid: int = 0
     code: int = 0

@@ -1,6 +1,6 @@
 """The commands that Airflow runs over ssh on a host where a job runs (`places/ssh.py`).
 
-    python -m pipeline_ops.jobs.remote_host start|find|cancel|clean|versions
+    python -m pipeline_ops.jobs.remote_host start|find|cancel|clean|versions|check|listen|connect
 
 The question is one line of JSON on standard input, because other users of the host see command
 lines, and the question holds the access to the store. The answer is one line of JSON.
@@ -12,6 +12,7 @@ import contextlib
 import os
 import platform
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,11 +24,13 @@ from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import ConfigError, DataError, ExitCode, TrainyardError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
-from pipeline_ops.jobs.workspace import make_local_folder, ship_leftovers
+from pipeline_ops.jobs.environment_check import digest_code
+from pipeline_ops.jobs.workspace import find_jobs_folder, make_local_folder, ship_leftovers
 from pipeline_ops.storage.atomic import format_json, write_atomically
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.host_check import Finding, check_host
 from pipeline_ops.system.locks import exclusive_lock
 from pipeline_ops.system.processes import (
     ATTEMPT_VARIABLE,
@@ -36,6 +39,7 @@ from pipeline_ops.system.processes import (
     kill_processes,
     start_detached,
 )
+from pipeline_ops.system.reachability import find_unreachable
 from pipeline_ops.system.temp_dirs import sweep
 
 INIT_MODULE = "pipeline_ops.jobs.init_process"
@@ -43,6 +47,7 @@ _INIT, _LOCK, _OUTPUT = "init.json", "init.lock", "init.log"
 _POLL_SECONDS = 0.05
 _TAIL_BYTES = 2000
 _LOCK_SECONDS = 30.0
+_CONNECT_SECONDS = 3.0
 
 
 class Question(BaseModel):
@@ -57,6 +62,10 @@ class Question(BaseModel):
     module: str = ""
     environment: dict[str, str] = {}
     packages: list[str] = []
+    ports: list[int] = []
+    """Ports to listen on, the first free one. Empty for any."""
+    addresses: list[str] = []
+    """Addresses to connect to, as `host:port`."""
 
 
 class Answer(BaseModel):
@@ -71,6 +80,11 @@ class Answer(BaseModel):
     output: str = ""
     """The end of what the init process has printed."""
     is_clean: bool = False
+    findings: list[Finding] = []
+    code: str = ""
+    """The digest of this project's code."""
+    time: float = 0.0
+    port: int = 0
     versions: dict[str, str] = {}
 
 
@@ -155,6 +169,38 @@ def versions(question: Question) -> Answer:
     return Answer(versions={"python": platform.python_version()} | found)
 
 
+def check(question: Question) -> Answer:
+    """The state of this host before any job."""
+    return Answer(
+        findings=check_host({"jobs on a bucket": find_jobs_folder()}),
+        code=digest_code(),
+        time=time.time(),
+        versions=find_versions(question.packages),
+    )
+
+
+def listen(question: Question) -> Answer:
+    """Listens on a port until standard input is closed, so that another host can try it."""
+    ports = question.ports or [0]
+    for port in ports:
+        listener = socket.socket()
+        with contextlib.suppress(OSError):
+            listener.bind(("", port))
+            listener.listen()
+            print(Answer(port=listener.getsockname()[1]).model_dump_json(), flush=True)
+            sys.stdin.buffer.read()
+            return Answer()
+    return Answer(
+        error=f"all ports from {ports[0]} to {ports[-1]} are taken", exit_code=ExitCode.RETRY
+    )
+
+
+def connect(question: Question) -> Answer:
+    """Connects to addresses. The output names those that can't be reached."""
+    problems = find_unreachable(question.addresses, _CONNECT_SECONDS)
+    return Answer(output="; ".join(f"{address}: {why}" for address, why in problems.items()))
+
+
 def _open_attempt(question: Question) -> Attempt[StorePath]:
     return Attempt(open_root(question.attempt))
 
@@ -172,6 +218,9 @@ _COMMANDS: Mapping[str, Callable[[Question], Answer]] = {
     "cancel": cancel,
     "clean": clean,
     "versions": versions,
+    "check": check,
+    "listen": listen,
+    "connect": connect,
 }
 
 if __name__ == "__main__":

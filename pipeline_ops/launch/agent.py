@@ -36,7 +36,7 @@ from pipeline_ops.jobs.gang_protocol import (
     Event,
 )
 from pipeline_ops.launch.file_relay import RELAY_SECONDS, FileRelay
-from pipeline_ops.launch.host_report import describe_host, find_gpus
+from pipeline_ops.launch.host_report import describe_host
 from pipeline_ops.launch.isolation import enter_network_namespace
 from pipeline_ops.launch.messages import LineReader, get_pipes, send_message
 from pipeline_ops.launch.own_disk import OwnDisk, check_isolation, open_own_disk
@@ -44,8 +44,10 @@ from pipeline_ops.storage.atomic import read_json, write_json
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.system.descendants import end_descendants
+from pipeline_ops.system.gpus import find_gpus
 from pipeline_ops.system.prctl import adopt_orphans, die_with_parent
 from pipeline_ops.system.processes import ProcessIdentity, is_stopped
+from pipeline_ops.system.reachability import find_unreachable
 from pipeline_ops.system.temp_dirs import (
     ScratchFolder,
     get_scratch_path,
@@ -54,6 +56,7 @@ from pipeline_ops.system.temp_dirs import (
 )
 
 _OWNER_FILE = "owner.json"
+_CONNECT_SECONDS = 3.0
 _LOCK_SECONDS = 5.0
 """The forks of a killed predecessor need a moment to exit."""
 
@@ -183,6 +186,10 @@ class Agent:
                     self._reserved_sockets += reserve_ports(command.count, self._spec.ports)
                     ports = [reserved.getsockname()[1] for reserved in self._reserved_sockets]
                     self._report(Event(event="ports", ports=ports))
+                case "connect":
+                    problems = find_unreachable(command.addresses, _CONNECT_SECONDS)
+                    text = "; ".join(f"{address}: {why}" for address, why in problems.items())
+                    self._report(Event(event="connected", message=text))
                 case "fork" if command.fork:
                     self._release_ports()
                     if self._relay:
@@ -267,7 +274,7 @@ def lock_host(spec: AgentSpec) -> ScratchFolder:
 
 
 def reserve_ports(count: int, port_range: tuple[int, int] | None) -> list[socket.socket]:
-    """Returns `count` bound sockets on which no process listens, or as many as can be had."""
+    """Returns `count` sockets on ports that were free, or as many as can be had."""
     ports = range(port_range[0], port_range[1] + 1) if port_range else [0] * count
     sockets: list[socket.socket] = []
     for port in ports:
@@ -276,6 +283,7 @@ def reserve_ports(count: int, port_range: tuple[int, int] | None) -> list[socket
         candidate = socket.socket()
         try:
             candidate.bind(("", port))
+            candidate.listen()  # other hosts try whether they can connect
             sockets.append(candidate)
         except OSError:  # taken
             candidate.close()

@@ -26,6 +26,7 @@ from pipeline_ops.storage.atomic import write_json
 _POLL_SECONDS = 0.2
 _TOKEN_BYTES = 32
 _PORTS_SECONDS = 10.0
+_CONNECT_SECONDS = 20.0
 
 
 def wait_for_hosts(host_pool: HostPool, config: Train, check: Callable[[], None]) -> None:
@@ -83,6 +84,10 @@ def plan_gang(
     ports: dict[str, list[int]] = {}
     if needs_ports(config, hosts, assignments):
         ports = _request_ports(host_pool, Counter(assignment.host for assignment in assignments))
+        addresses = {host.name: host.address for host in hosts}
+        _check_connections(
+            host_pool, {name: f"{addresses[name]}:{ports[name][0]}" for name in ports}
+        )
     return build_launch_plan(config, hosts, assignments, ports, attempt, work, steps_limit, stored)
 
 
@@ -110,6 +115,36 @@ def _request_ports(host_pool: HostPool, counts: Mapping[str, int]) -> dict[str, 
                 "first_port and last_port in the hosts file, or end the processes that use them"
             )
     return ports
+
+
+def _check_connections(host_pool: HostPool, addresses: Mapping[str, str]) -> None:
+    """Lets each host connect to a port of each other host, where workers will listen.
+
+    Raises:
+      MachineError: a host can't reach another one.
+    """
+    if len(addresses) < 2:
+        return
+    for host in addresses:
+        others = [address for name, address in addresses.items() if name != host]
+        host_pool.send(host, Command(action="connect", addresses=others))
+    waiting, deadline = set(addresses), time.monotonic() + _CONNECT_SECONDS
+    while waiting:
+        for host, event in host_pool.poll(_POLL_SECONDS):
+            if event.event == "connected":
+                waiting.discard(host)
+                if event.message:
+                    raise MachineError(
+                        f"host {host} can't connect to {event.message}. Open these ports between "
+                        "the hosts (first_port and last_port in the hosts file), or correct "
+                        "`address`"
+                    )
+        for host in waiting:
+            if not host_pool.hosts[host].is_ready or time.monotonic() > deadline:
+                raise MachineError(
+                    host_pool.hosts[host].problem
+                    or f"host {host} has not tried the other hosts in {_CONNECT_SECONDS:.0f} s"
+                )
 
 
 def fork_workers(host_pool: HostPool, plan: LaunchPlan, attempt: Attempt) -> None:

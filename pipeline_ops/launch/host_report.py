@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import importlib.metadata
 import os
 import platform
-import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.artifacts.source_code import digest_all_sources
 from pipeline_ops.jobs.gang_protocol import AgentSpec, HostReport
+from pipeline_ops.system.gpus import find_gpus
+from pipeline_ops.system.host_check import check_host, describe_problems
 
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pydantic")
+_MAX_SKEW_SECONDS = 120.0
 
 
 def describe_host(spec: AgentSpec) -> HostReport:
@@ -26,6 +28,8 @@ def describe_host(spec: AgentSpec) -> HostReport:
         token=token.read_text() if token.exists() else None,
         cores=len(os.sched_getaffinity(0)),
         gpus=find_gpus(),
+        time=time.time(),
+        problems=list(describe_problems(check_host({}))),
     )
 
 
@@ -35,14 +39,6 @@ def _read_versions() -> Iterator[tuple[str, str]]:
             yield package, importlib.metadata.version(package)
 
 
-def find_gpus() -> list[str]:
-    """The names of the NVIDIA devices that this process may use, for CUDA_VISIBLE_DEVICES."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name]
-    return [re.sub(r"\D", "", path) for path in sorted(glob.glob("/dev/nvidia[0-9]*"))]
-
-
 def describe_incompatibility(local: HostReport, other: HostReport, token: str) -> str:
     """Returns why a host cannot train with this one, and what to do; empty if it can."""
     if other.token != token and not other.own_attempt:
@@ -50,11 +46,18 @@ def describe_incompatibility(local: HostReport, other: HostReport, token: str) -
             "it does not see the storage root: a file that was written here is missing there. "
             "Mount the same file system at the same path, or keep the storage root in a bucket"
         )
+    if abs(other.time - time.time()) > _MAX_SKEW_SECONDS:
+        return (
+            f"its clock differs from this host's by {other.time - time.time():.0f} s, so a bucket "
+            "would refuse its requests. Set its clock, as with chrony"
+        )
     if other.code != local.code:
         return (
             f"its copy of this project (digest {other.code}) differs from this host's "
             f"({local.code}). Update its copy"
         )
+    if other.problems:
+        return "; ".join(other.problems)
     ours, theirs = ({"Python": report.python} | report.versions for report in (local, other))
     differing = [
         f"{name} {theirs.get(name, 'missing')} and not {ours.get(name, 'missing')}"

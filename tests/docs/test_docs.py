@@ -124,7 +124,9 @@ def test_a_command_exists_and_takes_these_arguments(block):
             assert Path(program).name in KNOWN_PROGRAMS, program
 
 
-KNOWN_PROGRAMS = {"ls", "pip", "curl", "tensorflow_model_server", "minisign", "python", "ruff"}
+KNOWN_PROGRAMS = {
+    *("ls", "pip", "curl", "tensorflow_model_server", "minisign", "python", "ruff", "docker")
+}
 """Programs of others in examples. Other tests run those lines of the pages that matter."""
 
 

@@ -28,7 +28,7 @@ from pipeline_ops.launch.train import build_lock_name
 
 REPORT = HostReport(
     python="3.11.2", versions={"keras": "3.15.1", "numpy": "2.1"}, code="abc", token="t", cores=2
-)
+).model_copy(update={"time": time.time()})
 
 
 @pytest.fixture
@@ -138,6 +138,8 @@ def test_ports_that_are_taken_are_left_out():
         ({}, ""),
         ({"cores": 64}, ""),
         ({"token": None}, "it does not see the storage root"),
+        ({"time": time.time() + 3600}, "its clock differs from this host's by 3"),
+        ({"problems": ["disk: full. Free space"]}, "disk: full. Free space"),
         ({"code": "abd"}, "its copy of this project (digest abd) differs from this host's (abc)"),
         (
             {"python": "3.12.1"},

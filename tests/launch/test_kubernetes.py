@@ -1,24 +1,33 @@
-"""The launcher for Kubernetes, without a cluster.
+"""The launcher for Kubernetes: the real client, a fake cluster, and agents in its pods.
 
-The manifest is checked with Kubernetes's published schema, and a stand-in for kubectl runs pods on
-this machine.
+The pods run on this machine, and share its files only where a test says so.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
+import subprocess
+import sys
 
-import jsonschema
 import pytest
-from launch.running import QUICK, RunningJob, config_with_hosts
+from fake_kubernetes import KubernetesCluster
+from fake_kubernetes.validation import validate
+from launch.on_bucket import bucket_jobs, upload_dataset
+from launch.running import QUICK, wait_until
 
+from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts_clusters import KubernetesHosts
-from pipeline_ops.errors import ExitCode
-from pipeline_ops.launch.kubernetes import build_manifest
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError
+from pipeline_ops.jobs.gang_protocol import AgentSpec
+from pipeline_ops.launch.kubernetes import KubernetesLauncher, build_manifests
 
-SCHEMA = json.loads((Path(__file__).parent / "kubernetes-v1.34.json").read_text())
+HERE = {
+    "launcher": "kubernetes",
+    "image": "registry.example/trainyard:1",
+    "namespace": "training",
+    "python": sys.executable,
+    "code": str(CODE_ROOT),
+}
 FULL = {
     "launcher": "kubernetes",
     "image": "registry.example/trainyard:1",
@@ -26,124 +35,209 @@ FULL = {
     "namespace": "ml",
     "gpus": 2,
     "service_account": "trainer",
+    "secret": "store",
     "volumes": [{"claim": "shared", "mount": "/trainyard"}],
-    "node_selector": {"pool": "gpu"},
-    "image_pull_secrets": ["pull"],
     "python": "/usr/bin/python3",
     "code": "/app",
 }
+ONE_WORKER = QUICK | {
+    "train__epochs": 1,
+    "train__workers": 1,
+    "train__strategy": "one_device",
+}
 
 
-def check(item: dict) -> None:
-    jsonschema.Draft202012Validator(
-        {"$defs": SCHEMA["$defs"], "$ref": f"#/$defs/{item['kind']}"}
-    ).validate(item)
+def build(**changes: object) -> list[dict]:
+    return build_manifests(KubernetesHosts.model_validate(FULL | changes), "gang", "/run", 3600)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [FULL, {key: FULL[key] for key in ("launcher", "image", "pods", "volumes")}],
-    ids=["full", "least"],
-)
-def test_the_manifest_is_what_kubernetes_publishes(values):
-    for item in build_manifest(
-        KubernetesHosts.model_validate(values), "trainyard-digits-1", "/run", 3600
-    )["items"]:
-        check(item)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with KubernetesCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
 
 
-def test_the_schema_can_be_seen_to_refuse():
-    service, job, _ = build_manifest(KubernetesHosts.model_validate(FULL), "x", "/run", 3600)[
-        "items"
-    ]
-    job["spec"]["template"]["spec"]["containers"][0]["imagePolicy"] = "Always"
-    service["spec"]["clusterIP"] = 3
-    for item in (service, job):
-        with pytest.raises(jsonschema.ValidationError):
-            check(item)
+@pytest.fixture
+def account(cluster, monkeypatch):
+    """The tests have the rights of the supervisor's Role, and no others."""
+    monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("trainyard-supervisor")))
+    yield cluster.accounts["trainyard-supervisor"]
+    cluster.kubelet.pull_errors.clear()
+    cluster.kubelet.unschedulable = ""
+    cluster.remove_all()
+
+
+@pytest.fixture
+def make_launcher(account):
+    def make(**changes: object) -> KubernetesLauncher:
+        hosts = KubernetesHosts.model_validate(HERE | changes)
+        return KubernetesLauncher(hosts, "gang", "/run", 3600)
+
+    return make
+
+
+def check() -> None:
+    """What a launcher calls while it waits. Nobody has asked it to end."""
+
+
+def test_the_manifests_are_what_kubernetes_publishes():
+    for manifest in [*build(), *build(service_account=None, secret=None, volumes=[])]:
+        assert validate(manifest) == []
 
 
 def test_every_pod_has_a_name_that_the_headless_service_resolves():
-    service, job, _ = build_manifest(KubernetesHosts.model_validate(FULL), "gang", "/run", 3600)[
-        "items"
-    ]
+    service, _, job = build()
     assert service["spec"]["clusterIP"] == "None"
-    assert (
-        job["spec"]["completionMode"] == "Indexed"
-        and job["spec"]["completions"] == job["spec"]["parallelism"] == 3
-    )
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 3
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
-    assert (
-        service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
-    )
-    assert job["spec"]["activeDeadlineSeconds"] == 3600, (
-        "the cluster ends the pods of a dead launcher"
-    )
-
-
-def test_a_pod_has_no_rights_that_it_does_not_need():
-    """F17."""
-    hosts = KubernetesHosts.model_validate(FULL)
-    for named, wanted in ((None, False), ("trainer", True)):
-        _, job, _ = build_manifest(
-            hosts.model_copy(update={"service_account": named}), "gang", "/run", 60
-        )["items"]
-        pod = job["spec"]["template"]["spec"]
-        assert pod["automountServiceAccountToken"] is wanted, (
-            "only an account that was named has a token"
-        )
-    assert pod["securityContext"] == {
-        "runAsNonRoot": True,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    assert pod["containers"][0]["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert {"name": "tmp", "mountPath": "/tmp"} in pod["containers"][0]["volumeMounts"], (
-        "jobs need a folder for temporary files"
-    )
+    selected = service["spec"]["selector"].items()
+    assert selected <= job["spec"]["template"]["metadata"]["labels"].items()
+    assert job["spec"]["activeDeadlineSeconds"] == 3600 + 3600, "also if the launcher is dead"
 
 
 def test_only_pods_of_the_same_gang_reach_a_pod():
     """F5, F17."""
-    _, job, policy = build_manifest(KubernetesHosts.model_validate(FULL), "gang", "/run", 3600)[
-        "items"
-    ]
+    _, policy, job = build()
     selected = policy["spec"]["podSelector"]["matchLabels"]
-    assert selected == job["spec"]["template"]["metadata"]["labels"], (
-        "the policy is for the pods of the gang"
-    )
+    assert selected == job["spec"]["template"]["metadata"]["labels"]
     assert policy["spec"]["policyTypes"] == ["Ingress"]
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": selected}}]}]
     assert "gang" in selected.values(), "another gang has another label"
 
 
-def test_a_pod_trains_through_kubectl_exec_and_is_deleted_after_it(
-    dataset, make_job_in, tmp_path, monkeypatch
+def test_a_pod_has_no_rights_that_it_does_not_need():
+    """F17."""
+    for named, wanted in ((None, False), ("trainer", True)):
+        _, _, job = build(service_account=named)
+        pod = job["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is wanted
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        [container] = pod["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+def test_workers_of_a_pod_have_memory_to_share():
+    _, _, job = build()
+    volumes = {v["name"]: v for v in job["spec"]["template"]["spec"]["volumes"]}
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
+
+
+def test_pods_are_hosts_until_they_are_released(cluster, make_launcher):
+    launcher = make_launcher(pods=2, workers_per_pod=3)
+    hosts = launcher.allocate(check)
+    assert [(host.name, host.workers) for host in hosts] == [("gang-1-0", 3), ("gang-1-1", 3)]
+    assert [host.address for host in hosts] == [
+        "gang-1-0.gang-1.training.svc",
+        "gang-1-1.gang-1.training.svc",
+    ]
+    assert launcher.is_intact()
+    launcher.release()
+    assert not launcher.is_intact()
+    wait_until(lambda: cluster.list_names("pods") == [], 60)
+    for resource in ("jobs", "services", "networkpolicies"):
+        assert cluster.list_names(resource) == []
+    assert launcher.allocate(check)[0].name == "gang-2-0", "another allocation has other names"
+    launcher.release()
+
+
+def test_a_restarted_pod_is_reached_under_its_host(cluster, make_launcher):
+    launcher = make_launcher()
+    [host] = launcher.allocate(check)
+    agent = AgentSpec(
+        host=host.name, run="/run", lock="x", token_file="/t", silence_timeout_seconds=5
+    )
+    first = cluster.find_pod("gang-1", "Running")["metadata"]["name"]
+    assert first in launcher.build_command(host, agent)
+    cluster.kill("gang-1")
+
+    def find_other() -> bool:
+        command = launcher.build_command(host, agent)
+        return first not in command and any(word.startswith("gang-1-0-") for word in command)
+
+    wait_until(find_other, 60)
+    launcher.release()
+
+
+def test_a_gang_whose_image_does_not_exist_ends_at_once(cluster, make_launcher):
+    cluster.kubelet.pull_errors[HERE["image"]] = ("ErrImagePull", "manifest unknown")
+    with pytest.raises(ConfigError, match="manifest unknown"):
+        make_launcher().allocate(check)
+    assert cluster.list_names("jobs") == []
+
+
+def test_pods_without_a_node_are_given_back_after_a_while(cluster, make_launcher):
+    cluster.kubelet.unschedulable = "0/3 nodes are available: 3 Insufficient cpu."
+    with pytest.raises(MachineError) as caught:
+        make_launcher(queue_timeout_seconds=2).allocate(check)
+    assert "0 of 1 pods of the Job gang-1 run after 2 s" in str(caught.value)
+    assert "3 Insufficient cpu" in str(caught.value)
+    assert cluster.list_names("jobs") == []
+
+
+def test_a_wait_that_is_no_longer_needed_gives_the_pods_back(cluster, make_launcher):
+    class Over(Exception):
+        pass
+
+    def stop() -> None:
+        raise Over
+
+    cluster.kubelet.unschedulable = "0/3 nodes are available"
+    with pytest.raises(Over):
+        make_launcher().allocate(stop)
+    assert cluster.list_names("jobs") == []
+
+
+def test_a_pod_that_shares_only_a_bucket_trains_and_is_deleted_after_it(
+    cluster, account, dataset, tmp_path, make_root
 ):
-    state = tmp_path / "cluster"
-    state.mkdir()
-    monkeypatch.setenv(
-        "PATH", f"{Path(__file__).parent / 'stand_in'}{os.pathsep}{os.environ['PATH']}"
+    root = make_root("s3")
+    manifest = upload_dataset(dataset, root.uri)
+    with bucket_jobs(tmp_path, root.uri, manifest, HERE) as start:
+        job = start(**ONE_WORKER)
+        status = job.end()
+        assert status.exit_code == ExitCode.SUCCESS, job.read_log()
+        assert job.read_figures().workers == 1
+        wait_until(lambda: cluster.list_names("pods") == [], 60)
+        assert cluster.list_names("jobs") == job.survivors() == []
+    assert "testtest" not in json.dumps(cluster.objects.events), "the access goes through the pipe"
+    assert account.refused == set()
+
+
+def test_each_right_of_the_supervisors_role_is_needed_and_no_other(account, make_launcher):
+    account.used.clear()
+    account.refused.clear()
+    launcher = make_launcher()
+    [host] = launcher.allocate(check)
+    agent = AgentSpec(
+        host=host.name, run="/run", lock="x", token_file="/t", silence_timeout_seconds=5
     )
-    monkeypatch.setenv("KUBECTL_STAND_IN", str(state))
-    config = config_with_hosts(
-        tmp_path, {key: FULL[key] for key in ("launcher", "image", "volumes")} | {"pods": 1}
-    )
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    job = RunningJob(
-        make_job_in(tmp_path, dataset, config)(
-            "attempt",
-            **(QUICK | {"train__epochs": 1, "train__workers": 1, "train__strategy": "one_device"}),
-        ),
-        temporary,
-    )
-    assert job.end() == ExitCode.SUCCESS, job.message()
-    assert job.survivors() == []
-    assert list(temporary.iterdir()) == []
-    calls = (state / "calls").read_text().splitlines()
-    assert any(call.startswith("exec --stdin trainyard-digits-") for call in calls)
-    assert calls[-1].startswith("delete --ignore-not-found")
+    subprocess.run(launcher.build_command(host, agent), input=b"", timeout=60, check=True)
+    assert launcher.is_intact()
+    launcher.release()
+    assert account.used == account.rights
+    assert account.refused == set()
+
+
+@pytest.mark.slow
+def test_two_workers_of_a_pod_survive_the_loss_of_it(
+    cluster, account, dataset, tmp_path, make_root
+):
+    root = make_root("s3")
+    manifest = upload_dataset(dataset, root.uri)
+    with bucket_jobs(tmp_path, root.uri, manifest, HERE | {"workers_per_pod": 2}) as start:
+        job = start(is_held=True, train__workers=2, train__epochs=3)
+        job.wait_until_held()
+        [name] = [name for name in cluster.list_names("jobs") if name.startswith("trainyard-")]
+        cluster.kill(name)
+        job.wait_until(lambda: job.read_messages("restart"))
+        job.release()
+        status = job.end()
+        assert status.exit_code == ExitCode.SUCCESS, job.read_log()
+        assert job.read_figures().restarts == 1

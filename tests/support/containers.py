@@ -8,7 +8,6 @@ killed, lost with all its containers, and started again, and its disk can be fil
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -32,8 +31,9 @@ from pipeline_ops.config.hosts_clusters import ContainerHosts
 from pipeline_ops.jobs.places.container import ContainerPlace
 from pipeline_ops.jobs.places.place import name_job
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.locks import exclusive_lock
 
-_numbers = itertools.count()
+_NUMBERS = range(80, 240)
 _START_SECONDS = 60.0
 _END_SECONDS = 30.0
 _DISK_BYTES = 512 << 20
@@ -78,12 +78,6 @@ class ContainerEngine:
 
     def __init__(self, survives: bool = False, disk_bytes: int = _DISK_BYTES):
         self._survives, self._disk_bytes = survives, disk_bytes
-        # Tests in several processes make networks of different numbers.
-        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-        number = 80 + worker % 16 + 16 * (next(_numbers) % 10)
-        self._namespace, self._network = f"tyct{number}", f"10.214.{number}"
-        self.gateway, self.host_address = f"{self._network}.1", f"{self._network}.2"
-        self.secure_address = f"tcp://{self.host_address}:2376"
 
     def __enter__(self) -> Self:
         # The path of a socket is short, and pytest's folders may be long.
@@ -93,8 +87,14 @@ class ContainerEngine:
         environment = {**os.environ, "PATH": docker_daemon._PATH, "DOCKER_HOST": self.address}
         self.docker = Docker(environment)
         self.certificates = self._folder / "certificates"
+        self._namespace, self._network = _take_namespace()
+        self.gateway, self.host_address = f"{self._network}.1", f"{self._network}.2"
+        self.secure_address = f"tcp://{self.host_address}:2376"
         self._volumes = self._folder / "data" / "volumes"
         self._volumes.mkdir(parents=True)
+        # The daemon would mount its folder over itself, and hide what is mounted below.
+        data = str(self._folder / "data")
+        _run("mount", "--bind", data, data)
         size = f"size={self._disk_bytes}"
         _run("mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self._volumes))
         _make_certificates(self.certificates, self.host_address)
@@ -127,6 +127,7 @@ class ContainerEngine:
             "--exec-root": self._folder / "exec",
             "--pidfile": self._folder / "pid",
             "--exec-opt": "native.cgroupdriver=cgroupfs",
+            "--insecure-registry": f"{self._network}.0/24",
             "--tlscacert": self.certificates / "ca.pem",
             "--tlscert": self.certificates / "server.pem",
             "--tlskey": self.certificates / "server-key.pem",
@@ -156,9 +157,15 @@ class ContainerEngine:
         self._process.wait(_START_SECONDS)
 
     def kill(self) -> None:
-        """Kills the daemon, and nothing else."""
+        """Kills the daemon, and no container."""
         self._process.kill()
         self._process.wait()
+        # The daemon's containerd follows it. A new daemon must not take it for a living one.
+        for process in filter(self._is_helper, psutil.process_iter()):
+            if process.name() == "containerd":
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+                    process.wait(_END_SECONDS)
 
     def lose(self) -> None:
         """Kills the daemon with all containers, as a power failure does. `start` brings it back."""
@@ -208,6 +215,8 @@ class ContainerEngine:
     def fill_disk(self) -> None:
         """Leaves no free byte for the volumes of the containers."""
         free = os.statvfs(self._volumes)
+        total_bytes = free.f_blocks * free.f_frsize
+        assert total_bytes <= 2 * self._disk_bytes, "this is not the small disk of the tests"
         with open(self._volumes / "filler", "wb") as file:
             os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
 
@@ -243,23 +252,28 @@ class ContainerEngine:
     def provide_jobs_image(self, tag: str = "trainyard-jobs") -> str:
         """The image for all jobs, with the code of now. Returns its id.
 
-        TRAINYARD_TEST_JOBS_IMAGE may name a file that `docker save` has made of it.
+        TRAINYARD_TEST_JOBS_IMAGE may name a file that `docker save` has made of it. Otherwise, it
+        is built by a daemon that reaches a package index.
         """
-        archive = os.environ.get("TRAINYARD_TEST_JOBS_IMAGE")
-        if archive:
-            self.docker("load", "-q", "-i", archive)
-        else:
-            self._provide_base_image()
-            file = ROOT / "docker" / "jobs.Dockerfile"
-            self.docker.build(tag, file, ROOT, "--target", "jobs", "--network=host")
+        archive = Path(os.environ.get("TRAINYARD_TEST_JOBS_IMAGE", self._folder / "jobs.tar"))
+        if not archive.exists():
+            with docker_daemon.docker_daemon() as docker:
+                file = ROOT / "docker" / "jobs.Dockerfile"
+                docker.build(tag, file, ROOT, "--target", "jobs")
+                docker("save", "-o", archive, tag)
+        self.docker("load", "-q", "-i", archive)
         context = self._folder / "context-jobs"
         context.mkdir()
         _copy_code(context / "code")
         return self._build(tag, context, _CODE.format(image=tag))
 
     def _provide_base_image(self) -> None:
-        if self.docker.run("docker", "image", "inspect", BASE_IMAGE).returncode:
-            docker_daemon._provide_base_image(self.docker, self._folder)
+        """This daemon reaches no registry, so the image is made of Debian's packages."""
+        self.docker("import", find_base_archive(), "trainyard-test/debian")
+        context = self._folder / "context-base"
+        context.mkdir()
+        shutil.copy("/etc/ssl/certs/ca-certificates.crt", context / "certificates.crt")
+        self.docker.build(BASE_IMAGE, ROOT / "tests" / "docker" / "Base.Dockerfile", context)
 
     def _build(self, tag: str, context: Path, dockerfile: str) -> str:
         (context / "Dockerfile").write_text(dockerfile)
@@ -267,8 +281,6 @@ class ContainerEngine:
 
     def _add_network(self) -> None:
         veth = f"v-{self._namespace}"
-        subprocess.run(["ip", "netns", "del", self._namespace], capture_output=True)
-        _run("ip", "netns", "add", self._namespace)
         inside = ["ip", "-n", self._namespace]
         peer = ["type", "veth", "peer", "name", "eth0", "netns", self._namespace]
         _run("ip", "link", "add", veth, *peer)
@@ -289,6 +301,35 @@ def container_engine(**options: Any) -> Iterator[ContainerEngine]:
     with ContainerEngine(**options) as engine:
         engine.provide_small_image()
         yield engine
+
+
+def find_base_archive() -> Path:
+    """A small Debian with Python. It is made once for each user: about two minutes, 250 MB.
+
+    TRAINYARD_TEST_BASE may name one that was made elsewhere.
+    """
+    if archive := os.environ.get("TRAINYARD_TEST_BASE"):
+        return Path(archive)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard-tests"
+    cache.mkdir(parents=True, exist_ok=True)
+    archive = cache / "debian-python.tar"
+    with exclusive_lock(cache / "debian.lock", "a Debian for tests", wait_seconds=600):
+        if not archive.exists():
+            packages = "python3.11,python3-pip,python3-venv,ca-certificates"
+            options = ["-q", "--mode=root", "--variant=minbase", f"--include={packages}"]
+            staging = cache / "debian-staging.tar"
+            _run("mmdebstrap", *options, "bookworm", str(staging))
+            staging.rename(archive)
+    return archive
+
+
+def _take_namespace() -> tuple[str, str]:
+    """Makes a network namespace that no other test has. Returns its name, and a subnet for it."""
+    for number in _NUMBERS:
+        add = ["ip", "netns", "add", f"tyct{number}"]
+        if subprocess.run(add, capture_output=True).returncode == 0:
+            return f"tyct{number}", f"10.214.{number}"
+    raise RuntimeError("there is no free network namespace")
 
 
 def _copy_code(target: Path) -> None:

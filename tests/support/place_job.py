@@ -55,9 +55,9 @@ def do_eat(job: Job) -> ExitCode:
 
 
 def do_fill(job: Job) -> ExitCode:
-    """Writes an artifact that is larger than its disk."""
+    """Writes an artifact of 2 GiB, for which its disk is too small."""
     with job.artifact() as draft, open(draft.folder / "large", "wb") as file:
-        for _ in range(64 << 10):
+        for _ in range(2 << 10):
             file.write(bytes(1 << 20))
     return ExitCode.SUCCESS
 

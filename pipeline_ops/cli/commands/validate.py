@@ -17,10 +17,11 @@ from pipeline_ops.cli.arguments import (
     load_runnable,
     parse_overrides,
 )
+from pipeline_ops.cli.doctor.here import find_executor_problems
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.search import Search
-from pipeline_ops.errors import ExitCode, TrainyardError
+from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.planning.trials import check_trials, get_monitor, plan_trials
 from pipeline_ops.raw_data.folder import find_raw_folder
@@ -60,6 +61,8 @@ def validate(arguments: argparse.Namespace) -> int:
 def _validate_file(file: Path, overrides: Mapping[str, Any], is_deep: bool) -> None:
     config = load_runnable(file, dict(overrides))
     check_storage(config)
+    if problems := list(find_executor_problems(config)):
+        raise ConfigError("\n".join(problems))
     if config.search:
         check_trials(config, plan_trials(config))
     lines = summarize_pipeline(config) | (_validate_deeply(config) if is_deep else {})

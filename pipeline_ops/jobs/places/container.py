@@ -8,6 +8,7 @@ again by itself: Airflow's next try does.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -35,6 +36,7 @@ from pipeline_ops.storage.store_path import StorePath
 
 _TAIL_LINES, _TAIL_BYTES = 50, 2000
 _KEEP = timedelta(days=1)
+_CREATE_SECONDS, _POLL_SECONDS = 60.0, 0.2
 _ENDED = ("created", "exited", "dead")
 _KILLED, _STOPPED = 137, 143
 _NO_PROGRAM = (126, 127)
@@ -60,12 +62,13 @@ class ContainerPlace(Place):
         in this very moment, its init process finds the traces of its first life.
         """
         name = name_job(launch.attempt)
-        found = self._daemon.inspect(name)
-        if found is None:
-            self._daemon.create(name, self._build_body(launch))
-            found = self._daemon.inspect(name)
-        if found is None:
-            raise MachineError(f"the container {name} was removed while it was started")
+        deadline = time.monotonic() + _CREATE_SECONDS
+        while (found := self._daemon.inspect(name)) is None:
+            # A name is taken a moment before the container of that name can be seen.
+            if not self._daemon.create(name, self._build_body(launch)):
+                time.sleep(_POLL_SECONDS)
+            if time.monotonic() > deadline:
+                raise MachineError(f"the container {name} can't be created, and is not there")
         if found["State"]["Status"] == "created":
             self._daemon.start(name)
 

@@ -37,6 +37,9 @@ _GPU_CURE = (
     ". Install the NVIDIA container toolkit on the daemon's host, or correct `gpus` in the "
     "hosts file"
 )
+_TLS_CURE = (
+    ". It asks for TLS. Let DOCKER_CERT_PATH name a folder with ca.pem, cert.pem and key.pem for it"
+)
 
 
 class Daemon:
@@ -76,7 +79,27 @@ class Daemon:
             pair = (str(self.certificates / "cert.pem"), str(self.certificates / "key.pem"))
             authority = str(self.certificates / "ca.pem")
             tls = docker.tls.TLSConfig(client_cert=pair, ca_cert=authority, verify=True)
-        return docker.APIClient(self.socket_address, version="auto", timeout=_SECONDS, tls=tls)
+        return self._make_client(tls, self._make_client(tls).version(api_version=False))
+
+    def _make_client(self, tls: Any, version: Mapping[str, str] | None = None) -> Any:
+        """Makes a client. It asks no proxy, and trusts no authority but that of the daemon.
+
+        Args:
+          tls: the certificates.
+          version: the answer of the daemon. None is for asking it.
+        """
+        constants = _import_docker().constants
+        number = version["ApiVersion"] if version else constants.MINIMUM_DOCKER_API_VERSION
+        client = _import_docker().APIClient(
+            self.socket_address, version=number, timeout=_SECONDS, tls=tls
+        )
+        client.trust_env = False
+        return client
+
+    @property
+    def api_version(self) -> str:
+        """The version of the API that both sides speak."""
+        return str(self._api._version)
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[Any]:
@@ -184,6 +207,8 @@ class Daemon:
 
     def _judge(self, status: int, explanation: str) -> TrainyardError:
         problem = f"the Docker daemon {self.address}: {explanation}"
+        if "HTTPS server" in explanation:
+            return ConfigError(problem + _TLS_CURE)
         is_refusal = 400 <= status < 500 and status not in (404, 408, 409, 429)
         if _REFUSED.search(explanation) or is_refusal:
             has_gpu_problem = "device" in explanation or "nvidia" in explanation
@@ -203,10 +228,9 @@ class Daemon:
                 f"this user has no right to use the Docker daemon {self.address}. Add the user to "
                 "the group that owns the socket, or name another daemon in the hosts file"
             )
-        if re.search(r"certificate|HTTPS server|SSLError|TLS", str(error), re.IGNORECASE):
+        if re.search(r"certificate|SSLError|TLS", str(error), re.IGNORECASE):
             return ConfigError(
-                f"the Docker daemon {self.address} asks for TLS: {explain(error)[-300:]}. Let "
-                "DOCKER_CERT_PATH name a folder with ca.pem, cert.pem and key.pem that are valid"
+                f"the Docker daemon {self.address}: {explain(error)[-300:]}{_TLS_CURE}"
             )
         return MachineError(
             f"the Docker daemon {self.address} does not answer: {tunnel_problem or error}. Start "

@@ -63,8 +63,8 @@ def main() -> int:
         ensure_running(daemon, pipe.container, pipe.body)
         with daemon.connect() as api:
             command = api.exec_create(pipe.container, pipe.command, stdin=True)["Id"]
-            version = api._version  # the only place that knows what both sides understand
-        with open_stream(daemon, f"/v{version}/exec/{command}/start") as (connection, first):
+        path = f"/v{daemon.api_version}/exec/{command}/start"
+        with open_stream(daemon, path) as (connection, first):
             _Carrier(connection, first).run()
         return _wait_for_exit_code(daemon, command)
     except TrainyardError as error:

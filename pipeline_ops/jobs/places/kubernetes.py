@@ -124,6 +124,6 @@ class KubernetesPlace(Place):
 
 
 def is_running(pod: dict[str, Any]) -> bool:
-    """Returns whether a pod runs, and nobody has asked it to end."""
+    """Returns whether a pod runs, and was not asked to end."""
     is_deleted = "deletionTimestamp" in pod["metadata"]
     return pod.get("status", {}).get("phase") == "Running" and not is_deleted

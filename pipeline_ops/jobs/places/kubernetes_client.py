@@ -22,13 +22,14 @@ from pipeline_ops.jobs.places.kubernetes_manifest import INSTANCE_LABEL
 if TYPE_CHECKING:
     from kubernetes.client import ApiException
 
-Kind = Literal["job", "pod", "secret", "service", "network_policy"]
+Kind = Literal["job", "pod", "secret", "service", "network_policy", "access_review"]
 _APIS: Mapping[Kind, tuple[str, str]] = {
     "job": ("BatchV1Api", "jobs"),
     "pod": ("CoreV1Api", "pods"),
     "secret": ("CoreV1Api", "secrets"),
     "service": ("CoreV1Api", "services"),
     "network_policy": ("NetworkingV1Api", "networkpolicies"),
+    "access_review": ("AuthorizationV1Api", "selfsubjectaccessreviews"),
 }
 """The client's class for each kind, and the name of the resource in a Role."""
 _TIMEOUT_SECONDS = (5.0, 20.0)
@@ -100,6 +101,18 @@ class KubernetesClient:
         if grace_seconds is not None:
             options["grace_period_seconds"] = grace_seconds
         self._send("delete", kind, name, self._namespace, **options)
+
+    def is_allowed(self, group: str, resource: str, verb: str) -> bool:
+        """Returns whether this account has a right in the namespace. `pods/log` is a resource."""
+        name, _, part = resource.partition("/")
+        wanted = {"namespace": self._namespace, "group": group, "resource": name, "verb": verb}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": wanted | ({"subresource": part} if part else {})},
+        }
+        answer = self._send("create", "access_review", review)
+        return bool(json.loads(answer or b"{}").get("status", {}).get("allowed"))
 
     def _send(
         self, verb: str, kind: Kind, *arguments: object, suffix: str = "", **options: object

@@ -1,4 +1,4 @@
-"""What the objects of Kubernetes say about a job: does it wait, does it run, why has it ended.
+"""The state of a job by the objects of Kubernetes: whether it waits or runs, and why it has ended.
 
 Pure functions of the Job, its pods and the time. The fields and reasons are those of
 https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/ and

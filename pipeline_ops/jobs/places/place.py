@@ -10,13 +10,14 @@ without an outcome still runs, and why it has ended.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, Protocol
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.host_check import Finding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +98,10 @@ class Place(Protocol):
         Returns:
           Whether nothing of the job is left here.
         """
+
+    def check(self) -> Iterator[Finding]:
+        """What is wrong with the place, with the cures, for `trainyard doctor`."""
+        yield from ()
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The environment in which jobs run here, for the fingerprint.

@@ -12,7 +12,7 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Attempt
@@ -23,6 +23,7 @@ from pipeline_ops.jobs.places.environment import build_job_environment, build_py
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
 from pipeline_ops.jobs.remote_host import INIT_MODULE
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.host_check import Finding
 from pipeline_ops.user_code.interpreter import read_versions
 
 WAITING = ("PENDING", "CONFIGURING")
@@ -113,6 +114,17 @@ class SlurmPlace(Place):
         if self.find(attempt).may_run:
             self.cancel(attempt)
         return True
+
+    def check(self) -> Iterator[Finding]:
+        """Asks whether Slurm answers, and whether it has the partition."""
+        partition = self._hosts.partition
+        option = [f"--partition={partition}"] if partition else []
+        if not run_slurm("sinfo", "--noheader", "--format=%P", *option):
+            yield Finding(
+                check="Slurm",
+                problem=f"Slurm has no partition {partition}",
+                cure="Correct `partition` in the hosts file. `sinfo` lists the partitions.",
+            )
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The versions in the interpreter of the nodes, which must be at the same path here."""

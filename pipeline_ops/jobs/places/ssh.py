@@ -59,7 +59,7 @@ class SshPlace(Place):
         )
         for host in self._order(attempt):
             try:
-                self._ask(host, "start", question)
+                self.ask(host, "start", question)
             except MachineError as error:
                 unreachable.append(str(error))
             else:
@@ -95,7 +95,7 @@ class SshPlace(Place):
         question, unreachable = Question(packages=list(packages)), []
         for host in self._names:
             try:
-                return self._ask(host, "versions", question).versions
+                return self.ask(host, "versions", question).versions
             except MachineError as error:
                 unreachable.append(str(error))
         raise MachineError("; ".join(unreachable))
@@ -126,12 +126,12 @@ class SshPlace(Place):
 
     def _ask_about(self, host: str, command: str, attempt: Attempt[StorePath]) -> Answer:
         question = Question(attempt=str(attempt.folder), environment=self._build_environment())
-        return self._ask(host, command, question)
+        return self.ask(host, command, question)
 
     def _build_environment(self) -> dict[str, str]:
         return collect_store_environment(os.environ) | self._hosts.environment
 
-    def _ask(self, host: str, command: str, question: Question) -> Answer:
+    def ask(self, host: str, command: str, question: Question) -> Answer:
         """Runs a command on the host.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import http.server
 import json
 import threading
@@ -137,7 +138,7 @@ def test_a_job_has_no_rights_and_shares_nothing(engine, job):
     assert seen["uid"] == 10001
     assert int(seen["capabilities"], 16) == 0
     assert seen["no_new_privileges"] == "1"
-    assert seen["writable"] == ["/dev/shm", "/tmp", "/work"]
+    assert seen["writable"] == ["/dev/mqueue", "/dev/shm", "/tmp", "/work"]
     assert seen["mounts"]["/tmp"] == "tmpfs"
     described = engine.describe(one.name)
     assert described["HostConfig"]["ReadonlyRootfs"]
@@ -159,11 +160,8 @@ def test_the_limits_of_the_hosts_file_are_those_of_the_container(engine, job):
 
 def test_a_job_is_started_once(engine, job):
     one = job("wait")
-    starters = [threading.Thread(target=one.start) for _ in range(4)]
-    for starter in starters:
-        starter.start()
-    for starter in starters:
-        starter.join()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: one.start(), range(4)))
     one.wait_until_ready()
     first = engine.describe(one.name)
     one.start()

@@ -185,9 +185,9 @@ class Api:
         while loop.time() < deadline:
             for version, kind, event in list(self._objects.events):
                 metadata = event["object"]["metadata"]
-                if version > since and (kind, metadata["namespace"]) == (resource, namespace):
-                    if matches(event["object"], selector):
-                        yield json.dumps(event) + "\n"
+                is_new = version > since and matches(event["object"], selector)
+                if is_new and (kind, metadata["namespace"]) == (resource, namespace):
+                    yield json.dumps(event) + "\n"
                 since = max(since, version)
             await asyncio.sleep(0.05)
 
@@ -209,9 +209,7 @@ class Api:
         if found is None:
             return self._describe_missing(request)
         grace = options.get("gracePeriodSeconds", request.query_params.get("gracePeriodSeconds"))
-        self._delete(
-            request.path_params["resource"], found, None if grace is None else int(grace)
-        )
+        self._delete(request.path_params["resource"], found, None if grace is None else int(grace))
         return JSONResponse(found)
 
     async def _read_log(self, request: Request) -> Response:
@@ -265,5 +263,3 @@ class Api:
     def _describe_missing(self, request: HTTPConnection) -> JSONResponse:
         parameters = request.path_params
         return make_status(404, f'{parameters["resource"]} "{parameters["name"]}" not found')
-
-

@@ -234,6 +234,14 @@ class KubernetesCluster:
         if is_removed:
             self._controllers.finish(pod)
 
+    def remove_all(self) -> None:
+        """Removes all objects at once, and ends their processes."""
+        for resource in ("jobs", "secrets", "services", "networkpolicies", "pods"):
+            for found in self.objects.list(resource):
+                if resource == "pods":
+                    self.kubelet.kill(found)
+                self.objects.remove(resource, found)
+
     def age(self, resource: str, name: str, seconds: float) -> None:
         """Makes an object older than it is, with all of its conditions."""
         found = self.get(resource, name)
@@ -246,9 +254,7 @@ class KubernetesCluster:
 
         self._change(found, change, resource)
 
-    def _change(
-        self, found: Object, change: Callable[[], Any], resource: str = "pods"
-    ) -> None:
+    def _change(self, found: Object, change: Callable[[], Any], resource: str = "pods") -> None:
         with self.objects.lock:
             change()
             self.objects.touch(resource, found)

@@ -18,6 +18,10 @@ class Controllers:
 
     def __init__(self, objects: Objects):
         self._objects = objects
+        self._counted: set[str] = set()
+        """The uids of pods whose end was counted."""
+        self._done: dict[str, set[int]] = {}
+        """The indexes that have succeeded, by the uid of their Job."""
 
     def tick(self) -> None:
         with self._objects.lock:
@@ -62,9 +66,9 @@ class Controllers:
                 self._notice(job, pod)
         if _is_finished(job):
             for pod in pods:
-                if pod["status"]["phase"] not in ("Succeeded", "Failed"):
-                    if "deletionTimestamp" not in pod["metadata"]:
-                        self.delete("pods", pod, None)
+                has_ended = pod["status"]["phase"] in ("Succeeded", "Failed")
+                if not has_ended and "deletionTimestamp" not in pod["metadata"]:
+                    self.delete("pods", pod, None)
             return
         limit = spec.get("activeDeadlineSeconds")
         if limit and time.time() - _parse(status["startTime"]) > limit:
@@ -73,11 +77,11 @@ class Controllers:
         self._make_pods(job, pods)
 
     def _make_pods(self, job: Object, pods: list[Object]) -> None:
-        spec, status = job["spec"], job["status"]
+        spec = job["spec"]
         if spec.get("suspend"):
             return
         is_indexed = spec.get("completionMode") == "Indexed"
-        done = status.setdefault("doneIndexes", [])
+        done = self._done.get(job["metadata"]["uid"], set())
         for index in range(spec.get("completions", 1)):
             present = [
                 pod
@@ -127,13 +131,12 @@ class Controllers:
     def _notice(self, job: Object, pod: Object) -> None:
         """Counts the end of a pod, once."""
         status, uid = job["status"], pod["metadata"]["uid"]
-        counted = status.setdefault("counted", [])
-        if uid in counted or _is_finished(job):
+        if uid in self._counted or _is_finished(job):
             return
-        counted.append(uid)
+        self._counted.add(uid)
         if pod["status"]["phase"] == "Succeeded":
             index = pod["metadata"].get("annotations", {}).get(_INDEX, "0")
-            status.setdefault("doneIndexes", []).append(int(index))
+            self._done.setdefault(job["metadata"]["uid"], set()).add(int(index))
             status["succeeded"] = status.get("succeeded", 0) + 1
             if status["succeeded"] >= job["spec"].get("completions", 1):
                 self._set(job, "Complete", "CompletionsReached", "")
@@ -181,9 +184,10 @@ class Controllers:
     def _collect_garbage(self) -> None:
         alive = set(self._objects.owners())
         for resource, found in self._objects.owned():
-            if not any(owner["uid"] in alive for owner in found["metadata"]["ownerReferences"]):
-                if resource != "pods" or "deletionTimestamp" not in found["metadata"]:
-                    self.delete(resource, found, None)
+            metadata = found["metadata"]
+            is_orphan = not any(owner["uid"] in alive for owner in metadata["ownerReferences"])
+            if is_orphan and (resource != "pods" or "deletionTimestamp" not in metadata):
+                self.delete(resource, found, None)
 
 
 def _is_owner(job: Object, pod: Object) -> bool:

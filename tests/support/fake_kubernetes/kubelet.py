@@ -198,8 +198,16 @@ class Kubelet:
         self._set_state(pod, "Pending", {"waiting": {"reason": reason, "message": message}})
 
     def _set_state(self, pod: Object, phase: str, state: Object) -> None:
-        name = pod["spec"]["containers"][0]["name"]
-        wanted = {"phase": phase, "containerStatuses": [{"name": name, "state": state}]}
+        container = pod["spec"]["containers"][0]
+        shown = {
+            "name": container["name"],
+            "image": container["image"],
+            "imageID": container["image"] if phase != "Pending" else "",
+            "ready": phase == "Running",
+            "restartCount": 0,
+            "state": state,
+        }
+        wanted = {"phase": phase, "containerStatuses": [shown]}
         if {key: pod["status"].get(key) for key in wanted} != wanted:
             pod["status"] |= wanted
             self._objects.touch("pods", pod)

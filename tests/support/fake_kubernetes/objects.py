@@ -15,7 +15,7 @@ Key = tuple[str, str, str]
 
 
 def format_time(seconds_from_now: float = 0.0) -> str:
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     when = now + datetime.timedelta(seconds=seconds_from_now)
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 

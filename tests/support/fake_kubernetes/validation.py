@@ -65,6 +65,9 @@ def _check_job(spec: dict[str, Any]) -> Iterator[str]:
 
 
 def _check_pod(pod: dict[str, Any]) -> Iterator[str]:
+    for value in (pod.get("nodeSelector") or {}).values():
+        if not _LABEL.fullmatch(value):
+            yield f"spec.nodeSelector: Invalid value: {value!r}"
     names = [volume["name"] for volume in pod.get("volumes") or []]
     if len(names) != len(set(names)):
         yield "volumes.name: Duplicate value"

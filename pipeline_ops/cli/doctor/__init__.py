@@ -1,0 +1,1 @@
+"""The checks of `trainyard doctor`, each a generator of findings."""

@@ -1,0 +1,50 @@
+"""The rights that an account needs in the namespace of its jobs, and the question for them.
+
+docker/kubernetes/rbac.yaml grants them. A preflight asks for them before anything is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipeline_ops.jobs.places.kubernetes_client import KubernetesClient
+
+
+class Right(NamedTuple):
+    """A verb for a resource of an API group. A resource may have a part, such as `pods/log`."""
+
+    group: str
+    resource: str
+    verb: str
+
+
+def _grant(group: str, resource: str, *verbs: str) -> list[Right]:
+    return [Right(group, resource, verb) for verb in verbs]
+
+
+JOB_RIGHTS: Sequence[Right] = [
+    *_grant("batch", "jobs", "create", "get", "delete"),
+    *_grant("", "pods", "list", "delete"),
+    *_grant("", "pods/log", "get"),
+    *_grant("", "secrets", "create", "delete"),
+]
+"""Of Airflow's account, for `runs_on`."""
+GANG_RIGHTS: Sequence[Right] = [
+    *_grant("batch", "jobs", "create", "get", "delete"),
+    *_grant("", "pods", "list"),
+    *_grant("", "pods/exec", "get", "create"),
+    *_grant("", "services", "create", "delete"),
+    *_grant("networking.k8s.io", "networkpolicies", "create", "delete"),
+]
+"""Of the account of a training job, for `train.hosts`."""
+
+
+def find_missing_rights(client: KubernetesClient, rights: Sequence[Right]) -> list[Right]:
+    """The rights that this process's account lacks. Kubernetes answers; nothing is changed.
+
+    Raises:
+      MachineError: Kubernetes does not answer.
+      ConfigError: it does not know this account.
+    """
+    return [right for right in rights if not client.is_allowed(*right)]

@@ -1,0 +1,346 @@
+"""Faults that are planted on this machine and on hosts over real ssh, each found and named by
+`trainyard doctor` with its cure."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from launch.network import Network, why_not
+from launch.running import wait_until
+from small_disks import mount_small_disk
+
+from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.cli.main import main
+from pipeline_ops.system.host_check import check_host
+
+DIGITS = CODE_ROOT / "configs" / "digits.yaml"
+
+
+class Doctor:
+    """A pipeline with nothing wrong, the settings to plant faults, and the command.
+
+    Attributes:
+      folder: the folder of the config.
+      values: the content of the config.
+    """
+
+    def __init__(self, folder: Path, capsys):
+        self.folder, self._capsys = folder, capsys
+        self.values = yaml.safe_load(DIGITS.read_text())
+        self.values["storage"]["root"] = str(folder / "root")
+        (folder / "raw" / "cat").mkdir(parents=True)
+        (folder / "raw" / "cat" / "1.png").write_bytes(b"not looked at")
+        self.values["preprocess"]["source"]["path"] = "raw"
+
+    def set(self, section: str, **values: object) -> None:
+        self.values[section].update(values)
+
+    def write_hosts(self, name: str, content: dict) -> None:
+        (self.folder / "hosts").mkdir(exist_ok=True)
+        (self.folder / "hosts" / f"{name}.yaml").write_text(yaml.safe_dump(content))
+
+    def run_on(self, content: dict, tasks: tuple[str, ...] = ("evaluate",)) -> None:
+        """Lets tasks run on the hosts of a hosts file."""
+        self.write_hosts("lab", content)
+        for task in tasks:
+            self.set(task, runs_on="lab")
+
+    def examine(self) -> dict[str, str]:
+        """The problems by check."""
+        file = self.folder / "digits.yaml"
+        file.write_text(yaml.safe_dump(self.values))
+        code = main(["doctor", "--json", str(file)])
+        found = json.loads(self._capsys.readouterr().out)
+        problems = {
+            each["check"]: f"{each['problem']}. {each['cure']}"
+            for each in found["findings"]
+            if each["problem"]
+        }
+        severe = [each for each in found["findings"] if each["problem"] and not each["is_warning"]]
+        assert code == (75 if severe else 0)
+        assert found["is_healthy"] == (not severe)
+        return problems
+
+
+@pytest.fixture
+def doctor(tmp_path, capsys, monkeypatch) -> Doctor:
+    monkeypatch.delenv("AIRFLOW__CORE__EXECUTOR", raising=False)
+    return Doctor(tmp_path, capsys)
+
+
+def write_program(file: Path, text: str) -> str:
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_a_healthy_pipeline_has_no_problem(doctor):
+    assert doctor.examine() == {}
+
+
+def test_the_text_is_a_line_for_each_check(doctor, capsys):
+    doctor.set("train", python="/no/such/python")
+    (doctor.folder / "digits.yaml").write_text(yaml.safe_dump(doctor.values))
+    assert main(["doctor", str(doctor.folder / "digits.yaml")]) == 75
+    lines = capsys.readouterr().out.splitlines()
+    assert "ok       Python" in lines
+    assert any(
+        line.startswith("PROBLEM  packages of train jobs: /no/such/python") for line in lines
+    )
+    assert lines[-1].endswith("checks found a problem.")
+
+
+def plant_wrong_yaml(doctor, monkeypatch):
+    doctor.set("train", epoch=3)
+
+
+def plant_missing_interpreter(doctor, monkeypatch):
+    doctor.set("export", python="/no/such/python")
+
+
+def plant_missing_package(doctor, monkeypatch):
+    doctor.set("train", python=write_program(doctor.folder / "python", "echo '{}'"))
+
+
+def plant_old_package(doctor, monkeypatch):
+    versions = '{"keras": "2.15.0"}'
+    doctor.set("train", python=write_program(doctor.folder / "python", f"echo '{versions}'"))
+
+
+def plant_missing_raw_data(doctor, monkeypatch):
+    shutil.rmtree(doctor.folder / "raw")
+
+
+def plant_empty_raw_data(doctor, monkeypatch):
+    shutil.rmtree(doctor.folder / "raw")
+    (doctor.folder / "raw").mkdir()
+
+
+def plant_missing_key(doctor, monkeypatch):
+    doctor.set("export", signing_key="no.key")
+
+
+def plant_kubernetes_executor(doctor, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "KubernetesExecutor")
+
+
+def plant_executor_in_the_settings(doctor, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_HOME", str(doctor.folder))
+    executor = "airflow.providers.cncf.kubernetes.executors.kubernetes_executor.KubernetesExecutor"
+    (doctor.folder / "airflow.cfg").write_text(f"[core]\nexecutor = {executor}\n")
+
+
+def plant_missing_hosts_file(doctor, monkeypatch):
+    doctor.set("train", runs_on="lab")
+
+
+def plant_folder_that_a_container_does_not_see(doctor, monkeypatch):
+    doctor.run_on({"launcher": "container", "image": "trainyard"})
+
+
+def plant_image_without_digest(doctor, monkeypatch):
+    doctor.set("storage", root="s3://bucket/root")
+    doctor.run_on({"launcher": "kubernetes", "image": "trainyard:1"})
+
+
+def plant_missing_daemon(doctor, monkeypatch):
+    volume = {"folder": str(doctor.folder), "mount": str(doctor.folder)}
+    daemon = f"unix://{doctor.folder}/none.sock"
+    doctor.run_on(
+        {"launcher": "container", "image": "trainyard", "volumes": [volume], "daemon": daemon}
+    )
+
+
+def plant_missing_slurm(doctor, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    doctor.run_on({"launcher": "slurm", "nodes": 1})
+
+
+def plant_missing_cluster(doctor, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(doctor.folder / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    volume = {"claim": "root", "mount": "/"}
+    image = f"trainyard@sha256:{'0' * 64}"
+    doctor.run_on({"launcher": "kubernetes", "image": image, "volumes": [volume]})
+
+
+def plant_unknown_store(doctor, monkeypatch):
+    doctor.set("storage", root="ftp://server/root")
+
+
+@pytest.mark.parametrize(
+    ("plant", "check", "text"),
+    [
+        (plant_wrong_yaml, "digits.yaml", "the nearest valid name is 'epochs'"),
+        (plant_missing_interpreter, "packages of train jobs", "/no/such/python cannot be used"),
+        (plant_missing_package, "packages of train jobs", "keras is not installed"),
+        (plant_old_package, "packages of train jobs", "keras is 2.15.0, and "),
+        (plant_missing_raw_data, "preprocess.source", "no such folder"),
+        (plant_empty_raw_data, "preprocess.source", "raw"),
+        (plant_missing_key, "export.signing_key", "no.key is missing"),
+        (plant_kubernetes_executor, "Airflow's executor", "`runs_on: NAME`"),
+        (plant_executor_in_the_settings, "Airflow's executor", "`runs_on: NAME`"),
+        (plant_missing_hosts_file, "digits.yaml", "train.runs_on: "),
+        (plant_folder_that_a_container_does_not_see, "digits.yaml", "which is not seen there"),
+        (plant_image_without_digest, "digits.yaml", "has no digest"),
+        (plant_missing_daemon, "hosts/lab.yaml", "none.sock"),
+        (plant_missing_slurm, "hosts/lab.yaml", "sinfo is not installed"),
+        (plant_missing_cluster, "hosts/lab.yaml", "there is no access to Kubernetes"),
+        (plant_unknown_store, "digits.yaml", "must be a folder, or a URI"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planted_fault_is_found(doctor, monkeypatch, plant, check, text):
+    plant(doctor, monkeypatch)
+    problems = doctor.examine()
+    assert [problem for name, problem in problems.items() if name.endswith(check)], problems
+    assert any(text in problem for problem in problems.values()), problems
+
+
+def test_a_full_disk_is_found(doctor):
+    with mount_small_disk(doctor.folder / "small") as folder:
+        doctor.set("storage", root=str(folder))
+        problem = doctor.examine()["disk of storage.root"]
+    assert "0 MiB free" in problem and "trainyard gc" in problem
+
+
+def test_a_folder_without_write_access_is_found():
+    [finding] = [each for each in check_host({"x": Path("/proc")}) if each.check == "disk of x"]
+    assert "/proc can't be written" in finding.problem
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("ulimit -n 512", "open files: a process may open 512 files"),
+        ("mount -t tmpfs -o size=1m tmpfs /dev/shm", "shared memory: /dev/shm holds 1 MiB"),
+        (
+            "export CUDA_VISIBLE_DEVICES=0",
+            "GPUs: the driver's library can't be opened",
+        ),
+    ],
+    ids=["open files", "shared memory", "GPUs"],
+)
+def test_a_limit_of_the_host_is_found(command, text):
+    """In a process with its own limits and mounts."""
+    program = f"{sys.executable} -m pipeline_ops.cli.main doctor"
+    argv = ["unshare", "--mount", "sh", "-c", f"{command} && exec {program}"]
+    done = subprocess.run(argv, cwd=CODE_ROOT, capture_output=True, text=True)
+    assert text in done.stdout, done.stdout + done.stderr
+
+
+class TestStore:
+    """Faults of a bucket."""
+
+    def test_a_missing_bucket_is_found(self, doctor, make_root):
+        root = make_root("s3")
+        doctor.set("storage", root="s3://no-such-bucket/root", endpoint=root.server.address)
+        assert "no-such-bucket" in doctor.examine()["storage.root"]
+
+    def test_an_unreachable_store_is_found(self, doctor, monkeypatch):
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        doctor.set("storage", root="s3://bucket/root", endpoint="http://127.0.0.1:9")
+        assert doctor.examine()["storage.root"]
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    if reason := why_not():
+        pytest.skip(f"no hosts: {reason}")
+    network = Network(tmp_path_factory.mktemp("network"), 2)
+    network.up()
+    yield network
+    network.down()
+
+
+@pytest.fixture
+def hosts(network):
+    yield network.hosts_file(2) | {"connect_timeout_seconds": 2}
+    for host in network.hosts:
+        network.reconnect(host)
+
+
+class TestSshHosts:
+    """Faults of hosts that are reached over ssh."""
+
+    def test_healthy_hosts_have_no_problem(self, doctor, hosts):
+        doctor.run_on(hosts)
+        assert doctor.examine() == {}
+
+    def test_an_unreachable_host_is_found(self, doctor, hosts, network):
+        network.cut("tyh2")
+        doctor.run_on(hosts)
+        assert "tyh2" in doctor.examine()["hosts/lab.yaml: tyh2"]
+
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            ({"user": "nobody"}, "Permission denied"),
+            ({"known_hosts": "/dev/null"}, "Host key verification failed"),
+            ({"python": "/no/such/python"}, "/no/such/python"),
+            ({"code": "/no/such/code", "python": sys.executable}, "differs"),
+        ],
+        ids=["login", "host key", "interpreter", "code"],
+    )
+    def test_a_wrong_setting_is_found(self, doctor, hosts, change, text, tmp_path):
+        if "code" in change:
+            shutil.copytree(CODE_ROOT / "pipeline_ops", tmp_path / "code" / "pipeline_ops")
+            shutil.copytree(CODE_ROOT / "beam_jobs", tmp_path / "code" / "beam_jobs")
+            (tmp_path / "code" / "pipeline_ops" / "errors.py").open("a").write("\n# changed\n")
+            change = {"code": str(tmp_path / "code")}
+        doctor.run_on(hosts | change)
+        problems = doctor.examine()
+        assert any(text in problem for problem in problems.values()), problems
+
+    def test_taken_ports_are_found(self, doctor, hosts, network):
+        listener = subprocess.Popen(
+            ["ip", "netns", "exec", "tyh1"]
+            + [sys.executable, "-c", TAKE_PORT, network.addresses["tyh1"], "21000"]
+        )
+        try:
+            wait_until(lambda: is_listening(network.addresses["tyh1"]))
+            doctor.run_on(hosts | {"first_port": 21000, "last_port": 21000})
+            assert "are taken" in doctor.examine()["hosts/lab.yaml: tyh1: port"]
+        finally:
+            listener.kill()
+            listener.wait()
+
+    def test_hosts_that_do_not_reach_each_other_are_found(self, doctor, hosts, network):
+        wrong = [dict(host, address="10.213.77.99") for host in hosts["hosts"]]
+        doctor.run_on(hosts | {"hosts": wrong})
+        problem = doctor.examine()["hosts/lab.yaml: tyh1: port"]
+        assert "tyh2 can't connect to 10.213.77.99" in problem and "firewall" in problem
+
+    def test_a_storage_root_that_hosts_do_not_see_is_found(self, doctor, hosts, network):
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        with mount_small_disk(doctor.folder / "after the hosts came up") as folder:
+            doctor.set("storage", root=str(folder))
+            doctor.run_on(hosts)
+            problems = doctor.examine()
+        assert "does not see" in problems["hosts/lab.yaml: tyh1: storage.root"]
+
+
+def is_listening(address: str) -> bool:
+    try:
+        socket.create_connection((address, 21000), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+TAKE_PORT = """
+import socket, sys, time
+taken = socket.socket()
+taken.bind((sys.argv[1], int(sys.argv[2])))
+taken.listen()
+time.sleep(600)
+"""

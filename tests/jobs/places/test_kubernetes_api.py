@@ -1,0 +1,135 @@
+"""The fake API server as the official client sees it, and the questions for rights."""
+
+from __future__ import annotations
+
+import jsonschema
+import pytest
+from fake_kubernetes import KubernetesCluster
+from fake_kubernetes.placed_job import make_hosts
+from fake_kubernetes.validation import SCHEMA
+from kubernetes import client, config, watch
+
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.jobs.places.kubernetes_client import KubernetesClient
+from pipeline_ops.jobs.places.kubernetes_manifest import build_gang
+from pipeline_ops.jobs.places.kubernetes_rights import (
+    GANG_RIGHTS,
+    JOB_RIGHTS,
+    find_missing_rights,
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with KubernetesCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def open_client(cluster, monkeypatch):
+    def open_as(account: str) -> KubernetesClient:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig(account)))
+        return KubernetesClient(cluster.namespace)
+
+    yield open_as
+    cluster.remove_all()
+
+
+@pytest.mark.parametrize(
+    ("account", "rights"),
+    [("trainyard-airflow", JOB_RIGHTS), ("trainyard-supervisor", GANG_RIGHTS)],
+)
+def test_the_rights_that_are_asked_for_are_those_of_the_role(cluster, open_client, account, rights):
+    assert set(rights) == cluster.accounts[account].rights
+    assert find_missing_rights(open_client(account), rights) == []
+
+
+def test_missing_rights_are_found_before_anything_is_started(cluster, open_client):
+    missing = find_missing_rights(open_client("trainyard-airflow"), GANG_RIGHTS)
+    assert {right.resource for right in missing} == {"pods/exec", "services", "networkpolicies"}
+    assert cluster.list_names("jobs") == []
+
+
+def test_an_unknown_account_is_refused(cluster, open_client, monkeypatch):
+    file = cluster.write_kubeconfig("admin")
+    file.write_text(file.read_text().replace("token-of-admin", "wrong"))
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    with pytest.raises(ConfigError, match="401"):
+        find_missing_rights(KubernetesClient(cluster.namespace), JOB_RIGHTS)
+
+
+def test_a_certificate_of_another_authority_is_refused(cluster, monkeypatch, tmp_path):
+    with KubernetesCluster(tmp_path / "other") as other:
+        file = other.write_kubeconfig("admin")
+        file.write_text(file.read_text().replace(other.address, cluster.address))
+        monkeypatch.setenv("KUBECONFIG", str(file))
+        with pytest.raises(ConfigError, match="certificate verify failed"):
+            KubernetesClient(cluster.namespace).read("job", "x")
+
+
+def test_a_pod_finds_the_cluster_around_it(cluster, monkeypatch, tmp_path):
+    """As in a cluster: no kubeconfig file, and a token and a certificate in files."""
+    from kubernetes.config import incluster_config
+
+    token = tmp_path / "token"
+    token.write_text("token-of-trainyard-supervisor")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", cluster.address.rpartition(":")[2])
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(
+        incluster_config, "SERVICE_CERT_FILENAME", str(cluster._folder / "authority.pem")
+    )
+    assert KubernetesClient(cluster.namespace).list_pods("gang") == []
+    assert find_missing_rights(KubernetesClient(cluster.namespace), GANG_RIGHTS) == []
+
+
+def test_the_official_watch_sees_what_happens_and_an_old_version_is_gone(cluster, open_client):
+    """Trainyard itself asks for lists. So the fake server can be trusted to know versions."""
+    opened = open_client("admin")
+    _, _, job = build_gang(make_hosts(), "watched", ["sleep", "60"], 60)
+    opened.create("job", job)
+    cluster.find_pod("watched", "Running")
+    configuration = client.Configuration()
+    config.load_kube_config(
+        str(cluster.write_kubeconfig("admin")), client_configuration=configuration
+    )
+    core = client.CoreV1Api(client.ApiClient(configuration))
+    phases = []
+    for event in watch.Watch().stream(
+        core.list_namespaced_pod, cluster.namespace, resource_version="1", timeout_seconds=5
+    ):
+        phases.append((event["type"], event["object"].status.phase))
+        if phases[-1][1] == "Running":
+            break
+    assert phases[0] == ("ADDED", "Pending")
+    assert phases[-1] == ("MODIFIED", "Running")
+    cluster.objects.compact()
+    with pytest.raises(client.ApiException) as caught:
+        core.list_namespaced_pod(
+            cluster.namespace, resource_version="1", watch=True, _request_timeout=10
+        )
+    assert caught.value.status == 410
+
+
+def test_the_server_shows_what_a_real_one_shows(cluster, open_client):
+    """All versions of all objects that it has shown so far are valid."""
+    _, _, job = build_gang(make_hosts(), "gang", ["false"], 60)
+    open_client("admin").create("job", job)
+    cluster.find_pod("gang", "Failed")
+    for _, _, event in cluster.objects.events:
+        schema = {"$defs": SCHEMA["$defs"], "$ref": f"#/$defs/{event['object']['kind']}"}
+        jsonschema.Draft202012Validator(schema).validate(event["object"])
+
+
+def test_the_server_refuses_what_a_real_one_refuses(cluster, open_client):
+    opened = open_client("admin")
+    service, _, job = build_gang(make_hosts(), "gang", ["true"], 60)
+    assert opened.create("service", service)["metadata"]["uid"]
+    assert opened.create("service", service) is None, "409: it exists"
+    assert opened.read("service", "missing") is None
+    job["metadata"]["name"] = "Not_A_Name"
+    with pytest.raises(ConfigError, match=r"\(422\).*Not_A_Name"):
+        opened.create("job", job)
+    opened.delete("service", "gang")
+    opened.delete("service", "gang")

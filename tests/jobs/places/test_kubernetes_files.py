@@ -1,0 +1,180 @@
+"""The files in docker/kubernetes, and the hosts files for Kubernetes.
+
+The published schemas of Airflow's chart and of Flink's operator are not in this repository. They
+are used if these variables name them:
+
+- TRAINYARD_AIRFLOW_CHART: the chart's `values.schema.json`, of version 1.22 or later;
+- TRAINYARD_FLINK_CRD: the operator's `flinkdeployments.flink.apache.org-v1.yml`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from fake_kubernetes.rbac import Right, read_roles
+from fake_kubernetes.validation import SCHEMA, validate
+
+from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.config.hosts import load_hosts
+from pipeline_ops.config.hosts_clusters import KubernetesHosts
+from pipeline_ops.jobs.places.kubernetes_manifest import build_gang
+
+FOLDER = CODE_ROOT / "docker" / "kubernetes"
+HOSTS = sorted(path.stem for path in (FOLDER / "hosts").glob("*.yaml"))
+USER = 10001
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text())
+
+
+def merge(first: Any, second: Any) -> Any:
+    """As Helm merges files of values."""
+    if not (isinstance(first, dict) and isinstance(second, dict)):
+        return second
+    both = {key: merge(first[key], second[key]) for key in first.keys() & second.keys()}
+    return first | second | both
+
+
+VALUES = {
+    "celery": read("values.yaml"),
+    "kubernetes": merge(read("values.yaml"), read("values-kubernetes-executor.yaml")),
+}
+
+
+@pytest.mark.parametrize("name", ["rbac.yaml", "network-policy.yaml"])
+def test_all_objects_are_what_kubernetes_publishes(name):
+    documents = list(yaml.safe_load_all((FOLDER / name).read_text()))
+    assert documents
+    for document in documents:
+        assert validate(document) == []
+
+
+def test_nobody_may_read_secrets_or_change_what_runs():
+    for rights in read_roles(FOLDER / "rbac.yaml").values():
+        for group, resource, verb in rights:
+            assert "*" not in (group, resource, verb)
+            assert verb not in ("patch", "update", "deletecollection", "escalate", "bind")
+            if resource == "secrets":
+                assert verb in ("create", "delete")
+    roles = read_roles(FOLDER / "rbac.yaml")
+    assert Right("", "pods/exec", "create") not in roles["trainyard-airflow"]
+    assert not [right for right in roles["trainyard-supervisor"] if right.resource == "secrets"]
+
+
+def test_each_role_has_its_accounts():
+    documents = list(yaml.safe_load_all((FOLDER / "rbac.yaml").read_text()))
+    bindings = {one["roleRef"]["name"]: one for one in documents if one["kind"] == "RoleBinding"}
+    assert bindings.keys() == read_roles(FOLDER / "rbac.yaml").keys()
+    [account] = [one for one in documents if one["kind"] == "ServiceAccount"]
+    [subject] = bindings["trainyard-supervisor"]["subjects"]
+    assert subject["name"] == account["metadata"]["name"]
+    assert load_hosts(FOLDER / "hosts", "supervisor").service_account == subject["name"]
+    airflow = {one["name"] for one in bindings["trainyard-airflow"]["subjects"]}
+    assert airflow == {"airflow-worker", "airflow-triggerer"}, "of the chart's release `airflow`"
+
+
+def test_the_network_policy_is_for_all_pods_of_trainyard():
+    policy = read("network-policy.yaml")
+    _, _, job = build_gang(load_hosts(FOLDER / "hosts", "gang"), "gang", ["true"], 60)
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["spec"]["ingress"] == []
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_hosts_file_is_valid(name):
+    hosts = load_hosts(FOLDER / "hosts", name)
+    assert isinstance(hosts, KubernetesHosts)
+    assert hosts.secret, "the access to the store is not in the file"
+    for manifest in build_gang(hosts, "gang", ["true"], 60):
+        assert validate(manifest) == []
+
+
+def test_the_example_next_to_the_pipelines_is_valid():
+    assert isinstance(load_hosts(CODE_ROOT / "configs" / "hosts", "kubernetes"), KubernetesHosts)
+
+
+@pytest.mark.parametrize("executor", VALUES)
+def test_airflow_runs_as_the_user_of_its_image_and_without_rights(executor):
+    values = VALUES[executor]
+    dockerfile = (CODE_ROOT / "docker" / "airflow.Dockerfile").read_text()
+    assert f"USER {USER}:{USER}" in dockerfile
+    assert f"AIRFLOW_HOME={values['airflowHome']}" in dockerfile
+    assert (values["uid"], values["gid"]) == (USER, USER)
+    assert values["securityContexts"]["pod"]["runAsNonRoot"] is True
+    assert values["securityContexts"]["containers"]["capabilities"] == {"drop": ["ALL"]}
+    tokens = {
+        name
+        for name in ("apiServer", "scheduler", "dagProcessor", "triggerer", "workers")
+        if values[name]["serviceAccount"]["automountServiceAccountToken"]
+    }
+    wanted = {"triggerer", "workers"} | ({"scheduler"} if executor == "kubernetes" else set())
+    assert tokens == wanted
+    assert values["allowPodLaunching"] is (executor == "kubernetes")
+
+
+@pytest.mark.parametrize("executor", VALUES)
+def test_no_secret_is_in_the_values(executor):
+    text = json.dumps(VALUES[executor])
+    for word in ("password=", "://admin", "AKIA", "BEGIN "):
+        assert word not in text
+    data = VALUES[executor]["data"]
+    assert set(data) == {"metadataSecretName", "resultBackendSecretName", "brokerUrlSecretName"}
+
+
+def test_the_sidecar_of_flink_is_a_valid_container():
+    manager = read("flink.yaml")["spec"]["taskManager"]
+    pod = {"apiVersion": "v1", "kind": "Pod"} | manager["podTemplate"]
+    for container in pod["spec"]["containers"]:
+        container.setdefault("image", "flink")
+    schema = {"$defs": SCHEMA["$defs"], "$ref": "#/$defs/Pod"}
+    jsonschema.Draft202012Validator(schema).validate(pod)
+    [worker] = [one for one in pod["spec"]["containers"] if one["name"] == "beam-worker"]
+    dockerfile = (CODE_ROOT / "docker" / "beam-worker.Dockerfile").read_text()
+    port = worker["ports"][0]["containerPort"]
+    assert f"EXPOSE {port}" in dockerfile
+    assert f"--service_port={port}" in dockerfile
+    assert f"localhost:{port}" in (FOLDER / "flink.yaml").read_text(), "what the pipeline says"
+    assert worker["securityContext"]["runAsUser"] == USER
+
+
+def open_schema(variable: str) -> Path:
+    if variable not in os.environ:
+        pytest.skip(f"{variable} names no file")
+    return Path(os.environ[variable])
+
+
+@pytest.mark.parametrize("executor", VALUES)
+def test_the_values_are_those_of_the_chart(executor):
+    schema = json.loads(open_schema("TRAINYARD_AIRFLOW_CHART").read_text())
+    jsonschema.Draft7Validator(schema).validate(VALUES[executor])
+    assert VALUES[executor].keys() <= schema["properties"].keys()
+
+
+def test_the_flink_deployment_is_that_of_the_operator():
+    definition = yaml.safe_load(open_schema("TRAINYARD_FLINK_CRD").read_text())
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    close(schema)
+    schema["properties"] |= {"apiVersion": {}, "kind": {}, "metadata": {}}
+    jsonschema.Draft202012Validator(schema).validate(read("flink.yaml"))
+
+
+def close(schema: Any) -> None:
+    """Refuses unknown fields, and allows numbers where Kubernetes takes them for texts."""
+    if isinstance(schema, list):
+        for one in schema:
+            close(one)
+    if isinstance(schema, dict):
+        if "properties" in schema and "x-kubernetes-preserve-unknown-fields" not in schema:
+            schema.setdefault("additionalProperties", False)
+        if schema.get("x-kubernetes-int-or-string"):
+            schema.pop("type", None)
+        for one in schema.values():
+            close(one)

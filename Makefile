@@ -83,7 +83,7 @@ IMAGE := $(UV) -c requirements-dev.txt pyproject.toml
 WITHOUT_AIRFLOW := $(IMAGE) --excludes docker/locks/without-airflow.in
 STORES := --extra s3 --extra gs --extra azure
 CLIENTS := --extra docker --extra kubernetes
-JOBS := $(STORES) $(CLIENTS) --extra preprocess --extra train --extra onnx --extra slim
+JOBS := $(STORES) $(CLIENTS) --extra serving --extra preprocess --extra train --extra onnx --extra slim
 
 lock: ## lock the dependencies again (needs uv)
 	$(UV) --extra all -o requirements.txt pyproject.toml

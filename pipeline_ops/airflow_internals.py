@@ -6,11 +6,11 @@ imports this module, when it loads the plugin: the imports are expensive elsewhe
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from airflow import __version__
 
 from pipeline_ops.errors import ConfigError
 
-TESTED = "3.3"
+TESTED = ("3.2", "3.3")
 """The releases of Airflow that this package is tested with, as in `pyproject.toml`."""
 
 try:
@@ -30,14 +30,19 @@ try:
     from airflow.models.dagrun import DagRun
     from airflow.models.log import Log
     from airflow.models.serialized_dag import SerializedDagModel
-    from airflow.models.task_state_store import TaskStateStoreModel
     from airflow.models.taskinstance import TaskInstance
+    from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
+
+    if __version__.startswith("3.2."):
+        JobEntry = XComModel  # see `operators/claim_store.py`
+    else:
+        from airflow.models.task_state_store import TaskStateStoreModel as JobEntry
 except ImportError as error:
     raise ConfigError(
-        f"Airflow {version('apache-airflow')} lacks a part that Trainyard's pages and its orphan "
-        f"reaper need ({error}). Trainyard is tested with Airflow {TESTED}. Install it: "
-        f"pip install 'apache-airflow=={TESTED}.*'"
+        f"Airflow {__version__} lacks a part that Trainyard's pages and its orphan reaper need "
+        f"({error}). Trainyard is tested with Airflow {' and '.join(TESTED)}. Install one of them: "
+        f"pip install 'apache-airflow=={TESTED[-1]}.*'"
     ) from error
 
 __all__ = [
@@ -48,11 +53,12 @@ __all__ = [
     "DagRun",
     "DagTag",
     "GetUserDep",
+    "JobEntry",
     "Log",
     "SerializedDagModel",
     "SessionDep",
     "TaskInstance",
-    "TaskStateStoreModel",
+    "XComModel",
     "create_session",
     "get_auth_manager",
     "requires_access_dag",

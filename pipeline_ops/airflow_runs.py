@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -24,6 +26,8 @@ from pipeline_ops.airflow_internals import (
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.run_config import load_author_config, load_run_config_or_author
+from pipeline_ops.config.yaml_source import ConfigFile, YamlCopy
+from pipeline_ops.config.yaml_view import find_yaml
 from pipeline_ops.errors import TrainyardError
 
 use_airflow_connections()
@@ -33,11 +37,25 @@ TAG = "trainyard"
 
 
 _MAX_PLANS = 1000
-_plans: dict[str, tuple[str, tuple[str, ...]] | None] = {}
 
 
 class NotFound(TrainyardError):
     """A DAG or a run that does not exist here. The message is for the user who asked for it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """The parts of a version of a DAG that the pages need.
+
+    `text` is the YAML as the DAG's documentation shows it. `tasks` are in order.
+    """
+
+    config_file: str
+    text: str
+    tasks: tuple[str, ...]
+
+
+_plans: dict[str, _Plan | None] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +106,11 @@ def find_author_config(dag_id: str, run_id: str, session: Session) -> PipelineCo
 
     Raises as `find_pipeline` does.
     """
-    return load_author_config(find_config_file(dag_id, session), run_id)
+    run = DagRun.find_duplicate(dag_id, run_id, session=session)
+    return load_author_config(_find_plan(dag_id, session, run)[0], run_id)
 
 
-def find_config_file(dag_id: str, session: Session) -> str:
+def find_config_file(dag_id: str, session: Session) -> ConfigFile:
     """The YAML that a DAG was made from. Raises NotFound as `find_pipeline` does."""
     return _find_plan(dag_id, session)[0]
 
@@ -106,7 +125,7 @@ def find_run(dag_id: str, run_id: str, session: Session) -> PipelineRun:
     run = DagRun.find_duplicate(dag_id, run_id, session=session)
     if run is None:
         raise NotFound(f"There is no run {run_id} of {dag_id}.")
-    config_file, order = _find_plan(dag_id, session)
+    config_file, order = _find_plan(dag_id, session, run)
     tasks = [
         TaskState(
             task.task_id,
@@ -138,18 +157,30 @@ def find_pipelines(dag_ids: Iterable[str], session: Session) -> list[str]:
     return sorted(set(session.scalars(tagged)) & set(dag_ids))
 
 
-def _find_plan(dag_id: str, session: Session) -> tuple[str, tuple[str, ...]]:
-    """The config file and the tasks, in order, of the newest version of a DAG."""
-    serialized = SerializedDagModel.get(dag_id, session=session)
+def _find_plan(
+    dag_id: str, session: Session, run: DagRun | None = None
+) -> tuple[ConfigFile, tuple[str, ...]]:
+    """The config file and the tasks, in order, of a DAG.
+
+    A run that has a version of a DAG bundle has the DAG and the YAML of that version. The others
+    have the newest ones, as their tasks do. If this host does not have the file, the copy in the
+    DAG's documentation stands for it.
+    """
+    version = run.created_dag_version if run is not None and run.bundle_version else None
+    serialized = version.serialized_dag if version else None
+    serialized = serialized or SerializedDagModel.get(dag_id, session=session)
     plan = _read_plan(serialized) if serialized else None
     if plan is None:
         raise NotFound(
             f"{dag_id} is not a pipeline of Trainyard, so there is nothing to show here."
         )
-    return plan
+    is_here = serialized.dag_version.bundle_version is None and os.path.lexists(plan.config_file)
+    is_here = is_here or not plan.text
+    file = plan.config_file if is_here else YamlCopy(Path(plan.config_file), plan.text)
+    return file, plan.tasks
 
 
-def _read_plan(serialized: SerializedDagModel) -> tuple[str, tuple[str, ...]] | None:
+def _read_plan(serialized: SerializedDagModel) -> _Plan | None:
     """Reads a DAG's config file and tasks, and caches them by the DAG's hash.
 
     Deserializing a DAG takes tens of milliseconds, and a page asks every two seconds.
@@ -161,7 +192,8 @@ def _read_plan(serialized: SerializedDagModel) -> tuple[str, tuple[str, ...]] | 
         files = [file for task in tasks if (file := getattr(task, "config_file", None))]
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
+        text = find_yaml(serialized.dag.doc_md or "")
         _plans[serialized.dag_hash] = (
-            (files[0], tuple(task.task_id for task in tasks)) if files else None
+            _Plan(files[0], text, tuple(task.task_id for task in tasks)) if files else None
         )
     return _plans[serialized.dag_hash]

@@ -46,6 +46,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/artifacts": (up_to("artifacts"), set()),
     "pipeline_ops/user_code": (up_to("user_code"), set()),
     "pipeline_ops/raw_data": (up_to("raw_data"), {"fsspec"}),
+    "pipeline_ops/jobs/places": (up_to("jobs"), {"docker", "kubernetes", "urllib3", "websocket"}),
     "pipeline_ops/jobs": (up_to("jobs"), set()),
     "pipeline_ops/registry/minisign.py": (up_to("storage"), {"cryptography"}),
     "pipeline_ops/registry": (up_to("registry"), set()),
@@ -88,7 +89,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/cli": (
         up_to("planning")
         | {"airflow_connections", "cli", "launch", "od_api", "beam_jobs.stages", "beam_jobs"},
-        {"httpx", "psutil", "rich", "yaml"},
+        {"httpx", "packaging", "psutil", "rich", "yaml"},
     ),
     "beam_jobs/sources/tfds.py": (SHARED | {"beam_jobs"}, {"tensorflow_datasets"}),
     "beam_jobs/sources/digit_scenes_builder.py": (

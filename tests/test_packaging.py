@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from airflow.providers_manager import ProvidersManager
+from wheels import build_wheel
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.provider import get_provider_info
@@ -33,22 +34,7 @@ sys.meta_path.insert(0, _Blocked())
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"  # a build writes into its source
-    files = subprocess.run(
-        ["git", "ls-files", "pipeline_ops", "beam_jobs", "pyproject.toml", "README.md", "LICENSE"],
-        cwd=CODE_ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    for name in files:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes((CODE_ROOT / name).read_bytes())
-    argv = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source]
-    subprocess.run(argv, check=True, capture_output=True)
-    [found] = folder.glob("*.whl")
-    return found
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -133,28 +119,3 @@ def test_the_dag_files_and_the_plugin_load_without_heavy_packages(run_installed)
         "trainyard",
         [],
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_core_replaces_nothing_in_a_plain_airflow(tmp_path):
-    """Installs an Airflow from the package index, so it needs a network."""
-    version = next(
-        line.partition("==")[2].split()[0]
-        for line in (CODE_ROOT / "requirements.txt").read_text().splitlines()
-        if line.startswith("apache-airflow==")
-    )
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "plain"], check=True)
-    pip = [tmp_path / "plain" / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--quiet", f"apache-airflow=={version}"], check=True)
-    report = tmp_path / "report.json"
-    subprocess.run(
-        [*pip, "install", "--quiet", "--dry-run", "--report", report, CODE_ROOT], check=True
-    )
-    installs = {entry["metadata"]["name"] for entry in json.loads(report.read_text())["install"]}
-    there = subprocess.run(
-        [*pip, "list", "--format", "json"], check=True, capture_output=True, text=True
-    )
-    names = {package["name"].lower().replace("_", "-") for package in json.loads(there.stdout)}
-    assert {name for name in installs if name.lower().replace("_", "-") in names} == set()
-    assert PROJECT["name"] in installs

@@ -11,6 +11,7 @@
     trials.json                     how the trials of a search ended
     notifications/<event>.json      a notification about the run, and its recipients so far
     <task>/attempt-<id>/            request, status, progress and logs of one job process
+    <task>/claim.json               the job of the task, for its next try (Airflow 3.2)
 <root>/models/<model>/<version>/    published models (`registry/registry.py`), unless
                                     export.registry is elsewhere
 <root>/watched/<pipeline>.json      the state of the raw files at a watcher's last report
@@ -94,6 +95,9 @@ class Layout:
 
     def attempts(self, run_id: str, task: str) -> StorePath:
         return self.run_folder(run_id) / task
+
+    def claim(self, run_id: str, task: str) -> StorePath:
+        return self.attempts(run_id, task) / "claim.json"
 
     def search_result(self, run_id: str) -> StorePath:
         return self.run_folder(run_id) / "trials.json"

@@ -41,7 +41,7 @@ from pipeline_ops.config.search import Search
 from pipeline_ops.config.storage import Storage
 from pipeline_ops.config.train import Train
 from pipeline_ops.config.validation import validate_section
-from pipeline_ops.config.yaml_source import ConfigText
+from pipeline_ops.config.yaml_source import ConfigFile, ConfigText
 from pipeline_ops.storage.open_store import is_remote, open_root, register_store
 from pipeline_ops.storage.store_options import StoreOptions
 from pipeline_ops.storage.store_path import StorePath
@@ -238,11 +238,11 @@ class PipelineConfig(Section):
         return (self.file.parent / Path(relative).expanduser()).resolve()
 
 
-def load_config(file: Path | str, overrides: Mapping[str, Any] | None = None) -> PipelineConfig:
+def load_config(file: ConfigFile, overrides: Mapping[str, Any] | None = None) -> PipelineConfig:
     """Reads and checks a pipeline's YAML.
 
     Args:
-      file: the YAML file.
+      file: the YAML file, or the copy of it in Airflow's database. Then nothing else is read.
       overrides: the author's own, from a command line, as values by dotted key:
         `{"train.optimizer.learning_rate": 0.01}`. List items go by index. The conf of a run goes
         through `load_run_config` instead.
@@ -250,13 +250,15 @@ def load_config(file: Path | str, overrides: Mapping[str, Any] | None = None) ->
     Raises:
       ConfigError: with a line for each problem.
     """
-    text = ConfigText.read(Path(file))
+    text = ConfigText.read(file)
     return _validate(text.with_overrides(overrides) if overrides else text)
 
 
 def _validate(text: ConfigText) -> PipelineConfig:
     config = validate_section(PipelineConfig, text)
     config._text = text
+    if text.is_copy:
+        return config
     if config.hosts:  # wrong hosts are reported now, before any job starts
         config.hosts.validate_gang(config.train, config.locate(("train", "hosts")))
     validate_places(config)

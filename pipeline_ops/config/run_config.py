@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline_ops.config.overrides import parse_conf
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.config.yaml_source import ConfigFile
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.atomic import read_json, write_json
 
@@ -31,13 +32,13 @@ _SOURCE_PATH = "preprocess.source.path"
 Interval = tuple[dt.datetime, dt.datetime]
 
 
-def load_author_config(file: Path | str, run_id: str | None) -> PipelineConfig:
+def load_author_config(file: ConfigFile, run_id: str | None) -> PipelineConfig:
     """Returns the config that the author gave this run. Raises ConfigError."""
     return load_config(file, _read_author_overrides(file, run_id))
 
 
 def load_run_config(
-    file: Path | str,
+    file: ConfigFile,
     conf: Mapping[str, Any] | None,
     run_id: str | None,
     interval: Interval | None = None,
@@ -63,7 +64,7 @@ def load_run_config(
 
 
 def load_run_config_or_author(
-    file: Path | str, conf: Mapping[str, Any] | None, run_id: str
+    file: ConfigFile, conf: Mapping[str, Any] | None, run_id: str
 ) -> PipelineConfig:
     """Returns the config of a run, or the author's if the conf is refused.
 
@@ -83,7 +84,7 @@ def write_author_overrides(
     write_json(_build_overrides_path(folder, file, run_id), value)
 
 
-def _read_author_overrides(file: Path | str, run_id: str | None) -> dict[str, Any]:
+def _read_author_overrides(file: ConfigFile, run_id: str | None) -> dict[str, Any]:
     folder = os.environ.get(AUTHOR_OVERRIDES)
     if not folder or run_id is None:
         return {}

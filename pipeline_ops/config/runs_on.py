@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from pipeline_ops.config.hosts_base import Hosts
 from pipeline_ops.config.hosts_clusters import KubernetesHosts
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.open_store import is_remote
 
-if TYPE_CHECKING:
-    from pipeline_ops.config.pipeline import PipelineConfig
-
 TASKS = ("preprocess", "train", "evaluate", "export")
 
 
-def validate_places(config: PipelineConfig) -> None:
+class _Config(Protocol):
+    """The parts of a pipeline's config that the rules need."""
+
+    @property
+    def storage(self) -> Any: ...
+    @property
+    def preprocess(self) -> Any: ...
+    @property
+    def export(self) -> Any: ...
+    @property
+    def hosts(self) -> Hosts | None: ...
+    def find_job_hosts(self, job: str) -> Hosts | None: ...
+    def locate(self, location: Sequence[str | int]) -> str: ...
+    def resolve_path(self, relative: str) -> Path: ...
+
+
+def validate_places(config: _Config) -> None:
     """Checks the hosts files of all tasks against what their jobs need.
 
     Raises:
@@ -38,7 +51,7 @@ def validate_places(config: PipelineConfig) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def _find_problems(config: PipelineConfig, task: str, hosts: Hosts) -> Iterator[str]:
+def _find_problems(config: _Config, task: str, hosts: Hosts) -> Iterator[str]:
     section = getattr(config, task)
     if section.python is not None:
         yield (
@@ -54,7 +67,7 @@ def _find_problems(config: PipelineConfig, task: str, hosts: Hosts) -> Iterator[
         )
 
 
-def _find_folders(config: PipelineConfig, task: str, hosts: Hosts) -> Iterator[str]:
+def _find_folders(config: _Config, task: str, hosts: Hosts) -> Iterator[str]:
     """The folders of Airflow's host that the job can't see."""
     paths = {"storage.root": config.storage.root}
     if task == "preprocess":

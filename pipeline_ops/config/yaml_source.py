@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from pipeline_ops.config.text_file import read_text
 from pipeline_ops.config.yaml_messages import YamlProblem
 from pipeline_ops.config.yaml_reading import Location, read_yaml
+from pipeline_ops.config.yaml_view import drop_hidden
 from pipeline_ops.errors import ConfigError
 
 
@@ -40,23 +42,48 @@ def locate_in_file(file: Path, location: Sequence[str | int]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
+class YamlCopy(os.PathLike[str]):
+    """A copy of a config file that Airflow's database has, without what is hidden there.
+
+    Attributes:
+      file: the path of the file on the host that has read it.
+      text: the text, as `yaml_view.hide_secrets` returns it.
+    """
+
+    file: Path
+    text: str
+
+    def __fspath__(self) -> str:
+        return str(self.file)
+
+
+ConfigFile = Path | str | YamlCopy
+
+
+@dataclasses.dataclass(frozen=True)
 class ConfigText:
-    """The raw values of a YAML file, with overrides applied, and the line of each value."""
+    """The raw values of a YAML file, with overrides applied, and the line of each value.
+
+    Attributes:
+      is_copy: whether the file itself, and what lies next to it, may be missing on this host.
+    """
 
     file: Path
     values: dict[str, Any]
     _lines: Mapping[Location, int]
     _override_locations: tuple[Location, ...] = ()
+    is_copy: bool = False
 
     @classmethod
-    def read(cls, file: Path) -> ConfigText:
+    def read(cls, source: ConfigFile) -> ConfigText:
         """Reads a YAML file.
 
         Raises:
           ConfigError: the file cannot be read or is not a YAML mapping. No other exception is
             raised.
         """
-        text = read_text(file)
+        file, is_copy = Path(source), isinstance(source, YamlCopy)
+        text = source.text if isinstance(source, YamlCopy) else read_text(file)
         try:
             values, lines = read_yaml(text)
         except YamlProblem as problem:
@@ -70,7 +97,9 @@ class ConfigText:
             raise ConfigError(
                 f"{file}:1: must be a mapping of keys to values ('key: value'), got {kind}"
             )
-        return cls(file, values, lines)
+        if is_copy:
+            drop_hidden(values)
+        return cls(file, values, lines, is_copy=is_copy)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> ConfigText:
         """Returns this text with other values by dotted key.

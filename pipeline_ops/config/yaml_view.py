@@ -6,10 +6,12 @@ Both may hold a password or a token. All users who may see a DAG in Airflow see 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import yaml
 
 _HIDDEN = "(not shown)"
+_BLOCK_START, _BLOCK_END = "```yaml\n", "\n```\n"
 
 
 def hide_secrets(text: str) -> str:
@@ -21,6 +23,30 @@ def hide_secrets(text: str) -> str:
         shown += [text[last : node.start_mark.index], _HIDDEN, secret[len(secret.rstrip()) :]]
         last = node.end_mark.index
     return "".join([*shown, text[last:]])
+
+
+def format_yaml(text: str) -> str:
+    """Formats the text as a block of Markdown, which is the end of a documentation."""
+    return f"{_BLOCK_START}{text.strip()}{_BLOCK_END}"
+
+
+def find_yaml(documentation: str) -> str:
+    """Returns the text in such a block; "" if there is none."""
+    _, start, rest = documentation.partition(_BLOCK_START)
+    return rest.removesuffix(_BLOCK_END) if start else ""
+
+
+def drop_hidden(values: dict[str, Any]) -> None:
+    """Removes from the values of such a text what is not valid without its hidden parts.
+
+    Pages and the orphan reaper need none of it.
+    """
+    if values.pop("notify", None):
+        values.pop("deadline_seconds", None)
+    preprocess = values.get("preprocess")
+    runner = preprocess.get("runner") if isinstance(preprocess, dict) else None
+    if isinstance(runner, dict):
+        runner.pop("options", None)
 
 
 def _find_secret_nodes(root: yaml.Node | None) -> Iterator[yaml.Node]:

@@ -152,7 +152,7 @@ def _reap(pid: int) -> int | None:
 
 def _copy_output(descriptor: int) -> None:
     while data := os.read(descriptor, _CHUNK_BYTES):
-        with contextlib.suppress(OSError):  # nobody reads it
+        with contextlib.suppress(OSError):  # the reader is gone
             os.write(1, data)
 
 

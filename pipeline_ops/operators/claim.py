@@ -1,4 +1,4 @@
-"""The job that a task has claimed, by its entry in Airflow's task state store.
+"""The job that a task has claimed, by its entry in Airflow (`claim_store.py`).
 
 A job is claimed before it is started, so Airflow knows of every process that is started. The next
 try finds the job by its claim, and follows or ends it. A job whose task is gone is found by the
@@ -11,9 +11,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.cancellation import STORE_KEY, StoredJob, TaskInstanceRef
+from pipeline_ops.jobs.cancellation import StoredJob, TaskInstanceRef
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.place import Place
+from pipeline_ops.operators.claim_store import read_entry, write_entry
 from pipeline_ops.operators.task_run import TaskRun
 
 if TYPE_CHECKING:
@@ -24,10 +25,9 @@ _log = logging.getLogger(__name__)
 
 def claim_job(run: TaskRun, handle: JobHandle) -> None:
     """Stores the job, with this task instance as its owner, in Airflow's database."""
-    stored = StoredJob(
-        attempt=handle.attempt.folder.name, owner=_make_task_instance_ref(run.context)
-    )
-    run.context["task_state_store"].set(STORE_KEY, stored.model_dump())
+    folder = handle.attempt.folder
+    job = StoredJob(attempt=folder.name, owner=_make_task_instance_ref(run.context))
+    write_entry(run, folder.parent.name, job)
 
 
 def find_running_job(run: TaskRun, task: str, place: Place) -> JobHandle | None:
@@ -67,11 +67,10 @@ def _load_stored_job(
     A user can write anything in their place. In that case it is the last job that the task has
     started, without an owner, so that it is ended.
     """
-    value = run.context["task_state_store"].get(STORE_KEY)
-    if not value:
-        return None, None
     try:
-        stored = StoredJob.parse(value)
+        stored = read_entry(run, task)
+        if stored is None:
+            return None, None
         attempt = run.layout.attempt(run.run_id, task, stored.attempt)
         return JobHandle(attempt, place), stored.owner
     except DataError as error:

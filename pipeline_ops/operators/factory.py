@@ -15,7 +15,7 @@ from airflow.sdk import DAG, BaseOperator
 from pipeline_ops.config.base import TaskSection
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.search import Search
-from pipeline_ops.config.yaml_view import hide_secrets
+from pipeline_ops.config.yaml_view import format_yaml, hide_secrets
 from pipeline_ops.operators.assets import make_outlets, make_timetable
 from pipeline_ops.operators.chain import OPERATORS, TrainOperator
 from pipeline_ops.operators.form import make_form_params
@@ -121,5 +121,5 @@ def _add_search(config: PipelineConfig, search: Search) -> ChooseOperator:
 
 
 def _describe(config: PipelineConfig) -> str:
-    text = hide_secrets(config.file.read_text(encoding="utf-8"))
-    return f"# {config.pipeline}\n{config.description}\n\n```yaml\n{text.strip()}\n```\n"
+    text = format_yaml(hide_secrets(config.file.read_text(encoding="utf-8")))
+    return f"# {config.pipeline}\n{config.description}\n\n{text}"

@@ -80,12 +80,12 @@ def build_dag_callback_kwargs(config: PipelineConfig) -> dict[str, Any]:
     kwargs = build_task_callback_kwargs(config)
     if config.deadline_seconds is not None:
         callback = AsyncCallback(notify_late, {"config_file": str(config.file)})
-        kwargs["deadline"] = DeadlineAlert(
+        alert = kwargs["deadline"] = DeadlineAlert(
             DeadlineReference.DAGRUN_QUEUED_AT,
             dt.timedelta(seconds=config.deadline_seconds),
             callback,
-            name="deadline_seconds",
         )
+        alert.name = "deadline_seconds"  # Airflow 3.2 has no such argument, and ignores the name
     return kwargs
 
 

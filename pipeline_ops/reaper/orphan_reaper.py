@@ -12,6 +12,8 @@ servers do the same work, which does no harm.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import threading
 import time
@@ -23,8 +25,9 @@ from sqlalchemy.orm import Session
 
 from pipeline_ops.airflow_internals import (
     DagRun,
+    JobEntry,
     TaskInstance,
-    TaskStateStoreModel,
+    XComModel,
     create_session,
 )
 from pipeline_ops.airflow_runs import find_author_config
@@ -44,9 +47,20 @@ from pipeline_ops.storage.store_path import StorePath
 
 _CHECK_SECONDS = 1.0
 _MAX_REPORTED, _MAX_PROBLEM = 10_000, 2000
+_GONE = "its run is no longer in Airflow"
 _log = logging.getLogger(__name__)
-_KnownJobs = dict[tuple[int, str], Attempt]
-_jobs, _tasks = TaskStateStoreModel, TaskInstance
+_tasks = TaskInstance
+_Task = tuple[int, str, int]
+"""The row of the run, the task and the map index of a task instance."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    attempt: Attempt[StorePath]
+    owner: TaskInstanceRef
+
+
+_KnownJobs = dict[tuple[_Task, str], _Job]
 
 
 def start() -> None:
@@ -57,20 +71,26 @@ def start() -> None:
 class OrphanReaper:
     """Ends the jobs that are no longer needed.
 
-    It remembers the jobs of its last check, because deleting a run also deletes the rows of its
-    jobs, and it remembers the problems that it has reported. Data of a job are not trusted, and a
-    problem with one job does not affect the others.
+    It remembers the jobs of its last check, because deleting a run also deletes the entries of its
+    jobs. In Airflow 3.2, an entry is also gone from the begin of a try until its task has followed
+    the job. It remembers the problems that it has reported, too. Data of a job are not trusted, and
+    a problem with one job does not affect the others.
+
+    Args:
+      entries: the table with the tasks' entries about their jobs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, entries: Any = JobEntry) -> None:
+        self._entries = entries
+        self._time = entries.timestamp if entries is XComModel else entries.updated_at
         self._known: _KnownJobs = {}
-        """The folder of each job, by the row and the value that name it."""
+        """Each job, by the task and the value of the entry that names it."""
         self._reported: dict[object, str] = {}
         """The last problem that was logged, by row or folder."""
 
     def check_jobs(self, session: Session) -> None:
         """Ends the jobs that are not needed now, and forgets them."""
-        rows = session.execute(_select_jobs()).all()
+        rows = session.execute(_select_jobs(self._entries, self._time)).all()
         known: _KnownJobs = {}
         for row in rows:
             try:
@@ -79,28 +99,41 @@ class OrphanReaper:
                 raise
             except Exception as error:  # any error: it must not keep the other jobs alive
                 self._report(
-                    row.id,
+                    _get_task(row),
                     f"cannot check the job of {row.task_id} in {row.dag_id}, {row.run_id}: "
                     f"{type(error).__name__}: {error}",
                 )
-        present = {(row.id, row.value) for row in rows}
-        still_known = {attempt.folder for attempt in known.values()}
-        for key, attempt in self._known.items():
-            if key not in present and attempt.folder not in still_known:
-                self._request_end(attempt, "its run is no longer in Airflow")
+        values = {_get_task(row): _get_value(row) for row in rows}
+        still_known = {job.attempt.folder for job in known.values()}
+        for (task, value), job in self._known.items():
+            if values.get(task) != value and job.attempt.folder not in still_known:
+                reason = _GONE if task in values else _find_end_reason(job, task, session)
+                if reason is None:
+                    known[task, value] = job
+                else:
+                    self._request_end(job.attempt, reason)
         self._known = known
 
-    def _check_job(
-        self, row: Row[Any], session: Session, known: dict[tuple[int, str], Attempt]
-    ) -> None:
-        stored = parse_json_as(StoredJob, row.value, f"{STORE_KEY} in Airflow's task state store")
-        key = (row.id, row.value)
-        attempt = self._known.get(key) or _find_attempt(row, stored.attempt, session)
-        known[key] = attempt
+    def _check_job(self, row: Row[Any], session: Session, known: _KnownJobs) -> None:
+        key = _get_task(row), _get_value(row)
+        stored = parse_json_as(StoredJob, key[1], f"{STORE_KEY} in Airflow's database")
+        attempt = (
+            self._known[key].attempt
+            if key in self._known
+            else _find_attempt(row, stored.attempt, session)
+        )
+        known[key] = _Job(attempt, stored.owner)
         reason = find_cancellation_reason(stored.owner, _read_current_instance(row), row.state)
         if reason and self._request_end(attempt, reason):
+            entries = self._entries
             session.execute(
-                delete(_jobs).where(_jobs.id == row.id, _jobs.value == row.value)
+                delete(entries).where(
+                    entries.key == STORE_KEY,
+                    entries.dag_run_id == row.dag_run_id,
+                    entries.task_id == row.task_id,
+                    entries.map_index == row.map_index,
+                    self._time == row.time,
+                )
             )  # the next try may have written its own job there
             del known[key]
 
@@ -161,33 +194,55 @@ def _read_current_instance(row: Row[Any]) -> TaskInstanceRef | None:
     )
 
 
-def _select_jobs() -> Select[*tuple[Any, ...]]:
-    """Selects the jobs that a task owns and that still have a row.
+def _get_task(row: Row[Any]) -> _Task:
+    return row.dag_run_id, row.task_id, row.map_index
+
+
+def _get_value(row: Row[Any]) -> str:
+    """The value of an entry, which a user may have replaced by any other JSON."""
+    return row.value if isinstance(row.value, str) else json.dumps(row.value)
+
+
+def _find_end_reason(job: _Job, task: _Task, session: Session) -> str | None:
+    """The reason why a task without an entry no longer needs its job. None if it needs the job."""
+    found = session.execute(
+        select(_tasks.id.label("instance"), _tasks.state, _tasks.max_tries, DagRun.clear_number)
+        .join(DagRun, and_(DagRun.dag_id == _tasks.dag_id, DagRun.run_id == _tasks.run_id))
+        .where(DagRun.id == task[0], _tasks.task_id == task[1], _tasks.map_index == task[2])
+    ).one_or_none()
+    if found is None:
+        return _GONE
+    return find_cancellation_reason(job.owner, _read_current_instance(found), found.state)
+
+
+def _select_jobs(entries: Any, time_written: Any) -> Select[*tuple[Any, ...]]:
+    """Selects the jobs that a task owns and that still have an entry.
 
     Each comes with the present state of its task instance and run.
     """
     same_task = and_(
-        _tasks.dag_id == _jobs.dag_id,
-        _tasks.run_id == _jobs.run_id,
-        _tasks.task_id == _jobs.task_id,
-        _tasks.map_index == _jobs.map_index,
+        _tasks.dag_id == entries.dag_id,
+        _tasks.run_id == entries.run_id,
+        _tasks.task_id == entries.task_id,
+        _tasks.map_index == entries.map_index,
     )
     return (
         select(
-            _jobs.id,
-            _jobs.value,
-            _jobs.dag_id,
-            _jobs.run_id,
-            _jobs.task_id,
-            _jobs.map_index,
+            entries.value,
+            time_written.label("time"),
+            entries.dag_run_id,
+            entries.dag_id,
+            entries.run_id,
+            entries.task_id,
+            entries.map_index,
             _tasks.id.label("instance"),
             _tasks.state,
             _tasks.max_tries,
             DagRun.clear_number,
         )
-        .join(DagRun, DagRun.id == _jobs.dag_run_id)
+        .join(DagRun, DagRun.id == entries.dag_run_id)
         .outerjoin(_tasks, same_task)
-        .where(_jobs.key == STORE_KEY)
+        .where(entries.key == STORE_KEY)
     )
 
 

@@ -1,4 +1,4 @@
-"""What a host needs before a job or a gang starts there, checked in less than a second.
+"""Checks of a host before a job or a gang starts there. They take less than a second.
 
 `trainyard doctor` prints the findings, and the agents of a gang report the problems among them.
 """

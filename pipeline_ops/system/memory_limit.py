@@ -10,7 +10,7 @@ _V1 = Path("/sys/fs/cgroup/memory/memory.oom_control")
 
 
 def count_memory_kills(files: tuple[Path, ...] = (_V2, _V1)) -> int:
-    """How many processes of this container the kernel has killed for want of memory.
+    """Counts the processes of this container that the kernel has killed for want of memory.
 
     0 where the kernel does not count them.
     """

@@ -44,7 +44,7 @@ class Airflow(Programs):
         super().__init__(folder, environment, [str(folder / "digits.yaml")], commands, executor)
         self.worker = "worker" if executor else "scheduler"
         self.api = AirflowApi(self.url, USER, self.password)
-        self._account = Account(self.url, USER, self.password)
+        self.account = Account(self.url, USER, self.password)
 
     def begin(self) -> None:
         """Starts Airflow, and waits until it has the pipeline."""
@@ -68,7 +68,7 @@ class Airflow(Programs):
 
     def call(self, method: str, path: str, body: dict | None = None) -> httpx.Response:
         """Calls the API of the pipeline, as a person does in the UI."""
-        return self._account.call(method, f"/api/v2/dags/digits/{path}", body)
+        return self.account.call(method, f"/api/v2/dags/digits/{path}", body)
 
 
 class Run:

@@ -27,11 +27,7 @@ from processes import (
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.local_airflow.home import AirflowHome, Secrets
 from pipeline_ops.cli.local_airflow.ports import find_free_port
-from pipeline_ops.cli.local_airflow.programs import (
-    MIGRATE,
-    build_airflow_command,
-    build_airflow_environment,
-)
+from pipeline_ops.cli.local_airflow.programs import MIGRATE, build_airflow_environment
 
 ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
 """Final states of a task."""
@@ -58,7 +54,12 @@ class Programs:
       configs: the configs whose pipelines become DAGs.
       commands: the arguments of `airflow` for each program, by name.
       settings: more environment variables.
+
+    Attributes:
+      interpreter: the one that has Airflow.
     """
+
+    interpreter: str | Path = sys.executable
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Programs:
     def command(self, *arguments: str) -> str:
         """Runs a command of `airflow` to its end, and returns its output."""
         return subprocess.run(
-            build_airflow_command(arguments),
+            [self.interpreter, "-m", "airflow", *arguments],
             env=self._environment,
             check=True,
             capture_output=True,
@@ -108,7 +109,7 @@ class Programs:
         for name in names:
             with open(self.home.log(name), "ab") as log:
                 self._programs[name] = psutil.Popen(
-                    [*wrapper, *build_airflow_command(self.commands[name])],
+                    [*wrapper, self.interpreter, "-m", "airflow", *self.commands[name]],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

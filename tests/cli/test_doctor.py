@@ -284,7 +284,7 @@ class TestSshHosts:
     @pytest.mark.parametrize(
         ("change", "text"),
         [
-            ({"user": "nobody"}, "Permission denied"),
+            ({"user": "daemon"}, "Permission denied"),
             ({"known_hosts": "/dev/null"}, "Host key verification failed"),
             ({"python": "/no/such/python"}, "/no/such/python"),
             ({"code": "/no/such/code", "python": sys.executable}, "differs"),

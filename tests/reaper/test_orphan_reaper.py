@@ -3,13 +3,16 @@ tests/cli/test_durable.py."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import delete, select
 
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.cancellation import STORE_KEY, read_cancellation_reason
@@ -18,48 +21,79 @@ from pipeline_ops.jobs.request import Status, write_status
 DAG, RUN = "digits", "manual__2026-11-21T10:00:00.5+00:00"
 
 
-@pytest.fixture
-def check_jobs(airflow_folder):
-    """One check of an orphan reaper that remembers the earlier checks."""
-    from airflow.utils.session import create_session
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """A table of Airflow in which tasks keep the entries about their jobs."""
 
+    table: Any
+
+    def write(self, value: object, task: str = "train") -> None:
+        self.write_raw(json.dumps(value), task)
+
+    def write_raw(self, value: object, task: str) -> None:
+        from airflow.models.dagrun import DagRun
+
+        from pipeline_ops.airflow_internals import create_session
+
+        self.delete(task)
+        with create_session() as session:
+            run = DagRun.find_duplicate(DAG, RUN, session=session)
+            names = {"dag_id": DAG, "run_id": RUN, "task_id": task, "map_index": -1}
+            entry = self.table(dag_run_id=run.id, key=STORE_KEY, value=value, **names)
+            session.add(entry)
+
+    def read(self) -> dict | None:
+        from pipeline_ops.airflow_internals import create_session
+
+        with create_session() as session:
+            value = session.scalar(select(self.table.value).where(*self._match("train")))
+        return value and json.loads(value)
+
+    def delete(self, task: str = "train") -> None:
+        from pipeline_ops.airflow_internals import create_session
+
+        with create_session() as session:
+            session.execute(delete(self.table).where(*self._match(task)))
+
+    def _match(self, task: str) -> tuple:
+        return self.table.run_id == RUN, self.table.task_id == task, self.table.key == STORE_KEY
+
+
+@pytest.fixture(params=["task_state_store", "xcom"])
+def entries(request, airflow_folder) -> Entries:
+    """The place of the entries: in Airflow 3.3 and in Airflow 3.2, which has XComs only."""
+    from pipeline_ops.airflow_internals import JobEntry, XComModel
+
+    if request.param == "xcom":
+        return Entries(XComModel)
+    if JobEntry is XComModel:
+        pytest.skip("this Airflow has no task state store")
+    return Entries(JobEntry)
+
+
+@pytest.fixture
+def check_jobs(entries):
+    """One check of an orphan reaper that remembers the earlier checks."""
+    from pipeline_ops.airflow_internals import DagRun, create_session
     from pipeline_ops.reaper.orphan_reaper import OrphanReaper
 
-    reaper = OrphanReaper()
+    reaper = OrphanReaper(entries.table)
 
-    def once() -> None:
+    def once(of_a_deleted_run: bool = False) -> None:
         with create_session() as session:
+            if of_a_deleted_run:
+                session.execute(delete(DagRun).where(DagRun.run_id == RUN))
             reaper.check_jobs(session)
+            if of_a_deleted_run:
+                session.rollback()
 
     yield once
-    store(None)
+    entries.delete()
     once()
 
 
-def store(value: dict | None) -> None:
-    """The entry of the task `train` in Airflow's task state store."""
-    from airflow._shared.state import TaskScope
-    from airflow.state import get_state_backend
-
-    scope = TaskScope(dag_id=DAG, run_id=RUN, task_id="train", map_index=-1)
-    if value is None:
-        get_state_backend().delete(scope, STORE_KEY)
-    else:
-        get_state_backend().set(scope, STORE_KEY, json.dumps(value))
-
-
-def stored() -> dict | None:
-    from airflow._shared.state import TaskScope
-    from airflow.state import get_state_backend
-
-    value = get_state_backend().get(
-        TaskScope(dag_id=DAG, run_id=RUN, task_id="train", map_index=-1), STORE_KEY
-    )
-    return value and json.loads(value)
-
-
 @pytest.fixture
-def job(run_writer, set_states):
+def job(run_writer, set_states, entries):
     """The job of `train`, which is running, in a folder of its own."""
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
@@ -77,52 +111,65 @@ def job(run_writer, set_states):
         }
     attempt = run_writer.layout.attempt(RUN, "train", "attempt-0123abcd")
     attempt.request.write(b"{}")
-    store({"attempt": attempt.folder.name, "owner": claim})
+    entries.write({"attempt": attempt.folder.name, "owner": claim})
     return attempt
 
 
 @pytest.mark.parametrize("state", ["running", "deferred", "up_for_retry"])
-def test_the_job_of_an_unfinished_task_is_left_alone(check_jobs, job, set_states, state):
+def test_the_job_of_an_unfinished_task_is_left_alone(check_jobs, job, set_states, state, entries):
     set_states("running", train=state)
     check_jobs()
     check_jobs()
     assert read_cancellation_reason(job) is None
-    assert stored()["attempt"] == job.folder.name
+    assert entries.read()["attempt"] == job.folder.name
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "restarting", "removed"])
 def test_the_job_of_a_task_that_has_ended_is_told_to_end_and_forgotten(
-    check_jobs, job, set_states, state
+    check_jobs, job, set_states, state, entries
 ):
     set_states("running", train=state)
     check_jobs()
     assert read_cancellation_reason(job) == f"its task is {state} in Airflow"
-    assert stored() is None
+    assert entries.read() is None
 
 
-def test_a_job_that_has_ended_by_itself_is_only_forgotten(check_jobs, job, set_states):
+def test_a_job_that_has_ended_by_itself_is_only_forgotten(check_jobs, job, set_states, entries):
     write_status(job, Status(exit_code=ExitCode.SUCCESS, manifest="m"))
     set_states("success", train="success")
     check_jobs()
     assert read_cancellation_reason(job) is None
-    assert stored() is None
+    assert entries.read() is None
 
 
 def test_the_job_of_a_deleted_run_is_told_to_end(check_jobs, job):
     check_jobs()
-    store(None)  # as the deletion of its run does
-    check_jobs()
+    check_jobs(of_a_deleted_run=True)
     assert read_cancellation_reason(job) == "its run is no longer in Airflow"
 
 
-def test_the_job_of_the_next_try_is_not_taken_for_that_of_the_last(check_jobs, job):
+@pytest.mark.parametrize("state", ["running", "failed"])
+def test_a_job_without_an_entry_is_needed_as_long_as_its_task_needs_it(
+    check_jobs, job, set_states, entries, state
+):
+    """In Airflow 3.2, each new try begins with the removal of the task's XComs."""
+    check_jobs()
+    entries.delete()
+    set_states("running", train=state)
+    check_jobs()
+    check_jobs()
+    reason = "its task is failed in Airflow" if state == "failed" else None
+    assert read_cancellation_reason(job) == reason
+
+
+def test_the_job_of_the_next_try_is_not_taken_for_that_of_the_last(check_jobs, job, entries):
     check_jobs()
     write_status(job, Status(exit_code=ExitCode.RETRY, message="killed"))
-    store(stored() | {"attempt": "attempt-11111111"})
+    entries.write(entries.read() | {"attempt": "attempt-11111111"})
     (job.folder.parent / "attempt-11111111" / "request.json").write(b"{}")
     check_jobs()
     assert read_cancellation_reason(job) is None
-    assert stored()["attempt"] == "attempt-11111111"
+    assert entries.read()["attempt"] == "attempt-11111111"
 
 
 def test_a_folder_out_of_reach_is_named(check_jobs, job, set_states, caplog):
@@ -145,17 +192,13 @@ def test_a_folder_out_of_reach_is_named(check_jobs, job, set_states, caplog):
 
 
 def test_a_value_that_it_can_not_read_does_no_harm_to_the_others(
-    check_jobs, job, set_states, caplog
+    check_jobs, job, set_states, caplog, entries
 ):
-    from airflow._shared.state import TaskScope
-    from airflow.state import get_state_backend
-
-    other = TaskScope(dag_id=DAG, run_id=RUN, task_id="preprocess", map_index=-1)
-    get_state_backend().set(other, STORE_KEY, json.dumps("s3://bucket/reference"))
+    entries.write("s3://bucket/reference", "preprocess")
     set_states("running", train="failed")
     with caplog.at_level(logging.ERROR):
         check_jobs()
-    get_state_backend().delete(other, STORE_KEY)
+    entries.delete("preprocess")
     assert caplog.text.count("cannot check the job of") == 1
     assert read_cancellation_reason(job) == "its task is failed in Airflow"
 
@@ -173,13 +216,13 @@ HOSTILE = {
 
 @pytest.mark.parametrize("attempt", HOSTILE.values(), ids=HOSTILE)
 def test_nothing_is_written_where_a_stored_value_points(
-    check_jobs, job, set_states, tmp_path, caplog, attempt
+    check_jobs, job, set_states, tmp_path, caplog, attempt, entries
 ):
     """F8: the API server wrote `cancellation.json` into any folder that a user had put into the
     task state store."""
     victim = tmp_path / "victim"
     victim.mkdir()
-    store(stored() | {"attempt": str(victim) if attempt == "/etc" else attempt})
+    entries.write(entries.read() | {"attempt": str(victim) if attempt == "/etc" else attempt})
     set_states("running", train="failed")
     with caplog.at_level(logging.ERROR):
         check_jobs()
@@ -205,7 +248,7 @@ def test_no_link_below_the_storage_root_leads_the_api_server_out(
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"exit_code": 12345}', b"\xff", b"[" * 100_000])
 def test_one_damaged_status_is_one_error_and_the_job_is_told_to_end(
-    check_jobs, job, set_states, caplog, content
+    check_jobs, job, set_states, caplog, content, entries
 ):
     """F8: with one such file, no cancelled job of any pipeline was ended."""
     job.status.write(content)
@@ -215,7 +258,7 @@ def test_one_damaged_status_is_one_error_and_the_job_is_told_to_end(
         check_jobs()
     assert caplog.text.count(f"{job.status}: not a valid Status") == 1
     assert read_cancellation_reason(job) == "its task is failed in Airflow"
-    assert stored() is None
+    assert entries.read() is None
 
 
 @pytest.mark.parametrize(
@@ -235,33 +278,38 @@ def test_one_damaged_status_is_one_error_and_the_job_is_told_to_end(
     ],
 )
 def test_a_stored_value_of_any_kind_is_one_error_at_its_place(
-    check_jobs, job, set_states, caplog, value
+    check_jobs, job, set_states, caplog, value, entries
 ):
     """F8. The other job is ended, and each record has an error of its own."""
-    from airflow._shared.state import TaskScope
-    from airflow.state import get_state_backend
-
-    others = [
-        TaskScope(dag_id=DAG, run_id=RUN, task_id=task, map_index=-1)
-        for task in ("preprocess", "evaluate")
-    ]
-    for other in others:
-        get_state_backend().set(other, STORE_KEY, json.dumps(value))
+    for task in ("preprocess", "evaluate"):
+        entries.write(value, task)
     set_states("running", train="failed")
     with caplog.at_level(logging.ERROR):
         check_jobs()
         check_jobs()
-    for other in others:
-        get_state_backend().delete(other, STORE_KEY)
     for task in ("preprocess", "evaluate"):
+        entries.delete(task)
         assert caplog.text.count(f"cannot check the job of {task} in {DAG}, {RUN}: ") == 1
     assert read_cancellation_reason(job) == "its task is failed in Airflow"
 
 
-def test_a_job_whose_row_was_changed_by_hand_is_ended(check_jobs, job):
+def test_an_xcom_of_any_json_is_one_error_at_its_place(airflow_folder, caplog):
+    from pipeline_ops.airflow_internals import XComModel, create_session
+    from pipeline_ops.reaper.orphan_reaper import OrphanReaper
+
+    entries, reaper = Entries(XComModel), OrphanReaper(XComModel)
+    entries.write_raw([{"attempt": "attempt-0123abcd"}], "preprocess")
+    with create_session() as session, caplog.at_level(logging.ERROR):
+        reaper.check_jobs(session)
+        reaper.check_jobs(session)
+    entries.delete("preprocess")
+    assert caplog.text.count("cannot check the job of preprocess") == 1
+
+
+def test_a_job_whose_row_was_changed_by_hand_is_ended(check_jobs, job, entries):
     """F8: the reaper ends a job that it can no longer find."""
     check_jobs()
-    store({"attempt": "nonsense"})
+    entries.write({"attempt": "nonsense"})
     check_jobs()
     assert read_cancellation_reason(job) == "its run is no longer in Airflow"
 

@@ -78,6 +78,7 @@ class ContainerEngine:
 
     def __init__(self, survives: bool = False, disk_bytes: int = _DISK_BYTES):
         self._survives, self._disk_bytes = survives, disk_bytes
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         # The path of a socket is short, and pytest's folders may be long.
@@ -109,19 +110,25 @@ class ContainerEngine:
         trace: TracebackType | None,
     ) -> None:
         self.free_disk()
-        if not is_running(self._daemon):
+        try:
             self.start()
-        if names := self.docker("ps", "-aq").split():
-            self.docker("rm", "-fv", *names)
-        self.stop()
-        subprocess.run(["ip", "netns", "del", self._namespace], check=True)
+            if names := self.docker("ps", "-aq").split():
+                self.docker("rm", "-fv", *names)
+            self.stop()
+        finally:
+            self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        _run("ip", "netns", "del", self._namespace)
         for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
             if (target := line.split()[1]).startswith(f"{self._folder}/"):
                 _run("umount", "-l", target)
         shutil.rmtree(self._folder)
 
     def start(self) -> None:
-        """Starts the daemon, and waits until it answers."""
+        """Starts the daemon unless it runs, and waits until it answers."""
+        if self._process is not None and self._process.poll() is None:
+            return
         arguments = {
             "--data-root": self._folder / "data",
             "--exec-root": self._folder / "exec",
@@ -147,7 +154,6 @@ class ContainerEngine:
                 stderr=log,
                 start_new_session=True,
             )
-        self._daemon = psutil.Process(daemon.pid)
         self._process = daemon
         _wait(lambda: self.docker.run("docker", "version").returncode == 0, self._read_log)
 
@@ -158,31 +164,30 @@ class ContainerEngine:
 
     def kill(self) -> None:
         """Kills the daemon, and no container."""
-        self._process.kill()
-        self._process.wait()
-        # The daemon's containerd follows it. A new daemon must not take it for a living one.
-        for process in filter(self._is_helper, psutil.process_iter()):
-            if process.name() == "containerd":
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-                    process.wait(_END_SECONDS)
+        self._kill(self._find_helpers("containerd"))
 
     def lose(self) -> None:
         """Kills the daemon with all containers, as a power failure does. `start` brings it back."""
         inside = [pid for name in self.docker("ps", "-q").split() for pid in self.find_pids(name)]
-        ours = [process.pid for process in psutil.process_iter() if self._is_helper(process)]
-        self.kill()
-        for pid in [*ours, *inside]:
+        self._kill([*self._find_helpers("containerd", "containerd-shim-runc-v2"), *inside])
+
+    def _kill(self, pids: list[int]) -> None:
+        """Kills the daemon and other processes, and waits until nobody can take them for alive."""
+        self._process.kill()
+        self._process.wait()
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        _wait(lambda: not any(map(psutil.pid_exists, inside)), self._read_log)
+        _wait(lambda: not any(map(psutil.pid_exists, pids)), self._read_log)
 
-    def _is_helper(self, process: psutil.Process) -> bool:
-        """Returns whether a process is one of containerd's that belongs to this daemon."""
-        with contextlib.suppress(psutil.Error):
-            text = " ".join(process.cmdline())
-            return "containerd" in text and str(self._folder) in text
-        return False
+    def _find_helpers(self, *names: str) -> list[int]:
+        """The processes of containerd that belong to this daemon."""
+        found = []
+        for process in psutil.process_iter(["name", "cmdline"]):
+            is_ours = str(self._folder) in " ".join(process.info["cmdline"] or ())
+            if is_ours and process.info["name"] in names:
+                found.append(process.pid)
+        return found
 
     def find_pids(self, name: str) -> list[int]:
         """The living processes of a container, whose ids are those of this machine."""
@@ -226,10 +231,13 @@ class ContainerEngine:
     def list_volumes(self) -> list[str]:
         return self.docker("volume", "ls", "-q").split()
 
-    def hosts(self, **values: Any) -> ContainerHosts:
-        """A hosts file with this daemon. The default image is the small one."""
+    def hosts_file(self, **values: Any) -> dict[str, Any]:
+        """The content of a hosts file with this daemon. The default image is the small one."""
         content = {"launcher": "container", "image": "small", "daemon": self.address}
-        return ContainerHosts.model_validate(content | {"pull": "never"} | values)
+        return content | {"pull": "never"} | values
+
+    def hosts(self, **values: Any) -> ContainerHosts:
+        return ContainerHosts.model_validate(self.hosts_file(**values))
 
     def place(self, **values: Any) -> ContainerPlace:
         return ContainerPlace(self.hosts(**values))
@@ -238,7 +246,7 @@ class ContainerEngine:
         return json.loads(self.docker("inspect", name))[0]
 
     def provide_small_image(self, tag: str = "small") -> str:
-        """Builds an image that can run `place_job`. Returns its id."""
+        """Builds an image that can run `place_job` and `tiny_job`. Returns its id."""
         self._provide_base_image()
         context = self._folder / f"context-{tag}"
         (context / "site").mkdir(parents=True)
@@ -246,7 +254,8 @@ class ContainerEngine:
         for file in _find_needed_packages():
             copy = shutil.copytree if file.is_dir() else shutil.copy
             copy(file, context / "site" / file.name)
-        shutil.copy(Path(__file__).with_name("place_job.py"), context / "site")
+        for job in ("place_job.py", "tiny_job.py"):
+            shutil.copy(Path(__file__).with_name(job), context / "site")
         return self._build(tag, context, _SMALL)
 
     def provide_jobs_image(self, tag: str = "trainyard-jobs") -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from airflow_database import DAG
 from pages import Page
 
 RUN = "manual__2026-11-21T10:00:00.5+00:00"
@@ -283,3 +284,18 @@ def test_a_record_leads_no_page_outside_of_the_pipelines_artifacts(client, whole
     assert "is not a manifest of the job evaluate" in answer.text
     whole_run.record("preprocess", manifest=manifest.format(root=whole_run.layout.root))
     assert client("viewer").get(whole_run.address("progress")).status_code == 200
+
+
+def test_the_pages_need_no_file_of_the_author(client, whole_run, airflow_folder):
+    """On a host without the DAG folder, the documentation of the DAG has the YAML."""
+    file = airflow_folder / "digits.yaml"
+    of_run = [whole_run.address(page) for page in ("progress", "report", "report/content")]
+    pages = [*of_run, f"/pipelines/{DAG}/models"]
+    shown = [client("viewer").get(page).text for page in pages]
+    hidden = file.rename(airflow_folder / "elsewhere")
+    try:
+        answers = [client("viewer").get(page) for page in pages]
+    finally:
+        hidden.rename(file)
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert [len(answer.text) for answer in answers] == [len(text) for text in shown]

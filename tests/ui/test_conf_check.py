@@ -94,3 +94,16 @@ def test_a_dag_of_somebody_else_takes_any_conf(airflow):
         json={"logical_date": None, "conf": {"pipeline": "digits", "train": 1}},
     )
     assert answer.status_code == 200
+
+
+def test_it_needs_no_file_of_the_author(airflow, airflow_folder):
+    """The API server may be on a host without the DAG folder."""
+    file = airflow_folder / "digits.yaml"
+    hidden = file.rename(airflow_folder / "elsewhere")
+    try:
+        refused = trigger(airflow, {"export.model": "other"})
+        allowed = trigger(airflow, {"train.epochs": 3})
+    finally:
+        hidden.rename(file)
+    assert refused.status_code == 400 and "export.model" in refused.text
+    assert allowed.status_code == 200, allowed.text

@@ -42,7 +42,8 @@ def test_an_airflow_without_a_needed_part_is_named_when_the_api_server_loads_the
     problem = (
         f"Airflow {version('apache-airflow')} lacks a part that Trainyard's pages and its orphan "
         "reaper need (import of airflow.models.log halted; None in sys.modules). "
-        "Trainyard is tested with Airflow 3.3. Install it: pip install 'apache-airflow==3.3.*'"
+        "Trainyard is tested with Airflow 3.2 and 3.3. Install one of them: "
+        "pip install 'apache-airflow==3.3.*'"
     )
     assert (problem in output) == in_api_server
 

@@ -8,6 +8,7 @@ next try creates it. A pod is never replaced: Airflow's next try starts another 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.hosts_clusters import KubernetesHosts
-from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
 from pipeline_ops.jobs.places.kubernetes_client import KubernetesClient
 from pipeline_ops.jobs.places.kubernetes_manifest import (
@@ -59,7 +60,12 @@ class KubernetesPlace(Place):
             job = created or self._client.read("job", name)
             if job is None:
                 raise MachineError(f"the Job {name} was deleted while it was started")
-            self._client.create("secret", build_secret(name, job["metadata"]["uid"], values))
+            try:
+                self._client.create("secret", build_secret(name, job["metadata"]["uid"], values))
+            except ConfigError:  # another try would not help, and the pod would wait for it
+                with contextlib.suppress(TrainyardError):
+                    self._client.delete("job", name)
+                raise
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
         name = name_job(attempt)

@@ -121,7 +121,8 @@ class KubernetesClient:
         from kubernetes import client
 
         group, resource = _APIS[kind]
-        method = getattr(getattr(client, group)(self._client), f"{verb}_namespaced_{kind}{suffix}")
+        name = "self_subject_access_review" if kind == "access_review" else f"namespaced_{kind}"
+        method = getattr(getattr(client, group)(self._client), f"{verb}_{name}{suffix}")
         what = f"{verb.replace('read', 'get')} {resource}{suffix.replace('_', '/')}"
         for number in range(_MAX_TRIES):
             status, pause_seconds, problem = 0, 0.5 * 2**number, ""

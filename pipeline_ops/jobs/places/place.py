@@ -43,7 +43,7 @@ class JobLaunch:
 
 @dataclasses.dataclass(frozen=True)
 class JobState:
-    """What a place knows about a job.
+    """The knowledge of a place about a job.
 
     Attributes:
       phase: `absent` if the place does not know the job: it was not started, or is long gone.
@@ -81,7 +81,7 @@ class Place(Protocol):
         """
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
-        """The state of a job, whoever has started it."""
+        """The state of a job, which another process may have started."""
 
     def read_output(self, attempt: Attempt[StorePath]) -> str:
         """The end of what the job has printed, as far as the place has kept it.
@@ -100,7 +100,7 @@ class Place(Protocol):
         """
 
     def check(self) -> Iterator[Finding]:
-        """What is wrong with the place, with the cures, for `trainyard doctor`."""
+        """Yields what is wrong with the place, with the cures, for `trainyard doctor`."""
         yield from ()
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:

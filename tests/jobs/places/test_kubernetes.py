@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import sys
 import threading
 import time
 
@@ -303,8 +304,10 @@ def test_a_pause_is_as_long_as_the_server_asks_but_not_for_ever(cluster, make, m
 
 def test_a_missing_right_is_named_with_its_file(cluster, make, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("trainyard-supervisor")))
+    job = make(environment={"TOKEN": "x"})
     with pytest.raises(ConfigError) as caught:
-        make(environment={"TOKEN": "x"}).start()
+        job.start()
+    assert cluster.get("jobs", job.name) is None, "no pod waits for its Secret"
     message = str(caught.value)
     assert "create secrets in the namespace training (403)" in message
     assert "docker/kubernetes/rbac.yaml" in message
@@ -338,6 +341,12 @@ def test_a_request_that_the_cluster_refuses_is_an_error_of_the_hosts_file(make):
 def test_a_missing_kubeconfig_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match="KUBECONFIG"):
+        KubernetesPlace(make_hosts())
+
+
+def test_a_missing_client_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(ConfigError, match=r"airflow-provider-trainyard\[kubernetes\]"):
         KubernetesPlace(make_hosts())
 
 

@@ -117,8 +117,7 @@ class Api:
             if fault.remaining and fault.request.search(self.requests[-1]):
                 fault.remaining -= 1
                 return make_status(fault.status, fault.message, fault.headers)
-        token = request.headers.get("authorization", "").removeprefix("Bearer ")
-        account = self._accounts.get(token)
+        account = self._find_account(request)
         if account is None:
             return make_status(401, "Unauthorized")
         group = request.path_params.get("group", "")
@@ -239,8 +238,7 @@ class Api:
         await self._run_command(websocket, pod)
 
     async def _review(self, request: Request) -> Response:
-        token = request.headers.get("authorization", "").removeprefix("Bearer ")
-        account = self._accounts.get(token)
+        account = self._find_account(request)
         if account is None:
             return make_status(401, "Unauthorized")
         body = await request.json()
@@ -253,6 +251,10 @@ class Api:
         right = Right(wanted.get("group") or "", resource, wanted["verb"])
         is_allowed = account.rights is None or right in account.rights
         return JSONResponse(body | {"status": {"allowed": is_allowed}}, 201)
+
+    def _find_account(self, request: HTTPConnection) -> Account | None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        return self._accounts.get(token) if scheme.lower() == "bearer" else None
 
     def _find(self, request: HTTPConnection) -> Object | None:
         parameters = request.path_params

@@ -1,0 +1,158 @@
+"""What is asked of a Docker daemon, and what its answers mean, without a daemon."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from pipeline_ops.config.hosts_clusters import ContainerHosts
+from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.jobs.places.container_body import ContainerUse, build_body, build_labels
+from pipeline_ops.jobs.places.container_daemon import Daemon, _validate_image
+from pipeline_ops.jobs.places.container_tunnel import build_tunnel_command
+
+USE = ContainerUse(["env", "python", "-m", "module"], build_labels("digits", "train", "s3://b/a"))
+
+
+def make_hosts(**values: object) -> ContainerHosts:
+    return ContainerHosts.model_validate({"launcher": "container", "image": "jobs"} | values)
+
+
+def build(**values: object) -> dict:
+    return build_body(make_hosts(**values), "sha256:1", USE)
+
+
+def test_a_container_has_no_right_that_it_does_not_need():
+    host = build()["HostConfig"]
+    assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"]
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert host["RestartPolicy"] == {"Name": "no"}
+    assert host["Mounts"] == [] and "Binds" not in host and "Privileged" not in host
+
+
+def test_a_container_writes_to_a_volume_of_its_own():
+    body = build()
+    assert body["Volumes"] == {"/work": {}}
+    variables = dict(line.split("=", 1) for line in body["Env"])
+    assert variables["HOME"] == variables["TMPDIR"] == "/work"
+    assert variables["TRAINYARD_LOCAL_FOLDER"] == "/work/local"
+
+
+def test_the_entry_point_of_the_image_is_not_run():
+    body = build()
+    assert (body["Entrypoint"], body["Cmd"]) == (["env"], ["python", "-m", "module"])
+
+
+def test_a_container_without_limits_has_none():
+    host = build()["HostConfig"]
+    assert not {"Memory", "NanoCpus", "DeviceRequests", "NetworkMode"} & set(host)
+
+
+def test_a_limit_of_memory_is_one_without_swap():
+    host = build(memory="512Mi", cpu="1.5")["HostConfig"]
+    assert host["Memory"] == host["MemorySwap"] == host["ShmSize"] == 512 << 20
+    assert host["NanoCpus"] == 1_500_000_000
+
+
+def test_gpus_are_a_request_for_devices():
+    [request] = build(gpus=3)["HostConfig"]["DeviceRequests"]
+    assert request == {"Driver": "", "Capabilities": [["gpu"]], "Count": 3}
+
+
+def test_named_folders_are_mounted():
+    volume = {"folder": "/data", "mount": "/mnt/data", "read_only": True}
+    [mount] = build(volumes=[volume])["HostConfig"]["Mounts"]
+    assert (mount["Source"], mount["Target"], mount["ReadOnly"]) == ("/data", "/mnt/data", True)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"docker_network": "none"}, "from which the store can be reached, got none"),
+        ({"docker_network": "host", "containers": 2}, "have no names in the network host"),
+        ({"volumes": [{"folder": "/x", "mount": "/work"}]}, "must not be mounted at /work"),
+        ({"daemon": "localhost:2375"}, "daemon"),
+    ],
+)
+def test_a_hosts_file_that_can_not_work_is_refused(values, problem):
+    with pytest.raises(ValidationError, match=problem):
+        make_hosts(**values)
+
+
+@pytest.mark.parametrize("user", ["", "0", "root", "0:0", "root:root"])
+def test_images_of_root_are_refused(user):
+    with pytest.raises(ConfigError, match="would run as root"):
+        _validate_image("jobs", {"Config": {"User": user, "Volumes": {"/work": {}}}})
+
+
+@pytest.mark.parametrize(
+    ("status", "explanation", "kind"),
+    [
+        (400, "invalid mount config for type bind: bind source path does not exist", ConfigError),
+        (400, "Range of CPUs is from 0.01 to 2.00, as there are only 2 CPUs", ConfigError),
+        (500, 'could not select device driver "" with capabilities: [[gpu]]', ConfigError),
+        (404, "network nowhere not found", ConfigError),
+        (404, "No such container: x", MachineError),
+        (409, "removal of container x is already in progress", MachineError),
+        (500, "mkdir /var/lib/docker/overlay2/x: no space left on device", MachineError),
+        (503, "service unavailable", MachineError),
+    ],
+)
+def test_an_error_of_the_daemon_is_one_of_the_hosts_file_or_of_the_machine(
+    status, explanation, kind
+):
+    error = Daemon("unix:///d.sock")._judge(status, explanation)
+    assert type(error) is kind
+    assert "unix:///d.sock" in str(error) and explanation in str(error)
+
+
+def test_a_socket_of_another_user_is_named():
+    error = Daemon("unix:///d.sock")._describe_silence(PermissionError(13, "Permission denied"))
+    assert isinstance(error, ConfigError)
+    assert "no right to use the Docker daemon unix:///d.sock" in str(error)
+
+
+def test_the_daemon_is_that_of_the_hosts_file_then_that_of_the_environment(monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "tcp://there:2376")
+    assert Daemon("unix:///d.sock").address == "unix:///d.sock"
+    assert Daemon().address == "tcp://there:2376"
+    monkeypatch.delenv("DOCKER_HOST")
+    assert Daemon().address == "unix:///var/run/docker.sock"
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "docker", None)
+    with pytest.raises(ConfigError, match=r"airflow-provider-trainyard\[docker\]"):
+        Daemon("unix:///d.sock").inspect("x")
+
+
+def test_ssh_asks_no_question():
+    command = build_tunnel_command("ssh://me@there:2222")
+    assert "BatchMode=yes" in command
+    assert command[-5:] == ["-p", "2222", "--", "there", "docker system dial-stdio"]
+    assert command[command.index("-l") + 1] == "me"
+
+
+def test_a_refusal_of_ssh_is_an_error_of_the_hosts_file(tmp_path, monkeypatch):
+    write_ssh(tmp_path, monkeypatch, "echo 'me@there: Permission denied (keys).' >&2; exit 255")
+    with pytest.raises(ConfigError, match=r"ssh://me@there: me@there: Permission denied"):
+        Daemon("ssh://me@there").inspect("x")
+
+
+def test_a_host_that_ssh_does_not_reach_is_tried_again(tmp_path, monkeypatch):
+    write_ssh(tmp_path, monkeypatch, "echo 'ssh: connect to host: timed out' >&2; exit 255")
+    with pytest.raises(MachineError, match="does not answer: ssh: connect to host: timed out"):
+        Daemon("ssh://me@there").inspect("x")
+
+
+def write_ssh(folder: Path, monkeypatch, script: str) -> None:
+    """Puts a program in the place of ssh."""
+    program = folder / "ssh"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")

@@ -1,0 +1,52 @@
+"""An Airflow with EdgeExecutor: its worker reaches only the API server, over HTTP. Airflow and its
+provider come from the package index. One release is enough, because the executor starts the same
+task as the others do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from cli.digits_airflow import make_pipeline
+from config_files import write_config
+from plain_airflows import PlainAirflow, make_environment, read_documented_file
+
+from pipeline_ops.planning.job_kinds import JOBS
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
+
+EDGE = {
+    "AIRFLOW__CORE__EXECUTOR": "airflow.providers.edge3.executors.EdgeExecutor",
+    "AIRFLOW__EDGE__API_ENABLED": "True",
+    "AIRFLOW__EDGE__API_URL": "{url}/edge_worker/v1/rpcapi",
+    "AIRFLOW__EDGE__JOB_POLL_INTERVAL": "1",
+    "AIRFLOW__EDGE__HEARTBEAT_INTERVAL": "5",
+}
+WORKER = ("edge", "worker", "--concurrency", "2")
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory) -> Iterator[PlainAirflow]:
+    folder = tmp_path_factory.mktemp("edge")
+    make_pipeline(folder)
+    interpreters = {f"{job}.python": sys.executable for job in JOBS}
+    write_config(folder, interpreters, base=folder / "digits.yaml")
+    (folder / "dags").mkdir()
+    lines = read_documented_file().replace("/data/pipelines", str(folder / "digits.yaml"))
+    (folder / "dags" / "mine.py").write_text(lines)
+    environment = make_environment(
+        tmp_path_factory.mktemp("airflow-edge"), "3.3", "apache-airflow-providers-edge3"
+    )
+    airflow = PlainAirflow(folder, environment, executor=EDGE, worker=WORKER)
+    try:
+        airflow.begin()
+        yield airflow
+    finally:
+        airflow.end()
+
+
+def test_a_run_comes_to_its_end(airflow):
+    run = airflow.trigger("export", train__epochs=3)
+    run.wait_for("success", seconds=600)
+    assert (airflow.folder / "storage" / "models" / "digits" / "1" / "saved_model.pb").is_file()

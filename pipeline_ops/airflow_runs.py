@@ -170,7 +170,7 @@ def _find_plan(
     serialized = version.serialized_dag if version else None
     serialized = serialized or SerializedDagModel.get(dag_id, session=session)
     plan = _read_plan(serialized) if serialized else None
-    if plan is None:
+    if serialized is None or plan is None:
         raise NotFound(
             f"{dag_id} is not a pipeline of Trainyard, so there is nothing to show here."
         )

@@ -53,8 +53,9 @@ class Hosts(Section):
     @property
     def code_digests(self) -> dict[str, str]:
         """Digests of the fields that select the hosts' code, without those at the default."""
+        values = self.model_dump(mode="json")
         selected = {
-            name: getattr(self, name)
+            name: values[name]
             for name, field in type(self).model_fields.items()
             if get_declarations(field).get("selects_program")
         }

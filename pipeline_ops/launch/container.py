@@ -1,8 +1,8 @@
 """Containers of one Docker daemon: each is a host of the gang, in a network of the gang's own.
 
 The main process of a container is `allocation_holder.py`. A helper process (`container_pipe.py`)
-carries the pipe to the agent in it, and creates a container that has died anew. The daemon removes
-the containers of a launcher that was killed: their agents end with the pipes, the holders without
+carries the pipe to the agent in it, and replaces a container that has died. The daemon removes the
+containers of a launcher that was killed: their agents end with the pipes, the holders without
 agents, the containers with their holders.
 """
 

@@ -2,8 +2,8 @@
 
 From Airflow 3.3 on, it is the task state store. Airflow 3.2 has none, and removes the XComs of a
 task when its next try begins. There, the entry is a file in the folder of the run, for the next
-try, and an XCom, for the orphan reaper. A forged file ends or spares only the job of its own task,
-which whoever can write there can do anyway.
+try, and an XCom, for the orphan reaper. A forged file ends or spares only the job of its own task.
+All who can write there can do that anyway, with the other files of the job.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from pipeline_ops.jobs.cancellation import STORE_KEY, StoredJob
 from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.storage.parsing import read_json_as
 
-_STORE = "task_state_store"
-
 
 def write_entry(run: TaskRun, task: str, job: StoredJob) -> None:
     """Writes the entry of a task, in place of an older one."""
-    if _STORE in run.context:
-        run.context[_STORE].set(STORE_KEY, job.model_dump())
+    if "task_state_store" in run.context:
+        run.context["task_state_store"].set(STORE_KEY, job.model_dump())
         return
     from airflow.sdk.bases.xcom import BaseXCom  # the base: in the database, not in a backend
 
@@ -31,13 +29,13 @@ def write_entry(run: TaskRun, task: str, job: StoredJob) -> None:
         dag_id=ti.dag_id,
         task_id=ti.task_id,
         run_id=run.run_id,
-        map_index=ti.map_index,
+        map_index=-1 if ti.map_index is None else ti.map_index,
     )
 
 
 def read_entry(run: TaskRun, task: str) -> StoredJob | None:
     """Reads the entry of a task. Raises DataError if it is invalid."""
-    if _STORE not in run.context:
+    if "task_state_store" not in run.context:
         return read_json_as(StoredJob, run.layout.claim(run.run_id, task))
-    value = run.context[_STORE].get(STORE_KEY)
+    value = run.context["task_state_store"].get(STORE_KEY)
     return StoredJob.parse(value) if value else None

@@ -205,11 +205,12 @@ def _get_value(row: Row[Any]) -> str:
 
 def _find_end_reason(job: _Job, task: _Task, session: Session) -> str | None:
     """The reason why a task without an entry no longer needs its job. None if it needs the job."""
-    found = session.execute(
+    statement: Select[*tuple[Any, ...]] = (
         select(_tasks.id.label("instance"), _tasks.state, _tasks.max_tries, DagRun.clear_number)
         .join(DagRun, and_(DagRun.dag_id == _tasks.dag_id, DagRun.run_id == _tasks.run_id))
         .where(DagRun.id == task[0], _tasks.task_id == task[1], _tasks.map_index == task[2])
-    ).one_or_none()
+    )
+    found = session.execute(statement).one_or_none()
     if found is None:
         return _GONE
     return find_cancellation_reason(job.owner, _read_current_instance(found), found.state)

@@ -33,7 +33,7 @@ def test_on_this_machine_ports_are_found_when_a_gang_starts_that_needs_them(caps
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
 def test_what_a_cluster_would_be_asked_for_is_printed(capsys, name):
-    text = plan(capsys, "--set", f"train.hosts={name}")
+    text = plan(capsys, "--set", f"train.hosts={name}", "--set", "storage.root=s3://bucket/root")
     if name == "slurm":
         assert (
             "sbatch --parsable --no-requeue --no-kill --job-name=trainyard-digits --nodes=2-4"
@@ -42,8 +42,8 @@ def test_what_a_cluster_would_be_asked_for_is_printed(capsys, name):
     else:
         assert [item["kind"] for item in json.loads(text[text.index("{") :])["items"]] == [
             "Service",
-            "Job",
             "NetworkPolicy",
+            "Job",
         ]
 
 

@@ -30,7 +30,7 @@ def write(tmp_path):
 @pytest.mark.parametrize("name", [path.stem for path in sorted((CONFIGS / "hosts").glob("*.yaml"))])
 def test_every_example_is_valid_and_travels_in_a_request(name):
     hosts = load_hosts(CONFIGS / "hosts", name)
-    assert hosts.launcher == {"gpus": "ssh"}.get(name, name)
+    assert hosts.launcher == {"gpus": "ssh", "containers": "container"}.get(name, name)
     assert parse_hosts(hosts.model_dump(mode="json")) == hosts
 
 

@@ -7,6 +7,7 @@ cannot be tested with them. Needs root, iproute2 and openssh-server.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 
 os.environ["PATH"] += f"{os.pathsep}/usr/sbin{os.pathsep}/sbin"  # not in every user's path
 
+_LOCK = "/tmp/trainyard-test-network.lock"  # noqa: S108, for tests with any temporary folder
 SUBNET = "10.213.77"
 PREFIX = "tyh"
 """The prefix of the names of hosts and interfaces. Other names are not touched."""
@@ -60,7 +62,10 @@ class Network:
         )
 
     def up(self) -> None:
-        self.down()
+        """Starts the hosts, once no other test process has any. Their names are the same."""
+        self._lock = open(_LOCK, "w")  # noqa: SIM115, until `down`
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._remove()
         Path("/run/sshd").mkdir(exist_ok=True)
         _keygen(self.identity)
         shutil.copy(self.identity.with_suffix(".pub"), self.folder / "authorized_keys")
@@ -147,6 +152,10 @@ class Network:
         )
 
     def down(self) -> None:
+        self._remove()
+        self._lock.close()
+
+    def _remove(self) -> None:
         for host in self.hosts:
             for pid in subprocess.run(
                 ["ip", "netns", "pids", host], capture_output=True, text=True

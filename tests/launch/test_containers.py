@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -71,7 +72,7 @@ def test_the_description_of_a_gang_holds_no_secret():
 def engine():
     if reason := why_not():
         pytest.skip(reason)
-    with ContainerEngine() as engine:
+    with ContainerEngine(disk_bytes=4 << 30) as engine:
         yield engine
 
 
@@ -233,9 +234,11 @@ class Training:
     def read_log(self) -> str:
         return self.handle.attempt.log.read_log_end(5000)[1].decode(errors="replace")
 
-    def list_checkpoints(self) -> list[str]:
-        work = work_folder(open_path(self.artifact))
-        return [entry.name for entry in work.list_folder() if entry.name.endswith(".json")]
+    def has_checkpoint(self) -> bool:
+        """Returns whether a checkpoint after the first steps is whole in the bucket."""
+        names = [entry.name for entry in work_folder(open_path(self.artifact)).list_folder()]
+        found = [re.search(r"(\d{9})\.json$", name) for name in names]
+        return any(int(match[1]) >= INTERVAL for match in found if match)
 
     def read_messages(self, phase: str) -> list[str]:
         events = ProgressReader(self.handle.attempt.progress).read_new()
@@ -281,7 +284,7 @@ def training(engine, root, dataset, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_gang_survives_the_container_of_its_chief(training, engine):
-    training.wait_until(training.list_checkpoints)
+    training.wait_until(training.has_checkpoint)
     gang = training.list_gang()
     assert len(gang) == 2
     engine.docker("kill", gang[0])

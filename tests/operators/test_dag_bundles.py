@@ -68,7 +68,9 @@ class Repository:
         return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout
 
 
-@pytest.fixture(scope="module", params=RELEASES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(RELEASES[0], marks=pytest.mark.long), *RELEASES[1:]]
+)
 def release(request) -> str:
     return request.param
 

@@ -97,6 +97,7 @@ def test_a_forbidden_conf_is_refused_where_the_run_is_triggered(airflow):
     assert answer.status_code == 400 and "export.model" in answer.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["task failed", "clear", "run failed"])
 def test_a_person_who_ends_a_deferred_training_ends_every_process_of_it(airflow, way):
     run = airflow.trigger(train__epochs=5000)
@@ -107,6 +108,7 @@ def test_a_person_who_ends_a_deferred_training_ends_every_process_of_it(airflow,
     wait_until(lambda: not run.processes(), _ENDED_SECONDS)
 
 
+@pytest.mark.long
 def test_the_next_try_of_a_killed_task_follows_the_same_gang(airflow):
     run = airflow.trigger(train__epochs=5000, train__seed=1)
     attempt = bring_to(run, "running")
@@ -121,6 +123,7 @@ def test_the_next_try_of_a_killed_task_follows_the_same_gang(airflow):
     run.wait_for_end(attempt, _ENDED_SECONDS)
 
 
+@pytest.mark.long
 def test_in_a_folder_without_versions_each_task_uses_the_files_that_are_there(airflow):
     """As in a folder that git-sync updates. This is the last test, because it changes the YAML."""
     run = airflow.trigger(train__epochs=40, train__seed=2)

@@ -49,9 +49,13 @@ VOLUME /work
 """
 _CODE = """
 FROM {image}
+USER root
+RUN rm -rf /opt/trainyard/pipeline_ops /opt/trainyard/beam_jobs
 COPY code /opt/trainyard
+USER 10001:10001
 """
-"""The code of today in an image that has all packages already."""
+"""The code of now in an image that has all packages already. Its bytecode is not compared with the
+source, so the old one is removed."""
 
 
 def why_not() -> str | None:
@@ -172,7 +176,7 @@ class ContainerEngine:
         self._kill([*self._find_helpers("containerd", "containerd-shim-runc-v2"), *inside])
 
     def _kill(self, pids: list[int]) -> None:
-        """Kills the daemon and other processes, and waits until nobody can take them for alive."""
+        """Kills the daemon and other processes, and waits until no trace is left."""
         self._process.kill()
         self._process.wait()
         for pid in pids:

@@ -42,7 +42,7 @@ def take_memory() -> None:
 
 
 def fill_disk() -> None:
-    with open(Path(os.environ["TMPDIR"], "large"), "wb") as file:
+    with open(Path(os.environ["TINY_DISK"], "large"), "wb") as file:
         for _ in range(256):
             file.write(bytes(1 << 20))
     raise AssertionError("the disk is larger than 256 MiB")

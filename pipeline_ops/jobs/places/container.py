@@ -153,7 +153,7 @@ class ContainerPlace(Place):
         return str(output[-_TAIL_BYTES:].decode(errors="replace").strip())
 
     def cancel(self, attempt: Attempt[StorePath]) -> None:
-        """Stops the container. One that was not started is removed, so that nobody starts it.
+        """Stops the container. One that was not started is removed, and can't start later.
 
         The kernel ends all processes of a container with its first one.
         """
@@ -192,7 +192,7 @@ class ContainerPlace(Place):
 
 
 def _parse_end(container: Mapping[str, Any]) -> datetime:
-    """When a container has ended, or was created if it never ran."""
+    """The time when a container ended, or was created if it never ran."""
     ended = container["State"]["FinishedAt"]
     when = container["Created"] if ended.startswith("0001") else ended
     return datetime.fromisoformat(when[:19]).replace(tzinfo=UTC)

@@ -27,12 +27,12 @@ _LOG_OPTIONS = {"max-size": "10m", "max-file": "2"}
 
 @dataclasses.dataclass(frozen=True)
 class ContainerUse:
-    """What one container is for.
+    """The purpose of one container.
 
     Attributes:
       command: the command of its first process.
       labels: for people, and for those who remove it.
-      environment: variables besides those of the image. Whoever may use the daemon can read them.
+      environment: variables besides those of the image. All users of the daemon can read them.
       network: the Docker network. None is the default one.
       names: its names in the network.
       gpu_ids: the GPUs it gets. Empty means as many as the hosts file says.

@@ -138,7 +138,7 @@ class Daemon:
         return True
 
     def start(self, name: str) -> None:
-        """Starts a created container. A refused one is removed, so that nobody waits for it."""
+        """Starts a created container. A refused one is removed."""
         try:
             with self.connect() as api:
                 api.start(name)

@@ -39,7 +39,7 @@ _STDERR_FRAME = 2
 
 
 class ContainerPipe(BaseModel):
-    """What to connect with. It holds no secret, because it is on a command line.
+    """The container and the command to connect with. It is on a command line, and holds no secret.
 
     Attributes:
       daemon: the address of the daemon. None is the default one.

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from fake_kubernetes import KubernetesCluster
+from fake_kubernetes.placed_job import IMAGE
 from launch import cluster as slurm
 from launch import network
 from manifests import EMPTY_FINGERPRINT
@@ -20,7 +22,7 @@ from pipeline_ops.config.hosts import parse_hosts
 from pipeline_ops.jobs.environment_check import digest_code
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.open_place import make_place
-from pipeline_ops.jobs.places.place import JobLaunch, Place
+from pipeline_ops.jobs.places.place import JobLaunch, Place, name_job
 from pipeline_ops.jobs.request import Request, write_request
 from pipeline_ops.storage.open_store import make_store_environment, open_root
 from pipeline_ops.system.processes import ATTEMPT_VARIABLE, find_processes
@@ -87,6 +89,25 @@ class Slurm(Kind):
             "code": MODULE_PATH,
             "python": sys.executable,
         }
+
+
+class Kubernetes(Kind):
+    """Pods of a fake cluster, which are processes of this host."""
+
+    def __init__(self, folder: Path, cluster: KubernetesCluster):
+        super().__init__(folder)
+        self._cluster = cluster
+        self.hosts = {
+            "launcher": "kubernetes",
+            "image": IMAGE,
+            "namespace": "training",
+            "python": sys.executable,
+            "code": MODULE_PATH,
+            "volumes": [{"claim": "root", "mount": str(folder)}],
+        }
+
+    def lose_host(self, job: TinyJob) -> None:
+        self._cluster.lose_node(name_job(job.attempt), is_removed=True)
 
 
 class TinyJob:
@@ -165,5 +186,18 @@ def open_kind(name: str, folder: Path) -> Iterator[Kind]:
                 cluster.up()
                 stack.callback(cluster.down)
                 yield Slurm(folder)
+            case "kubernetes":
+                pods = stack.enter_context(KubernetesCluster(folder / "cluster"))
+                before = os.environ.get("KUBECONFIG")
+                os.environ["KUBECONFIG"] = str(pods.write_kubeconfig("trainyard-airflow"))
+                stack.callback(_restore, "KUBECONFIG", before)
+                yield Kubernetes(folder, pods)
             case _:
                 raise ValueError(name)
+
+
+def _restore(variable: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = value

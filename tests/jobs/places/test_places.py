@@ -15,7 +15,7 @@ from processes import Stopwatch
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.progress import ProgressReader
 
-KINDS = ("local", "ssh", "slurm")
+KINDS = ("local", "ssh", "slurm", "kubernetes")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -42,9 +42,14 @@ def make(kind: Kind, tmp_path, request):
 
 
 def wait_for_outcome(job: TinyJob, seconds: float = 60, lost_seconds: float = 300.0):
-    handle = job.find_again(lost_seconds)
-    wait_until(handle.read_outcome, seconds)
-    return handle.read_outcome()
+    handle, found = job.find_again(lost_seconds), []
+
+    def has_ended() -> bool:
+        found.append(handle.read_outcome())
+        return found[-1] is not None
+
+    wait_until(has_ended, seconds, lambda: f"{job.list_processes()}")
+    return found[-1]
 
 
 def wait_until_works(job: TinyJob) -> None:
@@ -84,8 +89,10 @@ class TestPlace:
         job = make("sleep")
         starter = os.fork()
         if starter == 0:
-            job.start()
-            os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                job.start()
+            finally:
+                os.kill(os.getpid(), signal.SIGKILL)
         os.waitpid(starter, 0)
         wait_until_works(job)
         assert job.find_again().is_alive()
@@ -133,7 +140,7 @@ class TestPlace:
         assert "planned failure" in status.message
 
     def test_a_full_disk_is_named_and_tried_again(self, make, kind):
-        kind.environment = dict(kind.environment) | {"TMPDIR": kind.small_disk}
+        kind.environment = dict(kind.environment) | {"TINY_DISK": kind.small_disk}
         job = make("fill disk")
         job.start()
         status = wait_for_outcome(job)
@@ -158,4 +165,3 @@ def read_command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-

@@ -102,9 +102,13 @@ class ContainerEngine:
         _run("mount", "--bind", data, data)
         size = f"size={self._disk_bytes}"
         _run("mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self._volumes))
-        _make_certificates(self.certificates, self.host_address)
-        self._add_network()
-        self.start()
+        try:
+            _make_certificates(self.certificates, self.host_address)
+            self._add_network()
+            self.start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
@@ -115,14 +119,17 @@ class ContainerEngine:
     ) -> None:
         self.free_disk()
         try:
-            self.start()
-            if names := self.docker("ps", "-aq").split():
-                self.docker("rm", "-fv", *names)
-            self.stop()
+            if self._process is not None:
+                self.start()
+                if names := self.docker("ps", "-aq").split():
+                    self.docker("rm", "-fv", *names)
+                self.stop()
         finally:
             self._remove_folder()
 
     def _remove_folder(self) -> None:
+        # The namespace goes a moment later, and its name may be taken before.
+        subprocess.run(["ip", "link", "del", f"v-{self._namespace}"], capture_output=True)
         _run("ip", "netns", "del", self._namespace)
         for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
             if (target := line.split()[1]).startswith(f"{self._folder}/"):

@@ -113,7 +113,7 @@ class SlurmPlace(Place):
         """Ends the batch job. Slurm itself ends its processes on the node."""
         if self.find(attempt).may_run:
             self.cancel(attempt)
-        return True
+        return not self.find(attempt).may_run
 
     def check(self) -> Iterator[Finding]:
         """Asks whether Slurm answers, and whether it has the partition."""

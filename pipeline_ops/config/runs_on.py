@@ -58,6 +58,11 @@ def _find_problems(config: _Config, task: str, hosts: Hosts) -> Iterator[str]:
             f"{task}.python is for the host of the Airflow worker. "
             f"Write `python` into hosts/{section.runs_on}.yaml instead."
         )
+    if hosts.launcher == "local":
+        yield (
+            f"hosts/{section.runs_on}.yaml describes the host of the Airflow worker, where jobs "
+            f"run anyway. Remove runs_on, and set {task}.python if another interpreter is needed."
+        )
     if isinstance(hosts, KubernetesHosts) and "@sha256:" not in hosts.image:
         name = hosts.image.rpartition(":")[0] or hosts.image
         yield (

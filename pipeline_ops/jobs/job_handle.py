@@ -57,10 +57,10 @@ class JobHandle:
             return ""
 
     def is_alive(self) -> bool:
-        """Returns whether the job runs, or may run. It may if its place can't be reached."""
+        """Returns whether the job runs, or may run. It may if its place can't be asked."""
         try:
             return self.place.find(self.attempt).may_run
-        except MachineError as error:
+        except (MachineError, ConfigError) as error:
             _log.warning("%s", error)
             return True
 
@@ -103,7 +103,7 @@ class JobHandle:
             try:
                 self.place.cancel(self.attempt)
                 self.place.clean(self.attempt)
-            except MachineError as error:
+            except (MachineError, ConfigError) as error:
                 _log.warning("The job was asked to end, and not killed: %s", error)
 
     def reap(self) -> bool:
@@ -127,7 +127,7 @@ class JobHandle:
         """
         try:
             state = self.place.find(self.attempt)
-        except MachineError as error:
+        except (MachineError, ConfigError) as error:  # a login may have expired meanwhile
             return self._judge_silence(str(error))
         self._unreachable_since = None
         return state

@@ -82,7 +82,8 @@ class JobOperator(BaseOperator):
     def execute(self, context: Context) -> str:
         run = self._load_run(context)
         place = self._open_place(run)
-        self._handle = find_running_job(run, self.record_name, place)
+        with self._fail_on_error(run):
+            self._handle = find_running_job(run, self.record_name, place)
         if self._handle is None:
             with self._fail_on_error(run):
                 plan = self._plan_and_record_use(run)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline_ops.config.hosts import LocalHosts, SshHosts
+from pipeline_ops.config.hosts import SshHosts
 from pipeline_ops.config.hosts_base import Hosts
 from pipeline_ops.config.hosts_clusters import ContainerHosts, KubernetesHosts, SlurmHosts
 from pipeline_ops.config.pipeline import PipelineConfig
@@ -34,8 +34,6 @@ def make_place(hosts: Hosts | None, python: Path | None = None) -> Place:
     match hosts:
         case None:
             return LocalPlace(python)
-        case LocalHosts():
-            return LocalPlace(Path(hosts.python) if hosts.python else None)
         case SshHosts():
             from pipeline_ops.jobs.places.ssh import SshPlace
 

@@ -41,6 +41,8 @@ class SshPlace(Place):
       hosts: the hosts file.
     """
 
+    check_seconds = 15.0
+
     def __init__(self, hosts: SshHosts):
         self._hosts = hosts
         self._names = [host.name for host in hosts.hosts]

@@ -101,7 +101,7 @@ _UNITS = {"": 1} | {
 
 
 class Resources(Section):
-    """The resources of one container or pod. A job that needs more memory is killed and tried again."""
+    """The resources of a container or pod. A job that needs more memory is killed and retried."""
 
     cpu: str | None = Field(None, pattern=r"^([0-9]+(\.[0-9]+)?|[0-9]+m)$")
     """Number of cores: `4`, `0.5` or `500m`. Null is no limit."""

@@ -1,4 +1,4 @@
-"""The places where jobs run: on this host, on a host over ssh, in a container, in a pod, in a Slurm job.
+"""The places where jobs run: this host, hosts over ssh, containers, pods, jobs of Slurm.
 
 `place.py` has the interface. Each other module implements it for one kind of place, and has what
 the launchers of gangs need of the same kind.

@@ -17,6 +17,7 @@ from pipeline_ops.cli.summary import summarize_run
 from pipeline_ops.cli.terminal_view import make_console, print_result, terminal_view
 from pipeline_ops.cli.watch import RunMonitor, RunStatus
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.errors import TrainyardError
 
 _URL = "http://127.0.0.1:8080"
 _PASSWORDS = Path("/run/secrets/airflow_passwords")
@@ -70,4 +71,8 @@ def _print_failures(config: PipelineConfig, status: RunStatus) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except TrainyardError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -39,6 +39,7 @@ from pipeline_ops.system.processes import (
     SAFE_PATH,
     ProcessIdentity,
     kill_group,
+    kill_processes,
     start_detached,
 )
 from pipeline_ops.system.temp_dirs import sweep
@@ -94,7 +95,9 @@ class InitProcess:
             start_detached(self._argv, log, env=os.environ | variables, cwd=Path("/")).pid
         )
         code = self._wait(job, log)
-        kill_group(job, GRACE_SECONDS)  # what the job itself has started, and left
+        # What the job itself has started, and left.
+        kill_group(job, GRACE_SECONDS)
+        kill_processes((ATTEMPT_VARIABLE, str(attempt.folder)), GRACE_SECONDS)
         return self._report(code)
 
     def _stop(self, _signal: int, _frame: object) -> None:

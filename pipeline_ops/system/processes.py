@@ -172,13 +172,15 @@ def kill_group(
 
 
 def kill_processes(variable: tuple[str, str], grace_seconds: float) -> bool:
-    """Kills all processes of this user that were started with a variable in their environment.
+    """Kills the processes of this user that were started with a variable in their environment.
+
+    The caller is spared.
 
     Returns:
       Whether none is left. False if the kernel cannot end one within the grace time.
     """
     deadline = time.monotonic() + grace_seconds
-    while processes := find_processes(variable):
+    while processes := [each for each in find_processes(variable) if each.pid != os.getpid()]:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -20,7 +20,9 @@ from pipeline_ops.cli.local_airflow.ports import find_free_port
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 
 PUBLIC_IMAGES = {"postgres": "POSTGRES_IMAGE", "redis": "REDIS_IMAGE", "s3": "S3_IMAGE"}
-TRAINING = re.compile(r"train +train \d+")
+TRAINING = re.compile(r"train +train \d+/")
+CHECKPOINT = re.compile(r"train +train \d{3,}/")
+"""There are 44 steps in an epoch, and a checkpoint after each."""
 
 
 class Cluster:
@@ -143,7 +145,7 @@ def _provide_images(docker: Docker, context: Path) -> dict[str, str]:
 
 def test_a_run_on_the_cluster_publishes_a_model(cluster):
     output = cluster.start_run().finish()
-    assert "version 1" in output
+    assert "version 1 is in service" in output
 
 
 def test_a_training_goes_on_while_the_airflow_worker_is_dead(cluster):
@@ -151,15 +153,14 @@ def test_a_training_goes_on_while_the_airflow_worker_is_dead(cluster):
     run.wait_for(TRAINING)
     cluster.crash("worker")
     output = run.finish()
-    assert "restart" not in output
+    assert "resumes from step" not in output
 
 
 def test_a_training_continues_from_its_checkpoint_when_a_host_is_dead(cluster):
-    run = cluster.start_run("train.epochs=22")
-    run.wait_for(re.compile(r"train +.*epoch 3"))
+    run = cluster.start_run("train.epochs=60")
+    run.wait_for(CHECKPOINT)
     cluster.crash("host-2")
-    output = run.finish()
-    assert "restart" in output or "recovered" in output
+    assert "resumes from step" in run.finish()
 
 
 def test_a_second_run_finds_everything_made(cluster):

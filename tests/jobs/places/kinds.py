@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -110,6 +112,22 @@ class Kubernetes(Kind):
         self._cluster.lose_node(name_job(job.attempt), is_removed=True)
 
 
+_STARTER = """
+import json, os, signal, sys
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.config.hosts import parse_hosts
+from pipeline_ops.jobs.places.open_place import make_place
+from pipeline_ops.jobs.places.place import JobLaunch
+from pipeline_ops.storage.open_store import open_root
+
+given = json.loads(sys.argv[1])
+place = make_place(parse_hosts(given["hosts"]) if given["hosts"] else None)
+attempt = Attempt(open_root(given["attempt"]))
+place.start(JobLaunch(attempt, "tiny_job", given["environment"], 300, "digits", "train"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 class TinyJob:
     """A job of the module `tiny_job`, as an operator would start it."""
 
@@ -143,6 +161,17 @@ class TinyJob:
 
     def start(self) -> None:
         self.place.start(self.launch)
+
+    def start_and_kill_starter(self) -> None:
+        """Starts the job in a process that is killed at once."""
+        launch = {
+            "hosts": self.kind.hosts,
+            "attempt": str(self.attempt.folder),
+            "environment": dict(self.launch.environment),
+        }
+        argv = [sys.executable, "-c", _STARTER, json.dumps(launch)]
+        done = subprocess.run(argv, env=os.environ | {"PYTHONPATH": MODULE_PATH})
+        assert done.returncode == -signal.SIGKILL
 
     def find_again(self, lost_seconds: float = 300.0) -> JobHandle:
         """The job as another process sees it."""

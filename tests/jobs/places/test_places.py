@@ -87,13 +87,7 @@ class TestPlace:
 
     def test_it_outlives_its_starter_and_is_found_by_the_next_try(self, make):
         job = make("sleep")
-        starter = os.fork()
-        if starter == 0:
-            try:
-                job.start()
-            finally:
-                os.kill(os.getpid(), signal.SIGKILL)
-        os.waitpid(starter, 0)
+        job.start_and_kill_starter()
         wait_until_works(job)
         assert job.find_again().is_alive()
         assert job.find_again().read_outcome() is None

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docker_daemon import ROOT, Docker
+from docker_daemon import ROOT, Docker, wait_until_healthy
 
 from pipeline_ops.cli.local_airflow.ports import find_free_port
 
@@ -33,13 +33,13 @@ class Cluster:
     """
 
     def __init__(self, folder: Path, docker: Docker, environment: dict[str, str]):
-        self.docker, self._folder = docker, folder
+        self.docker, self.folder = docker, folder
         self._environment = {**docker.environment, **environment}
 
     def make(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["make", *words],
-            cwd=self._folder,
+            cwd=self.folder,
             env=self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -50,7 +50,7 @@ class Cluster:
         return Run(
             subprocess.Popen(
                 ["make", "up-run", f"ARGS={' '.join(settings)}"],
-                cwd=self._folder,
+                cwd=self.folder,
                 env=self._environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -146,6 +146,22 @@ def _provide_images(docker: Docker, context: Path) -> dict[str, str]:
 def test_a_run_on_the_cluster_publishes_a_model(cluster):
     output = cluster.start_run().finish()
     assert "version 1 is in service" in output
+
+
+def test_the_published_model_is_served(cluster, image):
+    """By a container that gets the keys of the bucket as files."""
+    secrets = cluster.folder / "docker" / ".secrets"
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    container = cluster.docker(
+        *("run", "-d", "--rm", "--read-only", "--network=trainyard-test_default"),
+        *(f"-v={secrets / name}:/run/secrets/{name}:ro" for name in names),
+        *("-e=AWS_ENDPOINT_URL=http://s3:8333", "-e=AWS_REGION=us-east-1"),
+        *(image("serving"), "digits", "--registry=s3://trainyard/root/models"),
+    )
+    try:
+        wait_until_healthy(cluster.docker, container)
+    finally:
+        cluster.docker("kill", container)
 
 
 def test_a_training_goes_on_while_the_airflow_worker_is_dead(cluster):

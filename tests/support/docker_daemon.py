@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,3 +149,15 @@ def _provide_base_image(docker: Docker, folder: Path) -> None:
     context.mkdir()
     shutil.copy(_CERTIFICATES, context / "certificates.crt")
     docker.build(BASE_IMAGE, ROOT / "tests" / "docker" / "Base.Dockerfile", context)
+
+
+def wait_until_healthy(docker: Docker, container: str) -> None:
+    health = "{{.State.Health.Status}}"
+    wait_until(lambda: docker("inspect", "--format", health, container) == "healthy")
+
+
+def wait_until(is_true: Callable[[], bool], seconds: float = 180) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)

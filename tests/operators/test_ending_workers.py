@@ -1,0 +1,107 @@
+"""A run whose workers are removed with all their processes whenever a task defers, as the pods of
+KubernetesExecutor are. Jobs run in containers, and the storage root is in a bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from containers import container_engine, why_not
+from object_servers.s3_server import S3Server
+
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.operators.trigger import JobTrigger
+from pipeline_ops.planning.job_kinds import JOBS
+from pipeline_ops.storage.open_store import open_root
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    if reason := why_not():
+        pytest.skip(reason)
+    with container_engine(disk_bytes=2 << 30) as found:
+        yield found
+
+
+@pytest.fixture
+def config(engine, tmp_path) -> Path:
+    """The digits with their raw data and their root in a bucket, and all tasks in containers."""
+    engine.provide_jobs_image()
+    values = yaml.safe_load((CODE_ROOT / "configs" / "digits.yaml").read_text())
+    values["storage"]["root"] = "s3://bucket/root"
+    values["preprocess"]["source"]["path"] = "s3://bucket/raw"
+    values["train"]["epochs"] = 12
+    for task in JOBS:
+        values[task]["runs_on"] = "box"
+    (tmp_path / "hosts").mkdir()
+    hosts = engine.hosts_file(image="trainyard-jobs", memory="4Gi")
+    (tmp_path / "hosts" / "box.yaml").write_text(yaml.safe_dump(hosts))
+    (tmp_path / "digits.yaml").write_text(yaml.safe_dump(values))
+    return tmp_path / "digits.yaml"
+
+
+@pytest.fixture
+def bucket(engine, tmp_path, monkeypatch):
+    with S3Server(engine.gateway) as server:
+        for name, value in server.build_environment().items():
+            monkeypatch.setenv(name, value)
+        server.make_bucket("bucket")
+        raw = tmp_path / "raw"
+        subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", raw], check=True)
+        target = open_root("s3://bucket/raw")
+        for file in sorted(raw.rglob("*.png")):
+            (target / str(file.relative_to(raw))).upload(file)
+        yield
+
+
+def run_in_a_pod(given: dict) -> dict:
+    """Executes a task in a process namespace of its own, which ends with it."""
+    argv = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    done = subprocess.run(
+        [*argv, sys.executable, "-m", "ending_worker"],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": f"{CODE_ROOT}:{CODE_ROOT / 'tests' / 'support'}"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_task(job: str, config: Path, manifests: dict[str, str]) -> tuple[str, int]:
+    """Returns the manifest of a task, and how often it has deferred."""
+    given = {"job": job, "config": str(config), "store": {}, "manifests": manifests, "event": None}
+    num_deferrals = 0
+    while "manifest" not in (answer := run_in_a_pod(given)):
+        num_deferrals += 1
+        event = asyncio.run(wait_for_trigger(answer["trigger"]))
+        given |= {"store": answer["store"], "event": event}
+    return answer["manifest"], num_deferrals
+
+
+async def wait_for_trigger(arguments: dict) -> dict:
+    async for event in JobTrigger(**arguments).run():
+        return event.payload
+    raise AssertionError("the trigger has ended without an event")
+
+
+def test_all_four_jobs_outlive_the_pods_of_their_tasks(bucket, config, engine):
+    manifests: dict[str, str] = {}
+    for job in JOBS:
+        manifests[job], num_deferrals = run_task(job, config, manifests)
+        assert num_deferrals == 1, "its pod was removed once while the job ran"
+    figures = read_manifest(manifests["export"]).figures
+    assert figures["version"] == 1
+    fingerprint = read_manifest(manifests["train"]).fingerprint
+    assert list(fingerprint.versions) == ["image"]
+    assert engine.docker("ps", "-aq") == "", "their containers are removed"
+    assert engine.list_volumes() == []

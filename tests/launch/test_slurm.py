@@ -14,7 +14,8 @@ from launch.running import command, starting, wait_until
 
 from pipeline_ops.config.hosts_clusters import SlurmHosts
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.launch.slurm import build_batch_script, build_sbatch_command, parse_node_address
+from pipeline_ops.jobs.places.slurm import build_sbatch_command
+from pipeline_ops.launch.slurm import build_batch_script, count_nodes, parse_node_address
 
 
 def test_what_slurm_is_asked_for():
@@ -26,7 +27,8 @@ def test_what_slurm_is_asked_for():
         partition="gpu",
         arguments=["--gres=gpu:4"],
     )
-    assert build_sbatch_command(hosts, "name", Path("/run/slurm.log")) == [
+    command = build_sbatch_command(hosts, "name", Path("/run/slurm.log"), count_nodes(hosts))
+    assert command == [
         "sbatch",
         "--parsable",
         "--no-requeue",
@@ -40,7 +42,7 @@ def test_what_slurm_is_asked_for():
         "--gres=gpu:4",
     ]
     assert "--exclusive" in build_sbatch_command(
-        SlurmHosts(launcher="slurm", nodes=1), "name", Path("/run")
+        SlurmHosts(launcher="slurm", nodes=1), "name", Path("/run"), "1"
     ), "without a number of cores the job needs whole nodes"
 
 

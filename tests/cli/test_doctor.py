@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fake_kubernetes import KubernetesCluster
+from fake_kubernetes.placed_job import IMAGE
 from launch.network import Network, why_not
 from launch.running import wait_until
 from small_disks import mount_small_disk
@@ -205,6 +207,17 @@ def test_a_planted_fault_is_found(doctor, monkeypatch, plant, check, text):
     assert any(text in problem for problem in problems.values()), problems
 
 
+def test_validate_refuses_jobs_that_would_end_with_their_pods(doctor, monkeypatch, capsys):
+    plant_kubernetes_executor(doctor, monkeypatch)
+    file = doctor.folder / "digits.yaml"
+    file.write_text(yaml.safe_dump(doctor.values))
+    assert main(["validate", str(file)]) == 78
+    assert "digits.yaml:12: preprocess runs with Airflow's KubernetesExecutor" in (
+        message := capsys.readouterr().err
+    )
+    assert "Write `runs_on: NAME` into `preprocess`" in message
+
+
 def test_a_full_disk_is_found(doctor):
     with mount_small_disk(doctor.folder / "small") as folder:
         doctor.set("storage", root=str(folder))
@@ -267,6 +280,40 @@ def hosts(network):
     yield network.hosts_file(2) | {"connect_timeout_seconds": 2}
     for host in network.hosts:
         network.reconnect(host)
+
+
+class TestKubernetes:
+    """Faults of the access to a cluster, which is a fake one with real rules of access."""
+
+    @pytest.fixture
+    def cluster(self, tmp_path, monkeypatch):
+        with KubernetesCluster(tmp_path / "cluster") as cluster:
+            monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("trainyard-airflow")))
+            yield cluster
+
+    @pytest.fixture
+    def pods(self, doctor):
+        doctor.set("storage", root=str(doctor.folder / "root"))
+        volume = {"claim": "root", "mount": str(doctor.folder)}
+        return {"launcher": "kubernetes", "image": IMAGE, "namespace": "training"} | {
+            "volumes": [volume]
+        }
+
+    def test_the_roles_in_rbac_yaml_are_enough(self, doctor, cluster, pods):
+        doctor.run_on(pods)
+        assert doctor.examine() == {}
+
+    def test_missing_rights_are_found(self, doctor, cluster, pods, monkeypatch):
+        monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("trainyard-supervisor")))
+        doctor.run_on(pods)
+        problem = doctor.examine()["hosts/lab.yaml"]
+        assert "this account may not delete pods, get pods/log" in problem
+        assert "docker/kubernetes/rbac.yaml" in problem
+
+    def test_a_cluster_that_does_not_answer_is_found(self, doctor, cluster, pods):
+        doctor.run_on(pods)
+        cluster.stop()
+        assert doctor.examine()["hosts/lab.yaml"]
 
 
 class TestSshHosts:

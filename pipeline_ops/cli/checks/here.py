@@ -120,7 +120,7 @@ def find_executor_problems(config: PipelineConfig) -> Iterator[str]:
                 f"{config.locate((task,))}: {task} runs with Airflow's KubernetesExecutor, whose "
                 "pod ends when the task defers, and takes a job along that runs in it. Write "
                 f"`runs_on: NAME` into `{task}`, where hosts/NAME.yaml has `launcher: kubernetes` "
-                "(docs/several-hosts.md)."
+                "(docs/where-jobs-run.md)."
             )
 
 

@@ -26,28 +26,31 @@ _REMOTE_MODULE = "pipeline_ops.jobs.remote_host"
 
 def check_places(config: PipelineConfig) -> Iterator[Finding]:
     """Checks each hosts file that the config names."""
-    named = {config.train.hosts: (config.hosts, "train")} if config.hosts else {}
+    named: dict[str, tuple[Hosts, str | None]] = {}
+    if config.hosts and config.train.hosts:
+        named[config.train.hosts] = (config.hosts, None)
     for task in TASKS:
-        name, hosts = getattr(config, task).runs_on, config.find_job_hosts(task)
-        if name and hosts and name not in named:
-            named[name] = (hosts, task)
-    for name, (hosts, task) in named.items():
-        if hosts is None:
-            continue
-        is_seen_there = config.root.is_local
+        if hosts := config.find_job_hosts(task):
+            named[getattr(config, task).runs_on] = (hosts, task)
+    for name, (hosts, user) in named.items():
+        check, packages = f"hosts/{name}.yaml", KINDS[user or "train"].packages
         if isinstance(hosts, SshHosts):
-            yield from _check_ssh_hosts(f"hosts/{name}.yaml", hosts, KINDS[task].packages)
-            if is_seen_there:
-                yield from _check_shared_folder(f"hosts/{name}.yaml", hosts, config)
-        else:
-            yield from _check_place(f"hosts/{name}.yaml", hosts, KINDS[task].packages)
+            yield from _check_ssh_hosts(check, hosts, packages)
+            if config.root.is_local:
+                yield from _check_shared_folder(check, hosts, config)
+        elif hosts.launcher != "local":
+            yield from _check_place(check, hosts, packages if user else None)
 
 
-def _check_place(check: str, hosts: Hosts, packages: Iterable[str]) -> Iterator[Finding]:
-    """Checks a container engine, a cluster or Slurm by the questions that a plan asks."""
+def _check_place(check: str, hosts: Hosts, packages: Iterable[str] | None) -> Iterator[Finding]:
+    """Checks a container engine, a cluster or Slurm by the questions that a plan asks.
+
+    For the hosts of a gang only, `packages` is None: their supervisor compares the packages.
+    """
     try:
         place = make_place(hosts)
-        place.find_versions(packages)
+        if packages is not None:
+            place.find_versions(packages)
         problems = list(place.check())
     except TrainyardError as error:
         yield Finding(check=check, problem=str(error))

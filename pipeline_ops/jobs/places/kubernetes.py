@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipeline_ops.artifacts.layout import Attempt
@@ -25,9 +25,11 @@ from pipeline_ops.jobs.places.kubernetes_manifest import (
     build_secret,
     select_secret_values,
 )
+from pipeline_ops.jobs.places.kubernetes_rights import JOB_RIGHTS, check_rights
 from pipeline_ops.jobs.places.kubernetes_state import judge_job
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.host_check import Finding
 
 _END_SECONDS = 2.5
 """How long a cancelled pod may outlive its grace period before it is removed by force."""
@@ -94,6 +96,10 @@ class KubernetesPlace(Place):
         self._end(name)
         self._client.delete("secret", name)
         return not self._client.list_pods(name)
+
+    def check(self) -> Iterator[Finding]:
+        """Asks Kubernetes for each right that this account needs to run jobs."""
+        return check_rights(self._client, JOB_RIGHTS)
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The digest of the image, which holds all packages.

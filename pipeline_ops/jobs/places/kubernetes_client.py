@@ -56,32 +56,32 @@ class KubernetesClient:
         configuration = open_configuration(context)
         from kubernetes import client
 
-        self._namespace, self._client = namespace, client.ApiClient(configuration)
+        self.namespace, self._client = namespace, client.ApiClient(configuration)
         self.server_time = time.time()
         """The time of the server at its last answer. All times in objects are of its clock."""
 
     def create(self, kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
         """Creates an object. Returns it, or None if there is one of that name."""
         answer = self._send(
-            "create", kind, self._namespace, dict(manifest), field_validation="Strict"
+            "create", kind, self.namespace, dict(manifest), field_validation="Strict"
         )
         return None if answer is None else dict(json.loads(answer))
 
     def read(self, kind: Kind, name: str) -> dict[str, Any] | None:
         """An object, or None if there is none."""
-        answer = self._send("read", kind, name, self._namespace)
+        answer = self._send("read", kind, name, self.namespace)
         return None if answer is None else dict(json.loads(answer))
 
     def list_pods(self, instance: str) -> list[dict[str, Any]]:
         """The pods of a job or a gang."""
         selector = f"{INSTANCE_LABEL}={instance}"
-        answer = self._send("list", "pod", self._namespace, label_selector=selector)
+        answer = self._send("list", "pod", self.namespace, label_selector=selector)
         return list(json.loads(answer or b"{}").get("items") or [])
 
     def read_log(self, pod: str, num_lines: int) -> str:
         """The end of what the container has printed."""
         answer = self._send(
-            *("read", "pod", pod, self._namespace),
+            *("read", "pod", pod, self.namespace),
             suffix="_log",
             container=CONTAINER,
             tail_lines=num_lines,
@@ -100,12 +100,12 @@ class KubernetesClient:
         options: dict[str, Any] = {"propagation_policy": "Background"}
         if grace_seconds is not None:
             options["grace_period_seconds"] = grace_seconds
-        self._send("delete", kind, name, self._namespace, **options)
+        self._send("delete", kind, name, self.namespace, **options)
 
     def is_allowed(self, group: str, resource: str, verb: str) -> bool:
         """Returns whether this account has a right in the namespace. `pods/log` is a resource."""
         name, _, part = resource.partition("/")
-        wanted = {"namespace": self._namespace, "group": group, "resource": name, "verb": verb}
+        wanted = {"namespace": self.namespace, "group": group, "resource": name, "verb": verb}
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
@@ -155,7 +155,7 @@ class KubernetesClient:
             raise OSError(f"{type(error).__name__}: {error}") from None
 
     def _make_error(self, status: int, what: str, problem: str) -> TrainyardError:
-        where = f"in the namespace {self._namespace}"
+        where = f"in the namespace {self.namespace}"
         if status in (401, 403) and "exceeded quota" in problem:
             return MachineError(f"Kubernetes has no room {where}: {problem}")
         if status in (401, 403):

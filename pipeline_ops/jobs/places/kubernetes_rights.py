@@ -5,10 +5,12 @@ docker/kubernetes/rbac.yaml grants them. A preflight asks for them before anythi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from pipeline_ops.jobs.places.kubernetes_access import RBAC_FILE
 from pipeline_ops.jobs.places.kubernetes_client import KubernetesClient
+from pipeline_ops.system.host_check import Finding
 
 
 class Right(NamedTuple):
@@ -48,3 +50,14 @@ def find_missing_rights(client: KubernetesClient, rights: Sequence[Right]) -> li
       ConfigError: it does not know this account.
     """
     return [right for right in rights if not client.is_allowed(*right)]
+
+
+def check_rights(client: KubernetesClient, rights: Sequence[Right]) -> Iterator[Finding]:
+    """Yields one finding if rights are missing. Raises like `find_missing_rights`."""
+    if missing := find_missing_rights(client, rights):
+        names = ", ".join(f"{right.verb} {right.resource}" for right in missing)
+        yield Finding(
+            check="rights in Kubernetes",
+            problem=f"this account may not {names} in the namespace {client.namespace}",
+            cure=f"Apply {RBAC_FILE}, or correct `namespace` in the hosts file.",
+        )

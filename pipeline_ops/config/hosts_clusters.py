@@ -108,7 +108,9 @@ class ContainerHosts(Hosts, Resources):
         return self.containers
 
     def shares_folder(self, path: Path) -> bool:
-        return any(path.is_relative_to(volume.mount) for volume in self.volumes)
+        return any(
+            path.is_relative_to(volume.mount) and not volume.read_only for volume in self.volumes
+        )
 
 
 class Volume(Section):

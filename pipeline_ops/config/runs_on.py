@@ -79,6 +79,10 @@ def _find_folders(config: _Config, task: str, hosts: Hosts) -> Iterator[str]:
         paths["preprocess.source.path"] = config.preprocess.source.path
     if task == "export" and config.export.registry:
         paths["export.registry"] = config.export.registry
+    if task == "export" and config.export.signing_key:
+        paths["export.signing_key"] = config.export.signing_key
+    if config.storage.ca_file:
+        paths["storage.ca_file"] = config.storage.ca_file
     for key, path in paths.items():
         if not is_remote(path):
             folder = config.resolve_path(path)
@@ -88,6 +92,6 @@ def _find_folders(config: _Config, task: str, hosts: Hosts) -> Iterator[str]:
 
 def _describe_missing(key: str, folder: Path) -> str:
     return (
-        f"{key} is the folder {folder} of this host, which is not seen there. Use a URI such as "
-        f"s3://bucket/folder, or add a volume that is mounted at {folder} to the hosts file."
+        f"{key} is {folder} on this host, which is not seen there. Use a URI such as "
+        f"s3://bucket/folder, or add a volume with it, mounted at the same path, to the hosts file."
     )

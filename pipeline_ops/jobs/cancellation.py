@@ -28,6 +28,9 @@ from pipeline_ops.system.processes import find_group_members
 STORE_KEY = "trainyard_job"
 """The key of a task's job and its owner in Airflow's task state store."""
 
+LOST = "its place could not be reached"
+"""The reason to end a job that counts as lost. Another try follows it, as after a killed job."""
+
 GRACE_SECONDS = 2.0
 """The time between SIGTERM and SIGKILL. A job has no state to save besides its last checkpoint."""
 

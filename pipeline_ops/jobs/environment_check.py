@@ -7,11 +7,16 @@ code that has not made it.
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.source_code import PACKAGES, digest_all_sources
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.request import Request
+from pipeline_ops.user_code.models import digest_user_code
+from pipeline_ops.user_code.stages import digest_stage_code
 
 IMAGE = "image"
 """The version of an image, which stands for those of all packages in it."""
@@ -20,6 +25,19 @@ IMAGE = "image"
 def digest_code() -> str:
     """The digest of this project's code here."""
     return digest_all_sources(packages=PACKAGES)
+
+
+def _digest_own_code(request: Request) -> dict[str, str]:
+    """The digests of the author's own modules here. Raises ConfigError if one is missing."""
+    match request.job:
+        case "train":
+            train = Train.model_validate(request.config)
+            return digest_user_code(train, Path(request.config_file).parent)
+        case "preprocess":
+            stages = Preprocess.model_validate(request.config).stages
+            return digest_stage_code([stage.name for stage in stages])
+        case _:
+            return {}
 
 
 def validate_environment(request: Request) -> None:
@@ -34,6 +52,12 @@ def validate_environment(request: Request) -> None:
             f"Airflow has ({request.code_digest}). Install the same version there, or build the "
             "image again"
         )
+    for path, digest in _digest_own_code(request).items():
+        if request.fingerprint.code.get(path) != digest:
+            raise ConfigError(
+                f"{path} on {platform.node()} is not the one that Airflow has. Install the same "
+                "version of its package there, or build the image again"
+            )
     expected = request.fingerprint.versions
     if IMAGE in expected:
         return

@@ -24,8 +24,9 @@ import time
 from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.errors import DataError, ExitCode, TrainyardError
-from pipeline_ops.jobs.cancellation import GRACE_SECONDS, read_cancellation_reason
+from pipeline_ops.errors import DataError, ExitCode, MachineError, TrainyardError
+from pipeline_ops.jobs.cancellation import GRACE_SECONDS, LOST, read_cancellation_reason
+from pipeline_ops.jobs.places.local import is_local, read_process
 from pipeline_ops.jobs.request import Status, read_request, read_status, write_status
 from pipeline_ops.jobs.runner import INIT_VARIABLE
 from pipeline_ops.jobs.workspace import make_local_folder, ship_leftovers
@@ -48,6 +49,8 @@ _POLL_SECONDS = 0.1
 _WAIT_SECONDS = 5.0
 _STOP_SECONDS = 25.0
 """The time that a cluster usually gives a process between SIGTERM and SIGKILL is 30 seconds."""
+_REPEATS = (1.0, 5.0, 15.0)
+"""The pauses before a status is written again to a store that does not answer."""
 _CHUNK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
@@ -64,6 +67,9 @@ def main() -> int:
         return ExitCode.CONFIG
     except FileExistsError:
         return _wait_for_other(attempt)
+    except PermissionError as error:
+        _log.error("This user (%d) may not use the storage root: %s", os.geteuid(), error)
+        return ExitCode.CONFIG
     except TrainyardError as error:
         _log.error("The store can't be used from here: %s", error)
         return error.exit_code
@@ -117,17 +123,28 @@ class InitProcess:
 
     def _report(self, code: int) -> int:
         """Writes the status, if the job could not, and copies what it has left to the store."""
-        status = _try_read_status(self._attempt)
-        if status is None:
-            status = Status(exit_code=ExitCode.RETRY, message=self._explain(code))
-            if reason := read_cancellation_reason(self._attempt):
-                status = Status(exit_code=ExitCode.CANCELLED, message=reason)
-            _log.error("%s", status.message)
-            write_status(self._attempt, status)
+        message = self._explain(code)
         with contextlib.suppress(TrainyardError):  # the status is more important than the log
+            ship_leftovers(self._attempt)  # first, because Airflow removes the place afterwards
             self._attempt.scratch.remove_tree()
-            ship_leftovers(self._attempt)
         sweep()
+        for pause_seconds in _REPEATS:
+            try:
+                return self._write_missing_status(message)
+            except MachineError as error:
+                _log.warning("%s", error)
+                time.sleep(pause_seconds)
+        return self._write_missing_status(message)
+
+    def _write_missing_status(self, message: str) -> int:
+        if status := _try_read_status(self._attempt):
+            return status.exit_code
+        status = Status(exit_code=ExitCode.RETRY, message=message)
+        reason = read_cancellation_reason(self._attempt)
+        if reason not in (None, LOST):
+            status = Status(exit_code=ExitCode.CANCELLED, message=reason)
+        _log.error("%s", status.message)
+        write_status(self._attempt, status)
         return status.exit_code
 
     def _explain(self, code: int) -> str:
@@ -171,9 +188,16 @@ def _wait_for_other(attempt: Attempt[StorePath]) -> int:
     """Waits for the end of a job that another init process has started, until its deadline."""
     _log.info("This job was started before. This process waits for its end.")
     deadline = time.monotonic() + read_request(attempt.request).deadline_seconds
-    while (status := _try_read_status(attempt)) is None and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        with contextlib.suppress(MachineError):  # the store is away for a while
+            if status := _try_read_status(attempt):
+                return status.exit_code
+            first = read_process(attempt)
+            is_gone = first is not None and is_local(first) and not first.is_alive()
+            if is_gone or read_cancellation_reason(attempt) is not None:
+                break
         time.sleep(_WAIT_SECONDS)
-    return status.exit_code if status else ExitCode.RETRY
+    return ExitCode.RETRY
 
 
 if __name__ == "__main__":

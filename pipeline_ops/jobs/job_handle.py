@@ -12,7 +12,7 @@ import time
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError
-from pipeline_ops.jobs.cancellation import read_cancellation_reason, request_cancellation
+from pipeline_ops.jobs.cancellation import LOST, read_cancellation_reason, request_cancellation
 from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.places.place import JobState, Place
 from pipeline_ops.jobs.request import Status, read_request, read_status
@@ -43,6 +43,8 @@ class JobHandle:
         lost_seconds: float = _LOST_SECONDS,
     ):
         self.attempt, self.place = attempt, place or LocalPlace()
+        self.request_digest = ""
+        """The digest of the request, in the process that has written it."""
         self._lost_seconds = lost_seconds
         self._next_check = 0.0
         self._unreachable_since: float | None = None
@@ -137,14 +139,15 @@ class JobHandle:
         if self._unreachable_since is None or size != self._progress_bytes:
             self._unreachable_since, self._progress_bytes = now, size
             _log.warning("The place of the job can't be reached, and the job goes on: %s", problem)
-        silent_seconds = now - self._unreachable_since
-        if silent_seconds < self._lost_seconds:
+        is_lost = read_cancellation_reason(self.attempt) == LOST
+        if not is_lost and now - self._unreachable_since < self._lost_seconds:
             return None
-        request_cancellation(self.attempt, "its place could not be reached")
+        if not is_lost:  # the next process to look at the job learns it from this file
+            request_cancellation(self.attempt, LOST)
         return JobState(
             "ended",
-            f"the job has made no progress for {silent_seconds:.0f} s, and the place where it runs "
-            f"can't be reached, so its host is lost: {problem}",
+            f"the job has made no progress for {self._lost_seconds:.0f} s, and the place where it "
+            f"runs can't be reached, so its host is lost: {problem}",
         )
 
     def _measure_progress(self) -> int:

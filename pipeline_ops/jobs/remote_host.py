@@ -25,6 +25,7 @@ from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import ConfigError, DataError, ExitCode, TrainyardError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
 from pipeline_ops.jobs.environment_check import digest_code
+from pipeline_ops.jobs.places.local import is_local
 from pipeline_ops.jobs.workspace import find_jobs_folder, make_local_folder, ship_leftovers
 from pipeline_ops.storage.atomic import format_json, write_atomically
 from pipeline_ops.storage.open_store import open_root
@@ -36,6 +37,7 @@ from pipeline_ops.system.processes import (
     ATTEMPT_VARIABLE,
     ProcessIdentity,
     find_processes,
+    has_environment_variable,
     kill_processes,
     start_detached,
 )
@@ -115,7 +117,7 @@ def start(question: Question) -> Answer:
 def _start(attempt: Attempt[StorePath], question: Question) -> Answer:
     folder = make_local_folder(attempt.folder)
     with exclusive_lock(folder / _LOCK, str(attempt.folder), _LOCK_SECONDS):
-        if (folder / _INIT).exists():
+        if _read_init(folder) is not None:
             return find(question)
         argv = [sys.executable, "-m", INIT_MODULE, question.module, str(attempt.request)]
         environment = os.environ | {ATTEMPT_VARIABLE: str(attempt.folder)}
@@ -143,7 +145,7 @@ def cancel(question: Question) -> Answer:
     attempt = _open_attempt(question)
     init = _read_init(make_local_folder(attempt.folder))
     variable = (ATTEMPT_VARIABLE, str(attempt.folder))
-    if init is not None and init.is_alive():
+    if init is not None and has_environment_variable(init.pid, variable):
         with contextlib.suppress(ProcessLookupError):
             os.kill(init.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
@@ -206,10 +208,12 @@ def _open_attempt(question: Question) -> Attempt[StorePath]:
 
 
 def _read_init(folder: Path) -> ProcessIdentity | None:
+    """The init process of a job on this host. The folder may be shared with other hosts."""
     try:
-        return read_json_as(ProcessIdentity, open_root(folder) / _INIT)
+        init = read_json_as(ProcessIdentity, open_root(folder) / _INIT)
     except DataError:
         return None
+    return init if init is not None and is_local(init) else None
 
 
 _COMMANDS: Mapping[str, Callable[[Question], Answer]] = {

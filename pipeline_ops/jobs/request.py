@@ -18,6 +18,7 @@ from pipeline_ops.artifacts.manifest import Input
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.jobs.planned_training import PlannedTraining
 from pipeline_ops.storage.atomic import format_json, translate_write_errors
+from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.safe_paths import RelativePath
 from pipeline_ops.storage.store import StoreUsage
@@ -84,9 +85,7 @@ class Status(BaseModel):
 def write_request(attempt: Attempt[StorePath], request: Request) -> None:
     """Writes the request. In a folder, only the owner can read the folder and the file."""
     if attempt.folder.is_local:
-        with translate_write_errors(attempt.request.local):
-            attempt.folder.local.parent.mkdir(parents=True, exist_ok=True)
-            attempt.folder.local.mkdir(mode=0o700, exist_ok=True)
+        make_private_folder(attempt)
     attempt.request.write((request.model_dump_json(indent=2) + "\n").encode(), mode=0o600)
 
 
@@ -96,6 +95,21 @@ def read_request(file: StorePath) -> Request:
     if request is None:
         raise DataError(f"{file}: there is no such request. An operator writes it.")
     return request
+
+
+def make_private_folder(attempt: Attempt[StorePath]) -> None:
+    """Makes the folder of an attempt, if the root is a folder. Only the owner can read it.
+
+    Raises:
+      MachineError: the disk refused it.
+    """
+    with translate_write_errors(attempt.request.local):
+        attempt.folder.local.parent.mkdir(parents=True, exist_ok=True)
+        attempt.folder.local.mkdir(mode=0o700, exist_ok=True)
+
+
+def compute_request_digest(request: Request) -> str:
+    return compute_digest(request.model_dump(mode="json"))
 
 
 def write_status(attempt: Attempt[StorePath], status: Status) -> None:

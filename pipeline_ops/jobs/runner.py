@@ -29,11 +29,15 @@ from pipeline_ops.artifacts.layout import Attempt, lock_file, work_folder
 from pipeline_ops.artifacts.manifest import NAME
 from pipeline_ops.errors import Cancelled, ExitCode, TrainyardError
 from pipeline_ops.jobs.artifact_writer import ArtifactDraft, open_draft
-from pipeline_ops.jobs.cancellation import monitor_cancellation, read_cancellation_reason
+from pipeline_ops.jobs.cancellation import LOST, monitor_cancellation, read_cancellation_reason
 from pipeline_ops.jobs.environment_check import validate_environment
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Request, Status, read_request, write_status
-from pipeline_ops.jobs.workspace import find_local_folder, open_workspace
+from pipeline_ops.jobs.workspace import (
+    find_local_folder,
+    open_workspace,
+    read_planned_request,
+)
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.read_errors import to_exit_code
 from pipeline_ops.storage.staging import remove_own_folder
@@ -106,9 +110,7 @@ def run_request(work: Callable[[Job], ExitCode], uri: str | Path) -> ExitCode:
     signal.signal(signal.SIGTERM, _cancel)
     attempt = Attempt(open_path(uri).root)
     try:
-        request = read_request(attempt.request)
-        if INIT_VARIABLE in os.environ:
-            validate_environment(request)
+        request = read_planned_request(attempt)
         with (
             monitor_cancellation(attempt),
             _deadline(request.deadline_seconds, attempt),
@@ -116,6 +118,8 @@ def run_request(work: Callable[[Job], ExitCode], uri: str | Path) -> ExitCode:
             open_workspace(attempt) as workspace,
         ):
             request = read_request(open_path(workspace.request))
+            if INIT_VARIABLE in os.environ:
+                validate_environment(request)
             status = _do_once(work, request, workspace, attempt)
     except TrainyardError as error:
         status = _make_status(error, attempt)
@@ -144,15 +148,15 @@ def _make_status(error: TrainyardError, attempt: Attempt[StorePath]) -> Status:
     A cluster stops jobs by SIGTERM, too: for a job with a higher priority, or to empty a node. Such
     a job was not cancelled by a person, and is tried again.
     """
-    if (
-        isinstance(error, Cancelled)
-        and INIT_VARIABLE in os.environ
-        and read_cancellation_reason(attempt) is None
-    ):
-        return Status(
-            exit_code=ExitCode.RETRY,
-            message="its host has stopped the job (preemption, eviction or shutdown)",
-        )
+    if isinstance(error, Cancelled):
+        reason = read_cancellation_reason(attempt)
+        if reason == LOST:
+            return Status(exit_code=ExitCode.RETRY, message=LOST)
+        if reason is None and INIT_VARIABLE in os.environ:
+            return Status(
+                exit_code=ExitCode.RETRY,
+                message="its host has stopped the job (preemption, eviction or shutdown)",
+            )
     return Status(exit_code=error.exit_code, message=str(error))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.jobs.request import Request
-from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.atomic import translate_write_errors, write_atomically
 from pipeline_ops.user_code.models import digest_user_code
 
 _FOLDER = "user_code"
@@ -45,7 +45,8 @@ def write_user_files(request: Request, folder: Path) -> Request:
         return request
     target = folder / _FOLDER
     for path, text in request.user_files.items():
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        with translate_write_errors(target / path):
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target / path, text.encode())
     config_file = str(target / Path(request.config_file).name)
     training = request.training

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.errors import TrainyardError
-from pipeline_ops.jobs.request import read_request
+from pipeline_ops.errors import DataError, TrainyardError
+from pipeline_ops.jobs.request import Request, compute_request_digest, read_request
 from pipeline_ops.jobs.user_files import write_user_files
 from pipeline_ops.storage.atomic import make_write_error, write_atomically
 from pipeline_ops.storage.digest import compute_digest
@@ -28,6 +28,8 @@ from pipeline_ops.storage.store import LogWriter
 from pipeline_ops.storage.store_path import StorePath
 
 LOCAL_FOLDER_VARIABLE = "TRAINYARD_LOCAL_FOLDER"
+REQUEST_VARIABLE = "TRAINYARD_REQUEST"
+"""The variable with the digest of the request, in the processes of a job on all hosts."""
 _SHIP_SECONDS = 1.0
 _CHUNK_BYTES = 4 << 20
 _APPENDED = (".log", ".jsonl")
@@ -98,11 +100,29 @@ def copy_request(attempt: Attempt[StorePath]) -> Attempt[Path]:
       DataError: there is no such attempt in the store, or its request is invalid.
       MachineError: the store or the disk failed.
     """
-    request = read_request(attempt.request)
+    request = read_planned_request(attempt)
     workspace = Attempt(make_local_folder(attempt.folder))
     request = write_user_files(request, workspace.folder)
     write_atomically(workspace.request, request.model_dump_json().encode(), mode=0o600)
     return workspace
+
+
+def read_planned_request(attempt: Attempt[StorePath]) -> Request:
+    """The request as Airflow has planned it.
+
+    Others may write to the bucket. The digest travels by the way that starts the job.
+
+    Raises:
+      DataError: there is no request, it is invalid, or it is another one.
+    """
+    request = read_request(attempt.request)
+    expected = os.environ.get(REQUEST_VARIABLE)
+    if expected and compute_request_digest(request) != expected:
+        raise DataError(
+            f"{attempt.request} is not the request that Airflow has written. Find out who else "
+            "writes there, and clear the task."
+        )
+    return request
 
 
 def ship_leftovers(attempt: Attempt[StorePath]) -> None:

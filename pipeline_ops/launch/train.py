@@ -28,6 +28,7 @@ from pipeline_ops.jobs.gang_protocol import STATE, Isolation, StoredWork, format
 from pipeline_ops.jobs.host_dataset import open_host_cache, open_host_dataset
 from pipeline_ops.jobs.places.environment import collect_store_environment
 from pipeline_ops.jobs.runner import Job, run_job
+from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
 from pipeline_ops.launch.candidate import export_saved_model
 from pipeline_ops.launch.container import ContainerLauncher
 from pipeline_ops.launch.gang import Gang
@@ -115,7 +116,8 @@ def build_host_environment(job: Job, hosts: Hosts) -> dict[str, str]:
     """
     if job.stored_attempt is None or isinstance(hosts, LocalHosts):
         return hosts.environment
-    return collect_store_environment(os.environ) | hosts.environment
+    digest = {name: os.environ[name] for name in (REQUEST_VARIABLE,) if name in os.environ}
+    return collect_store_environment(os.environ) | digest | hosts.environment
 
 
 def fetch_results(plan: LaunchPlan, work: Path) -> None:

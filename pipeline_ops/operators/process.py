@@ -12,8 +12,9 @@ from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.places.place import JobLaunch, Place
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
-from pipeline_ops.jobs.request import write_request
+from pipeline_ops.jobs.request import compute_request_digest, make_private_folder, write_request
 from pipeline_ops.jobs.user_files import add_user_files, write_user_files
+from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.storage.open_store import make_store_environment
@@ -33,8 +34,10 @@ def prepare_job(
     if not isinstance(handle.place, LocalPlace):
         request = add_user_files(request.model_copy(update={"code_digest": digest_code()}))
         if attempt.folder.is_local:  # the hosts see the folder of the attempt, and no other
+            make_private_folder(attempt)
             request = write_user_files(request, attempt.folder.local)
     write_request(attempt, request)
+    handle.request_digest = compute_request_digest(request)
     return handle
 
 
@@ -49,7 +52,8 @@ def start_job(plan: JobPlan, handle: JobHandle) -> None:
     launch = JobLaunch(
         attempt=handle.attempt,
         module=KINDS[request.job].module,
-        environment=make_store_environment(request.root),
+        environment=make_store_environment(request.root)
+        | {REQUEST_VARIABLE: handle.request_digest},
         deadline_seconds=request.deadline_seconds,
         pipeline=request.pipeline,
         job=request.job,

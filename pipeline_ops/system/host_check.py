@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.system.gpus import find_gpu_problem
 
-_MIN_FREE_BYTES = 1 << 30
+_MIN_FREE_BYTES = 256 << 20
 _MIN_SHARED_BYTES = 128 << 20
 _MIN_OPEN_FILES = 1024
 _PYTHON = ((3, 11), (3, 13))
@@ -81,7 +81,8 @@ def _check_folder(name: str, folder: Path) -> Finding:
         return Finding(check=check)
     return Finding(
         check=check,
-        problem=f"{folder} has {num_free >> 20} MiB free, and 1024 are the least for a training",
+        problem=f"{folder} has {num_free >> 20} MiB free, and {_MIN_FREE_BYTES >> 20} are the "
+        "least for a training",
         cure="Free space there (`trainyard gc` removes what no run needs), or use another disk.",
     )
 
@@ -116,7 +117,7 @@ def _check_open_files() -> Finding:
 def _check_gpus() -> Iterator[Finding]:
     problem = find_gpu_problem()
     if problem:
-        yield Finding(check="GPUs", problem=problem[0], cure=problem[1])
+        yield Finding(check="GPUs", problem=problem[0], cure=problem[1], is_warning=True)
 
 
 def describe_problems(findings: list[Finding]) -> Iterator[str]:

@@ -20,7 +20,10 @@ def find_unreachable(addresses: Iterable[str], timeout_seconds: float) -> dict[s
     for address in addresses:
         host, _, port = address.rpartition(":")
         try:
-            family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            # TensorFlow's servers and our workers listen on IPv4.
+            family, kind, _, _, target = socket.getaddrinfo(
+                host, port, socket.AF_INET, socket.SOCK_STREAM
+            )[0]
         except OSError as error:
             problems[address] = f"its name can't be resolved ({error.strerror})"
             continue

@@ -369,7 +369,7 @@ class TestSshHosts:
 
     def test_a_storage_root_that_hosts_do_not_see_is_found(self, doctor, hosts, network):
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        with mount_small_disk(doctor.folder / "after the hosts came up") as folder:
+        with mount_small_disk(doctor.folder / "later-disk") as folder:
             doctor.set("storage", root=str(folder))
             doctor.run_on(hosts)
             problems = doctor.examine()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
-from docker_daemon import ROOT, Docker, docker_daemon, why_not
+from docker_daemon import Docker, copy_repository, docker_daemon, why_not
 
 TARGETS = {
     "airflow": ("airflow.Dockerfile", None),
@@ -26,14 +27,20 @@ def docker() -> Iterator[Docker]:
 
 
 @pytest.fixture(scope="session")
-def image(docker) -> Callable[[str], str]:
+def sources(tmp_path_factory) -> Path:
+    """The repository as it is now."""
+    return copy_repository(tmp_path_factory.mktemp("sources"))
+
+
+@pytest.fixture(scope="session")
+def image(docker, sources) -> Callable[[str], str]:
     """Builds one of the project's images when it is first asked for. Returns its tag."""
 
     @cache
     def build(name: str) -> str:
         file, target = TARGETS[name]
         options = ["--target", target] if target else []
-        docker.build(f"trainyard-{name}", ROOT / "docker" / file, ROOT, *options)
+        docker.build(f"trainyard-{name}", sources / "docker" / file, sources, *options)
         return f"trainyard-{name}"
 
     return build

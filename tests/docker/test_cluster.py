@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docker_daemon import ROOT, Docker, wait_until_healthy
+from docker_daemon import ROOT, Docker, copy_repository, wait_until_healthy
 
 from pipeline_ops.cli.local_airflow.ports import find_free_port
 
@@ -98,7 +98,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def cluster(docker, tmp_path_factory) -> Iterator[Cluster]:
-    folder = _copy_repository(tmp_path_factory.mktemp("clone"))
+    folder = copy_repository(tmp_path_factory.mktemp("clone"))
     environment = {
         "COMPOSE_PROJECT_NAME": "trainyard-test",
         "AIRFLOW_PORT": str(find_free_port()),
@@ -112,22 +112,6 @@ def cluster(docker, tmp_path_factory) -> Iterator[Cluster]:
     assert stopped.returncode == 0, stopped.stdout
     assert docker("ps", "-aq") == "" and docker("volume", "ls", "-q") == ""
     assert not (folder / "docker" / ".secrets").exists()
-
-
-def _copy_repository(folder: Path) -> Path:
-    """Copies what a clone would have, with the changes that are not committed yet."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    for name in listed:
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    return folder
 
 
 def _provide_images(docker: Docker, context: Path) -> dict[str, str]:

@@ -100,13 +100,13 @@ def test_an_image_says_what_it_is(docker, image, name):
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
-def test_a_second_build_gives_the_same_files(docker, image):
+def test_a_second_build_gives_the_same_files(docker, sources):
     """With an empty cache, and by the other builder. Owners, modes and times are the same, too."""
     program = ROOT / "tests" / "docker" / "list_files.py"
-    file, tag = ROOT / "docker" / "beam-worker.Dockerfile", "trainyard-again"
+    file, tag = sources / "docker" / "beam-worker.Dockerfile", "trainyard-again"
     listed = []
     for kit in (False, True):
-        docker.build(tag, file, ROOT, "--no-cache", kit=kit)
+        docker.build(tag, file, sources, "--no-cache", kit=kit)
         root = ("run", "--rm", "--user=0", "--workdir=/", "--entrypoint=python3")
         files = docker(*root, f"-v={program}:/list_files.py:ro", tag, "/list_files.py")
         listed.append(set(files.splitlines()))

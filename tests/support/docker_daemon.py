@@ -151,6 +151,25 @@ def _provide_base_image(docker: Docker, folder: Path) -> None:
     docker.build(BASE_IMAGE, ROOT / "tests" / "docker" / "Base.Dockerfile", context)
 
 
+def copy_repository(folder: Path) -> Path:
+    """Copies what a clone would have, with the changes that are not committed yet.
+
+    All images of a test have the same code then, whatever changes meanwhile.
+    """
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    for name in listed:
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
 def wait_until_healthy(docker: Docker, container: str) -> None:
     health = "{{.State.Health.Status}}"
     wait_until(lambda: docker("inspect", "--format", health, container) == "healthy")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 import time
 from collections.abc import Iterable, Iterator
+
+from pydantic import ValidationError
 
 from pipeline_ops.config.hosts import SshHosts
 from pipeline_ops.config.hosts_base import Hosts
@@ -21,11 +24,12 @@ from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.system.host_check import Finding
 
 _MAX_SKEW_SECONDS = 120.0
+_LISTEN_SECONDS = 60.0
 _REMOTE_MODULE = "pipeline_ops.jobs.remote_host"
 
 
 def check_places(config: PipelineConfig) -> Iterator[Finding]:
-    """Checks each hosts file that the config names."""
+    """Checks each hosts file that the config names. A check that fails is a finding."""
     named: dict[str, tuple[Hosts, str | None]] = {}
     if config.hosts and config.train.hosts:
         named[config.train.hosts] = (config.hosts, None)
@@ -35,11 +39,18 @@ def check_places(config: PipelineConfig) -> Iterator[Finding]:
     for name, (hosts, user) in named.items():
         check, packages = f"hosts/{name}.yaml", KINDS[user or "train"].packages
         if isinstance(hosts, SshHosts):
-            yield from _check_ssh_hosts(check, hosts, packages)
+            yield from _catch(check, _check_ssh_hosts(check, hosts, packages))
             if config.root.is_local:
-                yield from _check_shared_folder(check, hosts, config)
+                yield from _catch(check, _check_shared_folder(check, hosts, config))
         elif hosts.launcher != "local":
             yield from _check_place(check, hosts, packages if user else None)
+
+
+def _catch(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    try:
+        yield from findings
+    except (TrainyardError, OSError, subprocess.SubprocessError, ValidationError) as error:
+        yield Finding(check=check, problem=f"the check could not be made: {error}")
 
 
 def _check_place(check: str, hosts: Hosts, packages: Iterable[str] | None) -> Iterator[Finding]:
@@ -139,7 +150,10 @@ def _check_connections(check: str, hosts: SshHosts, names: list[str]) -> Iterato
             questions, answers = get_pipes(listener)
             questions.write(Question(ports=ports).model_dump_json().encode() + b"\n")
             questions.flush()
+            timer = threading.Timer(_LISTEN_SECONDS, listener.kill)
+            timer.start()
             answer = Answer.model_validate_json(answers.readline() or b'{"error": "no answer"}')
+            timer.cancel()
             if answer.error:
                 yield Finding(
                     check=where,

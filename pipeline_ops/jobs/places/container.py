@@ -16,7 +16,7 @@ from typing import Any
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.hosts_clusters import ContainerHosts
 from pipeline_ops.errors import ExitCode, MachineError
-from pipeline_ops.jobs.cancellation import GRACE_SECONDS
+from pipeline_ops.jobs.cancellation import GRACE_SECONDS, read_cancellation_reason
 from pipeline_ops.jobs.environment_check import IMAGE
 from pipeline_ops.jobs.places.container_body import (
     ATTEMPT_LABEL,
@@ -65,8 +65,9 @@ class ContainerPlace(Place):
         deadline = time.monotonic() + _CREATE_SECONDS
         while (found := self._daemon.inspect(name)) is None:
             # A name is taken a moment before the container of that name can be seen.
-            if not self._daemon.create(name, self._build_body(launch)):
-                time.sleep(_POLL_SECONDS)
+            if self._daemon.create(name, self._build_body(launch)):
+                continue
+            time.sleep(_POLL_SECONDS)
             if time.monotonic() > deadline:
                 raise MachineError(f"the container {name} can't be created, and is not there")
         if found["State"]["Status"] == "created":
@@ -105,7 +106,7 @@ class ContainerPlace(Place):
         name = name_job(attempt)
         found = self._daemon.inspect(name)
         if found is None:
-            return JobState("absent", f"there is no container {name} on {self._daemon.address}")
+            return self._judge_missing(attempt, name)
         state = found["State"]
         match state["Status"]:
             case "running" | "paused":
@@ -116,6 +117,24 @@ class ContainerPlace(Place):
                 return JobState("running")
         exit_code, cause = self._explain_end(attempt, state)
         return JobState("ended", f"the job ended without a status: {cause}", exit_code)
+
+    def _judge_missing(self, attempt: Attempt[StorePath], name: str) -> JobState:
+        """The state of a job without a container.
+
+        Raises:
+          MachineError: the job has begun. Without `daemon` in the hosts file, each host of Airflow
+            may have a daemon of its own, and the job may run at another one.
+        """
+        problem = f"there is no container {name} on {self._daemon.address}"
+        is_known_to_all = self._hosts.daemon is not None
+        if is_known_to_all or not attempt.process.exists():
+            return JobState("absent", problem)
+        if read_cancellation_reason(attempt) is not None:
+            return JobState("absent", problem)
+        raise MachineError(
+            f"{problem}. If Airflow has several hosts, name one daemon for all of them: `daemon` "
+            "in the hosts file"
+        )
 
     def _explain_end(
         self, attempt: Attempt[StorePath], state: Mapping[str, Any]
@@ -138,7 +157,8 @@ class ContainerPlace(Place):
                 f"its container was killed by signal {code - 128}, by a person, by its daemon, or "
                 "with its host"
             )
-        if "No module named" in self.read_output(attempt):
+        last_line = self.read_output(attempt).rpartition("\n")[2]
+        if code == 1 and "No module named" in last_line:
             return ExitCode.CONFIG, (
                 f"the image {self._hosts.image} lacks this project or one of its packages. Build "
                 "it with docker/jobs.Dockerfile, or set `python` and `code` in the hosts file"

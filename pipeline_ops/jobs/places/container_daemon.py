@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline_ops.config.hosts_clusters import ContainerHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
-from pipeline_ops.jobs.places.container_tunnel import SshTunnel
+from pipeline_ops.jobs.places.container_tunnel import SshTunnel, open_tunnel
 
 WORK = "/work"
 """The only folder of a container that holds files. Its volume is removed with the container."""
@@ -69,7 +69,7 @@ class Daemon:
 
     @functools.cached_property
     def _tunnel(self) -> SshTunnel | None:
-        return SshTunnel(self.address) if self.address.startswith("ssh://") else None
+        return open_tunnel(self.address) if self.address.startswith("ssh://") else None
 
     @functools.cached_property
     def _api(self) -> Any:

@@ -7,11 +7,13 @@ never asks a person: a key that needs a passphrase or an unknown host is an erro
 from __future__ import annotations
 
 import contextlib
-import shutil
+import functools
+import logging
 import socket
 import subprocess
 import tempfile
 import threading
+import time
 import weakref
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,6 +25,8 @@ _OPTIONS = {
     "ServerAliveCountMax": "3",
     "LogLevel": "ERROR",
 }
+_PAUSE_SECONDS = 1.0
+_log = logging.getLogger(__name__)
 _REFUSALS = ("Permission denied", "Host key verification failed", "not found", "No such file")
 
 
@@ -35,8 +39,9 @@ class SshTunnel:
 
     def __init__(self, uri: str):
         self._command = build_tunnel_command(uri)
-        self._folder = Path(tempfile.mkdtemp(prefix="trainyard-ssh-"))
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        folder = tempfile.TemporaryDirectory(prefix="trainyard-ssh-", ignore_cleanup_errors=True)
+        self._folder = Path(folder.name)
+        weakref.finalize(self, folder.cleanup)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self._folder / "socket"))
         self._listener.listen()
@@ -61,7 +66,12 @@ class SshTunnel:
 
     def _serve(self) -> None:
         while True:
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:  # too many open files
+                _log.warning("The tunnel to a Docker daemon: %s", error)
+                time.sleep(_PAUSE_SECONDS)
+                continue
             with connection, open(self._folder / "problems", "wb") as problems:
                 self._clients = [client for client in self._clients if client.poll() is None]
                 try:
@@ -72,8 +82,14 @@ class SshTunnel:
                         stderr=problems,
                     )
                     self._clients.append(client)
-                except FileNotFoundError:
+                except OSError:
                     problems.write(b"ssh: command not found. Install an OpenSSH client.\n")
+
+
+@functools.cache
+def open_tunnel(uri: str) -> SshTunnel:
+    """The tunnel of this process to a daemon."""
+    return SshTunnel(uri)
 
 
 def build_tunnel_command(uri: str) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts_base import Hosts
 from pipeline_ops.config.hosts_clusters import ContainerHosts, KubernetesHosts
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.open_store import STORES_VARIABLE
 from pipeline_ops.system.processes import SAFE_PATH
 
@@ -32,7 +33,11 @@ def build_job_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def collect_store_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables with which another host reaches the bucket as this one does. They are secret.
 
-    The key of a Google service account travels as a text, because its file is on this host.
+    The key of a Google service account travels as a text, because its file is on this host. Other
+    files that a variable names must be at the same path on the other host.
+
+    Raises:
+      ConfigError: the key can't be read.
     """
     found = {
         name: value
@@ -40,7 +45,11 @@ def collect_store_environment(environment: Mapping[str, str]) -> dict[str, str]:
         if name.startswith(_CREDENTIALS) or name == STORES_VARIABLE
     }
     if _KEY_FILE in found:
-        found[_KEY] = Path(found.pop(_KEY_FILE)).read_text()
+        file = found.pop(_KEY_FILE)
+        try:
+            found[_KEY] = Path(file).read_text()
+        except OSError as error:
+            raise ConfigError(f"{_KEY_FILE}: {file} can't be read: {error.strerror}") from None
     return found
 
 

@@ -64,7 +64,7 @@ class KubernetesPlace(Place):
                 raise MachineError(f"the Job {name} was deleted while it was started")
             try:
                 self._client.create("secret", build_secret(name, job["metadata"]["uid"], values))
-            except ConfigError:  # another try would not help, and the pod would wait for it
+            except TrainyardError:  # the pod would wait for it
                 with contextlib.suppress(TrainyardError):
                     self._client.delete("job", name)
                 raise

@@ -130,7 +130,8 @@ class KubernetesClient:
                 return self._call(method, *arguments, **options)
             except client.ApiException as error:
                 status, problem = error.status or 0, _describe(error)
-                if (status == 404 and verb != "create") or (status == 409 and verb == "create"):
+                is_there = status == 409 and '"AlreadyExists"' in str(error.body)
+                if (status == 404 and verb != "create") or (is_there and verb == "create"):
                     return None
                 if status not in _LATER or "certificate verify failed" in problem:
                     raise self._make_error(status, what, problem) from None

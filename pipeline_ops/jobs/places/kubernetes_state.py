@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.places.place import JobState
+from pipeline_ops.jobs.places.place import OWN_NAMES, JobState
 
 _PULL_GRACE_SECONDS = 300.0
 """How long a registry may be out of reach."""
@@ -136,7 +136,8 @@ def _judge_start(status: Object, container: Object, now: float) -> JobState:
         return JobState(
             "ended",
             f"the container can't be made: {text}. Correct the hosts file",
-            ExitCode.CONFIG,
+            # The job's own Secret is missing if its starter was killed. The next try makes both.
+            ExitCode.RETRY if f'secret "{OWN_NAMES}' in text else ExitCode.CONFIG,
         )
     if scheduled.get("status") != "True":
         text = scheduled.get("message") or scheduled.get("reason") or "waits for a node"

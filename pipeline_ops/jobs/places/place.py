@@ -61,6 +61,10 @@ class JobState:
         return self.phase in ("waiting", "running")
 
 
+OWN_NAMES = "trainyard-"
+"""The beginning of all names that places give."""
+
+
 class Place(Protocol):
     """A place where jobs run.
 
@@ -112,4 +116,4 @@ class Place(Protocol):
 
 def name_job(attempt: Attempt[StorePath]) -> str:
     """The name of a job in a place that others use, too. Unique, and valid as a DNS name."""
-    return f"trainyard-{compute_digest(str(attempt.folder))[:20]}"
+    return f"{OWN_NAMES}{compute_digest(str(attempt.folder))[:20]}"

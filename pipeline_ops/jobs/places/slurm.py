@@ -14,10 +14,11 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.hosts_clusters import SlurmHosts
-from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
 from pipeline_ops.jobs.places.environment import build_job_environment, build_python_command
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
@@ -39,6 +40,16 @@ _ENDINGS = {
 }
 _COMMAND_SECONDS = 60
 _POLL_SECONDS = 0.2
+_OUTPUT, _TAIL_BYTES = "slurm.log", 2000
+
+
+class _BatchJob(NamedTuple):
+    """One line of squeue."""
+
+    state: str
+    reason: str
+    submitted: str
+    number: str
 
 
 class SlurmPlace(Place):
@@ -62,7 +73,7 @@ class SlurmPlace(Place):
         )
         comment = f"--comment={launch.job} of {launch.pipeline}"
         run_slurm(
-            *build_sbatch_command(self._hosts, name, Path(os.devnull), "1"),
+            *build_sbatch_command(self._hosts, name, _choose_output(launch.attempt), "1"),
             comment,
             text=f"#!/bin/sh\nexec {shlex.join(command)}\n",
             environment=build_job_environment(os.environ)
@@ -73,14 +84,14 @@ class SlurmPlace(Place):
         found = self._query(name_job(attempt))
         if not found:
             return JobState("absent", f"Slurm does not know the job in {attempt.folder}")
-        states = {state for state, _, _ in found}
-        for state, reason, submitted in found:
-            if state in _RUNNING:
-                return JobState("running")
-            if state in WAITING and len(states) == 1:
-                return self._judge_queue(reason, submitted)
-        ending = _ENDINGS.get(found[0][0], f"its state in Slurm is {found[0][0]}")
-        return JobState("ended", f"the job ended without a status: {ending}")
+        if any(job.state in _RUNNING for job in found):
+            return JobState("running")
+        if all(job.state in WAITING for job in found):
+            return self._judge_queue(found[0].reason, found[0].submitted)
+        ended = next(job for job in found if job.state not in WAITING)
+        ending = _ENDINGS.get(ended.state, f"its state in Slurm is {ended.state}")
+        code = _read_exit_code(ended.number)
+        return JobState("ended", f"the job ended without a status: {ending}", code)
 
     def _judge_queue(self, reason: str, submitted: str) -> JobState:
         waited_seconds = time.time() - time.mktime(time.strptime(submitted, "%Y-%m-%dT%H:%M:%S"))
@@ -93,14 +104,17 @@ class SlurmPlace(Place):
         )
 
     def read_output(self, attempt: Attempt[StorePath]) -> str:
-        """Slurm keeps no output. The log is in the store."""
-        return ""
+        """The output of the batch job, if its root is a folder. Else the log is in the store."""
+        if not attempt.folder.is_local:
+            return ""
+        _, tail = (attempt.folder / _OUTPUT).read_log_end(_TAIL_BYTES)
+        return tail.decode(errors="replace").strip()
 
     def cancel(self, attempt: Attempt[StorePath]) -> None:
         name = name_job(attempt)
         run_slurm("scancel", "--quiet", f"--name={name}", f"--user={getpass.getuser()}")
         deadline = time.monotonic() + GRACE_SECONDS
-        while self.find(attempt).may_run:
+        while self._is_listed(attempt):
             if time.monotonic() > deadline:
                 run_slurm(
                     *("scancel", "--quiet", "--full", "--signal=KILL"),
@@ -110,10 +124,14 @@ class SlurmPlace(Place):
             time.sleep(_POLL_SECONDS)
 
     def clean(self, attempt: Attempt[StorePath]) -> bool:
-        """Ends the batch job. Slurm itself ends its processes on the node."""
-        if self.find(attempt).may_run:
+        """Ends the batch job, also one in the queue. Slurm ends its processes on the node."""
+        if self._is_listed(attempt):
             self.cancel(attempt)
-        return not self.find(attempt).may_run
+        return not self._is_listed(attempt)
+
+    def _is_listed(self, attempt: Attempt[StorePath]) -> bool:
+        found = self._query(name_job(attempt))
+        return any(job.state in (*_RUNNING, *WAITING) for job in found)
 
     def check(self) -> Iterator[Finding]:
         """Asks whether Slurm answers, and whether it has the partition."""
@@ -131,17 +149,25 @@ class SlurmPlace(Place):
         python = Path(self._hosts.python) if self._hosts.python else None
         return read_versions(python, packages)
 
-    def _query(self, name: str) -> list[tuple[str, str, str]]:
-        """State, reason and time of submission of the batch jobs of that name."""
+    def _query(self, name: str) -> list[_BatchJob]:
+        """The batch jobs of that name."""
         lines = run_slurm(
             *("squeue", "--noheader", f"--name={name}", f"--user={getpass.getuser()}"),
-            *("--states=all", "--format=%T|%r|%V"),
+            *("--states=all", "--format=%T|%r|%V|%A"),
         ).splitlines()
-        return [(state, reason, when) for state, reason, when in map(_split, lines)]
+        return [_BatchJob(*line.split("|")) for line in lines]
 
 
-def _split(line: str) -> list[str]:
-    return line.split("|")
+def _read_exit_code(number: str) -> ExitCode:
+    """How the end of a batch job counts, by the exit code of its init process."""
+    text = run_slurm("scontrol", "show", "job", "--oneliner", number, ignored_error=UNKNOWN_JOB)
+    found = re.search(r"\bExitCode=([0-9]+):", text)
+    is_permanent = found is not None and int(found[1]) in (ExitCode.CONFIG, ExitCode.DATA)
+    return ExitCode(int(found[1])) if found and is_permanent else ExitCode.RETRY
+
+
+def _choose_output(attempt: Attempt[StorePath]) -> Path:
+    return attempt.folder.local / _OUTPUT if attempt.folder.is_local else Path(os.devnull)
 
 
 def build_sbatch_command(hosts: SlurmHosts, name: str, log: Path, nodes: str) -> list[str]:
@@ -214,7 +240,7 @@ def _run_client(
             capture_output=True,
             text=True,
             timeout=_COMMAND_SECONDS,
-            env=environment,
+            env={k: v for k, v in (environment or os.environ).items() if k != "SLURM_TIME_FORMAT"},
         )
     except FileNotFoundError:
         raise ConfigError(

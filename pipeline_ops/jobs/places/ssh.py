@@ -22,6 +22,7 @@ from pipeline_ops.jobs.places.environment import build_python_command, collect_s
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place
 from pipeline_ops.jobs.remote_host import Answer, Question
 from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.open_store import make_store_environment
 from pipeline_ops.storage.store_path import StorePath
 
 _ALIVE_SECONDS, _ALIVE_COUNT = 3, 3
@@ -127,7 +128,9 @@ class SshPlace(Place):
         return None
 
     def _ask_about(self, host: str, command: str, attempt: Attempt[StorePath]) -> Answer:
-        question = Question(attempt=str(attempt.folder), environment=self._build_environment())
+        connection = make_store_environment(str(attempt.folder.root))
+        environment = self._build_environment() | connection
+        question = Question(attempt=str(attempt.folder), environment=environment)
         return self.ask(host, command, question)
 
     def _build_environment(self) -> dict[str, str]:

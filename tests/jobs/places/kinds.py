@@ -138,7 +138,7 @@ class TinyJob:
         artifact = layout.artifact("train", "0" * 32)
         self.manifest = artifact / "manifest.json"
         request = Request(
-            job="train",
+            job="evaluate",
             pipeline="digits",
             run_id="run",
             config_file="digits.yaml",
@@ -156,7 +156,7 @@ class TinyJob:
             environment=dict(kind.environment) | make_store_environment(kind.root),
             deadline_seconds=300,
             pipeline="digits",
-            job="train",
+            job="evaluate",
         )
 
     def start(self) -> None:

@@ -56,7 +56,7 @@ class PlacedJob:
         self.attempt: Attempt = attempts.attempt("run", "train", f"attempt-{number:08x}")
         versions = {"image": planned} if planned else {}
         self.request = Request(
-            job="train",
+            job="evaluate",
             pipeline="digits",
             run_id="run",
             config_file="digits.yaml",

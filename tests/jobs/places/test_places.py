@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -12,8 +13,11 @@ from jobs.places.kinds import Kind, TinyJob, open_kind
 from launch.running import wait_until
 from processes import Stopwatch
 
-from pipeline_ops.errors import ExitCode
+from pipeline_ops.errors import ExitCode, MachineError
+from pipeline_ops.jobs.job_handle import JobHandle
+from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
 
 KINDS = ("local", "ssh", "slurm", "kubernetes")
 
@@ -126,6 +130,16 @@ class TestPlace:
         status = wait_for_outcome(again, 90)
         assert status.exit_code == ExitCode.SUCCESS, status.message
 
+    def test_a_request_that_others_have_changed_is_refused(self, make):
+        job = make()
+        job.launch = dataclasses.replace(
+            job.launch, environment={**job.launch.environment, REQUEST_VARIABLE: "0" * 32}
+        )
+        job.start()
+        status = wait_for_outcome(job)
+        assert status.exit_code == ExitCode.DATA
+        assert "is not the request that Airflow has written" in status.message
+
     def test_an_error_of_the_job_is_its_outcome(self, make):
         job = make("fail")
         job.start()
@@ -152,6 +166,29 @@ class TestPlace:
         versions = kind.open().find_versions(["numpy", "no-such-package"])
         assert versions
         assert "no-such-package" not in versions
+
+
+class Unreachable(LocalPlace):
+    """A place that does not answer."""
+
+    def find(self, attempt):
+        raise MachineError("no answer")
+
+
+def test_a_lost_job_stays_lost_for_the_next_process_and_is_tried_again(tmp_path):
+    """The triggerer says so, and the task looks again in a process of its own."""
+    with open_kind("local", tmp_path / "local") as kind:
+        job = TinyJob(kind, "sleep")
+        job.start()
+        wait_until_works(job)
+        triggerer = JobHandle(job.attempt, Unreachable(), lost_seconds=0.5)
+        wait_until(triggerer.read_outcome)
+        task = JobHandle(job.attempt, Unreachable(), lost_seconds=300.0)
+        assert task.read_outcome().exit_code == ExitCode.RETRY
+        wait_until(lambda: job.find_again().has_ended())
+        status = job.find_again().read_outcome()
+        assert status.exit_code == ExitCode.RETRY, "it was asked to end, and is tried again"
+        job.kill_all()
 
 
 def read_command(pid: int) -> bytes:

@@ -63,7 +63,7 @@ class PlacedJob:
         self.attempt: Attempt[StorePath] = attempts.attempt("run", "train", f"attempt-{number:08x}")
         self._environment = environment or {}
         request = Request(
-            job="train",
+            job="evaluate",
             pipeline="digits",
             run_id="run",
             config_file="digits.yaml",

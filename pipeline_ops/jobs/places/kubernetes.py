@@ -2,8 +2,8 @@
 
 The name of the Job follows from the attempt, so of two tries to start it, one succeeds. The access
 to the store is in a Secret that Kubernetes removes with the Job. It is created after the Job,
-because its owner must exist. A pod waits for its Secret, and if the starter dies in between, the
-next try creates it. A pod is never replaced: Airflow's next try starts another Job.
+because its owner must exist. If the Secret is refused, the Job is deleted. If the starter dies in
+between, the pod waits for a minute, and the next try starts another Job. A pod is never replaced.
 """
 
 from __future__ import annotations

@@ -106,14 +106,13 @@ def test_two_starts_are_one_job(cluster, make):
     assert job.find().phase == "ended", "it is not started again after its end"
 
 
-def test_a_starter_that_was_killed_before_the_secret_is_replaced_by_the_next_try(cluster, make):
+def test_a_job_whose_secret_is_refused_does_not_stay(cluster, make):
     job = make(environment={"TOKEN": "hidden"})
     cluster.fail("POST .*/secrets", 500, times=5)
     with pytest.raises(MachineError, match=r"can't create secrets \(500\)"):
         job.start()
-    assert cluster.get("jobs", job.name)
-    state = job.find()
-    assert state.phase == "waiting", state
+    assert not cluster.get("jobs", job.name)
+    assert job.find().phase == "absent"
     job.start()
     job.wait_until_ready()
 

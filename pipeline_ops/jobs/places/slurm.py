@@ -159,7 +159,7 @@ class SlurmPlace(Place):
 
 
 def _read_exit_code(number: str) -> ExitCode:
-    """How the end of a batch job counts, by the exit code of its init process."""
+    """Returns how the end of a batch job counts, by the exit code of its init process."""
     text = run_slurm("scontrol", "show", "job", "--oneliner", number, ignored_error=UNKNOWN_JOB)
     found = re.search(r"\bExitCode=([0-9]+):", text)
     is_permanent = found is not None and int(found[1]) in (ExitCode.CONFIG, ExitCode.DATA)

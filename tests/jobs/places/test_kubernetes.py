@@ -112,7 +112,7 @@ def test_a_job_whose_secret_is_refused_does_not_stay(cluster, make):
     with pytest.raises(MachineError, match=r"can't create secrets \(500\)"):
         job.start()
     assert not cluster.get("jobs", job.name)
-    assert job.find().phase == "absent"
+    job.wait_for_phase("absent")
     job.start()
     job.wait_until_ready()
 
@@ -367,7 +367,7 @@ def test_each_right_of_airflows_role_is_needed_and_no_other(cluster, make, accou
     job = make(environment={"TOKEN": "x"}).start().wait_until_ready()
     job.start()
     job.find()
-    assert job.place.read_output(job.attempt)
+    job.wait_until(lambda: job.place.read_output(job.attempt))
     job.place.cancel(job.attempt)
     job.find()
     job.place.clean(job.attempt)

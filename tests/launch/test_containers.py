@@ -282,6 +282,7 @@ def training(engine, root, dataset, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_gang_survives_the_container_of_its_chief(training, engine):
     training.wait_until(training.has_checkpoint)

@@ -21,7 +21,7 @@ from processes import is_running, read_command_line, wait_until
 
 from pipeline_ops.planning.job_kinds import JOBS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 
 _HIDDEN = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
 _ENDED_SECONDS = 60.0
@@ -68,7 +68,7 @@ class Repository:
         return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout
 
 
-@pytest.fixture(scope="module", params=[pytest.param("3.2", marks=pytest.mark.long), "3.3"])
+@pytest.fixture(scope="module", params=RELEASES)
 def release(request) -> str:
     return request.param
 

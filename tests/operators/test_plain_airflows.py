@@ -13,7 +13,6 @@ from cli.digits_airflow import make_pipeline
 from cli.training_ends import act, bring_to
 from config_files import write_config
 from plain_airflows import (
-    RELEASES,
     Environment,
     PlainAirflow,
     make_environment,
@@ -28,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 _ENDED_SECONDS = 60.0
 
 
-@pytest.fixture(scope="module", params=RELEASES)
+@pytest.fixture(scope="module", params=["3.2", pytest.param("3.3", marks=pytest.mark.long)])
 def environment(request, tmp_path_factory) -> Environment:
     return make_environment(tmp_path_factory.mktemp(f"airflow-{request.param}"), request.param)
 

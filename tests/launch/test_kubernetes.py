@@ -77,7 +77,7 @@ def make_launcher(account):
 
 
 def check() -> None:
-    """What a launcher calls while it waits. Nobody has asked it to end."""
+    """Stands for the check that a launcher makes while it waits. No one has asked it to end."""
 
 
 def test_the_manifests_are_what_kubernetes_publishes():

@@ -20,7 +20,7 @@ PLACE = LocalPlace()
 
 @pytest.fixture
 def xcoms(monkeypatch) -> list:
-    """What the task sends to Airflow, which needs its supervisor."""
+    """The messages of the task to Airflow, which would need its supervisor."""
     from airflow.sdk.execution_time import task_runner
 
     sent = []

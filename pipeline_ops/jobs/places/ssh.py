@@ -27,7 +27,6 @@ from pipeline_ops.storage.store_path import StorePath
 
 _ALIVE_SECONDS, _ALIVE_COUNT = 3, 3
 _COMMAND_SECONDS = 60
-_SSH_FAILED = 255
 _REMOTE_MODULE = "pipeline_ops.jobs.remote_host"
 _REFUSALS = ("Permission denied", "Host key verification failed", "not found", "No module named")
 

@@ -1,4 +1,4 @@
-"""What is asked of a Docker daemon, and what its answers mean, without a daemon."""
+"""The requests to a Docker daemon and the meaning of its answers, without a daemon."""
 
 from __future__ import annotations
 

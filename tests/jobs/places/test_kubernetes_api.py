@@ -68,7 +68,7 @@ def test_a_certificate_of_another_authority_is_refused(cluster, monkeypatch, tmp
 
 
 def test_a_pod_finds_the_cluster_around_it(cluster, monkeypatch, tmp_path):
-    """As in a cluster: no kubeconfig file, and a token and a certificate in files."""
+    """A pod has no kubeconfig file, and has a token and a certificate in files."""
     from kubernetes.config import incluster_config
 
     token = tmp_path / "token"

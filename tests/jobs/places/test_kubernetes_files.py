@@ -36,7 +36,7 @@ def read(name: str) -> Any:
 
 
 def merge(first: Any, second: Any) -> Any:
-    """As Helm merges files of values."""
+    """Merges values in the way in which Helm merges files."""
     if not (isinstance(first, dict) and isinstance(second, dict)):
         return second
     both = {key: merge(first[key], second[key]) for key in first.keys() & second.keys()}

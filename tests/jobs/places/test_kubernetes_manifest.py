@@ -1,4 +1,4 @@
-"""What Kubernetes is asked for: accepted by the published schema, and with few rights."""
+"""The manifests that are sent to Kubernetes: accepted by the published schema, and with few rights."""
 
 from __future__ import annotations
 

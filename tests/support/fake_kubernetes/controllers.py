@@ -30,7 +30,7 @@ class Controllers:
             self._collect_garbage()
 
     def delete(self, resource: str, found: Object, grace_seconds: int | None) -> None:
-        """What DELETE does. Pods end gracefully, and other objects are gone at once."""
+        """Does what DELETE does. Pods end gracefully, and other objects are gone at once."""
         with self._objects.lock:
             if resource != "pods":
                 self._objects.remove(resource, found)

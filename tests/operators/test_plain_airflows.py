@@ -124,7 +124,7 @@ def test_the_next_try_of_a_killed_task_follows_the_same_gang(airflow):
 
 @pytest.mark.long
 def test_in_a_folder_without_versions_each_task_uses_the_files_that_are_there(airflow):
-    """A folder that git-sync updates behaves like this one. This is the last test, because it changes the YAML."""
+    """A folder that git-sync updates is like this one. The last test: it changes the YAML."""
     run = airflow.trigger(train__epochs=40, train__seed=2)
     bring_to(run, "running")
     write_config(airflow.folder, {"export.model": "other"}, base=airflow.folder / "digits.yaml")

@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes: accepted by the published schema, and with few rights.
+"""The manifests for Kubernetes: accepted by the published schema, and with few rights."""
 
 from __future__ import annotations
 

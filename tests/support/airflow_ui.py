@@ -88,9 +88,12 @@ class BrowserUser:
         return self.page.get_by_role("dialog").first
 
     def fill(self, form, section: str, key: str, value: str):
-        """Types into a field of the form, whose section is opened if it is not; returns the
-        field."""
+        """Types into a field of the form. Opens its section if it is closed. Returns the field.
+
+        To open a section closes another one, slowly: a field can be visible and about to vanish.
+        """
         field = form.locator(f"[name='element_{key}']")
+        self.page.wait_for_timeout(_DRAWING_MILLISECONDS)
         if not field.is_visible():
             form.get_by_text(section, exact=True).first.click()
         field.fill(value)

@@ -34,11 +34,11 @@ run: install data ## retrain once and stop everything again (CONFIG=..., ARGS="-
 ui: install data ## keep the embedded Airflow up until Ctrl-C
 	@$(VENV)/bin/trainyard ui
 
-up: ## build the images, start a cluster in miniature with Docker, and wait until it is healthy
+up: ## build the images, start a cluster in miniature with Docker, and wait until it is healthy (BUILD=no)
 	@docker/cluster.sh up
 
-up-run: ## retrain once on the cluster, and wait (ARGS="train.epochs=3")
-	@docker/cluster.sh run $(ARGS)
+up-run: ## retrain once on the cluster, and wait (CONFIG=docker/configs/digits.yaml, ARGS="--set train.epochs=3")
+	@docker/cluster.sh run $(notdir $(CONFIG)) $(ARGS)
 
 down: ## remove the cluster with its volumes
 	@docker/cluster.sh down

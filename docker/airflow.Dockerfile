@@ -22,7 +22,8 @@ RUN sh /src/docker/image/code.sh entrypoint.sh health.py make_secrets.py run_pip
 FROM ${BASE_IMAGE}
 ARG SOURCE_DATE_EPOCH=1767225600
 COPY docker/image/system.sh /tmp/
-RUN sh /tmp/system.sh openssh-client
+# git: bundles of DAG files in a repository.
+RUN sh /tmp/system.sh openssh-client git
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/trainyard /opt/trainyard
 ENV PATH=/opt/venv/bin:/opt/trainyard/bin:/usr/local/bin:/usr/bin:/bin \

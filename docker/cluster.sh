@@ -1,15 +1,15 @@
 #!/bin/sh
-# The cluster of compose.yaml: `cluster.sh up`, `run [KEY=VALUE...]`, `down`. It needs Docker with
-# compose, version 1.29 or later, and nothing else.
-#
-# COMPOSE_PROJECT_NAME and AIRFLOW_PORT set the name of the cluster and the port of the UI.
+# The cluster of compose.yaml. It needs Docker with compose, version 1.29 or later, and nothing
+# else. docs/docker.md lists its settings, such as COMPOSE_PROJECT_NAME and AIRFLOW_PORT.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-secrets=$here/.secrets
 wait_seconds=${WAIT_SECONDS:-600}
 export COMPOSE_PROJECT_NAME="${COMPOSE_PROJECT_NAME:-trainyard}"
+export AIRFLOW_IMAGE="${AIRFLOW_IMAGE:-trainyard-airflow}"
+export HOST_IMAGE="${HOST_IMAGE:-trainyard-host}"
 REVISION=${REVISION:-$(git -C "$here" rev-parse HEAD 2>/dev/null || echo unknown)}
 export REVISION
+secrets=$here/.secrets/$COMPOSE_PROJECT_NAME
 
 compose() {
     if docker compose version >/dev/null 2>&1; then
@@ -22,16 +22,38 @@ compose() {
     fi
 }
 
+provide_images() {
+    if [ "${BUILD:-yes}" != no ]; then
+        compose build api-server host-1
+        return
+    fi
+    for image in "$AIRFLOW_IMAGE" "$HOST_IMAGE"; do
+        docker image inspect "$image" >/dev/null 2>&1 || docker pull -q "$image"
+    done
+}
+
 make_secrets() {
     mkdir -p -m 700 "$secrets"
-    docker run --rm --user "$(id -u):$(id -g)" -v "$secrets:/secrets" \
-        "${AIRFLOW_IMAGE:-trainyard-airflow}" \
+    docker run --rm --user "$(id -u):$(id -g)" -v "$secrets:/secrets" "$AIRFLOW_IMAGE" \
         python /opt/trainyard/docker/make_secrets.py /secrets
 }
 
-# One line for each container: its name and state.
+# A clone that was made with umask 077 has files that the user of the containers cannot read.
+check_configs() {
+    unreadable=$(docker run --rm -v "$here/configs:/configs:ro" "$AIRFLOW_IMAGE" \
+        find /configs \( ! -readable -o -type d ! -executable \) -print -prune)
+    if [ -n "$unreadable" ]; then
+        echo "The containers' user 10001 cannot read this in $here/configs:" >&2
+        echo "$unreadable" >&2
+        echo "Run: chmod -R a+rX $here/configs" >&2
+        return 1
+    fi
+}
+
+# One line for each container: its name and state. Without -a, compose v2 leaves out those that have
+# ended, with or without an error.
 list_states() {
-    for container in $(compose ps -q); do
+    for container in $(compose ps -a -q); do
         docker inspect --format '{{.Name}} {{with .State.Health}}{{.Status}}{{else}}
             {{- .State.Status}}{{.State.ExitCode}}{{end}}' "$container"
     done
@@ -51,17 +73,24 @@ wait_until_healthy() {
 }
 
 up() {
-    compose build api-server host-1
+    provide_images
     make_secrets
-    compose up -d
+    check_configs
+    compose up -d --no-build
     wait_until_healthy
     password=$(sed 's/.*: "\(.*\)".*/\1/' "$secrets/airflow_passwords")
     echo "Airflow   http://localhost:${AIRFLOW_PORT:-8080}   user admin   password $password"
 }
 
 run() {
+    config=${1:-digits.yaml}
+    if [ ! -f "$here/configs/$config" ]; then
+        echo "$here/configs/$config does not exist. Put the pipeline there, or name another." >&2
+        return 1
+    fi
+    [ $# -eq 0 ] || shift
     compose exec -T api-server sh /opt/trainyard/docker/entrypoint.sh \
-        python /opt/trainyard/docker/run_pipeline.py /opt/trainyard/configs/digits.yaml "$@"
+        python /opt/trainyard/docker/run_pipeline.py "/opt/trainyard/configs/$config" "$@"
 }
 
 down() {
@@ -69,6 +98,10 @@ down() {
     rm -rf "$secrets"
 }
 
-command=$1
-shift
-"$command" "$@"
+case "${1:-}" in
+    up | run | down) "$@" ;;
+    *)
+        echo "Usage: cluster.sh up | run [FILE [--set KEY=VALUE]...] | down" >&2
+        exit 2
+        ;;
+esac

@@ -41,9 +41,18 @@ class ExitCode(enum.IntEnum):
 
 
 class TrainyardError(Exception):
-    """Base of every error that we raise on purpose. The message contains the remedy."""
+    """Base of every error that we raise on purpose. The message contains the remedy.
+
+    Args:
+      problem: the wrong value, where it is, and the remedy unless `cure` has it.
+      cure: the remedy, which `trainyard doctor` shows apart. It is added to the message.
+    """
 
     exit_code = ExitCode.BUG
+
+    def __init__(self, problem: str = "", cure: str = ""):
+        super().__init__(f"{problem}. {cure}" if cure else problem)
+        self.problem, self.cure = problem, cure
 
 
 class ConfigError(TrainyardError):

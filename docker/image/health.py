@@ -1,7 +1,8 @@
 """The health of a service, as the exit status: `health.py tcp PORT`, `http PORT/PATH`,
 `celery` or `airflow COMPONENT`.
 
-It imports neither Airflow nor TensorFlow, so that it can run often.
+It imports neither Airflow nor TensorFlow, so that it can run often. It asks no proxy, although
+Docker's client may have put the address of one into the container.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import urllib.request
 _SECONDS = 5.0
 _BROKER = "/run/secrets/AIRFLOW__CELERY__BROKER_URL"
 _API = "http://api-server:8080"
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def is_listening(port: str) -> bool:
@@ -24,14 +26,14 @@ def is_listening(port: str) -> bool:
 
 def responds(address: str) -> bool:
     url = f"http://127.0.0.1:{address}"
-    with urllib.request.urlopen(url, timeout=_SECONDS) as response:  # noqa: S310
+    with _OPENER.open(url, timeout=_SECONDS) as response:
         return bool(response.status == 200)
 
 
 def has_heartbeat(component: str) -> bool:
     """Asks the API server for a component of Airflow, such as `scheduler`."""
     url = f"{os.environ.get('TRAINYARD_API', _API)}/api/v2/monitor/health"
-    with urllib.request.urlopen(url, timeout=_SECONDS) as response:  # noqa: S310
+    with _OPENER.open(url, timeout=_SECONDS) as response:
         return bool(json.load(response)[component]["status"] == "healthy")
 
 

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pipeline_ops.config.base import Declarations, Section, get_declarations
 
 Kind = Literal["scalar", "list", "mapping"]
-_INHERITED = frozenset({"is_operational", "fixed", "is_advanced"})
+_INHERITED = frozenset({"is_operational", "fixed", "is_advanced", "selects_program"})
 """The declarations of a section that hold for all fields in it."""
 
 

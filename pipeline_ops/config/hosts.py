@@ -48,10 +48,12 @@ class SshHost(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """The name for ssh and in messages."""
     address: str | None = None
-    """The address for the other hosts, for example in a faster network. Null is the name."""
+    """The address for the other hosts of a gang, for example in a faster network. Null is the
+    name."""
     workers: int = Field(1, ge=1, le=256)
+    """Number of a gang's workers that it can take."""
     cores: int | None = Field(None, ge=1)
-    """Number of cores that its workers share. Null is all of its cores."""
+    """Number of cores that a gang's workers share there. Null is all of its cores."""
 
 
 class SshHosts(Hosts):
@@ -60,8 +62,11 @@ class SshHosts(Hosts):
     launcher: Literal["ssh"]
     hosts: list[SshHost] = Field(min_length=1)
     user: str | None = None
+    """The user to log in as. Null is that of the ssh configuration."""
     port: int | None = Field(None, ge=1, le=65535)
+    """The port of the ssh servers. Null is that of the ssh configuration."""
     identity_file: str | None = None
+    """The file of the private key. Null is the user's own."""
     known_hosts: str | None = None
     """The known_hosts file. Null is the user's own. A host whose key is not in it is refused."""
     jump: list[str] = []
@@ -69,6 +74,7 @@ class SshHosts(Hosts):
     config_file: str | None = config_field(None, selects_program=True)
     """A separate ssh_config file."""
     connect_timeout_seconds: int = Field(5, ge=1, le=300)
+    """Time after which a host that does not answer counts as unreachable."""
 
     @model_validator(mode="after")
     def _validate_names(self) -> SshHosts:
@@ -87,17 +93,23 @@ class SshHosts(Hosts):
         return len(self.hosts)
 
 
-_LAUNCHERS: Mapping[str, type[Hosts]] = {
+LAUNCHERS: Mapping[str, type[Hosts]] = {
     "local": LocalHosts,
     "ssh": SshHosts,
     "container": ContainerHosts,
     "slurm": SlurmHosts,
     "kubernetes": KubernetesHosts,
 }
+_OTHER_NAMES = {"docker": "container", "k8s": "kubernetes"}
 
 
 def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:
     """Reads and checks the hosts file that a key of the config names.
+
+    Args:
+      folder: the folder `hosts/`.
+      name: the file's name, without `.yaml`.
+      key: the key for messages, with its file and line if they are known.
 
     Raises:
       ConfigError: the file is wrong or does not exist. The message has a line for each problem, or
@@ -111,21 +123,24 @@ def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:
     file = folder / f"{name}.yaml"
     if not file.exists():
         known = sorted(path.stem for path in folder.glob("*.yaml"))
-        raise ConfigError(
-            f"{key}: there is no {file}; "
-            + (suggest_name(name, known) if known else f"{folder} has no hosts files")
-        )
+        raise ConfigError(f"{key}: there is no {file}; {_suggest_file(name, folder, known)}")
     text = ConfigText.read(file)
     launcher = text.values.get("launcher")
-    model = _LAUNCHERS.get(launcher) if isinstance(launcher, str) else None
+    model = LAUNCHERS.get(launcher) if isinstance(launcher, str) else None
     if model is None:
-        raise ConfigError(
-            f"{text.locate(['launcher'])}: launcher must be one of {', '.join(_LAUNCHERS)}, "
-            f"got {launcher!r}; {suggest_name(str(launcher), _LAUNCHERS)}"
-        )
+        where, name = text.locate(["launcher"]), str(launcher)
+        rule = "required, but not given" if launcher is None else f"unknown name {launcher!r}"
+        hint = suggest_name(_OTHER_NAMES.get(name, name), LAUNCHERS)
+        raise ConfigError(f"{where}: launcher: {rule}; {hint}")
     return validate_section(model, text)
+
+
+def _suggest_file(name: str, folder: Path, known: list[str]) -> str:
+    if name.endswith((".yaml", ".yml")):
+        return f"write it without .yaml: {name.rpartition('.')[0]}"
+    return suggest_name(name, known) if known else f"{folder} has no hosts files"
 
 
 def parse_hosts(values: Mapping[str, Any]) -> Hosts:
     """Returns the hosts in a request."""
-    return _LAUNCHERS[values["launcher"]].model_validate(values)
+    return LAUNCHERS[values["launcher"]].model_validate(values)

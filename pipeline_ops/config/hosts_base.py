@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from pipeline_ops.config.base import Section, config_field, get_declarations
 from pipeline_ops.config.train import Train
@@ -13,17 +14,29 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.digest import compute_digest
 
 
+def match_pattern(pattern: str, rule: str) -> AfterValidator:
+    """A check of a whole text, whose message has a rule in words in the place of the pattern."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"must be {rule}, got {value!r}")
+        return value
+
+    return AfterValidator(check)
+
+
 class Hosts(Section):
     """The fields that all launchers have in common."""
 
     launcher: str
+    """The kind of hosts."""
     python: str | None = config_field(None, selects_program=True)
     """The interpreter on the hosts. Null is the same path as on this machine."""
     code: str | None = config_field(None, selects_program=True)
     """The folder on the hosts that holds `pipeline_ops/`, with the same code as on this machine.
     Null is the same path as on this machine."""
     environment: dict[str, str] = config_field({}, selects_program=True)
-    """Environment variables of every process of the gang."""
+    """Environment variables of the job, or of every process of the gang."""
     network: Literal["trusted"] | None = None
     """`trusted`: Everyone who reaches the ports of these hosts may read and change the training.
 
@@ -34,6 +47,7 @@ class Hosts(Section):
     """The first of the ports that a firewall lets through, up to `last_port`. Null is any free
     port."""
     last_port: int | None = Field(None, ge=1024, le=65535)
+    """The last of these ports."""
 
     @model_validator(mode="after")
     def _validate_ports(self) -> Hosts:
@@ -88,9 +102,22 @@ class Hosts(Section):
                 "Add hosts, or lower it."
             )
 
-    def shares_folder(self, path: Path) -> bool:
-        """Returns whether a folder of Airflow's host may be seen at the same path there."""
-        return True
+    @property
+    def num_gpus(self) -> int:
+        """The number of GPUs that each host is asked for. 0 if the hosts file names none."""
+        return 0
+
+    def find_folder_problem(self, folder: Path, is_started_here: bool = True) -> str:
+        """Returns why a folder of Airflow's host is not the same one there, and the cure.
+
+        Args:
+          folder: absolute.
+          is_started_here: whether Airflow's host creates what runs there.
+
+        Returns:
+          The text behind the folder in a sentence. Empty if it may be the same.
+        """
+        return ""
 
 
 _UNITS = {"": 1} | {
@@ -100,12 +127,52 @@ _UNITS = {"": 1} | {
 }
 
 
+_MIN_CORES = 0.001
+_MIN_MEMORY = "64Mi"
+"""No job starts with less."""
+
+
+def _count_cores(cpu: str) -> float:
+    return float(cpu[:-1]) / 1000 if cpu.endswith("m") else float(cpu)
+
+
+def _count_bytes(memory: str) -> int:
+    number = memory.rstrip("KMGTki")
+    return int(float(number) * _UNITS[memory.removeprefix(number)])
+
+
+def _parse_cpu(value: Any) -> str:
+    """Reads a number as in Kubernetes, where `cpu: 4` and `cpu: "4"` are the same."""
+    text = str(value)
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?|[0-9]+m", text) or _count_cores(text) < _MIN_CORES:
+        raise ValueError(
+            f"must be a number of cores, at least 1m, such as 4, 0.5 or 500m, got {value!r}"
+        )
+    return text
+
+
+def _parse_memory(value: Any) -> str:
+    is_text = isinstance(value, str) and re.fullmatch(
+        r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?", value
+    )
+    if not is_text or _count_bytes(value) < _count_bytes(_MIN_MEMORY):
+        raise ValueError(
+            f"must be a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 8Gi, and at least "
+            f"{_MIN_MEMORY}, got {value!r}"
+        )
+    return str(value)
+
+
+Cpu = Annotated[str, BeforeValidator(_parse_cpu)]
+Memory = Annotated[str, BeforeValidator(_parse_memory)]
+
+
 class Resources(Section):
     """The resources of a container or pod. A job that needs more memory is killed and retried."""
 
-    cpu: str | None = Field(None, pattern=r"^([0-9]+(\.[0-9]+)?|[0-9]+m)$")
+    cpu: Cpu | None = None
     """Number of cores: `4`, `0.5` or `500m`. Null is no limit."""
-    memory: str | None = Field(None, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$")
+    memory: Memory | None = None
     """Bytes of memory, such as `8Gi`. Null is no limit."""
     gpus: int = Field(0, ge=0, le=64)
     """Number of NVIDIA GPUs."""
@@ -113,14 +180,9 @@ class Resources(Section):
     @property
     def num_cores(self) -> float | None:
         """`cpu` as a number."""
-        if self.cpu is None:
-            return None
-        return float(self.cpu[:-1]) / 1000 if self.cpu.endswith("m") else float(self.cpu)
+        return None if self.cpu is None else _count_cores(self.cpu)
 
     @property
     def memory_bytes(self) -> int | None:
         """`memory` as a number."""
-        if self.memory is None:
-            return None
-        number = self.memory.rstrip("KMGTki")
-        return int(float(number) * _UNITS[self.memory.removeprefix(number)])
+        return None if self.memory is None else _count_bytes(self.memory)

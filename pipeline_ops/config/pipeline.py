@@ -186,9 +186,7 @@ class PipelineConfig(Section):
     @functools.cached_property
     def hosts(self) -> Hosts | None:
         """The hosts to train on, or None for this machine. Raises ConfigError for a wrong file."""
-        return (
-            load_hosts(self.file.parent / "hosts", self.train.hosts) if self.train.hosts else None
-        )
+        return self._load_hosts("train", "hosts", self.train.hosts)
 
     def find_job_hosts(self, job: str) -> Hosts | None:
         """The hosts that the job of a task runs on, or None for the host of the Airflow worker.
@@ -196,8 +194,12 @@ class PipelineConfig(Section):
         Raises:
           ConfigError: the hosts file is wrong or missing.
         """
-        name = getattr(self, job).runs_on
-        return load_hosts(self.file.parent / "hosts", name, f"{job}.runs_on") if name else None
+        return self._load_hosts(job, "runs_on", getattr(self, job).runs_on)
+
+    def _load_hosts(self, section: str, key: str, name: str | None) -> Hosts | None:
+        """The hosts file of that name. Raises ConfigError with file and line of the key."""
+        where = f"{self.locate((section, key))}: {section}.{key}"
+        return load_hosts(self.file.parent / "hosts", name, where) if name else None
 
     @property
     def registry(self) -> str:
@@ -263,5 +265,6 @@ def _validate(text: ConfigText) -> PipelineConfig:
         config.hosts.validate_gang(config.train, config.locate(("train", "hosts")))
     validate_places(config)
     for name in filter(None, config.per_run.get("train.hosts", [])):
-        load_hosts(config.file.parent / "hosts", str(name))
+        where = f"{config.locate(('per_run', 'train.hosts'))}: per_run: train.hosts"
+        load_hosts(config.file.parent / "hosts", str(name), where)
     return config

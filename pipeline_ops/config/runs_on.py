@@ -22,6 +22,8 @@ class _Config(Protocol):
     @property
     def preprocess(self) -> Any: ...
     @property
+    def train(self) -> Any: ...
+    @property
     def export(self) -> Any: ...
     @property
     def hosts(self) -> Hosts | None: ...
@@ -42,11 +44,11 @@ def validate_places(config: _Config) -> None:
             where = config.locate((task, "runs_on"))
             found = [*_find_problems(config, task, hosts), *_find_folders(config, task, hosts)]
             problems += [f"{where}: {task}.runs_on: {problem}" for problem in found]
-    if config.hosts and not is_remote(config.storage.root):
-        folder = config.resolve_path(config.storage.root)
-        if not config.hosts.shares_folder(folder):
-            where = config.locate(("train", "hosts"))
-            problems.append(f"{where}: train.hosts: {_describe_missing('storage.root', folder)}")
+    if config.hosts and not is_remote(root := config.storage.root):
+        folder, is_started_here = config.resolve_path(root), config.find_job_hosts("train") is None
+        where = f"{config.locate(('train', 'hosts'))}: train.hosts"
+        if problem := config.hosts.find_folder_problem(folder, is_started_here):
+            problems.append(f"{where}: storage.root is {folder} on this host, {problem}.")
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -63,12 +65,38 @@ def _find_problems(config: _Config, task: str, hosts: Hosts) -> Iterator[str]:
             f"hosts/{section.runs_on}.yaml describes the host of the Airflow worker, where jobs "
             f"run anyway. Remove runs_on, and set {task}.python if another interpreter is needed."
         )
-    if isinstance(hosts, KubernetesHosts) and "@sha256:" not in hosts.image:
-        name = hosts.image.rpartition(":")[0] or hosts.image
+    if isinstance(hosts, KubernetesHosts) and hosts.image_digest is None:
         yield (
             f"the image {hosts.image} has no digest, and another image of that name would give "
-            f"another result. Write image: {name}@sha256:... "
-            f"into hosts/{section.runs_on}.yaml. `docker inspect` prints the digest."
+            f"another result. Write image: {hosts.image_name}@sha256:... with 64 digits into "
+            f"hosts/{section.runs_on}.yaml. `docker push IMAGE && docker inspect --format "
+            "'{{index .RepoDigests 0}}' IMAGE` prints it."
+        )
+    if task == "train":
+        yield from _find_training_problems(config, hosts)
+
+
+def _find_training_problems(config: _Config, hosts: Hosts) -> Iterator[str]:
+    """Problems of the job of a training with its gang."""
+    train, gang = config.train, config.hosts
+    if (
+        isinstance(hosts, KubernetesHosts)
+        and isinstance(gang, KubernetesHosts)
+        and not (hosts.service_account or gang.context)
+    ):
+        yield (
+            "the job of the training creates the pods of its gang, and has no account for it. "
+            "Write service_account: trainyard-supervisor (docker/kubernetes/rbac.yaml) into "
+            f"hosts/{train.runs_on}.yaml."
+        )
+    is_gang_here = gang is None or gang.launcher == "local"
+    num_needed = train.effective_max_workers * train.devices_per_worker
+    if is_gang_here and train.strategy != "tpu" and 0 < hosts.num_gpus < num_needed:
+        yield (
+            f"the gang runs in the job, which has {hosts.num_gpus} GPUs, and train.workers "
+            f"({train.effective_max_workers}) x train.devices_per_worker "
+            f"({train.devices_per_worker}) is {num_needed}. Ask for {num_needed} GPUs in "
+            f"hosts/{train.runs_on}.yaml, or lower one of the two."
         )
 
 
@@ -86,12 +114,5 @@ def _find_folders(config: _Config, task: str, hosts: Hosts) -> Iterator[str]:
     for key, path in paths.items():
         if not is_remote(path):
             folder = config.resolve_path(path)
-            if not hosts.shares_folder(folder):
-                yield _describe_missing(key, folder)
-
-
-def _describe_missing(key: str, folder: Path) -> str:
-    return (
-        f"{key} is {folder} on this host, which is not seen there. Use a URI such as "
-        f"s3://bucket/folder, or add a volume with it, mounted at the same path, to the hosts file."
-    )
+            if problem := hosts.find_folder_problem(folder):
+                yield f"{key} is {folder} on this host, {problem}."

@@ -18,6 +18,7 @@ from pipeline_ops.jobs.gang_protocol import AgentSpec
 from pipeline_ops.jobs.places.kubernetes import is_running
 from pipeline_ops.jobs.places.kubernetes_client import Kind, KubernetesClient
 from pipeline_ops.jobs.places.kubernetes_manifest import build_gang
+from pipeline_ops.jobs.places.kubernetes_rights import check_gang_rights
 from pipeline_ops.jobs.places.kubernetes_state import judge_pod
 from pipeline_ops.jobs.places.pod_exec import build_exec_command
 from pipeline_ops.launch.launcher import (
@@ -64,6 +65,9 @@ class KubernetesLauncher(Launcher):
         return self._client
 
     def allocate(self, check: Callable[[], None]) -> list[Host]:
+        if self._num_allocations == 0:
+            for finding in check_gang_rights(self.client):
+                raise ConfigError(finding.problem, finding.cure)
         self._num_allocations += 1
         self._name = f"{self._base_name}-{self._num_allocations}"
         try:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.storage.open_store import is_remote
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.storage.store_path import StorePath
@@ -27,19 +27,25 @@ def check_storage(config: PipelineConfig) -> None:
     """Tries the storage root and a registry in a folder, if they exist.
 
     Raises:
-      ConfigError: a file system lacks a function. The message names the key, the folder and the
-        function.
+      ConfigError: a file system lacks a function. The message names the key with its file and
+        line, the folder and the function.
+      MachineError: a bucket can't be reached. The message names the key, too.
     """
+    key = f"{config.locate(('storage', 'root'))}: storage.root"
     if config.root.is_local:
-        _check("storage.root", config.root.local)
+        _check(key, config.root.local)
     else:
-        _check_bucket("storage.root", config.root)
+        _check_bucket(key, config.root)
     if config.export.registry and not is_remote(config.export.registry):
-        _check("export.registry", config.resolve_path(config.export.registry))
+        key = f"{config.locate(('export', 'registry'))}: export.registry"
+        _check(key, config.resolve_path(config.export.registry))
 
 
 def _check_bucket(key: str, root: StorePath) -> None:
-    """Raises ConfigError if a bucket is missing, denies access or has no conditional writes."""
+    """Raises ConfigError if a bucket is missing, denies access or has no conditional writes.
+
+    Raises MachineError if it can't be reached.
+    """
     probe = root / f".probe.{secrets.token_hex(8)}"
     try:
         probe.create(b"first")
@@ -49,8 +55,8 @@ def _check_bucket(key: str, root: StorePath) -> None:
             return
         finally:
             probe.remove()
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from None
+    except (ConfigError, MachineError) as error:
+        raise type(error)(f"{key}: {error.problem}", error.cure) from None
     raise ConfigError(
         f"{key}: the store of {root} accepts If-None-Match and ignores it, so two runs could "
         "overwrite each other. Use a store with conditional writes."

@@ -88,9 +88,11 @@ def validate_folder(config: PipelineConfig) -> None:
         return
     remedy = f"correct preprocess.source.path in {config.file}."
     if not folder.is_dir():
-        raise DataError(f"{folder}: {_explain_missing_folder(folder)}. C{remedy[1:]}")
+        raise DataError(f"{folder}: {_explain_missing_folder(folder)}", f"C{remedy[1:]}")
     if not os.access(folder, os.R_OK | os.X_OK):
-        raise DataError(f"{folder}: this user cannot read it. Change its permissions, or {remedy}")
+        raise DataError(
+            f"{folder}: this user cannot read it", f"Change its permissions, or {remedy}"
+        )
     with os.scandir(folder) as entries:
         kinds = [
             entry.is_dir()
@@ -98,16 +100,17 @@ def validate_folder(config: PipelineConfig) -> None:
             if not entry.name.startswith(".")
         ]
     if not kinds:
-        raise DataError(f"{folder}: is empty. Put the raw data there, or {remedy}")
+        raise DataError(f"{folder}: is empty", f"Put the raw data there, or {remedy}")
     if source.type == "image_folder" and not any(kinds):
         raise DataError(
-            f"{folder}: its files lie in no folder. Put the images of each class into a folder of "
-            "its own, named as the class."
+            f"{folder}: its files lie in no folder",
+            "Put the images of each class into a folder of its own, named as the class.",
         )
     for name, path in source.required_files.items():
         if not (folder / path).is_file():
             raise DataError(
-                f"{folder / path}: no such file. Correct preprocess.source.{name} in {config.file}."
+                f"{folder / path}: no such file",
+                f"Correct preprocess.source.{name} in {config.file}.",
             )
 
 

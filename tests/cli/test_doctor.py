@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,12 @@ from launch.network import Network, why_not
 from launch.running import wait_until
 from small_disks import mount_small_disk
 
+from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.cli.checks.here import list_packages
 from pipeline_ops.cli.main import main
+from pipeline_ops.jobs.environment_check import digest_code
+from pipeline_ops.jobs.remote_host import Answer
 from pipeline_ops.system.host_check import check_host
 
 DIGITS = CODE_ROOT / "configs" / "digits.yaml"
@@ -38,6 +44,7 @@ class Doctor:
         self.folder, self._capsys = folder, capsys
         self.values = yaml.safe_load(DIGITS.read_text())
         self.values["storage"]["root"] = str(folder / "root")
+        (folder / "root").mkdir()
         (folder / "raw" / "cat").mkdir(parents=True)
         (folder / "raw" / "cat" / "1.png").write_bytes(b"not looked at")
         self.values["preprocess"]["source"]["path"] = "raw"
@@ -55,8 +62,13 @@ class Doctor:
         for task in tasks:
             self.set(task, runs_on="lab")
 
+    def train_on(self, content: dict) -> None:
+        """Lets a gang run on the hosts of a hosts file."""
+        self.write_hosts("gang", content)
+        self.set("train", hosts="gang")
+
     def examine(self) -> dict[str, str]:
-        """The problems by check."""
+        """The problems by check, each of which has a cure."""
         file = self.folder / "digits.yaml"
         file.write_text(yaml.safe_dump(self.values))
         code = main(["doctor", "--json", str(file)])
@@ -66,6 +78,7 @@ class Doctor:
             for each in found["findings"]
             if each["problem"]
         }
+        assert all(bool(each["problem"]) == bool(each["cure"]) for each in found["findings"]), found
         severe = [each for each in found["findings"] if each["problem"] and not each["is_warning"]]
         assert code == (75 if severe else 0)
         assert found["is_healthy"] == (not severe)
@@ -97,7 +110,136 @@ def test_the_text_is_a_line_for_each_check(doctor, capsys):
     assert any(
         line.startswith("PROBLEM  packages of train jobs: /no/such/python") for line in lines
     )
-    assert lines[-1].endswith("checks found a problem.")
+    assert lines[-1].endswith(" passed, 1 with a problem, 0 with a warning.")
+
+
+def test_warnings_are_counted_and_change_no_exit_status(doctor, capsys):
+    (doctor.folder / "root").rmdir()
+    (doctor.folder / "digits.yaml").write_text(yaml.safe_dump(doctor.values))
+    assert main(["doctor", str(doctor.folder / "digits.yaml")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("warning  storage.root: ") for line in lines), lines
+    assert lines[-1].endswith(" 0 with a problem, 1 with a warning.")
+
+
+def test_the_keys_of_the_json_are_those_of_the_documentation(doctor, capsys):
+    (doctor.folder / "digits.yaml").write_text(yaml.safe_dump(doctor.values))
+    main(["doctor", "--json", str(doctor.folder / "digits.yaml")])
+    found = json.loads(capsys.readouterr().out)
+    text = (CODE_ROOT / "docs" / "where-jobs-run.md").read_text()
+    [example] = re.findall(r"```\n(\{.*?)```", text, re.DOTALL)
+    assert json.loads(example).keys() == found.keys()
+    assert json.loads(example)["findings"][0].keys() == found["findings"][0].keys()
+
+
+def test_a_storage_root_that_is_not_mounted_is_found_and_not_made(doctor):
+    """Without other hosts, it may be that of the first run, which makes it."""
+    doctor.set("storage", root=str(doctor.folder / "mnt" / "root"))
+    assert "root does not exist" in doctor.examine()["storage.root"]
+    assert not (doctor.folder / "mnt").exists()
+
+
+def test_a_missing_storage_root_that_hosts_share_is_a_problem(doctor, stand_in):
+    doctor.set("storage", root=str(doctor.folder / "mnt" / "root"))
+    doctor.run_on(stand_in.hosts)
+    assert f"mkdir -p {doctor.folder}/mnt/root" in doctor.examine()["storage.root"]
+    assert not (doctor.folder / "mnt").exists()
+
+
+class StandInSsh:
+    """A program `ssh` that answers for all hosts, and notes what it was asked."""
+
+    hosts = {"launcher": "ssh", "network": "trusted", "hosts": [{"name": "a"}, {"name": "b"}]}
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir()
+        self.answer({})
+        write_program(
+            folder / "ssh",
+            f"cd {folder}\n"
+            'echo "$*" >> commands\n'
+            'case "$*" in *"test -e"*) exit 0 ;; *listen*) exit 1 ;; esac\n'
+            "head -n 1 >> questions\n"
+            "cat answer",
+        )
+
+    def answer(self, versions: dict[str, str]) -> None:
+        """Sets the versions of packages that the hosts have."""
+        answer = Answer(code=digest_code(), time=time.time(), versions=versions)
+        (self.folder / "answer").write_text(answer.model_dump_json())
+
+    def read_packages(self) -> set[str]:
+        """The packages that the first host was asked for."""
+        first = (self.folder / "questions").read_text().splitlines()[0]
+        return set(json.loads(first)["packages"])
+
+    def read_commands(self) -> str:
+        return (self.folder / "commands").read_text()
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch) -> StandInSsh:
+    stand_in = StandInSsh(tmp_path / "programs")
+    monkeypatch.setenv("PATH", f"{stand_in.folder}{os.pathsep}{os.environ['PATH']}")
+    return stand_in
+
+
+class TestPackagesOfHosts:
+    def test_tasks_that_share_a_hosts_file_are_all_asked_for(self, doctor, stand_in):
+        doctor.run_on(stand_in.hosts, ("preprocess", "evaluate"))
+        doctor.examine()
+        assert {"apache-beam", "opencv-python-headless", "keras"} <= stand_in.read_packages()
+
+    def test_a_package_that_no_host_has_is_found(self, doctor, stand_in):
+        doctor.run_on(stand_in.hosts, ("preprocess",))
+        stand_in.answer(find_versions(set(list_packages(["preprocess"])) - {"apache-beam"}))
+        problems = doctor.examine()
+        for host in ("a", "b"):
+            problem = problems.pop(f"hosts/lab.yaml: {host}: packages")
+            assert "apache-beam is not installed" in problem and "[preprocess]" in problem
+        assert problems == {}
+
+    def test_tensorflow_for_gpus_stands_for_the_one_without(self, doctor, stand_in):
+        doctor.run_on(stand_in.hosts)
+        versions = find_versions(list_packages(["train"]))
+        versions["tensorflow"] = versions.pop("tensorflow-cpu", versions.get("tensorflow"))
+        stand_in.answer(versions)
+        assert doctor.examine() == {}
+
+    def test_a_package_that_the_nodes_of_slurm_lack_is_found(self, doctor, stand_in):
+        write_program(stand_in.folder / "sinfo", "echo main")
+        python = write_program(doctor.folder / "python", "echo '{}'")
+        doctor.run_on({"launcher": "slurm", "nodes": 1, "python": python})
+        assert "keras is not installed" in doctor.examine()["hosts/lab.yaml"]
+
+
+class TestPortsOfHosts:
+    def test_hosts_of_jobs_need_no_ports(self, doctor, stand_in):
+        doctor.run_on(stand_in.hosts)
+        doctor.examine()
+        assert "listen" not in stand_in.read_commands()
+
+    def test_hosts_of_a_gang_do(self, doctor, stand_in):
+        doctor.train_on(stand_in.hosts)
+        assert "no answer" in doctor.examine()["hosts/gang.yaml: a: port"]
+
+    def test_hosts_of_a_gang_are_left_to_a_train_job_elsewhere(self, doctor, stand_in):
+        doctor.train_on(stand_in.hosts)
+        doctor.run_on(stand_in.hosts | {"user": "supervisor"}, ("train",))
+        doctor.examine()
+        assert "-l supervisor" in stand_in.read_commands()
+        assert "listen" not in stand_in.read_commands()
+
+
+def test_a_gang_in_containers_without_a_daemon_is_found(doctor):
+    volume = {"folder": str(doctor.folder), "mount": str(doctor.folder)}
+    doctor.train_on(
+        {"launcher": "container", "image": "trainyard", "volumes": [volume]}
+        | {"daemon": "tcp://127.0.0.1:9", "workers_per_container": 2}
+    )
+    problems = doctor.examine()
+    assert "tcp://127.0.0.1:9 does not answer" in problems.get("hosts/gang.yaml", ""), problems
 
 
 def plant_wrong_yaml(doctor, monkeypatch):
@@ -310,6 +452,14 @@ class TestKubernetes:
         assert "this account may not delete pods, get pods/log" in problem
         assert "docker/kubernetes/rbac.yaml" in problem
 
+    def test_a_gang_needs_the_rights_of_a_supervisor(self, doctor, cluster, pods):
+        doctor.train_on(pods | {"workers_per_pod": 2})
+        problem = doctor.examine()["hosts/gang.yaml"]
+        assert "may not get pods/exec, create pods/exec, create services" in problem
+        assert "service_account: trainyard-supervisor" in problem
+        doctor.run_on(pods | {"service_account": "trainyard-supervisor"}, ("train",))
+        assert doctor.examine() == {}
+
     def test_a_cluster_that_does_not_answer_is_found(self, doctor, cluster, pods):
         doctor.run_on(pods)
         cluster.stop()
@@ -326,7 +476,7 @@ class TestSshHosts:
     def test_an_unreachable_host_is_found(self, doctor, hosts, network):
         network.cut("tyh2")
         doctor.run_on(hosts)
-        assert "tyh2" in doctor.examine()["hosts/lab.yaml: tyh2"]
+        assert "`ssh tyh2 true`" in doctor.examine()["hosts/lab.yaml: tyh2"]
 
     @pytest.mark.parametrize(
         ("change", "text"),
@@ -355,16 +505,16 @@ class TestSshHosts:
         )
         try:
             wait_until(lambda: is_listening(network.addresses["tyh1"]))
-            doctor.run_on(hosts | {"first_port": 21000, "last_port": 21000})
-            assert "are taken" in doctor.examine()["hosts/lab.yaml: tyh1: port"]
+            doctor.train_on(hosts | {"first_port": 21000, "last_port": 21000})
+            assert "are taken" in doctor.examine()["hosts/gang.yaml: tyh1: port"]
         finally:
             listener.kill()
             listener.wait()
 
     def test_hosts_that_do_not_reach_each_other_are_found(self, doctor, hosts, network):
         wrong = [dict(host, address="10.213.77.99") for host in hosts["hosts"]]
-        doctor.run_on(hosts | {"hosts": wrong})
-        problem = doctor.examine()["hosts/lab.yaml: tyh1: port"]
+        doctor.train_on(hosts | {"hosts": wrong})
+        problem = doctor.examine()["hosts/gang.yaml: tyh1: port"]
         assert "tyh2 can't connect to 10.213.77.99" in problem and "firewall" in problem
 
     def test_a_storage_root_that_hosts_do_not_see_is_found(self, doctor, hosts, network):

@@ -24,6 +24,15 @@ def test_the_plan_says_who_would_run_where_without_reaching_a_host(capsys):
     ]
 
 
+def test_the_plan_says_where_each_task_runs(capsys):
+    places, gang = plan(capsys, "--set", "train.runs_on=ssh").split("\n\n")
+    header, *rows = places.splitlines()
+    assert header.split() == ["task", "runs", "on"]
+    assert [row.split() for row in rows] == [["train", "ssh", "hosts/ssh.yaml"]]
+    assert "worker 0" in gang
+    assert "runs on" not in plan(capsys)
+
+
 def test_on_this_machine_ports_are_found_when_a_gang_starts_that_needs_them(capsys):
     assert "127.0.0.1 (no port)" in plan(capsys)
     assert "127.0.0.1:(a free one)" in plan(

@@ -6,6 +6,7 @@ from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.commands.reference import render_reference
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.fields import collect_fields
+from pipeline_ops.config.hosts import LAUNCHERS
 from pipeline_ops.config.pipeline import PipelineConfig
 
 
@@ -15,11 +16,14 @@ def test_the_reference_beside_the_configs_is_current():
     )
 
 
+def read_rows(text: str) -> list[list[str]]:
+    """The cells of all rows of its tables."""
+    return [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+
+
 def test_it_has_every_key_once_with_who_may_set_it(capsys):
     assert main(["reference"]) == 0
-    rows = [
-        line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| `")
-    ]
+    rows = read_rows(capsys.readouterr().out.partition("## Hosts files")[0])
     owners = {row[0].strip("|` "): row[3] for row in rows}
     leaves = collect_fields(PipelineConfig)
     assert len(rows) == len(owners) and owners.keys() == leaves.keys()
@@ -32,3 +36,16 @@ def test_it_has_every_key_once_with_who_may_set_it(capsys):
         "author, always",
     )
     assert [row for row in rows if not all(cell.strip() for cell in row[:4])] == []
+
+
+def test_it_has_the_keys_of_each_launcher_with_a_meaning():
+    _, *parts = render_reference().partition("## Hosts files")[2].split("### `launcher: ")
+    assert [part.partition("`")[0] for part in parts] == list(LAUNCHERS)
+    for part, model in zip(parts, LAUNCHERS.values(), strict=True):
+        rows = {row[0].strip("|` "): row for row in read_rows(part)}
+        leaves = collect_fields(model)
+        assert rows.keys() == leaves.keys()
+        assert {key for key, row in rows.items() if row[3].startswith("*Fingerprint.*")} == {
+            key for key, leaf in leaves.items() if leaf.selects_program
+        }
+        assert [key for key, row in rows.items() if not row[3].strip("| ")] == []

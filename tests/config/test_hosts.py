@@ -40,18 +40,16 @@ def test_every_example_is_valid_and_travels_in_a_request(name):
         (
             "launcher: ssh",
             "launcher: shh",
-            (
-                "lab.yaml:1: launcher must be one of local, ssh, container, slurm, kubernetes, "
-                "got 'shh'; the nearest valid name"
-            ),
+            ("lab.yaml:1: launcher: unknown name 'shh'; the nearest valid name is 'ssh'"),
         ),
-        ("launcher: ssh", "launcher: shh", "the nearest valid name is 'ssh'"),
+        ("launcher: ssh", "launcher: docker", "the nearest valid name is 'container'"),
+        ("launcher: ssh", "launcher: k8s", "the nearest valid name is 'kubernetes'"),
         (
             "launcher: ssh",
             "user: x",
             (
-                "lab.yaml:1: launcher must be one of local, ssh, container, slurm, kubernetes, "
-                "got None"
+                "lab.yaml:1: launcher: required, but not given; "
+                "valid names are container, kubernetes, local, slurm, ssh"
             ),
         ),
         (
@@ -100,6 +98,64 @@ def test_a_name_without_a_file_is_told_the_nearest(write):
         match=r"train.hosts: there is no .*/hosts/lap.yaml; the nearest valid name is 'lab'",
     ):
         load_config(config, {"train.hosts": "lap"})
+
+
+@pytest.mark.parametrize("name", ["lab.yaml", "lab.yml"])
+def test_a_name_with_its_ending_is_told_without(write, name):
+    config = write(TWO)
+    with pytest.raises(ConfigError, match=r"lab\.ya?ml\.yaml; write it without \.ya?ml: lab$"):
+        load_config(config, {"train.hosts": name})
+
+
+KUBERNETES = "launcher: kubernetes\nimage: i\n"
+CONTAINER = "launcher: container\nimage: i\n"
+SLURM = "launcher: slurm\nnodes: 1\n"
+MEMORY = "must be a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 8Gi, and at least 64Mi, got "
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        (CONTAINER, "cpu: '0'", "must be a number of cores, at least 1m, such as 4, 0.5 or 500m"),
+        (CONTAINER, "cpu: 0", "cpu: must be a number of cores, at least 1m"),
+        (CONTAINER, "cpu: 0.0000000001", "cpu: must be a number of cores, at least 1m"),
+        (KUBERNETES, "cpu: 0m", "cpu: must be a number of cores, at least 1m"),
+        (KUBERNETES, "cpu: true", "cpu: must be a number of cores, at least 1m"),
+        (KUBERNETES, "cpu: -4", "cpu: must be a number of cores, at least 1m"),
+        (CONTAINER, "memory: 8", f"memory: {MEMORY}8"),
+        (CONTAINER, "memory: '1'", f"memory: {MEMORY}'1'"),
+        (CONTAINER, "memory: 63Mi", f"memory: {MEMORY}'63Mi'"),
+        (KUBERNETES, "memory: 8GB", f"memory: {MEMORY}'8GB'"),
+        (KUBERNETES, "memory: 8g", f"memory: {MEMORY}'8g'"),
+        (CONTAINER, "daemon: gpu-1:2375", "such as ssh://user@host, got 'gpu-1:2375'"),
+        (SLURM, "memory_per_node: 8Gi", "with K, M, G or T, such as 8G for Slurm, got '8Gi'"),
+        (KUBERNETES, "namespace: Training Space", "namespace: must be lower-case letters"),
+        (KUBERNETES, "namespace: team.a", "namespace: must be lower-case letters"),
+        (KUBERNETES, "secret: not a name", "secret: must be lower-case letters"),
+        (KUBERNETES, "service_account: -x", "service_account: must be lower-case letters"),
+        (KUBERNETES, "priority_class: High", "priority_class: must be lower-case letters"),
+        (KUBERNETES, "image_pull_secrets: [a_b]", "image_pull_secrets.0: must be lower-case"),
+        (KUBERNETES, "volumes: [{claim: '', mount: /}]", "volumes.0.claim: must be lower-case"),
+    ],
+)
+def test_a_wrong_value_is_told_the_rule_in_words_and_an_example(write, text, line, message):
+    config = write(text + line + "\n")
+    with pytest.raises(ConfigError) as raised:
+        load_config(config, {"train.hosts": "lab"})
+    assert message in str(raised.value)
+    assert "hosts/lab.yaml:3: " in str(raised.value)
+    assert "pattern" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "cores"), [("4", 4.0), ("'4'", 4.0), ("0.5", 0.5), ("500m", 0.5), ("1m", 0.001)]
+)
+def test_cores_are_a_number_or_a_text(write, cpu, cores):
+    values = f"cpu: {cpu}\nmemory: 64Mi\nworkers_per_pod: 2\nvolumes: [{{claim: c, mount: /}}]\n"
+    config = write(KUBERNETES + values)
+    hosts = load_config(config, {"train.hosts": "lab"}).hosts
+    assert (hosts.num_cores, hosts.memory_bytes) == (cores, 64 << 20)
+    assert parse_hosts(hosts.model_dump(mode="json")) == hosts
 
 
 def test_a_gang_that_no_set_of_these_hosts_can_seat_is_refused(write):

@@ -111,7 +111,11 @@ def cluster(docker, tmp_path_factory) -> Iterator[Cluster]:
     stopped = cluster.make("down")
     assert stopped.returncode == 0, stopped.stdout
     assert docker("ps", "-aq") == "" and docker("volume", "ls", "-q") == ""
-    assert not (folder / "docker" / ".secrets").exists()
+    assert not _find_secrets(folder).exists()
+
+
+def _find_secrets(folder: Path) -> Path:
+    return folder / "docker" / ".secrets" / "trainyard-test"
 
 
 def _provide_images(docker: Docker, context: Path) -> dict[str, str]:
@@ -134,7 +138,7 @@ def test_a_run_on_the_cluster_publishes_a_model(cluster):
 
 def test_the_published_model_is_served(cluster, image):
     """By a container that gets the keys of the bucket as files."""
-    secrets = cluster.folder / "docker" / ".secrets"
+    secrets = _find_secrets(cluster.folder)
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     container = cluster.docker(
         *("run", "-d", "--rm", "--read-only", "--network=trainyard-test_default"),
@@ -149,7 +153,7 @@ def test_the_published_model_is_served(cluster, image):
 
 
 def test_a_training_goes_on_while_the_airflow_worker_is_dead(cluster):
-    run = cluster.start_run("train.epochs=21")
+    run = cluster.start_run("--set", "train.epochs=21")
     run.wait_for(TRAINING)
     cluster.crash("worker")
     output = run.finish()
@@ -157,7 +161,7 @@ def test_a_training_goes_on_while_the_airflow_worker_is_dead(cluster):
 
 
 def test_a_training_continues_from_its_checkpoint_when_a_host_is_dead(cluster):
-    run = cluster.start_run("train.epochs=60")
+    run = cluster.start_run("--set", "train.epochs=60")
     run.wait_for(CHECKPOINT)
     cluster.crash("host-2")
     assert "resumes from step" in run.finish()

@@ -225,6 +225,16 @@ def test_each_right_of_the_supervisors_role_is_needed_and_no_other(account, make
     assert account.refused == set()
 
 
+def test_missing_rights_are_an_error_before_anything_is_created(
+    cluster, account, make_launcher, monkeypatch
+):
+    monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("trainyard-airflow")))
+    other = cluster.accounts["trainyard-airflow"]
+    with pytest.raises(ConfigError, match=r"may not get pods/exec.*trainyard-supervisor"):
+        make_launcher().allocate(check)
+    assert other.used == other.refused == set()
+
+
 @pytest.mark.slow
 def test_two_workers_of_a_pod_survive_the_loss_of_it(
     cluster, account, dataset, tmp_path, make_root

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import http.server
 import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.planning.storage_probe import check_storage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +35,15 @@ def config_file(tmp_path) -> Path:
         (tmp_path / "raw" / name).write_bytes(b"an image")
     (tmp_path / "digits.yaml").write_text(yaml.safe_dump(values))
     return tmp_path / "digits.yaml"
+
+
+def locate(config_file: Path, key: str) -> str:
+    """File and line of the only key of that name in a config."""
+    lines = config_file.read_text().splitlines()
+    [number] = [
+        number for number, line in enumerate(lines, 1) if line.strip().startswith(f"{key}:")
+    ]
+    return f"{config_file}:{number}"
 
 
 VALIDATE = "sys.exit(main(['validate', sys.argv[1]]))"
@@ -81,8 +93,46 @@ def test_a_refusal_names_the_key_the_folder_and_what_is_missing(
     """F14."""
     ended = run_without(calls, config_file, CHECK)
     assert ended.returncode == 78, ended.stderr
-    assert f"storage.root: the file system of {tmp_path / 'root'} lacks " in ended.stderr
+    where = locate(config_file, "root")
+    assert f"{where}: storage.root: the file system of {tmp_path / 'root'} lacks " in ended.stderr
     assert re.search(f"lacks {lacks}", ended.stderr), ended.stderr
+
+
+def test_a_registry_in_a_folder_is_tried_and_named(config_file, tmp_path):
+    (tmp_path / "root").rmdir()
+    ended = run_without({"flock": errno.ENOSYS}, config_file, CHECK)
+    where = locate(config_file, "registry")
+    assert f"{where}: export.registry: the file system of {tmp_path / 'registry'}" in ended.stderr
+
+
+class FailingStore(http.server.BaseHTTPRequestHandler):
+    """A store that answers a request to `/403/...` with the status 403."""
+
+    def do_PUT(self) -> None:
+        self.send_error(int(self.path.split("/")[1]))
+
+    def log_message(self, *_: object) -> None:
+        """Requests are expected."""
+
+
+@pytest.mark.parametrize(("status", "kind"), [(403, ConfigError), (418, MachineError)])
+def test_a_bucket_that_can_not_be_used_is_told_file_line_and_key(
+    config_file, monkeypatch, status, kind
+):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    values = yaml.safe_load(config_file.read_text())
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FailingStore) as server:
+        threading.Thread(target=server.serve_forever).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}/{status}"
+        values["storage"] = {"root": "s3://bucket/root", "endpoint": endpoint}
+        config_file.write_text(yaml.safe_dump(values))
+        try:
+            with pytest.raises(kind) as raised:
+                check_storage(load_config(config_file))
+        finally:
+            server.shutdown()
+    assert str(raised.value).startswith(f"{locate(config_file, 'root')}: storage.root: ")
 
 
 def test_validate_tries_the_storage(config_file):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Iterator
 
+from pipeline_ops.cli.checks.errors import make_finding
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.runs_on import TASKS
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.raw_data.folder import find_raw_folder, read_folder_state, validate_folder
@@ -20,13 +23,15 @@ _MAX_SKEW_SECONDS = 120.0
 def check_store(config: PipelineConfig) -> Iterator[Finding]:
     """Writes, reads and removes a file, tries a conditional write, and compares the clocks."""
     check = "storage.root"
+    if config.root.is_local and not config.root.local.exists():
+        yield _describe_missing_root(config)
+        return
     try:
-        if config.root.is_local:
-            config.root.local.mkdir(parents=True, exist_ok=True)
         check_storage(config)
         skew_seconds = _try_file(config.root)
     except (TrainyardError, OSError) as error:
-        yield Finding(check=check, problem=str(error))
+        cure = f"Correct `storage` in {config.file}, or give this user the right to write there."
+        yield make_finding(check, error, cure)
         return
     yield Finding(check=check)
     if abs(skew_seconds) <= _MAX_SKEW_SECONDS:
@@ -37,6 +42,24 @@ def check_store(config: PipelineConfig) -> Iterator[Finding]:
         problem=f"the store's clock differs from this host's by {skew_seconds:.0f} s, and stores "
         "refuse signed requests with a wrong time",
         cure="Set this host's clock, as with chrony.",
+    )
+
+
+def _describe_missing_root(config: PipelineConfig) -> Finding:
+    """A missing folder is a warning before the first run, which makes it on this host.
+
+    If other hosts share it, it is a problem: its file system is not mounted here.
+    """
+    root = config.root.local
+    places = [config.hosts, *map(config.find_job_hosts, TASKS)]
+    is_shared = any(hosts and hosts.launcher != "local" for hosts in places)
+    return Finding(
+        check="storage.root",
+        problem=f"{root} does not exist",
+        cure=f"Mount its file system, or make it: mkdir -p {shlex.quote(str(root))}"
+        if is_shared
+        else "If it belongs to a file system, mount that. Otherwise the first run makes it.",
+        is_warning=not is_shared,
     )
 
 
@@ -63,7 +86,7 @@ def check_raw_data(config: PipelineConfig) -> Iterator[Finding]:
         validate_folder(config)
         num_files = 1 if config.preprocess.source.has_interval else read_folder_state(folder)[1]
     except (TrainyardError, OSError) as error:
-        yield Finding(check=check, problem=str(error))
+        yield make_finding(check, error, f"Correct preprocess.source in {config.file}.")
         return
     if num_files:
         yield Finding(check=check)

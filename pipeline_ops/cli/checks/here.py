@@ -6,12 +6,13 @@ import configparser
 import importlib.metadata
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
+from pipeline_ops.cli.checks.errors import make_finding
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.runs_on import TASKS
 from pipeline_ops.errors import ConfigError
@@ -20,13 +21,15 @@ from pipeline_ops.system.host_check import Finding, check_host
 from pipeline_ops.user_code.interpreter import read_versions
 
 _DISTRIBUTION = "airflow-provider-trainyard"
-_EXTRAS = {
+EXTRAS = {
     "preprocess": ("preprocess",),
     "train": ("train",),
     "evaluate": ("train",),
     "export": ("train",),
 }
 """The extras that a job needs, by task."""
+_EQUIVALENTS = {"tensorflow": "tensorflow-cpu", "tensorflow-cpu": "tensorflow"}
+"""Packages of which a host has either one: the first with GPUs, the second without."""
 
 
 def check_this_host(config: PipelineConfig | None) -> Iterator[Finding]:
@@ -43,7 +46,7 @@ def check_packages(config: PipelineConfig | None) -> Iterator[Finding]:
     if config is None:
         return
     interpreters = {
-        (config.resolve_interpreter(task), _EXTRAS[task])
+        (config.resolve_interpreter(task), EXTRAS[task])
         for task in TASKS
         if config.find_job_hosts(task) is None
     }
@@ -52,36 +55,49 @@ def check_packages(config: PipelineConfig | None) -> Iterator[Finding]:
         try:
             yield _compare(check, extras, python)
         except ConfigError as error:
-            yield Finding(check=check, problem=str(error))
+            cure = f"Correct `python` in {config.file}."
+            yield make_finding(check, error, cure)
 
 
 def _compare(check: str, extras: tuple[str, ...], python: Path | None) -> Finding:
-    wanted = {
+    names = list_packages(extras)
+    place = f"{python or 'this environment'}, or let the task run elsewhere (runs_on)"
+    return compare_packages(check, extras, read_versions(python, names), place)
+
+
+def list_packages(extras: Sequence[str]) -> list[str]:
+    """The packages that jobs with these extras need. Without extras, those of Airflow's side."""
+    wanted = _find_requirements(extras)
+    return sorted({*wanted, *(_EQUIVALENTS[name] for name in wanted if name in _EQUIVALENTS)})
+
+
+def compare_packages(
+    check: str, extras: Sequence[str], found: Mapping[str, str], place: str
+) -> Finding:
+    """Compares versions with those that Trainyard declares. `place` is for the cure."""
+    problems = []
+    for name, requirement in sorted(_find_requirements(extras).items()):
+        version = found.get(name, found.get(_EQUIVALENTS.get(name, "")))
+        if version is None:
+            problems.append(f"{name} is not installed")
+        elif not requirement.specifier.contains(Version(version), prereleases=True):
+            problems.append(f"{name} is {version}, and {requirement.specifier} is needed")
+    if not problems:
+        return Finding(check=check)
+    names = f"[{','.join(extras)}]" if extras else ""
+    cure = f"Install {_DISTRIBUTION}{names} into {place}."
+    return Finding(check=check, problem="; ".join(problems), cure=cure)
+
+
+def _find_requirements(extras: Sequence[str]) -> dict[str, Requirement]:
+    return {
         requirement.name: requirement
         for requirement in _list_requirements(extras)
         if bool(extras) == ("extra" in str(requirement.marker or ""))
     }
-    found = read_versions(python, wanted)
-    problems = [
-        f"{name} is not installed"
-        if name not in found
-        else f"{name} is {found[name]}, and {requirement.specifier} is needed"
-        for name, requirement in sorted(wanted.items())
-        if name not in found
-        or not requirement.specifier.contains(Version(found[name]), prereleases=True)
-    ]
-    if not problems:
-        return Finding(check=check)
-    names = f"[{','.join(extras)}]" if extras else ""
-    return Finding(
-        check=check,
-        problem="; ".join(problems),
-        cure=f"Install {_DISTRIBUTION}{names} into {python or 'this environment'}, or let the task "
-        "run elsewhere (runs_on).",
-    )
 
 
-def _list_requirements(extras: tuple[str, ...]) -> Iterator[Requirement]:
+def _list_requirements(extras: Sequence[str]) -> Iterator[Requirement]:
     try:
         lines = importlib.metadata.requires(_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
@@ -119,7 +135,7 @@ def find_executor_problems(config: PipelineConfig) -> Iterator[str]:
             yield (
                 f"{config.locate((task,))}: {task} runs with Airflow's KubernetesExecutor, whose "
                 "pod ends when the task defers, and takes a job along that runs in it. Write "
-                f"`runs_on: NAME` into `{task}`, where hosts/NAME.yaml has `launcher: kubernetes` "
+                f"`runs_on: NAME` into `{task}`, where hosts/NAME.yaml says where its job runs "
                 "(docs/where-jobs-run.md)."
             )
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from pydantic import ValidationError
 
+from pipeline_ops.cli.checks.errors import make_finding
+from pipeline_ops.cli.checks.here import EXTRAS, compare_packages, list_packages
 from pipeline_ops.config.hosts import SshHosts
 from pipeline_ops.config.hosts_base import Hosts
+from pipeline_ops.config.hosts_clusters import SlurmHosts
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.runs_on import TASKS
 from pipeline_ops.errors import TrainyardError
@@ -26,91 +31,136 @@ from pipeline_ops.system.host_check import Finding
 _MAX_SKEW_SECONDS = 120.0
 _LISTEN_SECONDS = 60.0
 _REMOTE_MODULE = "pipeline_ops.jobs.remote_host"
+_LOGIN_CURE = (
+    "Start {host}, or correct its name and the login in {file}. `ssh {host} true` must end without "
+    "a question."
+)
+
+
+@dataclasses.dataclass
+class _Use:
+    """The use of a hosts file by a pipeline.
+
+    Attributes:
+      hosts: the content of the file.
+      tasks: the tasks whose jobs run there.
+      has_gang: whether the gang of the training is there.
+      starts_gang: whether the Airflow worker starts that gang.
+    """
+
+    hosts: Hosts
+    tasks: list[str] = dataclasses.field(default_factory=list)
+    has_gang: bool = False
+    starts_gang: bool = False
+
+    @property
+    def users(self) -> list[str]:
+        return [*self.tasks, *(["train"] if self.has_gang else [])]
+
+    @property
+    def packages(self) -> set[str]:
+        """The packages whose versions can change a result."""
+        return {package for task in self.users for package in KINDS[task].packages}
+
+    @property
+    def extras(self) -> list[str]:
+        return sorted({extra for task in self.users for extra in EXTRAS[task]})
 
 
 def check_places(config: PipelineConfig) -> Iterator[Finding]:
-    """Checks each hosts file that the config names. A check that fails is a finding."""
-    named: dict[str, tuple[Hosts, str | None]] = {}
-    if config.hosts and config.train.hosts:
-        named[config.train.hosts] = (config.hosts, None)
+    """Checks each hosts file that the config names. A check that fails is a finding.
+
+    The gang of a train job with `runs_on` is left to that job, which alone needs to reach it.
+    """
+    uses: dict[str, _Use] = {}
     for task in TASKS:
         if hosts := config.find_job_hosts(task):
-            named[getattr(config, task).runs_on] = (hosts, task)
-    for name, (hosts, user) in named.items():
-        check, packages = f"hosts/{name}.yaml", KINDS[user or "train"].packages
-        if isinstance(hosts, SshHosts):
-            yield from _catch(check, _check_ssh_hosts(check, hosts, packages))
-            if config.root.is_local:
-                yield from _catch(check, _check_shared_folder(check, hosts, config))
-        elif hosts.launcher != "local":
-            yield from _check_place(check, hosts, packages if user else None)
+            uses.setdefault(getattr(config, task).runs_on, _Use(hosts)).tasks.append(task)
+    if config.hosts and config.train.hosts:
+        starts_gang = config.train.runs_on is None
+        if starts_gang or config.train.hosts in uses:
+            use = uses.setdefault(config.train.hosts, _Use(config.hosts))
+            use.has_gang, use.starts_gang = True, starts_gang
+        else:
+            yield Finding(check=f"hosts/{config.train.hosts}.yaml (left to the train job)")
+    for name, use in uses.items():
+        check = f"hosts/{name}.yaml"
+        if isinstance(use.hosts, SshHosts):
+            yield from _catch(check, _check_ssh_hosts(check, use.hosts, use))
+            if config.root.is_local and config.root.local.exists():
+                yield from _catch(check, _check_shared_folder(check, use.hosts, config))
+        elif use.hosts.launcher != "local":
+            yield from _catch(check, _check_place(check, use))
 
 
 def _catch(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     try:
         yield from findings
     except (TrainyardError, OSError, subprocess.SubprocessError, ValidationError) as error:
-        yield Finding(check=check, problem=f"the check could not be made: {error}")
+        yield make_finding(check, error, f"Start what {check} names, or correct that file.")
 
 
-def _check_place(check: str, hosts: Hosts, packages: Iterable[str] | None) -> Iterator[Finding]:
-    """Checks a container engine, a cluster or Slurm by the questions that a plan asks.
-
-    For the hosts of a gang only, `packages` is None: their supervisor compares the packages.
-    """
-    try:
-        place = make_place(hosts)
-        if packages is not None:
-            place.find_versions(packages)
-        problems = list(place.check())
-    except TrainyardError as error:
-        yield Finding(check=check, problem=str(error))
-        return
-    yield from (finding.model_copy(update={"check": check}) for finding in problems)
-    if not problems:
+def _check_place(check: str, use: _Use) -> Iterator[Finding]:
+    """Checks a container engine, a cluster or Slurm. The packages in an image are not looked at."""
+    place = make_place(use.hosts)
+    findings = list(place.check()) if use.tasks else []
+    if use.starts_gang:
+        findings += [each for each in place.check_for_gang() if each not in findings]
+    if use.tasks and isinstance(use.hosts, SlurmHosts):
+        versions = place.find_versions(list_packages(use.extras))
+        findings.append(compare_packages(check, use.extras, versions, _locate_python(use.hosts)))
+    findings = [each for each in findings if each.problem]
+    yield from (each.model_copy(update={"check": check}) for each in findings)
+    if not findings:
         yield Finding(check=check)
 
 
-def _check_ssh_hosts(check: str, hosts: SshHosts, packages: Iterable[str]) -> Iterator[Finding]:
-    place, question = SshPlace(hosts), Question(packages=list(packages))
+def _locate_python(hosts: Hosts) -> str:
+    return f"{hosts.python or sys.executable} there"
+
+
+def _check_ssh_hosts(check: str, hosts: SshHosts, use: _Use) -> Iterator[Finding]:
+    place = SshPlace(hosts)
+    question = Question(packages=sorted({*use.packages, *list_packages(use.extras)}))
     answers: dict[str, Answer] = {}
     for host in hosts.hosts:
         where = f"{check}: {host.name}"
         try:
             answers[host.name] = place.ask(host.name, "check", question)
         except TrainyardError as error:
-            yield Finding(check=where, problem=str(error))
+            yield make_finding(where, error, _LOGIN_CURE.format(host=host.name, file=check))
             continue
-        yield from _judge_host(where, answers[host.name], answers)
-    yield from _check_connections(check, hosts, list(answers))
+        findings = _judge_host(where, answers[host.name], next(iter(answers.values())), use)
+        yield from [each for each in findings if each.problem] or [Finding(check=where)]
+    if use.has_gang:
+        yield from _check_connections(check, hosts, list(answers))
 
 
-def _judge_host(where: str, answer: Answer, answers: dict[str, Answer]) -> Iterator[Finding]:
-    first = next(iter(answers.values()))
-    findings = [finding for finding in answer.findings if finding.problem]
-    yield from (f.model_copy(update={"check": f"{where}: {f.check}"}) for f in findings)
+def _judge_host(where: str, answer: Answer, first: Answer, use: _Use) -> Iterator[Finding]:
+    for each in answer.findings:
+        yield each.model_copy(update={"check": f"{where}: {each.check}"})
     if answer.code != digest_code():
         yield Finding(
             check=f"{where}: code",
             problem=f"its copy of Trainyard (digest {answer.code}) differs from this one",
             cure="Install the same version there, and correct `code` in the hosts file.",
         )
-    elif abs(answer.time - time.time()) > _MAX_SKEW_SECONDS:
+    if abs(answer.time - time.time()) > _MAX_SKEW_SECONDS:
         yield Finding(
             check=f"{where}: clock",
             problem=f"its clock differs by {answer.time - time.time():.0f} s",
             cure="Set its clock, as with chrony.",
         )
-    elif answer.versions != first.versions:
-        differing = sorted(set(answer.versions.items()) ^ set(first.versions.items()))
+    packages = f"{where}: packages"
+    yield compare_packages(packages, use.extras, answer.versions, _locate_python(use.hosts))
+    pairs = set(answer.versions.items()) ^ set(first.versions.items())
+    differing = sorted(f"{name} {version}" for name, version in pairs if name in use.packages)
+    if differing:
         yield Finding(
-            check=f"{where}: packages",
-            problem="its packages differ from those of the first host: "
-            + ", ".join(f"{name} {version}" for name, version in differing),
+            check=packages,
+            problem=f"its packages differ from those of the first host: {', '.join(differing)}",
             cure="Install the same requirements on all hosts.",
         )
-    elif not findings:
-        yield Finding(check=where)
 
 
 def _check_shared_folder(check: str, hosts: SshHosts, config: PipelineConfig) -> Iterator[Finding]:

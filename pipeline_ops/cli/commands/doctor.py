@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline_ops.cli.arguments import Commands, add_command, add_config
 from pipeline_ops.cli.checks.data import check_raw_data, check_signing_key, check_store
+from pipeline_ops.cli.checks.errors import make_finding
 from pipeline_ops.cli.checks.here import check_executor, check_packages, check_this_host
 from pipeline_ops.cli.checks.places import check_places
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
@@ -33,7 +34,8 @@ def add_parser(commands: Commands) -> None:
         "Checks Python, packages, disks, limits and GPUs. With a config, also the store,\n"
         "the raw data, the keys, and the hosts, images and clusters that it names. Prints\n"
         "each problem with its cure. The exit status is 0 if there is none, and 75 if\n"
-        "there is one.",
+        "there is one. Warnings do not count. Writes files to the store and removes them,\n"
+        "and lets the hosts of a gang listen on a port for a moment. Pulls no image.",
     )
     add_config(parser, nargs="?")
     parser.add_argument("--json", action="store_true", help="Print the findings as JSON.")
@@ -49,7 +51,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     else:
         for finding in findings:
             print(_format(finding))
-        print(_summarize(len(findings), len(problems)))
+        print(_summarize(findings, len(problems)))
     return ExitCode.RETRY if problems else ExitCode.SUCCESS
 
 
@@ -61,7 +63,8 @@ def find_all(file: Path | None) -> Iterator[Finding]:
             config = load_config(file)
             yield Finding(check=str(file))
         except ConfigError as error:
-            yield Finding(check=str(file), problem=str(error))
+            cure = f"Correct {file}. `trainyard validate {file}` shows whether it is right."
+            yield make_finding(str(file), error, cure)
     yield from check_this_host(config)
     yield from check_packages(config)
     if config:
@@ -77,7 +80,10 @@ def _format(finding: Finding) -> str:
     return f"{kind:<9}{finding.check}: {text}"
 
 
-def _summarize(num_findings: int, num_problems: int) -> str:
-    if num_problems == 0:
-        return f"All {num_findings} checks passed."
-    return f"{num_problems} of {num_findings} checks found a problem."
+def _summarize(findings: list[Finding], num_problems: int) -> str:
+    num_warnings = sum(bool(each.problem) for each in findings) - num_problems
+    num_passed = len(findings) - num_problems - num_warnings
+    return (
+        f"{len(findings)} checks: {num_passed} passed, {num_problems} with a problem, "
+        f"{num_warnings} with a warning."
+    )

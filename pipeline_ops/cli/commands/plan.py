@@ -1,4 +1,4 @@
-"""`trainyard plan CONFIG`: the host and the role of each process of a training.
+"""`trainyard plan CONFIG`: where each task runs, and the host and role of each training process.
 
 It starts no process and reaches no host.
 """
@@ -23,6 +23,7 @@ from pipeline_ops.config.hosts import LocalHosts, SshHosts
 from pipeline_ops.config.hosts_base import Hosts
 from pipeline_ops.config.hosts_clusters import ContainerHosts, KubernetesHosts, SlurmHosts
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.runs_on import TASKS
 
 if TYPE_CHECKING:
     from pipeline_ops.launch.plan import Host
@@ -35,7 +36,7 @@ def add_parser(commands: Commands) -> None:
         commands,
         "plan",
         plan,
-        "Show the host and the role of each training process.",
+        "Show where each task runs, and the host and the role of each training process.",
         "Also prints the request to Slurm or Kubernetes. Starts no process and contacts no\nhost.",
     )
     add_config(parser)
@@ -71,7 +72,18 @@ def render_plan(config: PipelineConfig) -> str:
         if listens
     }
     text = str(build_launch_plan(config.train, hosts, assignments, ports, attempt, Path("WORK")))
-    return "\n\n".join([text, *_render_cluster_requests(attempt, config)])
+    places = _render_places(config)
+    return "\n\n".join([*places, text, *_render_cluster_requests(attempt, config)])
+
+
+def _render_places(config: PipelineConfig) -> list[str]:
+    """The tasks that run elsewhere. Without `train.hosts`, the gang is where its task is."""
+    lines = [
+        f"{task:<12}{hosts.launcher:<12}hosts/{getattr(config, task).runs_on}.yaml"
+        for task in TASKS
+        if (hosts := config.find_job_hosts(task))
+    ]
+    return ["\n".join(["task        runs on", *lines])] if lines else []
 
 
 def _allocate_hosts(hosts: Hosts | None) -> list[Host]:

@@ -1,4 +1,4 @@
-"""`trainyard reference`: every key of a pipeline's YAML, as Markdown.
+"""`trainyard reference`: every key of a pipeline's YAML and of a hosts file, as Markdown.
 
     trainyard reference > configs/REFERENCE.md
 
@@ -8,9 +8,10 @@ The keys come from the declarations of the config's classes.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -18,6 +19,7 @@ from pydantic.fields import FieldInfo
 from pipeline_ops.cli.arguments import Commands, add_command
 from pipeline_ops.config.descriptions import read_descriptions
 from pipeline_ops.config.fields import ConfigField, collect_fields
+from pipeline_ops.config.hosts import LAUNCHERS
 from pipeline_ops.config.pipeline import PipelineConfig
 
 _HEAD = """# Reference of a pipeline's YAML
@@ -32,8 +34,21 @@ The column "set by" names who may set a key:
 
 `trainyard run --set` belongs to the author: it may set any key, except those of the DAG itself.
 `[]` stands for the items of a list. *Advanced* marks keys that few pipelines need and no shipped config sets.
+
+The keys of a hosts file, which `train.hosts` and `runs_on` name, are at the [end](#hosts-files).
 """  # noqa: E501
-_TABLE = ("| key | type | default | set by | meaning |", "|---|---|---|---|---|")
+_HOSTS_HEAD = """
+## Hosts files
+
+`hosts/NAME.yaml` next to the pipeline's YAML, for `train.hosts: NAME` and `runs_on: NAME`
+([where jobs run](../docs/where-jobs-run.md)). Each launcher has keys of its own.
+
+*Fingerprint* marks keys that select the code of a job: after a change, its task runs again. Other
+keys can't change the result. With `runs_on`, a job has one host, so the numbers of hosts and
+workers have no effect.
+"""
+_COLUMNS = ("key", "type", "default", "set by", "meaning")
+_HOSTS_COLUMNS = ("key", "type", "default", "meaning")
 _TYPES = {
     str: "text",
     int: "integer",
@@ -49,7 +64,7 @@ def add_parser(commands: Commands) -> None:
         commands,
         "reference",
         reference,
-        "Print every key of a pipeline's YAML as Markdown.",
+        "Print every key of a pipeline's YAML and of a hosts file as Markdown.",
         "Each key has its type, its default, who may set it, and its meaning.",
     )
 
@@ -66,13 +81,21 @@ def render_reference() -> str:
     for section in sorted(
         set(map(_get_section, config_fields)), key=["pipeline", *PipelineConfig.model_fields].index
     ):
-        rows = [
-            _format_row(config_field)
-            for config_field in config_fields
-            if _get_section(config_field) == section
-        ]
-        page_parts.append("\n".join([f"\n## {section}\n", *_TABLE, *rows, ""]))
+        rows = [each for each in config_fields if _get_section(each) == section]
+        page_parts.append(f"\n## {section}\n{_format_table(rows, _COLUMNS)}")
+    page_parts.append(_HOSTS_HEAD)
+    for launcher, model in LAUNCHERS.items():
+        rows = list(collect_fields(model).values())
+        text = inspect.cleandoc(model.__doc__ or "")
+        table = _format_table(rows, _HOSTS_COLUMNS)
+        page_parts.append(f"\n### `launcher: {launcher}`\n\n{text}\n{table}")
     return "".join(page_parts)
+
+
+def _format_table(config_fields: Iterable[ConfigField], columns: Sequence[str]) -> str:
+    head = f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
+    rows = (_list_cells(each, columns) for each in config_fields)
+    return head + "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
 def _get_section(config_field: ConfigField) -> str:
@@ -84,20 +107,20 @@ def _get_section(config_field: ConfigField) -> str:
     )
 
 
-def _format_row(config_field: ConfigField) -> str:
+def _list_cells(config_field: ConfigField, columns: Sequence[str]) -> list[str]:
     types = dict.fromkeys(
         name for field in config_field.fields for name in _list_types(field.annotation)
     )
     if "null" in types:
         types = {**{name: None for name in types if name != "null"}, "null": None}
-    cells = (
-        f"`{config_field.key}`",
-        " or ".join(types),
-        _format_default(config_field.fields[0]),
-        _format_owner(config_field),
-        _format_description(config_field),
-    )
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    cells = {
+        "key": f"`{config_field.key}`",
+        "type": " or ".join(types),
+        "default": _format_default(config_field.fields[0]),
+        "set by": _format_owner(config_field),
+        "meaning": _format_description(config_field),
+    }
+    return [cells[column].replace("|", "\\|") for column in columns]
 
 
 def _list_types(annotation: Any) -> Iterator[str]:
@@ -144,4 +167,8 @@ def _format_description(config_field: ConfigField) -> str:
         " ".join(read_descriptions(section).get(name, "").split())
         for section in config_field.sections
     )
-    return " ".join(filter(None, ["*Advanced.*" if config_field.is_advanced else "", *texts]))
+    marks = (
+        "*Advanced.*" if config_field.is_advanced else "",
+        "*Fingerprint.*" if config_field.selects_program else "",
+    )
+    return " ".join(filter(None, [*marks, *texts]))

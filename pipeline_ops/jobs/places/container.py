@@ -33,6 +33,7 @@ from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
 from pipeline_ops.jobs.remote_host import INIT_MODULE
 from pipeline_ops.jobs.request import read_request
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.host_check import Finding
 
 _TAIL_LINES, _TAIL_BYTES = 50, 2000
 _KEEP = timedelta(days=1)
@@ -76,11 +77,11 @@ class ContainerPlace(Place):
     def _build_body(self, launch: JobLaunch) -> dict[str, Any]:
         attempt, hosts = launch.attempt, self._hosts
         command = build_python_command(hosts, INIT_MODULE, launch.module, str(attempt.request))
-        environment = collect_store_environment(os.environ) | hosts.environment
+        access = {**collect_store_environment(os.environ), **launch.environment}
         use = ContainerUse(
             command=command,
             labels=build_labels(launch.pipeline, launch.job, str(attempt.folder)),
-            environment=environment | dict(launch.environment),
+            environment=access | hosts.environment,
             network=hosts.docker_network,
         )
         return build_body(hosts, self._find_planned_image(attempt), use)
@@ -205,6 +206,20 @@ class ContainerPlace(Place):
                 description = self._daemon.inspect(container["Id"])
                 if description and _parse_end(description) < limit:
                     yield container["Id"]
+
+    def check(self) -> Iterator[Finding]:
+        """Asks the daemon for the image, and pulls nothing."""
+        image = self._hosts.image
+        if self._hosts.pull == "never" or self._daemon.inspect_image(image):
+            self._daemon.find_image(self._hosts)
+            return
+        yield Finding(
+            check="image",
+            problem=f"the Docker daemon {self._daemon.address} does not have the image {image} yet",
+            cure="The first job pulls it. `docker pull` there does so now, and shows whether the "
+            "registry can be reached.",
+            is_warning=True,
+        )
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The image's id, which stands for the versions of all packages in it."""

@@ -34,11 +34,10 @@ _REFUSED = re.compile(
     r"|unknown device|nvidia-container-cli|network \S+ not found|not a directory",
 )
 _GPU_CURE = (
-    ". Install the NVIDIA container toolkit on the daemon's host, or correct `gpus` in the "
-    "hosts file"
+    "Install the NVIDIA container toolkit on the daemon's host, or correct `gpus` in the hosts file"
 )
 _TLS_CURE = (
-    ". It asks for TLS. Let DOCKER_CERT_PATH name a folder with ca.pem, cert.pem and key.pem for it"
+    "It asks for TLS. Let DOCKER_CERT_PATH name a folder with ca.pem, cert.pem and key.pem for it"
 )
 
 
@@ -170,7 +169,8 @@ class Daemon:
         if found is None:
             raise ConfigError(
                 f"the Docker daemon {self.address} has no image {hosts.image}, and the hosts file "
-                "has pull: never. Build or load the image there, or write pull: missing"
+                "has pull: never",
+                "Build or load the image there, or write pull: missing",
             )
         _validate_image(hosts.image, found)
         return str(found["Id"])
@@ -208,11 +208,11 @@ class Daemon:
     def _judge(self, status: int, explanation: str) -> TrainyardError:
         problem = f"the Docker daemon {self.address}: {explanation}"
         if "HTTPS server" in explanation:
-            return ConfigError(problem + _TLS_CURE)
+            return ConfigError(problem, _TLS_CURE)
         is_refusal = 400 <= status < 500 and status not in (404, 408, 409, 429)
         if _REFUSED.search(explanation) or is_refusal:
             has_gpu_problem = "device" in explanation or "nvidia" in explanation
-            return ConfigError(problem + (_GPU_CURE if has_gpu_problem else ""))
+            return ConfigError(problem, _GPU_CURE if has_gpu_problem else "")
         return MachineError(problem)
 
     def _describe_silence(self, error: BaseException) -> TrainyardError:
@@ -220,21 +220,22 @@ class Daemon:
         tunnel_problem = self._tunnel.read_problem() if self._tunnel else ""
         if self._tunnel and self._tunnel.is_refused:
             return ConfigError(
-                f"the Docker daemon {self.address}: {tunnel_problem}. ssh must reach the host "
-                "without a question, and `docker` must be installed there"
+                f"the Docker daemon {self.address}: {tunnel_problem}",
+                "ssh must reach the host without a question, and `docker` must be installed there",
             )
         if "PermissionError" in repr(error) or "Permission denied" in str(error):
             return ConfigError(
-                f"this user has no right to use the Docker daemon {self.address}. Add the user to "
-                "the group that owns the socket, or name another daemon in the hosts file"
+                f"this user has no right to use the Docker daemon {self.address}",
+                "Add the user to the group that owns the socket, or name another daemon in the "
+                "hosts file",
             )
         if re.search(r"certificate|SSLError|TLS", str(error), re.IGNORECASE):
             return ConfigError(
-                f"the Docker daemon {self.address}: {explain(error)[-300:]}{_TLS_CURE}"
+                f"the Docker daemon {self.address}: {explain(error)[-300:]}", _TLS_CURE
             )
         return MachineError(
-            f"the Docker daemon {self.address} does not answer: {tunnel_problem or error}. Start "
-            "it, or correct `daemon` in the hosts file (or DOCKER_HOST)"
+            f"the Docker daemon {self.address} does not answer: {tunnel_problem or error}",
+            "Start it, or correct `daemon` in the hosts file (or DOCKER_HOST)",
         )
 
 
@@ -251,14 +252,15 @@ def _validate_image(name: str, image: Mapping[str, Any]) -> None:
     user = (config.get("User") or "").partition(":")[0]
     if user in ("", "0", "root"):
         raise ConfigError(
-            f"containers of the image {name} would run as root. Name another user in its "
-            "Dockerfile, such as USER 10001:10001 (see docker/jobs.Dockerfile)"
+            f"containers of the image {name} would run as root",
+            "Name another user in its Dockerfile, such as USER 10001:10001 (see "
+            "docker/jobs.Dockerfile)",
         )
     if WORK not in (config.get("Volumes") or {}):
         raise ConfigError(
-            f"the image {name} has no volume {WORK}, the only folder that jobs write to. Make the "
-            f"folder in its Dockerfile, give it to the image's user, and write VOLUME {WORK} (see "
-            "docker/jobs.Dockerfile)"
+            f"the image {name} has no volume {WORK}, the only folder that jobs write to",
+            f"Make the folder in its Dockerfile, give it to the image's user, and write VOLUME "
+            f"{WORK} (see docker/jobs.Dockerfile)",
         )
 
 
@@ -282,6 +284,7 @@ def _import_docker() -> Any:
     except ImportError as error:
         raise ConfigError(
             "the hosts file has launcher: container, and the Docker SDK for Python is missing "
-            f"({error}). Install it: pip install 'airflow-provider-trainyard[docker]'"
+            f"({error})",
+            "Install it: pip install 'airflow-provider-trainyard[docker]'",
         ) from None
     return docker

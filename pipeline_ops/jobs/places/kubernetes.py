@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -25,7 +24,7 @@ from pipeline_ops.jobs.places.kubernetes_manifest import (
     build_secret,
     select_secret_values,
 )
-from pipeline_ops.jobs.places.kubernetes_rights import JOB_RIGHTS, check_rights
+from pipeline_ops.jobs.places.kubernetes_rights import check_gang_rights, check_job_rights
 from pipeline_ops.jobs.places.kubernetes_state import judge_job
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
 from pipeline_ops.storage.store_path import StorePath
@@ -35,7 +34,6 @@ _END_SECONDS = 2.5
 """How long a cancelled pod may outlive its grace period before it is removed by force."""
 _POLL_SECONDS = 0.2
 _TAIL_LINES, _TAIL_BYTES = 40, 2000
-_DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -99,7 +97,11 @@ class KubernetesPlace(Place):
 
     def check(self) -> Iterator[Finding]:
         """Asks Kubernetes for each right that this account needs to run jobs."""
-        return check_rights(self._client, JOB_RIGHTS)
+        return check_job_rights(self._client)
+
+    def check_for_gang(self) -> Iterator[Finding]:
+        """Asks Kubernetes for each right that this account needs to run a gang."""
+        return check_gang_rights(self._client)
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The digest of the image, which holds all packages.
@@ -107,13 +109,12 @@ class KubernetesPlace(Place):
         Raises:
           ConfigError: the hosts file names no digest.
         """
-        found = _DIGEST.search(self._hosts.image)
-        if found is None:
+        if (digest := self._hosts.image_digest) is None:
             raise ConfigError(
                 f"the image {self._hosts.image} in the hosts file must end with its digest, "
                 "@sha256:..., so that all pods run the same one"
             )
-        return {"image": found[1]}
+        return {"image": digest}
 
     def _end(self, name: str) -> None:
         """Deletes the Job and its pods: SIGTERM, SIGKILL, then by force.

@@ -27,7 +27,8 @@ def open_configuration(context: str | None) -> Configuration:
     except ImportError:
         raise ConfigError(
             "the hosts file has launcher: kubernetes, and the client of Kubernetes is not "
-            "installed. Install airflow-provider-trainyard[kubernetes]"
+            "installed",
+            "Install airflow-provider-trainyard[kubernetes]",
         ) from None
     configuration = client.Configuration()
     load_file: Callable[..., None] = config.load_kube_config  # neither function has types
@@ -40,8 +41,9 @@ def open_configuration(context: str | None) -> Configuration:
             load_file(file, context, client_configuration=configuration)
     except config.ConfigException as error:
         raise ConfigError(
-            f"there is no access to Kubernetes: {error}. Set KUBECONFIG, correct `context` in the "
-            "hosts file, or run Airflow in the cluster with a service account"
+            f"there is no access to Kubernetes: {error}",
+            "Set KUBECONFIG, correct `context` in the hosts file, or run Airflow in the cluster "
+            "with a service account",
         ) from None
     configuration.retries = False  # `kubernetes_client.py` decides which requests are sent again
     return configuration

@@ -143,6 +143,7 @@ class KubernetesClient:
         raise MachineError(f"Kubernetes can't {what} ({status or 'no answer'}): {problem}")
 
     def _call(self, method: Callable[..., Any], *arguments: object, **options: object) -> bytes:
+        from kubernetes import client
         from urllib3.exceptions import HTTPError
 
         try:
@@ -154,6 +155,10 @@ class KubernetesClient:
             return bytes(response.data)
         except HTTPError as error:
             raise OSError(f"{type(error).__name__}: {error}") from None
+        except AttributeError as error:  # clients before 37 fail on an error without a body
+            if isinstance(error.__context__, client.ApiException):
+                raise error.__context__ from None
+            raise
 
     def _make_error(self, status: int, what: str, problem: str) -> TrainyardError:
         where = f"in the namespace {self.namespace}"
@@ -161,16 +166,16 @@ class KubernetesClient:
             return MachineError(f"Kubernetes has no room {where}: {problem}")
         if status in (401, 403):
             return ConfigError(
-                f"Kubernetes does not let this account {what} {where} ({status}): {problem}. "
-                f"{RBAC_FILE} has the rights that it needs"
+                f"Kubernetes does not let this account {what} {where} ({status}): {problem}",
+                f"{RBAC_FILE} has the rights that it needs",
             )
         if status == 404:
             return ConfigError(
-                f"Kubernetes can't {what} {where}: {problem}. Correct `namespace` in the hosts "
-                f"file, or create the namespace"
+                f"Kubernetes can't {what} {where}: {problem}",
+                "Correct `namespace` in the hosts file, or create the namespace",
             )
         return ConfigError(
-            f"Kubernetes refuses to {what} {where} ({status}): {problem}. Correct the hosts file"
+            f"Kubernetes refuses to {what} {where} ({status}): {problem}", "Correct the hosts file"
         )
 
 

@@ -1,6 +1,7 @@
 """The rights that an account needs in the namespace of its jobs, and the question for them.
 
-docker/kubernetes/rbac.yaml grants them. A preflight asks for them before anything is started.
+docker/kubernetes/rbac.yaml grants them. `trainyard doctor` asks for them, and the supervisor of a
+gang does before it creates anything.
 """
 
 from __future__ import annotations
@@ -52,12 +53,27 @@ def find_missing_rights(client: KubernetesClient, rights: Sequence[Right]) -> li
     return [right for right in rights if not client.is_allowed(*right)]
 
 
-def check_rights(client: KubernetesClient, rights: Sequence[Right]) -> Iterator[Finding]:
-    """Yields one finding if rights are missing. Raises like `find_missing_rights`."""
+def check_job_rights(client: KubernetesClient) -> Iterator[Finding]:
+    """Yields one finding if `JOB_RIGHTS` are missing. Raises like `find_missing_rights`."""
+    return _check_rights(client, JOB_RIGHTS, f"Apply {RBAC_FILE}")
+
+
+def check_gang_rights(client: KubernetesClient) -> Iterator[Finding]:
+    """Yields one finding if `GANG_RIGHTS` are missing. Raises like `find_missing_rights`."""
+    cure = (
+        f"Apply {RBAC_FILE}, and let `train.runs_on` name a hosts file with `service_account: "
+        "trainyard-supervisor`"
+    )
+    return _check_rights(client, GANG_RIGHTS, cure)
+
+
+def _check_rights(
+    client: KubernetesClient, rights: Sequence[Right], cure: str
+) -> Iterator[Finding]:
     if missing := find_missing_rights(client, rights):
         names = ", ".join(f"{right.verb} {right.resource}" for right in missing)
         yield Finding(
             check="rights in Kubernetes",
             problem=f"this account may not {names} in the namespace {client.namespace}",
-            cure=f"Apply {RBAC_FILE}, or correct `namespace` in the hosts file.",
+            cure=f"{cure}, or correct `namespace` in the hosts file.",
         )

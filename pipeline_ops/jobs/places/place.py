@@ -104,8 +104,15 @@ class Place(Protocol):
         """
 
     def check(self) -> Iterator[Finding]:
-        """Yields what is wrong with the place, with the cures, for `trainyard doctor`."""
+        """Yields what is wrong with the place, with the cures, for `trainyard doctor`.
+
+        It starts and changes nothing there.
+        """
         yield from ()
+
+    def check_for_gang(self) -> Iterator[Finding]:
+        """Yields what keeps this process from starting a gang there, like `check`."""
+        return self.check()
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The environment in which jobs run here, for the fingerprint.

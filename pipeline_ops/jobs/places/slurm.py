@@ -224,7 +224,7 @@ def run_slurm(
     if argv[0] == "sbatch" and not re.search(
         r"[Uu]nable to contact|timed out|temporarily", error_message
     ):
-        raise ConfigError(f"Slurm refuses the job: {error_message}. Correct the hosts file")
+        raise ConfigError(f"Slurm refuses the job: {error_message}", "Correct the hosts file")
     raise MachineError(
         f"{' '.join(argv[:3])}: {error_message or f'exit status {result.returncode}'}"
     )
@@ -244,8 +244,8 @@ def _run_client(
         )
     except FileNotFoundError:
         raise ConfigError(
-            f"{argv[0]} is not installed on this machine, and the hosts file has launcher: slurm. "
-            "Install it or choose another launcher"
+            f"{argv[0]} is not installed on this machine, and the hosts file has launcher: slurm",
+            "Install it or choose another launcher",
         ) from None
     except subprocess.TimeoutExpired:
         raise MachineError(

@@ -11,7 +11,7 @@ import contextlib
 import os
 import shlex
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pydantic import ValidationError
 
@@ -57,7 +57,7 @@ class SshPlace(Place):
         question = Question(
             attempt=str(attempt.folder),
             module=launch.module,
-            environment=self._build_environment() | dict(launch.environment),
+            environment=self._build_environment(launch.environment),
         )
         for host in self._order(attempt):
             try:
@@ -128,12 +128,12 @@ class SshPlace(Place):
 
     def _ask_about(self, host: str, command: str, attempt: Attempt[StorePath]) -> Answer:
         connection = make_store_environment(str(attempt.folder.root))
-        environment = self._build_environment() | connection
+        environment = self._build_environment(connection)
         question = Question(attempt=str(attempt.folder), environment=environment)
         return self.ask(host, command, question)
 
-    def _build_environment(self) -> dict[str, str]:
-        return collect_store_environment(os.environ) | self._hosts.environment
+    def _build_environment(self, access: Mapping[str, str]) -> dict[str, str]:
+        return {**collect_store_environment(os.environ), **access, **self._hosts.environment}
 
     def ask(self, host: str, command: str, question: Question) -> Answer:
         """Runs a command on the host.
@@ -153,7 +153,7 @@ class SshPlace(Place):
             )
         except FileNotFoundError:
             raise ConfigError(
-                "ssh is not installed on Airflow's host. Install an OpenSSH client."
+                "ssh is not installed on Airflow's host", "Install an OpenSSH client."
             ) from None
         except subprocess.TimeoutExpired:
             raise MachineError(f"{host} has not answered in {_COMMAND_SECONDS} s") from None
@@ -168,8 +168,9 @@ def _parse_answer(host: str, done: subprocess.CompletedProcess[str]) -> Answer:
         problem = f"{host} over ssh: {lines[-1][:500]}"
         if any(refusal in done.stderr for refusal in _REFUSALS):
             raise ConfigError(
-                f"{problem}. The hosts file says how to log in, and where `python` and the "
-                "project (`code`) are on the host"
+                problem,
+                "The hosts file says how to log in, and where `python` and the project (`code`) "
+                "are on the host",
             ) from None
         raise MachineError(problem) from None
     if answer.error:

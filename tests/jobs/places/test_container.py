@@ -225,8 +225,10 @@ def test_want_of_memory_is_named(job):
 
 
 def test_want_of_memory_of_the_first_process_is_named(engine, job):
-    """A limit that is too low even for the init process."""
-    one = job("wait", memory="24Mi").start()
+    """A limit that is too low even for the init process, which no hosts file may have."""
+    one = job("wait")
+    one.place = ContainerPlace(engine.hosts().model_copy(update={"memory": "24Mi"}))
+    one.start()
     one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
     state = one.place.find(one.attempt)
     assert "out of memory: it needed more than the limit of 24Mi" in state.message, state

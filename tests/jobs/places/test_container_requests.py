@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.server
+import json
 import os
 import stat
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from pydantic import ValidationError
 
 from pipeline_ops.config.hosts_clusters import ContainerHosts
 from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.jobs.places.container import ContainerPlace
 from pipeline_ops.jobs.places.container_body import ContainerUse, build_body, build_labels
 from pipeline_ops.jobs.places.container_daemon import Daemon, _validate_image
 from pipeline_ops.jobs.places.container_tunnel import build_tunnel_command
@@ -156,3 +160,77 @@ def write_ssh(folder: Path, monkeypatch, script: str) -> None:
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+class _Daemon(http.server.BaseHTTPRequestHandler):
+    """A Docker daemon that has the images `images`, and notes the requests that it gets."""
+
+    images: dict[str, dict]
+    requests: list[str]
+
+    def do_GET(self) -> None:
+        self.requests.append(f"{self.command} {self.path}")
+        name = self.path.partition("/images/")[2].removesuffix("/json")
+        if self.path.endswith("/version"):
+            self._answer(200, {"ApiVersion": "1.44"})
+        elif name in self.images:
+            self._answer(200, self.images[name])
+        else:
+            self._answer(404, {"message": f"No such image: {name}"})
+
+    do_POST = do_GET
+
+    def _answer(self, status: int, value: dict) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def daemon():
+    good = {"Id": "sha256:1", "Config": {"User": "10001", "Volumes": {"/work": {}}}}
+    rooted = {"Id": "sha256:2", "Config": {"User": "", "Volumes": {"/work": {}}}}
+    values = {"images": {"jobs": good, "rooted": rooted}, "requests": []}
+    handler = type("Handler", (_Daemon,), values)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server.address = f"tcp://127.0.0.1:{server.server_port}"
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.parametrize("method", ["check", "check_for_gang"])
+def test_a_check_asks_for_the_image(daemon, method):
+    place = ContainerPlace(make_hosts(daemon=daemon.address))
+    assert list(getattr(place, method)()) == []
+
+
+def test_a_check_pulls_nothing(daemon):
+    [finding] = ContainerPlace(make_hosts(daemon=daemon.address, image="other:1")).check()
+    assert "does not have the image other:1 yet" in finding.problem
+    assert finding.is_warning and "docker pull" in finding.cure
+    assert [each for each in daemon.RequestHandlerClass.requests if "POST" in each] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"image": "other:1", "pull": "never"}, "has no image other:1"),
+        ({"image": "rooted"}, "would run as root"),
+    ],
+)
+def test_an_image_that_jobs_can_not_use_is_found(daemon, values, problem):
+    with pytest.raises(ConfigError, match=problem):
+        list(ContainerPlace(make_hosts(daemon=daemon.address, **values)).check())
+
+
+def test_a_check_finds_that_there_is_no_daemon():
+    with pytest.raises(MachineError, match="tcp://127.0.0.1:9 does not answer") as caught:
+        list(ContainerPlace(make_hosts(daemon="tcp://127.0.0.1:9")).check())
+    assert caught.value.cure.startswith("Start it, or correct `daemon`")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts import load_hosts
 from pipeline_ops.config.hosts_clusters import KubernetesHosts
 from pipeline_ops.jobs.places.kubernetes_manifest import build_gang
+from pipeline_ops.jobs.places.kubernetes_rights import GANG_RIGHTS
 
 FOLDER = CODE_ROOT / "docker" / "kubernetes"
 HOSTS = sorted(path.stem for path in (FOLDER / "hosts").glob("*.yaml"))
@@ -49,7 +51,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("name", ["rbac.yaml", "network-policy.yaml"])
+@pytest.mark.parametrize("name", ["rbac.yaml", "network-policy.yaml", "gang-from-airflow.yaml"])
 def test_all_objects_are_what_kubernetes_publishes(name):
     documents = list(yaml.safe_load_all((FOLDER / name).read_text()))
     assert documents
@@ -79,6 +81,39 @@ def test_each_role_has_its_accounts():
     assert load_hosts(FOLDER / "hosts", "supervisor").service_account == subject["name"]
     airflow = {one["name"] for one in bindings["trainyard-airflow"]["subjects"]}
     assert airflow == {"airflow-worker", "airflow-triggerer"}, "of the chart's release `airflow`"
+
+
+def test_airflow_has_the_rights_of_a_gang_only_with_the_binding_for_it():
+    binding, roles = read("gang-from-airflow.yaml"), read_roles(FOLDER / "rbac.yaml")
+    [subject] = binding["subjects"]
+    documents = yaml.safe_load_all((FOLDER / "rbac.yaml").read_text())
+    [airflow] = [
+        one
+        for one in documents
+        if one["kind"] == "RoleBinding" and one["roleRef"]["name"] == "trainyard-airflow"
+    ]
+    assert subject in airflow["subjects"]
+    needed = {Right(*right) for right in GANG_RIGHTS}
+    assert not needed <= roles["trainyard-airflow"]
+    assert needed <= roles["trainyard-airflow"] | roles[binding["roleRef"]["name"]]
+
+
+def test_the_chart_is_told_the_version_of_airflow_that_the_image_locks():
+    lock = (CODE_ROOT / "docker" / "locks" / "airflow.txt").read_text()
+    [locked] = re.findall(r"^apache-airflow==(\S+)", lock, re.MULTILINE)
+    assert read("values.yaml")["airflowVersion"] == locked
+
+
+def test_each_secret_for_the_store_is_one_that_the_document_creates():
+    document = (CODE_ROOT / "docs" / "docker.md").read_text()
+    entries = VALUES["celery"]["secret"]
+    for entry in entries:
+        assert f"--from-literal={entry['secretKey']}=" in document
+    used = {entry["secretName"] for entry in entries}
+    used |= {load_hosts(FOLDER / "hosts", name).secret for name in HOSTS}
+    used |= set(re.findall(r"secretRef: {name: (\S+)}", (FOLDER / "flink.yaml").read_text()))
+    assert used == set(re.findall(r"create secret generic (\S+)", document))
+    assert {entry["envName"] for entry in entries} >= {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
 
 
 def test_the_network_policy_is_for_all_pods_of_trainyard():

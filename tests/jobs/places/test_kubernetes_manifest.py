@@ -198,5 +198,5 @@ def test_resources_and_the_choice_of_nodes_are_fields():
 
 def test_a_folder_is_seen_only_through_a_volume():
     hosts = KubernetesHosts.model_validate(FULL)
-    assert hosts.shares_folder(Path("/data/digits"))
-    assert not hosts.shares_folder(Path("/database"))
+    assert hosts.find_folder_problem(Path("/data/digits")) == ""
+    assert "[{claim: NAME, mount: /database}]" in hosts.find_folder_problem(Path("/database"))

@@ -147,8 +147,12 @@ class TestPlace:
         assert status.exit_code == ExitCode.BUG
         assert "planned failure" in status.message
 
-    def test_a_full_disk_is_named_and_tried_again(self, make, kind):
-        kind.environment = dict(kind.environment) | {"TINY_DISK": kind.small_disk}
+    def test_a_full_disk_is_named_and_tried_again(self, make, kind, monkeypatch):
+        disk = {"TINY_DISK": kind.small_disk}
+        if kind.hosts:  # its environment replaces that of the launch
+            monkeypatch.setattr(kind, "hosts", {**kind.hosts, "environment": disk})
+            disk = {"TINY_DISK": "/missing"}
+        monkeypatch.setattr(kind, "environment", {**kind.environment, **disk})
         job = make("fill disk")
         job.start()
         status = wait_for_outcome(job)

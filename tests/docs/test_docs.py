@@ -24,7 +24,7 @@ from pipeline_ops.config.pipeline import load_config
 PAGES = [CODE_ROOT / "README.md", *sorted((CODE_ROOT / "docs").glob("*.md"))]
 CONFIGS = CODE_ROOT / "configs"
 MAX_README_LINES = 130
-LANGUAGES = {"", "yaml", "python", "sh", "ini"}
+LANGUAGES = {"", "yaml", "python", "sh", "ini", "dockerfile"}
 
 
 class Block(NamedTuple):
@@ -125,7 +125,7 @@ def test_a_command_exists_and_takes_these_arguments(block):
 
 
 KNOWN_PROGRAMS = {
-    *("ls", "pip", "curl", "tensorflow_model_server", "minisign", "python", "ruff", "docker")
+    *("ls", "pip", "curl", "tensorflow_model_server", "minisign", "python", "ruff", "docker", "kubectl")
 }
 """Programs of others in examples. Other tests run those lines of the pages that matter."""
 

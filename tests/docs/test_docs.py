@@ -125,7 +125,17 @@ def test_a_command_exists_and_takes_these_arguments(block):
 
 
 KNOWN_PROGRAMS = {
-    *("ls", "pip", "curl", "tensorflow_model_server", "minisign", "python", "ruff", "docker", "kubectl")
+    *(
+        "ls",
+        "pip",
+        "curl",
+        "tensorflow_model_server",
+        "minisign",
+        "python",
+        "ruff",
+        "docker",
+        "kubectl",
+    )
 }
 """Programs of others in examples. Other tests run those lines of the pages that matter."""
 

@@ -93,11 +93,16 @@ class TestPromises:
         inside, most = [], []
 
         def publish(content: str) -> None:
-            with store.publishing() as add_version:
+            write = make_version_writer(content, 3000)
+
+            def write_alone(folder: Path, number: int) -> None:
                 inside.append(content)
                 most.append(len(inside))
-                add_version(1, make_version_writer(content, 3000))
+                write(folder, number)
                 inside.remove(content)
+
+            with store.publishing() as add_version:
+                add_version(1, write_alone)
 
         threads = [threading.Thread(target=publish, args=[content]) for content in "abcd"]
         for thread in threads:

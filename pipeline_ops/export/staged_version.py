@@ -127,6 +127,7 @@ def stage_version(job: Job, config: Export, model: TrainedModel) -> StagedVersio
     The converter starts first, because most of its time is an import.
     """
     folder, progress = job.work / "staged", job.progress
+    job.make_work()
     remove_own_folder(folder)
     for file in list_saved_model_files(model.training):
         path = folder / Path(file.path).relative_to(SAVED_MODEL)

@@ -35,9 +35,11 @@ from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Request, Status, read_request, write_status
 from pipeline_ops.jobs.workspace import (
     find_local_folder,
+    make_local_folder,
     open_workspace,
     read_planned_request,
 )
+from pipeline_ops.storage.atomic import translate_write_errors
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.read_errors import to_exit_code
 from pipeline_ops.storage.staging import remove_own_folder
@@ -77,6 +79,16 @@ class Job:
     def work(self) -> Path:
         """A folder of this host that outlives this try. It is removed once the artifact exists."""
         return find_local_folder(work_folder(self.folder))
+
+    def make_work(self) -> None:
+        """Makes the folder `work`. In a host's cache, only this user can read it.
+
+        Raises:
+          MachineError: the disk refused the folder, or it is not private to this user.
+        """
+        folder = make_local_folder(work_folder(self.folder))
+        with translate_write_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def artifact(self) -> Iterator[ArtifactDraft]:

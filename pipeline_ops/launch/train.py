@@ -55,7 +55,7 @@ def train(job: Job) -> ExitCode:
 
 
 def _train(job: Job, config: Train, stop: StopRequest, started_at: float) -> ExitCode:
-    job.work.mkdir(parents=True, exist_ok=True)
+    job.make_work()
     stored = work_folder(job.folder)
     stored_work = None if stored.is_local else StoredWork(uri=str(stored), token=job.lease.token)
     with open_host_pool(job, config) as host_pool:

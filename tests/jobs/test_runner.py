@@ -1,10 +1,15 @@
-"""The frame of every job: its deadline."""
+"""The frame of every job: its deadline and its folder."""
 
 from __future__ import annotations
 
 import signal
+import stat
 import subprocess
 import sys
+from types import SimpleNamespace
+
+from pipeline_ops.jobs.runner import Job
+from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE
 
 
 def test_a_job_whose_time_is_up_ends_also_if_it_cannot_write_its_status(tmp_path):
@@ -20,3 +25,13 @@ def test_a_job_whose_time_is_up_ends_also_if_it_cannot_write_its_status(tmp_path
     argv = [sys.executable, "-c", program, str(tmp_path / "attempt")]
     process = subprocess.Popen(argv, start_new_session=True, stderr=subprocess.PIPE)
     assert process.wait(timeout=60) == -signal.SIGKILL
+
+
+def test_a_host_of_a_killed_job_is_also_one_for_a_gang(tmp_path, monkeypatch):
+    """An agent refuses a folder that other users can read."""
+    monkeypatch.setenv(LOCAL_FOLDER_VARIABLE, str(tmp_path))
+    artifact = f"s3://bucket/root/artifacts/digits/train/{'0' * 32}"
+    job = Job(SimpleNamespace(artifact=artifact), attempt=None, progress=None, lease=None)
+    job.make_work()
+    assert stat.S_IMODE(job.work.stat().st_mode) == 0o700
+    job.make_work()

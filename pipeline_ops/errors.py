@@ -43,16 +43,25 @@ class ExitCode(enum.IntEnum):
 class TrainyardError(Exception):
     """Base of every error that we raise on purpose. The message contains the remedy.
 
+    It has no `__init__`: from inside a traced function, AutoGraph can then raise it again.
+
     Args:
       problem: the wrong value, where it is, and the remedy unless `cure` has it.
-      cure: the remedy, which `trainyard doctor` shows apart. It is added to the message.
+      cure: the remedy, which `trainyard doctor` shows apart. It is added to the message. Optional.
     """
 
     exit_code = ExitCode.BUG
 
-    def __init__(self, problem: str = "", cure: str = ""):
-        super().__init__(f"{problem}. {cure}" if cure else problem)
-        self.problem, self.cure = problem, cure
+    @property
+    def problem(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    @property
+    def cure(self) -> str:
+        return str(self.args[1]) if len(self.args) > 1 else ""
+
+    def __str__(self) -> str:
+        return f"{self.problem}. {self.cure}" if self.cure else self.problem
 
 
 class ConfigError(TrainyardError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -196,10 +197,11 @@ def _check_connections(check: str, hosts: SshHosts, names: list[str]) -> Iterato
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,
         ) as listener:
             questions, answers = get_pipes(listener)
-            questions.write(Question(ports=ports).model_dump_json().encode() + b"\n")
-            questions.flush()
+            with contextlib.suppress(BrokenPipeError):  # ssh has ended, and so has its output
+                questions.write(Question(ports=ports).model_dump_json().encode() + b"\n")
             timer = threading.Timer(_LISTEN_SECONDS, listener.kill)
             timer.start()
             answer = Answer.model_validate_json(answers.readline() or b'{"error": "no answer"}')

@@ -11,7 +11,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.sources import coco, csv, image_folder, jsonl, tfds, tfrecord, voc
+from beam_jobs.sources import (
+    coco,
+    csv,
+    cvat,
+    image_folder,
+    jsonl,
+    label_studio,
+    tfds,
+    tfrecord,
+    voc,
+    yolo,
+)
 from beam_jobs.sources.collect import SourceRecords
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.sources import AnySource, ImageFolderSource
@@ -28,6 +39,9 @@ CATALOGUE: Mapping[str, Callable[[Any, Listing], SourceRecords]] = {
     "jsonl": jsonl.read_records,
     "tfds": tfds.read_records,
     "tfrecord": tfrecord.read_records,
+    "yolo": yolo.read_records,
+    "label_studio": label_studio.read_records,
+    "cvat": cvat.read_records,
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.plan import Record
-from beam_jobs.sources.parsing import escape_surrogates
+from beam_jobs.sources.parsing import escape_surrogates, iterate_path_ends
 from beam_jobs.stages.given_boxes import check_box
 from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord
@@ -160,11 +160,28 @@ class ListedFiles:
         image.
         """
         key = self.to_key(folder, path)
+        if (file := self.find(key)) is None:
+            raise Reject("missing_image", f"there is no file {key}")
+        return file
+
+    def find_image_from_elsewhere(self, folder: str, path: Any) -> RawFile:
+        """The image with a path on another machine, or with the longest end of it, below a folder.
+
+        Raises Reject as `find_image` does.
+        """
+        for end in iterate_path_ends(path):
+            if file := self.find(self.to_key(folder, end)):
+                return file
+        raise Reject(
+            "missing_image",
+            f"neither {path} nor an end of this path is the path of a file below {folder}",
+        )
+
+    def find(self, key: str) -> RawFile | None:
+        """The file with a key, or None. Raises Reject: the listing rejected the file."""
         if entry := self._rejected.get(key):
             raise Reject(entry.reason, entry.detail)
-        if key not in self._by_key:
-            raise Reject("missing_image", f"there is no file {key}")
-        return self._by_key[key]
+        return self._by_key.get(key)
 
     def to_key(self, folder: str, path: Any) -> str:
         """Raises Reject: malformed."""

@@ -6,12 +6,14 @@ Each takes a value as a file has it, of any type, and raises Reject if the value
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from beam_jobs.stages.given_boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 
+_MAX_PATH_CHARACTERS, _MAX_PATH_PARTS = 4096, 64
 CORNERS = ("ymin", "xmin", "ymax", "xmax")
 SPLITS = {
     "train": "train",
@@ -93,6 +95,21 @@ def parse_split(value: Any) -> str | None:
     if not isinstance(value, str) or value not in SPLITS:
         raise Reject("unknown_split", f"{_shorten(value)}; splits are {', '.join(SPLITS)}")
     return SPLITS[value]
+
+
+def iterate_path_ends(path: Any) -> Iterator[str]:
+    """The path without its root, and then without its first folder, its second, and so on.
+
+    It may be a path of Windows. Raises Reject: malformed.
+    """
+    if not isinstance(path, str) or len(path) > _MAX_PATH_CHARACTERS:
+        raise Reject(
+            "malformed", f"a path must be text of at most {_MAX_PATH_CHARACTERS} characters"
+        )
+    parts = [part for part in re.split(r"[/\\]", path) if part not in ("", ".")]
+    if len(parts) > _MAX_PATH_PARTS:
+        raise Reject("malformed", f"a path of {len(parts)} parts, allowed are {_MAX_PATH_PARTS}")
+    return ("/".join(parts[start:]) for start in range(len(parts)))
 
 
 def escape_surrogates(value: str) -> str:

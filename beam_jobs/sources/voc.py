@@ -15,12 +15,12 @@ import posixpath
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import NoReturn
 
 from beam_jobs.io.raw import RawReader, read_raw
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.parsing import CORNERS, make_box, parse_size
+from beam_jobs.sources.xml_parsing import parse_xml
 from beam_jobs.stages.given_boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import ImageSets, VocSource
@@ -119,23 +119,9 @@ def parse_annotation(content: bytes) -> tuple[tuple[Box, ...], Size | None]:
         raise Reject(
             "too_large", f"an annotation of {len(content)} bytes, allowed are {_MAX_XML_BYTES}"
         )
-    try:
-        parser = ElementTree.XMLParser(target=_DoctypeRejectingBuilder())  # noqa: S314 (entities need a document type)
-        root = ElementTree.fromstring(content, parser)  # noqa: S314
-    # ValueError, LookupError: an encoding that does not exist
-    except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise Reject("malformed", f"not well-formed XML: {error}") from None
-    if root.tag != "annotation":
-        raise Reject("malformed", f"the XML is a <{root.tag}> and not an <annotation>")
+    root = parse_xml(content, "annotation")
     size = parse_size(root.findtext("size/height"), root.findtext("size/width"))
     return tuple(map(_parse_box, root.findall("object"))), size
-
-
-class _DoctypeRejectingBuilder(ElementTree.TreeBuilder):
-    """Refuses a document type in any encoding: it may declare entities, which are not needed."""
-
-    def doctype(self, name: str, public: str | None, system: str | None) -> NoReturn:
-        raise Reject("malformed", "declares a document type, which no annotation needs")
 
 
 def _parse_box(element: ElementTree.Element) -> Box:

@@ -4,7 +4,7 @@ Called by the sources and by `decode`. Annotations belong to the image as it is 
 that draw boxes, and TensorFlow's decoders, ignore EXIF's orientation. There is one exception. If an
 annotation gives the size of the image, and it is that of the upright and not of the stored image,
 the boxes were drawn on the upright image. If the two sizes are equal, the boxes count as drawn on
-the stored image.
+the stored image. A source whose tool turns images says so with UPRIGHT_FRACTIONS.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from collections.abc import Iterable
 from beam_jobs.stages.stage import Box, Reject
 
 FRACTIONS = (1.0, 1.0)
-"""The frame of boxes whose coordinates are fractions of the image."""
+"""The frame of boxes whose coordinates are fractions of the image as it is stored."""
+UPRIGHT_FRACTIONS = (0.0, 0.0)
+"""The frame of boxes whose coordinates are fractions of the upright image.
+
+Browsers and Ultralytics YOLO turn an image as EXIF says before anything is drawn on it.
+"""
 
 _TOLERANCE_PIXELS = 1.0
 """Maximum distance by which a box may leave the image, and is clipped. Tools round, and Pascal VOC
@@ -35,7 +40,7 @@ def check_box(box: Box, frame: Size | None) -> None:
         raise Reject("box_not_finite", str(box))
     if box.xmin > box.xmax or box.ymin > box.ymax:
         raise Reject("box_inverted", str(box))
-    if frame and frame != FRACTIONS:
+    if frame and frame not in (FRACTIONS, UPRIGHT_FRACTIONS):
         _check_inside(box, frame)
 
 
@@ -46,8 +51,8 @@ def convert_boxes(
 
     Args:
       boxes: the boxes as the source gives them.
-      frame: height and width that they are given for. FRACTIONS for fractions, None for the stored
-        image.
+      frame: height and width that they are given for. FRACTIONS or UPRIGHT_FRACTIONS for fractions,
+        None for the stored image.
       stored: height and width of the image before it is turned.
       orientation: EXIF's, 1 to 8. Any other value means upright, as for decoders.
 
@@ -57,6 +62,8 @@ def convert_boxes(
     upright = stored[::-1] if orientation in (5, 6, 7, 8) else stored
     if frame == FRACTIONS:
         boxes = [box.transform(*stored) for box in boxes]
+    elif frame == UPRIGHT_FRACTIONS:
+        boxes = [box.transform(*upright) for box in boxes]
     elif frame is not None and frame not in (stored, upright):
         raise Reject(
             "size_mismatch",

@@ -14,6 +14,7 @@ _TASKS: dict[str, Task] = {
     "image_folder": "classification",
     "voc": "detection",
     "coco": "detection",
+    "yolo": "detection",
 }
 _KEEP_SIZE = ("filter", "map_classes", "clip_boxes", "augment", "equalize", "encode")
 """Stages that keep the size of an image. `augment` may exchange height and width."""

@@ -18,6 +18,7 @@ MORE = {
     "coco": {"parts": [{"annotations": "a.json"}]},
     "csv": {"manifest": "m", "task": "detection"},
     "jsonl": {"manifest": "m", "task": "detection"},
+    "label_studio": {"export": "a.json"},
     "tfds": {"builder": "voc", "parts": [{"name": "train"}]},
     "tfrecord": {"task": "detection", "parts": [{"files": "*"}]},
 }

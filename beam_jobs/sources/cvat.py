@@ -1,0 +1,153 @@
+"""CVAT's export "CVAT for images 1.1": one XML file for all images of a task or a project.
+
+    <source>/annotations.xml
+    <source>/images/photo.jpg          or images/Train/photo.jpg, for the subset Train of a project
+
+    <image id="0" name="photo.jpg" subset="Train" width="640" height="480">
+      <box label="cat" xtl="1.00" ytl="2.00" xbr="30.00" ybr="40.00" rotation="12.00" .../>
+      <polygon label="cat" points="1.00,2.00;30.00,2.00;30.00,40.00" .../>
+      <mask label="cat" left="1" top="2" width="30" height="40" rle="..." .../>
+      <tag label="indoors" .../>
+    </image>
+
+A polygon, a mask and a rotated box become the smallest upright box around them. `occluded` and all
+attributes are ignored. An image without shapes is an example without boxes. The subsets Train,
+Validation and Test are the splits. The whole file is parsed at once, in memory.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping
+
+from beam_jobs.planning.plan import Record
+from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
+from beam_jobs.sources.outlines import clip_outline, enclose, enclose_rotated
+from beam_jobs.sources.parsing import make_box, parse_number, parse_size, parse_split, parse_text
+from beam_jobs.sources.xml_parsing import parse_xml
+from beam_jobs.stages.given_boxes import Size
+from beam_jobs.stages.stage import Box, Reject
+from pipeline_ops.config.labelling_sources import CvatSource
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.raw_file import RawFile
+
+_DEFAULT_SUBSET = "default"
+"""CVAT's name for the images of no subset."""
+
+
+def read_records(source: CvatSource, listing: Listing) -> SourceRecords:
+    """Raises DataError: the file is missing, or is no export of CVAT for images."""
+    collector, files = Collector(source.class_names), ListedFiles(listing)
+    name = source.annotations
+    try:
+        root = parse_xml(files.read(name, "annotations"), "annotations")
+    except Reject as reject:
+        raise DataError(
+            f"{name}: {reject.detail}. Export the task from CVAT again, as CVAT for images 1.1."
+        ) from None
+    if root.find("track") is not None:
+        raise DataError(
+            f"{name}: is an export of CVAT for video. Export the task as CVAT for images 1.1."
+        )
+    for index, element in enumerate(root.findall("image")):
+        location = f"{name}#image-{index}"
+        image = _find_image(element, source, files)
+        with collector.catch_reject(location if isinstance(image, Reject) else image.key):
+            collector.set_current_labels(_list_labels(element, source))
+            if isinstance(image, Reject):
+                raise image
+            collector.add(_make_record(element, image, source), location)
+    return collector.to_source_records()
+
+
+def _list_labels(element: ElementTree.Element, source: CvatSource) -> list[str]:
+    is_tag = source.task == "classification"
+    return [shape.get("label", "").strip() for shape in element if (shape.tag == "tag") is is_tag]
+
+
+def _find_image(
+    element: ElementTree.Element, source: CvatSource, files: ListedFiles
+) -> RawFile | Reject:
+    """The image of an element, or the reason for which there is none.
+
+    Projects have a folder for each subset, and the frames of a video get the suffix .PNG.
+    """
+    name, subset = element.get("name"), element.get("subset", "")
+    try:
+        for folder in dict.fromkeys((posixpath.join(source.images, subset), source.images)):
+            for path in (name, f"{name}.PNG"):
+                if image := files.find(files.to_key(folder, path)):
+                    return image
+        return files.find_image(source.images, name)
+    except Reject as reject:
+        return reject
+
+
+def _make_record(element: ElementTree.Element, image: RawFile, source: CvatSource) -> Record:
+    subset = element.get("subset", "").lower()
+    split = None if subset == _DEFAULT_SUBSET else parse_split(subset)
+    if source.task == "classification":
+        return Record(image, _parse_tag(element), split=split)
+    frame = parse_size(element.get("height"), element.get("width"))
+    boxes = tuple(_parse_shape(shape, frame) for shape in element if shape.tag != "tag")
+    return Record(image, boxes=boxes, split=split, frame=frame)
+
+
+def _parse_tag(element: ElementTree.Element) -> str:
+    """The class of an image. Raises Reject: no_label, contradictory."""
+    labels = sorted({parse_text(tag.get("label")) for tag in element.findall("tag")})
+    if not labels:
+        raise Reject("no_label", "the image has no tag")
+    if len(labels) > 1:
+        raise Reject("contradictory", f"the image has the tags {', '.join(labels)}")
+    return labels[0]
+
+
+def _parse_shape(element: ElementTree.Element, frame: Size | None) -> Box:
+    if element.tag not in _SHAPES:
+        raise Reject(
+            "unknown_shape",
+            f"a {element.tag}. Shapes that can become boxes are {', '.join(_SHAPES)}. "
+            "Convert or remove it in CVAT",
+        )
+    return _SHAPES[element.tag](element.attrib, frame)
+
+
+def _parse_box(values: Mapping[str, str], frame: Size | None) -> Box:
+    xmin, ymin, xmax, ymax = _parse_numbers(values, "xtl", "ytl", "xbr", "ybr")
+    degrees = parse_number(values.get("rotation", "0"))
+    if not degrees:
+        return make_box((ymin, xmin, ymax, xmax), values.get("label"))
+    centre = (xmin + xmax) / 2, (ymin + ymax) / 2
+    corners = enclose_rotated((ymin, xmin, ymax, xmax), degrees, centre)
+    return clip_outline(make_box(corners, values.get("label")), frame)
+
+
+def _parse_polygon(values: Mapping[str, str], _: Size | None) -> Box:
+    points = []
+    for text in values.get("points", "").split(";"):
+        x, comma, y = text.partition(",")
+        if not comma:
+            raise Reject("malformed", f"{text[:40]!r} is not a point, x,y")
+        points.append((parse_number(x), parse_number(y)))
+    return make_box(enclose(points), values.get("label"))
+
+
+def _parse_mask(values: Mapping[str, str], _: Size | None) -> Box:
+    left, top, width, height = _parse_numbers(values, "left", "top", "width", "height")
+    return make_box((top, left, top + height, left + width), values.get("label"))
+
+
+_SHAPES: Mapping[str, Callable[[Mapping[str, str], Size | None], Box]] = {
+    "box": _parse_box,
+    "polygon": _parse_polygon,
+    "mask": _parse_mask,
+}
+
+
+def _parse_numbers(values: Mapping[str, str], *names: str) -> list[float]:
+    if missing := [name for name in names if name not in values]:
+        raise Reject("malformed", f"a shape lacks {', '.join(missing)}")
+    return [parse_number(values[name]) for name in names]

@@ -21,7 +21,7 @@ from pipeline_ops.config.sources import AnnotatedSource, AnySource
 ENTRY_POINT_GROUP = "trainyard.sources"
 """The group of entry points in which sources are published."""
 CATALOGUE_TAG, _USER_TAG = "catalogue", "user"
-_CATALOGUE = frozenset(
+CATALOGUE_TYPES = frozenset(
     name
     for member in get_args(AnySource)
     for name in get_args(member.model_fields["type"].annotation)
@@ -50,7 +50,7 @@ class UserSource(AnnotatedSource):
 def select_source_tag(value: Any) -> str:
     """Returns the tag of the section that reads a source: that of the catalogue, or UserSource."""
     name = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-    is_own = isinstance(name, str) and name not in _CATALOGUE and bool(_find_path(name))
+    is_own = isinstance(name, str) and name not in CATALOGUE_TYPES and bool(_find_path(name))
     return _USER_TAG if is_own else CATALOGUE_TAG
 
 

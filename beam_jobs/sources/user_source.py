@@ -88,10 +88,12 @@ def collect_entries(bound: BoundSource, files: SourceFiles, listing: Listing) ->
     for entry in _iterate_entries(bound, files):
         files.add(entry)
     found = files.to_source_records()
-    if not found.records and not found.rejected:
+    if not found.records:
+        first = next((f" ({r.key}: {r.reason}: {r.detail})" for r in found.rejected), "")
         raise DataError(
-            f"{listing.folder}: the source {bound.name} found no image among {len(files)} files. "
-            "Correct preprocess.source.path, or the source."
+            f"{listing.folder}: the source {bound.name} found no image among {len(files)} files, "
+            f"and rejected {len(found.rejected)} entries{first}. Correct preprocess.source, or the "
+            "function."
         )
     by_task = {record.boxes is None: record.key for record in found.records}
     if len(by_task) > 1:

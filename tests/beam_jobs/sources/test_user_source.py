@@ -235,6 +235,21 @@ def test_two_configs_may_have_modules_of_one_name(tmp_path):
         check_source(source, tmp_path / name / "config.yaml")
 
 
+def test_the_commands_that_read_the_data_run_the_source(named, capsys, tmp_path):
+    text = re.sub(r"(height|width): 8", r"\1: 16", named.config_file.read_text())
+    named.config_file.write_text(text)
+    named.add("odd.png", b"x")
+    arguments = [str(named.config_file), "--set", "preprocess.rejects.max_count=1"]
+    assert main(["validate", "--deep", *arguments]) == 0, capsys.readouterr().err
+    assert re.search(r"checked +\d+ train, \d+ validation, \d+ test", capsys.readouterr().out)
+    picture = tmp_path / "picture.png"
+    assert main(["preview", *arguments, "--output", str(picture)]) == 0, capsys.readouterr().err
+    assert picture.stat().st_size > 0
+    separator = ["--set", "preprocess.source.separator=+"]
+    assert main(["validate", "--deep", *arguments, *separator]) == 65
+    assert "there is no '+' in the name" in capsys.readouterr().err
+
+
 def test_validate_accepts_a_source_and_reports_file_line_and_cure(named, capsys):
     text = re.sub(r"(height|width): 8", r"\1: 16", named.config_file.read_text())
     named.config_file.write_text(text)
@@ -434,7 +449,10 @@ def test_a_bug_in_a_source_fails_the_job_and_is_not_retried(named):
 @pytest.mark.parametrize(
     "body, message",
     [
-        ("yield from ()", "the source mine:read found no image among 2 files. Correct"),
+        (
+            "yield from ()",
+            "mine:read found no image among 2 files, and rejected 0 entries. Correct",
+        ),
         ("files.read('no.csv')\nyield", "no.csv: no such file. The source mine:read reads this"),
         ("files.read('../x')\nyield", "raw/../x: no such file. The source mine:read reads this"),
         ("files.read_text('bad.csv')\nyield", "bad.csv:2: not UTF-8, which the source mine:read"),
@@ -456,7 +474,7 @@ def test_files_are_sorted_and_can_be_read_and_asked_for(bench):
         "with files.entry('all'):\n"
         "    text = *text, files.read_text('a.txt'), files.read('b.txt')\n"
         "    raise Reject('malformed', repr(text))\n"
-        "yield from ()"
+        "yield SourceEntry('b.txt', 'cat')"
     )
     assert rejected["all"][1] == repr(
         (["a.txt", "b.txt", "c/d.txt"], 3, True, False, False, "cat\n", b"b.txt")

@@ -196,7 +196,11 @@ class ListedFiles:
         return self._by_key.get(key)
 
     def read(self, path: str, named_by: str) -> bytes:
-        """The bytes of a file that the config names.
+        """The bytes of a file that the config names under the key `named_by`. Raises as `load`."""
+        return self.load(path, f"preprocess.source.{named_by} names this file.")
+
+    def load(self, path: str, cause: str) -> bytes:
+        """The bytes of a file. `cause` says why it is read, for the message of an error.
 
         Raises:
           DataError: there is none, or it is too large, or the listing rejected it.
@@ -214,6 +218,4 @@ class ListedFiles:
             )
         else:
             return read_raw(file, self._folder)
-        raise DataError(
-            f"{self._folder / path}: {fault}. preprocess.source.{named_by} names this file."
-        )
+        raise DataError(f"{self._folder / path}: {fault}. {cause}")

@@ -12,10 +12,12 @@ from pathlib import Path
 from beam_jobs.planning.plan import collect_class_names, infer_task
 from beam_jobs.sources import read_records, validate_listing
 from beam_jobs.sources.collect import SourceRecords
+from beam_jobs.sources.user_source import read_user_records
 from beam_jobs.stages import bind_stages, check_data
 from beam_jobs.stages.execution import BoundStage, map_class_names
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.config.user_source import UserSource
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 
 
@@ -38,12 +40,17 @@ def read_source_data(config: Preprocess, listing: Listing, config_file: Path) ->
     """Reads a source, and checks that the stages can work on it.
 
     Raises:
-      ConfigError: a stage cannot work on these data.
+      ConfigError: a stage cannot work on these data, or a user source cannot be imported.
       DataError: the source as a whole cannot be read.
       MachineError: a file has changed since it was listed.
+      SourceFailed: a user source has a bug.
     """
     validate_listing(config, listing, config_file)
-    found = read_records(config.source, listing)
+    found = (
+        read_user_records(config.source, listing, config_file)
+        if isinstance(config.source, UserSource)
+        else read_records(config.source, listing)
+    )
     names = getattr(config.source, "class_names", None) or collect_class_names(found.records)
     task = infer_task(found.records)
     check_data(config, task, names, config_file)

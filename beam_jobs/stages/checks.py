@@ -67,8 +67,21 @@ def _check_stage(
     except ConfigError as error:
         yield location, str(error)
         return
+    yield from find_parameter_problems(parameters, stage.parameters, location)
+
+
+def find_parameter_problems(
+    parameters: Any, values: Mapping[str, Any], location: tuple[str | int, ...]
+) -> Iterator[_Problem]:
+    """Yields the location in the config and the rule of each value that is not valid.
+
+    Args:
+      parameters: the class of the parameters of a stage or a source.
+      values: the values in the config.
+      location: the location of these values in the config.
+    """
     try:
-        parameters(**stage.parameters)
+        parameters(**values)
     except pydantic.ValidationError as error:
         for problem in error.errors(include_url=False):
             yield (*location, *problem["loc"]), _describe_rule(problem, parameters)
@@ -79,7 +92,7 @@ def _describe_rule(problem: Mapping[str, Any], parameters: Any) -> str:
         case "unexpected_keyword_argument":
             known = [field.name for field in dataclasses.fields(parameters)]
             if not known:
-                return "unknown parameter; this stage has none"
+                return "unknown parameter; there are none"
             return f"unknown parameter; {suggest_name(str(problem['loc'][-1]), known)}"
         case "value_error":
             return str(problem["ctx"]["error"])

@@ -42,20 +42,21 @@ def load_stage(name: str) -> Stage | None:
             f"the module {module_name} has no function {attribute!r}. "
             "Name a stage as `module:function`."
         )
-    return Stage(_find_parameters_class(found, path), found)
-
-
-def _find_parameters_class(function: Any, path: str) -> Any:
-    """The class that the second argument is annotated with."""
-    try:
-        arguments = list(inspect.signature(function).parameters)
-        parameters = typing.get_type_hints(function).get(arguments[1])
-    except (IndexError, NameError, TypeError, ValueError):
-        parameters = None
-    if not hasattr(parameters, "__pydantic_config__"):
+    parameters = find_parameters_class(found)
+    if parameters is None:
         raise ConfigError(
             f"{path} must take an Example and its parameters, "
             "`def stage(example: Example, parameters: MyParameters)`, "
             "where MyParameters is a class with the decorator @parameters of beam_jobs.stages.stage"
         )
-    return parameters
+    return Stage(parameters, found)
+
+
+def find_parameters_class(function: Any) -> Any:
+    """The class with @parameters that the second argument is annotated with, or None."""
+    try:
+        arguments = list(inspect.signature(function).parameters)
+        parameters = typing.get_type_hints(function).get(arguments[1])
+    except (IndexError, NameError, TypeError, ValueError):
+        parameters = None
+    return parameters if hasattr(parameters, "__pydantic_config__") else None

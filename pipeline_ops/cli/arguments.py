@@ -12,6 +12,7 @@ from pipeline_ops.config.model_data_rules import validate_model_for_data
 from pipeline_ops.config.notify import check_notifiers
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.pipeline_files import find_config_files
+from pipeline_ops.config.user_source import UserSource
 from pipeline_ops.config.yaml_source import locate_in_file, parse_value
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.raw_data.folder import validate_folder
@@ -126,7 +127,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> PipelineConfig:
-    """Reads a config and checks its stages, the modules of its model and its notifiers.
+    """Reads a config and checks the code that it names: source, stages, model and notifiers.
 
     Raises:
       ConfigError: the config has errors. The message has a line for each of them.
@@ -135,6 +136,10 @@ def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> Pipelin
 
     config = load_config(file, overrides)
     check_stages(config.preprocess, file)
+    if isinstance(config.preprocess.source, UserSource):
+        from beam_jobs.sources.user_source import check_source
+
+        check_source(config.preprocess.source, file)
     try:
         validate_names(config.train, config.file.parent)
         digest_user_code(config.train, config.file.parent)

@@ -6,7 +6,7 @@ import re
 import warnings
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, model_validator
 
 from pipeline_ops.config.base import (
     Section,
@@ -15,7 +15,7 @@ from pipeline_ops.config.base import (
     operational_field,
     per_run_field,
 )
-from pipeline_ops.config.sources import AnySource
+from pipeline_ops.config.user_source import CatalogueOrUserSource, select_source_tag
 
 
 class StageConfig(Section):
@@ -193,7 +193,7 @@ warnings.filterwarnings(
 class Preprocess(TaskSection):
     """Raw data to sharded TFRecords."""
 
-    source: AnySource = Field(discriminator="type")
+    source: CatalogueOrUserSource = Field(discriminator=Discriminator(select_source_tag))
     stages: list[StageConfig] = Field(min_length=1)
     split: Split
     shards: int = Field(8, ge=1, le=10_000)

@@ -13,7 +13,9 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import ValidationError
 
 from pipeline_ops.config.base import Section
+from pipeline_ops.config.entry_points import list_published_names
 from pipeline_ops.config.type_messages import describe_problem, format_value
+from pipeline_ops.config.user_source import CATALOGUE_TAG, ENTRY_POINT_GROUP
 from pipeline_ops.config.yaml_source import ConfigText, suggest_name
 from pipeline_ops.errors import ConfigError
 
@@ -42,6 +44,8 @@ def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]
                 [*location, "type"],
                 [tag.strip(" '") for tag in problem["ctx"]["expected_tags"].split(",")],
             )
+            if location == ["preprocess", "source", "type"]:
+                known += list_published_names(ENTRY_POINT_GROUP)
             rule = (
                 f"unknown type {format_value(problem['ctx']['tag'])}; "
                 f"{suggest_name(problem['ctx']['tag'], known)}"
@@ -109,17 +113,20 @@ def _strip_tags(model: type[Section], location: Sequence[str | int]) -> tuple[li
         part = parts.pop(0)
         plain.append(part)
         field = None if isinstance(part, int) else section.model_fields.get(part)
-        if field is not None and isinstance(field.discriminator, str) and parts:
-            section = _find_member(field.annotation, field.discriminator, str(parts.pop(0)))
+        if field is not None and field.discriminator is not None and parts:
+            tag = parts.pop(0)
+            if tag == CATALOGUE_TAG and parts:
+                tag = parts.pop(0)
+            section = _find_member(field.annotation, str(tag))
         elif field is not None:
             section = next(_iterate_sections(field.annotation), section)
     return plain, section
 
 
-def _find_member(annotation: Any, discriminator: str, tag: str) -> type[Section]:
-    """The section, among several, that a tag stands for."""
+def _find_member(annotation: Any, tag: str) -> type[Section]:
+    """The section, among several, that a tag stands for. The last one may have any `type`."""
+    members = list(_iterate_sections(annotation))
     return next(
-        member
-        for member in _iterate_sections(annotation)
-        if tag in get_args(member.model_fields[discriminator].annotation)
+        (member for member in members if tag in get_args(member.model_fields["type"].annotation)),
+        members[-1],
     )

@@ -16,6 +16,7 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.user_code.models import digest_user_code
+from pipeline_ops.user_code.sources import digest_source_code
 from pipeline_ops.user_code.stages import digest_stage_code
 
 IMAGE = "image"
@@ -29,13 +30,14 @@ def digest_code() -> str:
 
 def _digest_own_code(request: Request) -> dict[str, str]:
     """The digests of the author's own modules here. Raises ConfigError if one is missing."""
+    folder = Path(request.config_file).parent
     match request.job:
         case "train":
-            train = Train.model_validate(request.config)
-            return digest_user_code(train, Path(request.config_file).parent)
+            return digest_user_code(Train.model_validate(request.config), folder)
         case "preprocess":
-            stages = Preprocess.model_validate(request.config).stages
-            return digest_stage_code([stage.name for stage in stages])
+            config = Preprocess.model_validate(request.config)
+            stages = digest_stage_code([stage.name for stage in config.stages])
+            return stages | digest_source_code(config.source, folder)
         case _:
             return {}
 

@@ -1,17 +1,21 @@
 """The user's own modules beside the config file, for a job that does not see that folder.
 
-Models, losses, metrics and callbacks may be there. The request carries them to another host.
-Modules of installed packages must be installed there, too.
+Models, losses, metrics, callbacks and a source may be there. The request carries them to another
+host. Modules of installed packages must be installed there, too.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
+from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.train import Train
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.storage.atomic import translate_write_errors, write_atomically
 from pipeline_ops.user_code.models import digest_user_code
+from pipeline_ops.user_code.sources import digest_source_code
 
 _FOLDER = "user_code"
 
@@ -22,14 +26,26 @@ def add_user_files(request: Request) -> Request:
     Raises:
       ConfigError: a module is missing, or is not valid Python.
     """
+    folder = Path(request.config_file).parent
+    paths = {**_digest_training(request, folder), **_digest_source(request, folder)}
+    files = {path: (folder / path).read_text() for path in paths if (folder / path).is_file()}
+    return request.model_copy(
+        update={
+            "user_files": files,
+        }
+    )
+
+
+def _digest_training(request: Request, folder: Path) -> dict[str, str]:
     training = request.training
     train = request.config if request.job == "train" else training and training.train
-    if not train:
-        return request
-    folder = Path(request.config_file).parent
-    paths = digest_user_code(Train.model_validate(train), folder)
-    files = {path: (folder / path).read_text() for path in paths if (folder / path).is_file()}
-    return request.model_copy(update={"user_files": files})
+    return digest_user_code(Train.model_validate(train), folder) if train else {}
+
+
+def _digest_source(request: Request, folder: Path) -> dict[str, str]:
+    if request.job != "preprocess":
+        return {}
+    return digest_source_code(Preprocess.model_validate(request.config).source, folder)
 
 
 def write_user_files(request: Request, folder: Path) -> Request:
@@ -52,6 +68,23 @@ def write_user_files(request: Request, folder: Path) -> Request:
     training = request.training
     if training:
         training = training.model_copy(update={"config_file": config_file})
+    config = _make_path_absolute(request)
     return request.model_copy(
-        update={"config_file": config_file, "training": training, "user_files": {}}
+        update={
+            "config_file": config_file,
+            "config": config,
+            "training": training,
+            "user_files": {},
+        }
     )
+
+
+def _make_path_absolute(request: Request) -> dict[str, Any]:
+    """The section of the job. The folder of raw data no longer depends on the config file's."""
+    if request.job != "preprocess":
+        return request.config
+    source = request.config["source"]
+    path = source["path"]
+    if "://" not in path and not path.startswith("~"):
+        path = os.path.normpath(Path(request.config_file).parent / path)
+    return {**request.config, "source": {**source, "path": path}}

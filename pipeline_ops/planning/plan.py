@@ -38,6 +38,7 @@ from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.snapshot import read_once
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.models import digest_user_code, find_user_versions
+from pipeline_ops.user_code.sources import digest_source_code, find_source_versions
 from pipeline_ops.user_code.stages import digest_stage_code, find_stage_versions
 
 _ONNX = ("onnx", "onnxruntime", "tf2onnx")
@@ -105,13 +106,13 @@ def _plan_preprocess(run: _Run) -> JobPlan:
     if config.preprocess.dataset:
         return _plan_given(run, config.preprocess.dataset)
     validate_interval(config)
-    stages = [stage.name for stage in config.preprocess.stages]
+    source, stages = config.preprocess.source, [stage.name for stage in config.preprocess.stages]
     fingerprint = _fingerprint(
         "preprocess",
         run,
         {RAW_FILES: list_folder(find_raw_folder(config), layout.listings).digest},
-        code=digest_stage_code(stages),
-        versions=find_stage_versions(stages),
+        code=digest_stage_code(stages) | digest_source_code(source, config.file.parent),
+        versions=find_stage_versions(stages) | find_source_versions(source),
     )
     reference = find_reference(config, layout, fingerprint)
     fingerprint = fingerprint.with_inputs(reference.digests)

@@ -9,12 +9,11 @@ code, except for the packages around a module. `beam_jobs.stages` imports it.
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterable
 
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.config import entry_points
 from pipeline_ops.user_code.modules import digest_module, find_distributions, find_module
 
 ENTRY_POINT_GROUP = "trainyard.stages"
@@ -27,26 +26,12 @@ def find_module_path(name: str) -> str | None:
     Raises:
       ConfigError: two installed packages offer a stage of this name.
     """
-    if ":" in name:
-        return name
-    found = {
-        entry.value: entry.dist.name if entry.dist else "?"
-        for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name)
-    }
-    if len(found) > 1:
-        raise ConfigError(
-            f"several installed packages have a stage {name} "
-            f"({', '.join(sorted(found.values()))}). Name one by its module path: "
-            f"{' or '.join(sorted(found))}."
-        )
-    return next(iter(found), None)
+    return entry_points.find_module_path(ENTRY_POINT_GROUP, name)
 
 
 def list_published_names() -> list[str]:
     """Returns the names of all stages in installed packages."""
-    return sorted(
-        {entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
-    )
+    return entry_points.list_published_names(ENTRY_POINT_GROUP)
 
 
 def digest_stage_code(names: Iterable[str]) -> dict[str, str]:
@@ -68,10 +53,9 @@ def find_stage_versions(names: Iterable[str]) -> dict[str, str]:
     """Returns versions of the installed distributions that user stages come from."""
     names = _select_user_stages(names)
     published = {
-        entry.dist.name
+        publisher
         for name in names
-        for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name)
-        if entry.dist
+        for publisher in entry_points.find_publishers(ENTRY_POINT_GROUP, name)
     }
     modules = _modules(name for name in names if ":" in name)
     return find_versions(sorted(published | find_distributions(modules)))

@@ -8,14 +8,22 @@ No existing file is overwritten.
 from __future__ import annotations
 
 import argparse
-import keyword
 import re
 import sys
 from pathlib import Path
 
 from pipeline_ops.cli.arguments import Commands, add_command
+from pipeline_ops.cli.scaffold import (
+    add_entry_point,
+    find_package,
+    make_class_name,
+    shorten_path,
+    validate_new_name,
+    validate_unused,
+)
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.user_code.stages import ENTRY_POINT_GROUP
 
 _CATALOGUE = Path("beam_jobs") / "stages" / "__init__.py"
 _MAX_LINE_LENGTH = 100
@@ -110,17 +118,11 @@ def new_stage(arguments: argparse.Namespace) -> int:
     in_yaml = f"{package}.{name}:{name}" if package else name
     print(
         f"\nThe stage multiplies all pixels by a factor. Change it to your needs.\n"
-        f"Test:     {_shorten_path(sys.executable)} -m pytest {test}\n"
+        f"Test:     {shorten_path(sys.executable)} -m pytest {test}\n"
         f"Use:      - {in_yaml}: {{factor: 1.5}}     (in preprocess.stages of a config)\n"
-        f"Preview:  {_shorten_path(sys.argv[0])} preview CONFIG --stage {in_yaml}"
+        f"Preview:  {shorten_path(sys.argv[0])} preview CONFIG --stage {in_yaml}"
     )
     return 0
-
-
-def _shorten_path(program: str) -> str:
-    """The path of a program as a user would type it here."""
-    path = Path(program)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else program
 
 
 def _build_repository_files(name: str) -> dict[Path, str]:
@@ -141,31 +143,23 @@ def _build_repository_files(name: str) -> dict[Path, str]:
 
 
 def _build_package_files(package: str, name: str) -> dict[Path, str]:
-    path = package.replace(".", "/")
-    folder = Path(path) if Path(path).is_dir() else Path("src") / path
-    if not folder.is_dir():
-        raise ConfigError(
-            f"--package {package}: not found in the current folder or in src/. "
-            "Run the command in the folder that contains the package, or create it."
-        )
+    folder = find_package(package)
     _validate_name(name)
     files = _render_files(
         folder / f"{name}.py", Path("tests") / f"test_{name}.py", f"{package}.{name}", name
     )
     project = Path("pyproject.toml")
     if project.exists():
-        files[project] = add_entry_point(project.read_text(), name, f"{package}.{name}:{name}")
+        files[project] = add_entry_point(
+            project.read_text(), ENTRY_POINT_GROUP, name, f"{package}.{name}:{name}"
+        )
     return files
 
 
 def _validate_name(name: str) -> None:
     from beam_jobs import stages
 
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise ConfigError(
-            f"{name}: not a valid stage name. Use lowercase letters, digits and _, and no Python "
-            "keyword, for example sharpen_edges."
-        )
+    validate_new_name("stage", name)
     if Path(stages.__path__[0], f"{name}.py").exists():
         raise ConfigError(
             f"{name}: a stage or a module with this name already exists. Choose another name."
@@ -173,20 +167,14 @@ def _validate_name(name: str) -> None:
 
 
 def _render_files(stage: Path, test: Path, module: str, name: str) -> dict[Path, str]:
-    for path in (stage, test):
-        if path.exists():
-            raise ConfigError(f"{path}: already exists. Choose another name, or remove the file.")
-    class_name = _make_class_name(name)
+    validate_unused(stage, test)
+    class_name = make_class_name(name)
     imports = [
         "from beam_jobs.stages.stage import Example",
         f"from {module} import {class_name}, {name}",
     ]  # sorted, for the linter
     fields = {"name": name, "class_name": class_name, "imports": "\n".join(sorted(imports))}
     return {stage: _STAGE_TEMPLATE.format(**fields), test: _TEST_TEMPLATE.format(**fields)}
-
-
-def _make_class_name(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("_"))
 
 
 def add_to_catalogue(text: str, name: str) -> str:
@@ -207,23 +195,6 @@ def add_to_catalogue(text: str, name: str) -> str:
     if len(line) > _MAX_LINE_LENGTH:
         lines = "".join(f"    {module},\n" for module in modules)
         line = f"from beam_jobs.stages import (\n{lines})\n"
-    entry = f'    "{name}": Stage({name}.{_make_class_name(name)}, {name}.{name}),\n'
+    entry = f'    "{name}": Stage({name}.{make_class_name(name)}, {name}.{name}),\n'
     last = end.end() - 1
     return text[: found.start()] + line + text[found.end() : last] + entry + text[last:]
-
-
-def add_entry_point(text: str, name: str, path: str) -> str:
-    """A pyproject.toml with one more entry point for stages.
-
-    Raises:
-      ConfigError: it has an entry point of that name.
-    """
-    header = '[project.entry-points."trainyard.stages"]\n'
-    if re.search(rf'^{name}\s*=\s*"[\w.]+:\w+"', text, re.MULTILINE):
-        raise ConfigError(
-            f"pyproject.toml: the entry point {name} already exists. Choose another name."
-        )
-    line = f'{name} = "{path}"\n'
-    if header in text:
-        return text.replace(header, header + line, 1)
-    return f"{text.rstrip()}\n\n{header}{line}"

@@ -16,7 +16,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.entries import walk_entries
@@ -71,18 +70,28 @@ class FolderView:
 
     def read_start(self, file: RawFile, num_bytes: int = START_BYTES) -> bytes:
         """The first bytes of a file. Raises DataError if it cannot be read."""
-        with self._open(file) as opened:
-            return _read(opened, num_bytes)
+        return self.read_part(file, 0, num_bytes)
 
     def read_ends(self, file: RawFile) -> bytes:
         """The first and the last bytes of a file, with a line break between them.
 
         Raises DataError if it cannot be read.
         """
-        with self._open(file) as opened:
-            start = _read(opened, START_BYTES)
-            opened.seek(max(len(start), file.num_bytes - START_BYTES))
-            return start + b"\n" + _read(opened, START_BYTES)
+        start = self.read_start(file)
+        rest = max(len(start), file.num_bytes - START_BYTES)
+        return start + b"\n" + self.read_part(file, rest, START_BYTES)
+
+    def read_part(self, file: RawFile, offset: int, num_bytes: int) -> bytes:
+        """The bytes of a file from an offset on. Raises DataError if it cannot be read."""
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not block
+        try:
+            with open(os.open(file.to_path(self.folder), flags), "rb") as opened:
+                opened.seek(offset)
+                return opened.read(num_bytes)
+        except OSError as error:
+            raise DataError(
+                f"{self.folder / file.key}: {describe_os_error(error)}. Correct its permissions."
+            ) from None
 
     def find_images_folder(self, names: Sequence[str], beside: str) -> tuple[str, int]:
         """The folder at which some paths of images start, and the number of images found there.
@@ -120,15 +129,6 @@ class FolderView:
             tuple(dataclasses.replace(file, key=file.key[len(prefix) :]) for file in files),
             tuple(entry._replace(key=entry.key[len(prefix) :]) for entry in rejected),
         )
-
-    def _open(self, file: RawFile) -> BinaryIO:
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not block
-        try:
-            return open(os.open(file.to_path(self.folder), flags), "rb")
-        except OSError as error:
-            raise DataError(
-                f"{self.folder / file.key}: {describe_os_error(error)}. Correct its permissions."
-            ) from None
 
 
 def view_folder(path: Path, max_files: int = MAX_FILES) -> FolderView:
@@ -178,10 +178,3 @@ def iterate_parents(key: str) -> Iterator[str]:
 
 def _to_key(name: str) -> str:
     return to_raw_key(posixpath.normpath(name).encode("utf-8", "surrogatepass"))
-
-
-def _read(opened: BinaryIO, num_bytes: int) -> bytes:
-    try:
-        return opened.read(num_bytes)
-    except OSError as error:
-        raise DataError(f"a file cannot be read: {describe_os_error(error)}") from None

@@ -39,9 +39,9 @@ def add_parser(commands: Commands) -> None:
         "init",
         init,
         "Look at a data set, and write the YAML of a pipeline for it.",
-        "Finds out the kind of the data, the classes, the task and the sizes of the images.\n"
-        "Reads names, annotations and a sample of the images. Writes one YAML file with a\n"
-        "comment for each key. Overwrites no existing file without --force.",
+        "Finds out the kind of the data, the classes, the task and the sizes of the\n"
+        "images. Reads names, annotations and a sample of the images. Writes one YAML file\n"
+        "with a comment for each key. Overwrites no existing file without --force.",
     )
     parser.add_argument(
         "path",

@@ -17,6 +17,7 @@ from pipeline_ops.cli.commands import (
     explain,
     gc,
     import_od_api,
+    init,
     models,
     new_source,
     new_stage,
@@ -34,6 +35,7 @@ from pipeline_ops.errors import TrainyardError
 from pipeline_ops.system.temp_dirs import use_temporary_folder
 
 _COMMANDS = (
+    init,
     run,
     ui,
     validate,

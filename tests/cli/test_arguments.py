@@ -62,6 +62,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy():
         "new-stage",
         "preview",
         "import-od-api",
+        "init",
     ):
         assert command in re.findall(r"^    ([a-z-]+)\s", output, re.MULTILINE)
 

@@ -1,0 +1,213 @@
+"""The facts about a data set from which its first config is made.
+
+The reader of the source reads the annotations, as the preprocess job does. A sample of the images
+is decoded. Of a data set with very many annotation files, or of large TFRecord files, only a part
+is read, and `remarks` says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+
+from beam_jobs.io.raw import read_raw
+from beam_jobs.planning.empty_splits import explain_from_plan
+from beam_jobs.planning.plan import (
+    Record,
+    check_labels,
+    collect_class_names,
+    count_planned_labels,
+    infer_task,
+)
+from beam_jobs.planning.splits import split_records
+from beam_jobs.recognition.folder_view import is_image_name
+from beam_jobs.recognition.listing_sample import sample_listing
+from beam_jobs.recognition.source_match import count
+from beam_jobs.sources import read_records, validate_listing
+from beam_jobs.sources.collect import SourceRecords
+from beam_jobs.stages.decode import Decode, decode
+from beam_jobs.stages.stage import Box, Reject
+from beam_jobs.statistics.summary import RejectedRecord
+from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.config.preprocess import Preprocess, Split
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.listing import Listing, RawFolder
+
+MAX_DECODED = 100
+"""Number of images that are decoded, and of files that do not look like images."""
+_STRATIFIED_BELOW = 1000
+_SHARES = ((0.8, 0.1, 0.1), (0.6, 0.2, 0.2))
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodedSample:
+    """Some images after `decode`.
+
+    `sizes` are heights and widths in pixels. `box_sides` are the shorter sides of the boxes, as
+    fractions of the longer side of their image. `num_rejected` is the expected number of rejected
+    images in the whole data set.
+    """
+
+    sizes: Sequence[tuple[int, int]]
+    box_sides: Sequence[float]
+    is_grey: bool
+    is_lossless: bool
+    rejected: Sequence[RejectedRecord]
+    num_rejected: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSummary:
+    """A data set in figures.
+
+    `labels` counts images, or boxes for detection, by class, among the records in `found`.
+    `given_splits` are the splits that the source gives, if it gives every record one. `num_images`
+    counts the images in each split. `factor` is the number of times that the part that was read is
+    contained in the whole.
+    """
+
+    task: Task
+    labels: Counter[str]
+    split: Split
+    given_splits: Sequence[str]
+    num_images: dict[str, int]
+    found: SourceRecords
+    sample: DecodedSample
+    factor: float
+    remarks: Sequence[str]
+
+    @property
+    def total(self) -> int:
+        return sum(self.num_images.values())
+
+    @property
+    def num_rejects(self) -> int:
+        """The expected number of rejected entries."""
+        return round(len(self.found.rejected) * self.factor) + self.sample.num_rejected
+
+
+def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
+    """Reads the annotations and a sample of the images.
+
+    Args:
+      source: the section `preprocess.source`, valid.
+      listing: the files of the source.
+
+    Raises:
+      DataError: the data set cannot be used, or is too small.
+      MachineError: a file has changed meanwhile.
+    """
+    config = Preprocess.model_validate(
+        {"source": source, "stages": ["decode"], "split": _to_split(_SHARES[0], False)}
+    )
+    part, factor, remarks = sample_listing(config.source, listing)
+    validate_listing(config, part, "the config")
+    found = read_records(config.source, part)
+    if not found.records:
+        raise DataError(f"{listing.folder}: no entry can be used. {describe_rejects(found)}")
+    sample = _decode_sample(found.records, listing.folder, factor)
+    split, members = _choose_split(found.records, str(listing.folder), factor)
+    given = {record.split for record in found.records}
+    return DataSummary(
+        infer_task(found.records),
+        Counter(label for record in found.records for label in record.labels),
+        split,
+        sorted(name for name in given if name) if None not in given else (),
+        {name: round(number * factor) for name, number in members.items()},
+        found,
+        sample,
+        factor,
+        remarks,
+    )
+
+
+def describe_rejects(found: SourceRecords) -> str:
+    """The rejected entries in words, with an example for each reason."""
+    number, total = len(found.rejected), len(found.rejected) + len(found.records)
+    reasons = Counter(rejected.reason for rejected in found.rejected)
+    first = {rejected.reason: rejected for rejected in reversed(found.rejected)}
+    parts = [
+        f"{times:,} {reason} (such as {first[reason].key}: {first[reason].detail})"
+        for reason, times in reasons.most_common()
+    ]
+    return f"{number:,} of {total:,} entries cannot be used: {'; '.join(parts)}"
+
+
+def _to_split(shares: tuple[float, float, float], stratify: bool) -> Split:
+    train, validation, test = shares
+    return Split(train=train, validation=validation, test=test, stratify=stratify)
+
+
+def _choose_split(
+    records: Sequence[Record], source: str, factor: float
+) -> tuple[Split, dict[str, int]]:
+    """The shares of the splits, and the number of records in each.
+
+    Raises DataError: the data set is too small for three splits.
+    """
+    has_free = any(record.split is None for record in records)
+    is_small = has_free and len(records) * factor < _STRATIFIED_BELOW
+    names, task = collect_class_names(records), infer_task(records)
+    problem = None
+    for shares in _SHARES:
+        split = _to_split(shares, is_small)
+        by_split = split_records(records, split)
+        explain = explain_from_plan(records, by_split, split)
+        try:
+            check_labels(count_planned_labels(by_split), names, source, task, explain)
+        except DataError as error:
+            problem = problem or error
+        else:
+            return split, {name: len(members) for name, members in by_split.items()}
+    raise problem or DataError(source)
+
+
+def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) -> DecodedSample:
+    """Decodes some images. Files that do not look like images are tried by themselves."""
+    ordered = sorted(records, key=_hash_key)
+    usual = [record for record in ordered if is_image_name(record.file.key)]
+    unusual = [record for record in ordered if not is_image_name(record.file.key)]
+    sizes: list[tuple[int, int]] = []
+    sides: list[float] = []
+    rejected: list[RejectedRecord] = []
+    num_rejected = 0.0
+    is_grey, num_lossless = True, 0
+    for group in (usual, unusual):
+        tried, before = group[:MAX_DECODED], len(rejected)
+        for record in tried:
+            try:
+                example = decode(record.to_example(read_raw(record.file, folder)), Decode())
+            except Reject as reject:
+                rejected.append(
+                    RejectedRecord(
+                        key=record.key, stage="decode", reason=reject.reason, detail=reject.detail
+                    )
+                )
+                continue
+            height, width, _ = example.shape
+            sizes.append((height, width))
+            sides += [_measure(box) / max(height, width) for box in example.boxes or ()]
+            image = example.image
+            is_grey = is_grey and bool((image == image[:, :, :1]).all())
+            num_lossless += not example.encoded.startswith(b"\xff\xd8")
+        if tried:
+            num_rejected += (len(rejected) - before) * len(group) / len(tried)
+    if not sizes:
+        first = rejected[0]
+        raise DataError(
+            f"{folder}: none of {count(len(rejected), 'image')} can be decoded, such as "
+            f"{first.key}: {first.reason}, {first.detail}"
+        )
+    is_lossless = 2 * num_lossless > len(sizes)
+    return DecodedSample(sizes, sides, is_grey, is_lossless, rejected, round(num_rejected * factor))
+
+
+def _measure(box: Box) -> float:
+    """The shorter side of a box in pixels."""
+    return min(box.xmax - box.xmin, box.ymax - box.ymin)
+
+
+def _hash_key(record: Record) -> bytes:
+    return hashlib.blake2b(record.key.encode(), person=b"init").digest()

@@ -1,0 +1,172 @@
+"""`trainyard init PATH`: looks at a data set and writes the YAML of a pipeline for it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from pipeline_ops.cli.arguments import Commands, add_command, add_output, load_checked
+from pipeline_ops.cli.first_config.settings import choose_settings
+from pipeline_ops.cli.first_config.text import (
+    ConfigFacts,
+    describe_classes,
+    describe_sizes,
+    make_printable,
+    render_config,
+)
+from pipeline_ops.config.model_data_rules import validate_model_for_data
+from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.storage.atomic import create_atomically, write_atomically
+
+if TYPE_CHECKING:
+    from beam_jobs.recognition.data_summary import DataSummary
+    from beam_jobs.recognition.folder_view import FolderView
+    from beam_jobs.recognition.source_match import SourceMatch
+
+_MAX_REJECTS_SHOWN = 10
+_MAX_NAME_LENGTH = 63
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "init",
+        init,
+        "Look at a data set, and write the YAML of a pipeline for it.",
+        "Finds out the kind of the data, the classes, the task and the sizes of the\n"
+        "images. Reads names, annotations and a sample of the images. Writes one YAML file\n"
+        "with a comment for each key. Overwrites no existing file without --force.",
+    )
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        type=Path,
+        help="Local folder with the data, or the file in it that names the images.",
+    )
+    add_output(
+        parser, "FILE.yaml", "Config file to write. Default: configs/NAME.yaml, by the folder."
+    )
+    parser.add_argument(
+        "--type", metavar="TYPE", help="Type of the source, if PATH can be read in several ways."
+    )
+    parser.add_argument("--force", action="store_true", help="Overwrite the config file.")
+
+
+def init(arguments: argparse.Namespace) -> int:
+    from beam_jobs.recognition import KINDS, recognise
+    from beam_jobs.recognition.folder_view import view_folder
+
+    if arguments.type not in (None, *KINDS):
+        raise ConfigError(f"--type {arguments.type}: must be one of {', '.join(KINDS)}.")
+    view = view_folder(arguments.path)
+    match = recognise(view, arguments.type)
+    named = Path(os.path.abspath(arguments.path))
+    folder = (named.parent if view.named_file else named) / match.below
+    pipeline = make_name(folder.name)
+    output: Path = arguments.output or Path("configs") / f"{pipeline}.yaml"
+    if output.exists() and not arguments.force:
+        raise _make_exists_error(output)
+    path = str(folder)
+    if not arguments.path.is_absolute():
+        path = os.path.relpath(folder, os.path.abspath(output.parent))
+    source = {"type": match.type, "path": path, **match.keys}
+    data = _read_data({**source, "path": str(folder)}, match, view)
+    facts = ConfigFacts(pipeline, source, match.reason, data, choose_settings(data))
+    text = render_config(facts)
+    _validate_text(text, output)
+    try:
+        (write_atomically if arguments.force else create_atomically)(output, text.encode())
+    except FileExistsError:
+        raise _make_exists_error(output) from None
+    _print_data(folder, match, data, view.is_complete)
+    command = f"trainyard {{}} {output}"
+    print(f"\nWrote {output}\n\nNext:  {command.format('validate')} --deep")
+    print(f"       {command.format('preview')}\n       {command.format('run')}")
+    return 0
+
+
+def _make_exists_error(output: Path) -> ConfigError:
+    return ConfigError(f"{output}: already exists. Add --force, or choose another --output.")
+
+
+def make_name(folder: str) -> str:
+    """The name of a pipeline for the data in a folder of this name."""
+    name = re.sub(r"[^a-z0-9]+", "_", folder.lower()).strip("_")[:_MAX_NAME_LENGTH].strip("_")
+    return name or "my_data"
+
+
+def _read_data(source: dict[str, Any], match: SourceMatch, view: FolderView) -> DataSummary:
+    """Reads the data set as the job would.
+
+    Raises DataError: it cannot be read, or the values that were found are not valid for a source.
+    """
+    from beam_jobs.recognition.data_summary import summarise
+
+    place = str(source["path"])
+    if "{" in place or "}" in place:
+        raise DataError(
+            f"{place}: a bracket in the path of a source stands for the data interval of a run. "
+            "Rename the folder."
+        )
+    try:
+        place.encode()
+        return summarise(source, view.enter(match.below))
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{ascii(place)[1:-1]}: a path in a YAML file must be UTF-8. Rename the folder."
+        ) from None
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+        )
+        raise DataError(
+            f"{place}: this is data for `type: {match.type}` ({match.reason}), but a config "
+            f"for it cannot be made: {problems}. Write preprocess.source by hand "
+            "(docs/data-sources.md)."
+        ) from None
+
+
+def _validate_text(text: str, output: Path) -> None:
+    """Raises ConfigError for a value that a config does not allow."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / output.name
+        file.write_text(text, encoding="utf-8")
+        try:
+            validate_model_for_data(load_checked(file))
+        except ConfigError as error:
+            raise ConfigError(
+                f"{output}: was not written, because the config would be invalid:\n"
+                f"{str(error).replace(str(file), output.name)}"
+            ) from error
+
+
+def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete: bool) -> None:
+    from beam_jobs.recognition.data_summary import describe_rejects
+
+    images = ", ".join(f"{number:,} {split}" for split, number in data.num_images.items())
+    rows = [
+        ("source", f"{match.type} ({match.certainty.name.lower()}): {match.reason}"),
+        ("task", data.task),
+        ("classes", f"{len(data.labels):,}: {describe_classes(data.labels)}"),
+        ("images", f"{images}; {describe_sizes(data)}"),
+        *(("sampled", remark) for remark in data.remarks),
+    ]
+    if not is_complete:
+        rows.append(("sampled", "only a part of the names in the folder was listed"))
+    if data.found.rejected:
+        rows.append(("rejected", describe_rejects(data.found)))
+    rows += [
+        ("rejected", f"{each.key}: {each.reason}, {each.detail}")
+        for each in data.sample.rejected[:_MAX_REJECTS_SHOWN]
+    ]
+    if (more := len(data.sample.rejected) - _MAX_REJECTS_SHOWN) > 0:
+        rows.append(("rejected", f"{more:,} more images that cannot be decoded"))
+    print(make_printable(str(folder)))
+    for name, text in rows:
+        print(f"  {name:<10}{make_printable(text)}")

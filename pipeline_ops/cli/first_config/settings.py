@@ -1,0 +1,135 @@
+"""First values for image size, model, training and gate, from the figures of a data set.
+
+Pure rules without any file. They are starting points for a network that starts from scratch, and
+not the result of a search.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from beam_jobs.recognition.data_summary import DataSummary
+
+_SMALL_SIDE, _MIN_SIDE, _MAX_SIDE = 64, 32, 224
+"""Sides in pixels of the images of a classifier: up to which the small network is used, and the
+limits for the other ones."""
+_MIN_EQUAL_SIDE = 10
+"""The smallest side of images that all have one size and keep it."""
+_MIN_LONG_SIDE, _MAX_LONG_SIDE = 256, 640
+"""Limits for the longer side of the images of a detector, in pixels."""
+_SMALL_BOX_PIXELS = 20
+"""The size that nine of ten boxes of a detector keep, if the limits allow it."""
+_STEP_PIXELS = 32
+"""A factor of all image sizes, as the networks need it."""
+_MANY_IMAGES = 50_000
+_STEPS = 4000
+"""Number of optimizer steps that a training aims at, within the limits of epochs."""
+_MIN_EPOCHS, _MAX_EPOCHS = 10, 60
+_MAX_SHARDS, _MANY_IMAGES_PER_SHARD = 64, 4000
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstSettings:
+    """Values with their reasons.
+
+    `height` and `width` are in pixels, after `resize`. `min_accuracy` is for a classifier.
+    """
+
+    channels: int
+    height: int
+    width: int
+    size_reason: str
+    model: str
+    model_parameters: dict[str, Any]
+    model_reason: str
+    global_batch_size: int
+    epochs: int
+    shards: int
+    min_accuracy: float
+
+
+def choose_settings(data: DataSummary) -> FirstSettings:
+    """Chooses the values for a data set."""
+    is_detection = data.task == "detection"
+    height, width, size_reason = _choose_detector_size(data) if is_detection else _choose_size(data)
+    num_train = max(1, data.num_images["train"])
+    batch = _choose_batch(num_train, 16 if is_detection else 32)
+    epochs = round(_STEPS * batch / num_train)
+    model, parameters, model_reason = (
+        _choose_detector(data) if is_detection else _choose_classifier(data, min(height, width))
+    )
+    return FirstSettings(
+        channels=1 if data.sample.is_grey else 3,
+        height=height,
+        width=width,
+        size_reason=size_reason,
+        model=model,
+        model_parameters=parameters,
+        model_reason=model_reason,
+        global_batch_size=batch,
+        epochs=min(_MAX_EPOCHS, max(_MIN_EPOCHS, epochs)),
+        shards=min(max(8, num_train // _MANY_IMAGES_PER_SHARD), _MAX_SHARDS, num_train),
+        min_accuracy=_choose_min_accuracy(data),
+    )
+
+
+def _choose_size(data: DataSummary) -> tuple[int, int, str]:
+    """Height and width for a classifier: a square, unless all images are small and equal."""
+    sizes = set(data.sample.sizes)
+    height, width = min(sizes)
+    if (
+        len(sizes) == 1
+        and _MIN_EQUAL_SIDE <= min(height, width) <= max(height, width) < _SMALL_SIDE
+    ):
+        return height, width, "the size of all images"
+    median = statistics.median(min(size) for size in data.sample.sizes)
+    side = min(_MAX_SIDE, max(_MIN_SIDE, _round_size(median)))
+    return side, side, f"the shorter side of half of the images is at most {median:g} pixels"
+
+
+def _choose_detector_size(data: DataSummary) -> tuple[int, int, str]:
+    """Height and width for a detector, with the proportions of the median image."""
+    height, width = (statistics.median(side) for side in zip(*data.sample.sizes, strict=True))
+    sides = sorted(data.sample.box_sides)
+    small = sides[len(sides) // 10] if sides else 0.0
+    wanted = _SMALL_BOX_PIXELS / small if small else _MAX_LONG_SIDE
+    longer = min(max(wanted, _MIN_LONG_SIDE), _MAX_LONG_SIDE, max(height, width))
+    factor = longer / max(height, width)
+    size = _round_size(height * factor), _round_size(width * factor)
+    pixels = small * max(size)
+    return *size, f"nine of ten boxes keep at least {pixels:.0f} pixels"
+
+
+def _round_size(pixels: float) -> int:
+    return max(_STEP_PIXELS, round(pixels / _STEP_PIXELS) * _STEP_PIXELS)
+
+
+def _choose_batch(num_train: int, largest: int) -> int:
+    """A power of two, so that an epoch has at least four steps if there are enough images."""
+    return int(min(largest, 2 ** int(math.log2(max(2, num_train // 4)))))
+
+
+def _choose_classifier(data: DataSummary, side: int) -> tuple[str, dict[str, Any], str]:
+    if side < _SMALL_SIDE:
+        return "digits_cnn", {}, "a small network for small images"
+    if data.total < _MANY_IMAGES:
+        return "mobilenet_v2", {}, "small, trains on CPUs"
+    return "resnet50_v2", {}, "for many images, on GPUs"
+
+
+def _choose_detector(data: DataSummary) -> tuple[str, dict[str, Any], str]:
+    if data.total < _MANY_IMAGES:
+        width = 24 if len(data.labels) <= 10 else 48
+        return "center_detector", {"width": width}, "small, trains on CPUs"
+    parameters = {"backbone": "ResNet50", "normalization": "group", "max_boxes": 128}
+    return "retinanet", parameters, "for many images, on GPUs"
+
+
+def _choose_min_accuracy(data: DataSummary) -> float:
+    """Halfway between the share of the most frequent class and 1."""
+    share = max(data.labels.values()) / data.labels.total()
+    return math.floor(50 * (share + 1)) / 100

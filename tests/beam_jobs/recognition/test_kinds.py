@@ -1,0 +1,170 @@
+"""Each kind of data is recognised by names and the start of a few files, with its keys.
+
+The files of YOLO, Parquet, WebDataset, Label Studio and CVAT are looked at and not read here.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from beam_jobs.recognition import recognise
+from beam_jobs.recognition.folder_view import view_folder
+from beam_jobs.recognition.source_match import Certainty, SourceMatch
+from pipeline_ops.errors import DataError
+
+YOLO = "train: images/train\nval: images/val\nnames: [cat, dog]\n"
+TASK = {"id": 1, "data": {"image": "/data/upload/1/a.jpg"}, "annotations": []}
+RECTANGLE = {"type": "rectanglelabels", "value": {"x": 1, "rectanglelabels": ["cat"]}}
+CHOICE = {"type": "choices", "value": {"choices": ["cat"]}}
+CVAT = '<?xml version="1.0"?>\n<annotations>\n  <image id="0" name="a &amp; b.jpg" width="4">{}</image>\n</annotations>'  # noqa: E501
+NO_TAR = "x.tar is no tar file, or is damaged"
+
+
+def make_table(**columns) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
+
+
+def make_tar(**members: str) -> bytes:
+    """A tar file whose members are named as the keys, with a dot for each double underscore."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(f"./{name.replace('__', '.')}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content.encode()))
+    return file.getvalue()
+
+
+def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return recognise(view_folder(folder))
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "keys"),
+    [
+        (
+            {"data.yaml": YOLO, "images/train/a.jpg": "", "labels/train/a.txt": "0 .5 .5 .1 .1"},
+            "yolo",
+            {},
+        ),
+        (
+            {"x.yml": YOLO, "images/a.jpg": "", "labels/a.txt": "0 0 0 1 1 0 1\n"},
+            "yolo",
+            {"data": "x.yml"},
+        ),
+        (
+            {"train-0-of-1.parquet": make_table(image=[b"x"], label=["cat"])},
+            "parquet",
+            {
+                "task": "classification",
+                "parts": [{"files": "train-?-of-1.parquet", "split": "train"}],
+            },
+        ),
+        (
+            {"x.parquet": make_table(img=[b"x"], objects=[{"bbox": [[1.0]], "category": ["cat"]}])},
+            "parquet",
+            {
+                "task": "detection",
+                "fields": {"image": "img", "bbox": "objects.bbox", "label": "objects.category"},
+            },
+        ),
+        (
+            {"a-000.tar": make_tar(a__jpg="", a__cls="3"), "a-001.tar": ""},
+            "webdataset",
+            {"task": "classification"},
+        ),
+        (
+            {"a.tar": make_tar(a__jpg="", a__json='{"boxes": []}')},
+            "webdataset",
+            {"task": "detection"},
+        ),
+        (
+            {"val.tar": make_tar(a__jpg="x" * 600, a__txt="cat")},
+            "webdataset",
+            {
+                "task": "classification",
+                "parts": [{"files": "val.tar", "split": "validation"}],
+                "annotation": "txt",
+            },
+        ),
+        (
+            {
+                "p.json": json.dumps([TASK | {"annotations": [{"result": [RECTANGLE]}]}]),
+                "a.jpg": "",
+            },
+            "label_studio",
+            {"export": "p.json", "task": "detection"},
+        ),
+        (
+            {"p.json": json.dumps([TASK | {"annotations": [{"result": [CHOICE]}]}]), "a.jpg": ""},
+            "label_studio",
+            {"export": "p.json", "task": "classification"},
+        ),
+        (
+            {"annotations.xml": CVAT.format('<box label="cat"/>'), "images/a & b.jpg": ""},
+            "cvat",
+            {"annotations": "annotations.xml", "images": "images", "task": "detection"},
+        ),
+        (
+            {"annotations.xml": CVAT.format('<tag label="cat"/>'), "a & b.jpg": ""},
+            "cvat",
+            {"annotations": "annotations.xml", "images": ".", "task": "classification"},
+        ),
+    ],
+)
+def test_a_kind_is_recognised_with_its_keys(tmp_path, files, kind, keys):
+    match = look(tmp_path, files)
+    assert (match.type, match.certainty, match.keys) == (kind, Certainty.CERTAIN, keys)
+
+
+def test_a_folder_of_voc_below_the_given_one_is_found(tmp_path):
+    files = {f"VOC2012/{name}": "" for name in ("JPEGImages/a.jpg", "Annotations/a.xml")}
+    assert look(tmp_path, files).below == "VOC2012"
+
+
+def test_a_data_yaml_in_a_folder_below_is_the_folder_of_the_source(tmp_path):
+    files = {"set/data.yaml": YOLO, "set/images/a.jpg": "", "set/labels/a.txt": "1 .5 .5 .2 .2\n"}
+    match = look(tmp_path, files)
+    assert (match.type, match.below) == ("yolo", "set")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"x.tar": make_tar(folder__jpg="")}, "x.tar begins with folder.jpg. In a shard of"),
+        ({"x.tar": "none"}, NO_TAR),
+        ({"x.tar": make_tar(a__jpg="").replace(b"00000000000\0", b"99999999999\0", 1)}, NO_TAR),
+        ({"x.parquet": "none"}, "(1 .parquet)"),
+        ({"x.json": "[" * 70_000}, "(1 .json)"),
+        ({"x.xml": CVAT.format("")}, "x.xml is an export of CVAT without its images"),
+        ({"x.csv": "path,label\n" + '"' * 70_000}, "none of its images"),
+        ({"x.csv": b"\xff\xfe\0p\0a"}, "(1 .csv)"),
+        ({"x.jsonl": b"\xff\n[]\nnull\n" + b"[" * 70_000}, "(1 .jsonl)"),
+        ({"x-00000-of-00001": b"\x1f\x8b" + b"x" * 20}, "a compressed TFRecord file"),
+        ({"dataset_info.json": "{}", "x.tfrecord-00000-of-00001": ""}, "use `type: tfds`"),
+    ],
+)
+def test_broken_files_lead_to_a_message(tmp_path, files, message):
+    with pytest.raises(DataError) as error:
+        look(tmp_path, files)
+    assert message in str(error.value)
+
+
+def test_a_link_to_itself_and_a_missing_folder_are_told(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("loop", "missing"):
+        with pytest.raises(DataError, match=f"{name}: .*Correct the path"):
+            view_folder(tmp_path / name)

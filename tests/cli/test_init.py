@@ -1,0 +1,456 @@
+"""`init`: a look at a folder becomes a config that validates and runs, or a message that helps."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+from job_chain import run_jobs
+
+from beam_jobs.sources import CATALOGUE
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.cli.commands.init import make_name
+from pipeline_ops.cli.main import main
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BCCD = Path(os.environ.get("TRAINYARD_BCCD", REPOSITORY.parent / "shared" / "data" / "bccd"))
+BOX = {"xmin": 4, "ymin": 5, "xmax": 24, "ymax": 25}
+
+
+class Data:
+    """A folder `data` beside a working folder `work`, in which the command runs."""
+
+    def __init__(self, folder: Path, capsys):
+        self.folder, self.work, self._capsys = folder / "data", folder / "work", capsys
+        self.folder.mkdir()
+        self.work.mkdir()
+
+    def add(self, name: str, content: str | bytes | dict | list) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = json.dumps(content) if isinstance(content, dict | list) else content
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    def add_images(self, folder: str, number: int, height: int = 90, width: int = 120) -> list[str]:
+        """Adds random colour images, JPEG. Returns their names in the folder."""
+        names = [f"{index:03d}.jpg" for index in range(number)]
+        for index, name in enumerate(names):
+            seed = [index, *folder.encode()]
+            image = np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+            large = cv2.resize(image, (width, height))
+            self.add(f"{folder}/{name}", cv2.imencode(".jpg", large)[1].tobytes())
+        return names
+
+    def init(self, *words: str, path: str | Path = "../data") -> tuple[int, str, str]:
+        """Runs the command. Returns its exit status, output and errors."""
+        status = main(["init", str(path), *words])
+        captured = self._capsys.readouterr()
+        return status, captured.out, captured.err
+
+    def write(self, *words: str, **more) -> tuple[dict, str]:
+        """The config that the command writes, which validates, and the command's output."""
+        status, output, errors = self.init(*words, **more)
+        assert status == 0, errors
+        [file] = self.configs
+        assert main(["validate", str(file)]) == 0, self._capsys.readouterr().err
+        self._capsys.readouterr()
+        return yaml.safe_load(file.read_text()), output
+
+    def fail(self, *words: str, status: int = 65, **more) -> str:
+        """The message of the command, which writes nothing."""
+        before = self.configs
+        found, _, errors = self.init(*words, **more)
+        assert found == status, errors
+        assert self.configs == before
+        return errors
+
+    @property
+    def configs(self) -> list[Path]:
+        return sorted(self.work.rglob("*.yaml"))
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch, capsys) -> Data:
+    data = Data(tmp_path, capsys)
+    monkeypatch.chdir(data.work)
+    return data
+
+
+def coco(names: list[str], first_id: int = 0) -> dict:
+    """A COCO file with a box of a cat in every second image and of a dog in the others."""
+    images = [
+        {"id": first_id + index, "file_name": name, "width": 120, "height": 90}
+        for index, name in enumerate(names)
+    ]
+    return {
+        "images": images,
+        "annotations": [
+            {"image_id": image["id"], "category_id": image["id"] % 2, "bbox": [4, 5, 20, 20]}
+            for image in images
+        ],
+        "categories": [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}],
+    }
+
+
+def voc(label: str) -> str:
+    corners = "".join(f"<{name}>{value}</{name}>" for name, value in BOX.items())
+    return (
+        f"<annotation><object><name>{label}</name><bndbox>{corners}</bndbox></object></annotation>"
+    )
+
+
+def add_voc(data: Data, number: int = 40) -> None:
+    for index, name in enumerate(data.add_images("JPEGImages", number)):
+        data.add(f"Annotations/{name[:-4]}.xml", voc("dog" if index % 2 else "cat"))
+
+
+# Kinds of data
+
+
+def test_class_folders_become_a_config_that_runs_through_the_preprocess_job(data, tmp_path):
+    for name, number in (("cat", 30), ("dog", 20), ("owl", 25)):
+        data.add_images(name, number)
+    config, output = data.write()
+    assert config["preprocess"]["source"] == {"type": "image_folder", "path": "../../data"}
+    assert config["pipeline"] == config["export"]["model"] == "data"
+    assert "3 class folders with 30, 20 and 25 images" in output
+    assert "3: cat, dog, owl" in output
+    assert config["preprocess"]["stages"] == [
+        {"decode": {"channels": 3}},
+        {"resize": {"height": 96, "width": 96}},
+        {"encode": {"format": "jpeg", "quality": 95}},
+    ]
+    manifest = run_jobs(data.configs[0], tmp_path, "preprocess")["preprocess"]
+    figures = read_manifest(manifest).figures
+    assert figures["class_names"] == ["cat", "dog", "owl"]
+    assert figures["image_shape"] == [96, 96, 3]
+    text = data.configs[0].read_text()
+    numbers = ", ".join(f"{n} {split}" for split, n in figures["num_examples"].items())
+    assert f"# {numbers}; stratify" in text  # the job divides the images as the comment says
+
+
+def test_class_folders_below_train_and_val_are_splits(data):
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            data.add_images(f"{split}/{name}", 20)
+    config, output = data.write()
+    assert config["preprocess"]["source"]["type"] == "image_folder"
+    assert "2 class folders with 40 and 40 images, in the folders train, val" in output
+    assert (
+        "the data has train and validation; test is cut from train" in data.configs[0].read_text()
+    )
+
+
+def test_a_single_folder_around_the_classes_is_entered(data):
+    data.add("README.md", "about")
+    for name in ("cat", "dog"):
+        data.add_images(f"pictures/{name}", 20)
+    config, _ = data.write()
+    assert config["preprocess"]["source"]["path"] == "../../data/pictures"
+    assert config["pipeline"] == "pictures"
+
+
+def test_small_equal_grey_images_keep_their_size_and_get_a_small_network(data):
+    for name, level in (("a", 0), ("b", 200)):
+        for index in range(20):
+            image = np.full((28, 28), level + index, np.uint8)
+            data.add(f"{name}/{index}.png", cv2.imencode(".png", image)[1].tobytes())
+    config, _ = data.write()
+    decode, resize, encode = config["preprocess"]["stages"]
+    assert decode == {"decode": {"channels": 1}}
+    assert resize == {"resize": {"height": 28, "width": 28}}
+    assert encode == {"encode": {"format": "png"}}
+    assert config["train"]["model"] == "digits_cnn"
+
+
+def test_pascal_voc_becomes_a_config_that_runs_through_the_preprocess_job(data, tmp_path):
+    add_voc(data)
+    config, output = data.write()
+    assert config["preprocess"]["source"] == {"type": "voc", "path": "../../data"}
+    assert config["train"]["model"] == "center_detector"
+    assert "40 XML files in Annotations" in output
+    manifest = run_jobs(data.configs[0], tmp_path, "preprocess")["preprocess"]
+    figures = read_manifest(manifest).figures
+    assert (figures["task"], figures["class_names"]) == ("detection", ["cat", "dog"])
+
+
+def test_images_in_no_list_of_voc_are_left_out(data):
+    add_voc(data)
+    for name, numbers in (("train", range(20)), ("val", range(20, 30)), ("test", range(30, 38))):
+        data.add(f"ImageSets/Main/{name}.txt", "".join(f"{n:03d}\n" for n in numbers))
+    config, output = data.write()
+    assert config["preprocess"]["source"]["unlisted"] == "ignore"
+    assert "2 of them are in none of the lists" in output
+    assert "rejected" not in output
+    assert "not used: the data has splits (20 train, 10 validation, 8 test)" in (
+        data.configs[0].read_text()
+    )
+
+
+@pytest.mark.skipif(not BCCD.is_dir(), reason="the BCCD data set is not there")
+def test_bccd_is_recognised_and_its_two_slips_are_named(data, tmp_path):
+    config, output = data.write(path=BCCD)
+    assert config["preprocess"]["source"] == {"type": "voc", "path": str(BCCD)}
+    assert "3: Platelets, RBC, WBC" in output
+    assert "205 train, 87 validation, 72 test" in output
+    assert "2 of 366 entries cannot be used: 2 box_empty (such as JPEGImages/Blood" in output
+    assert config["preprocess"]["rejects"] == {"max_count": 2}
+    manifest = run_jobs(data.configs[0], tmp_path, "preprocess")["preprocess"]
+    assert read_manifest(manifest).figures["image_shape"] == [192, 256, 3]
+
+
+def test_coco_files_with_their_images_become_parts(data):
+    for index, folder in enumerate(("train2017", "val2017")):
+        names = data.add_images(folder, 20)
+        data.add(f"annotations/instances_{folder}.json", coco(names, 100 * index))
+        data.add(f"annotations/captions_{folder}.json", coco(names))
+    config, output = data.write()
+    assert config["preprocess"]["source"] == {
+        "type": "coco",
+        "path": "../../data",
+        "parts": [
+            {
+                "annotations": f"annotations/instances_{folder}.json",
+                "images": folder,
+                "split": split,
+            }
+            for folder, split in (("train2017", "train"), ("val2017", "validation"))
+        ],
+    }
+    assert "2: cat, dog" in output
+
+
+def test_a_coco_file_beside_its_images_can_be_named_itself(data):
+    data.add("_annotations.coco.json", coco([f"images/{n}" for n in data.add_images("images", 30)]))
+    config, _ = data.write(path="../data/_annotations.coco.json")
+    assert config["preprocess"]["source"]["parts"] == [{"annotations": "_annotations.coco.json"}]
+    assert config["pipeline"] == "data"
+
+
+def test_a_csv_with_labels_wins_over_class_folders(data):
+    rows = [f"{name}/{file},{name}" for name in "ab" for file in data.add_images(name, 20)]
+    data.add("labels.csv", "\n".join(["path,label", *rows, "gone.jpg,a"]))
+    config, output = data.write()
+    assert config["preprocess"]["source"] == {
+        "type": "csv",
+        "path": "../../data",
+        "manifest": "labels.csv",
+        "task": "classification",
+    }
+    assert config["preprocess"]["rejects"] == {"max_count": 1}
+    assert "1 of 41 entries cannot be used: 1 missing_image (such as gone.jpg" in output
+
+
+def test_a_csv_with_boxes_in_fractions_is_read_as_such(data):
+    names = data.add_images("photos", 30)
+    rows = [
+        f"{name},0.1,0.1,0.4,0.5,{'cat' if index % 2 else 'dog'}"
+        for index, name in enumerate(names)
+    ]
+    data.add("boxes.csv", "\n".join(["path,xmin,ymin,xmax,ymax,label", *rows]))
+    config, _ = data.write()
+    assert config["preprocess"]["source"] == {
+        "type": "csv",
+        "path": "../../data",
+        "manifest": "boxes.csv",
+        "images": "photos",
+        "task": "detection",
+        "units": "fractions",
+    }
+
+
+def test_json_lines_are_recognised(data):
+    names = data.add_images("photos", 30)
+    lines = [{"path": name, "boxes": [BOX | {"label": "cat"}]} for name in names]
+    data.add("boxes.jsonl", "\n".join(map(json.dumps, lines)))
+    source = data.write()[0]["preprocess"]["source"]
+    assert (source["type"], source["task"], source["images"]) == ("jsonl", "detection", "photos")
+
+
+def test_shards_of_ours_are_recognised_as_tfrecords_with_their_splits(data, tmp_path):
+    add_voc(data)
+    data.write("--output", "voc.yaml")
+    manifest = run_jobs(data.work / "voc.yaml", tmp_path, "preprocess")["preprocess"]
+    (data.work / "voc.yaml").unlink()
+    config, _ = data.write("--output", "again.yaml", path=Path(manifest).parent)
+    source = config["preprocess"]["source"]
+    assert (source["type"], source["task"]) == ("tfrecord", "detection")
+    assert [part["split"] for part in source["parts"]] == ["test", "train", "validation"]
+    assert source["parts"][1]["files"] == "train-?????-of-00008.tfrecord"
+
+
+@pytest.mark.skipif("yolo" not in CATALOGUE, reason="there is no source yolo yet")
+def test_yolo_is_recognised_by_its_data_yaml(data):
+    data.add("data.yaml", "train: images/train\nval: images/val\nnames: {0: cat, 1: dog}\n")
+    for split in ("train", "val"):
+        for index, name in enumerate(data.add_images(f"images/{split}", 20)):
+            data.add(f"labels/{split}/{name[:-4]}.txt", f"{index % 2} 0.5 0.5 0.2 0.4\n")
+    config, output = data.write()
+    assert config["preprocess"]["source"]["type"] == "yolo"
+    assert "2: cat, dog" in output
+
+
+@pytest.mark.skipif("yolo" in CATALOGUE, reason="there is a source yolo")
+def test_a_kind_that_no_source_reads_is_named(data):
+    data.add("data.yaml", "train: images\nval: images\nnames: [cat]\n")
+    for name in data.add_images("images", 3):
+        data.add(f"labels/{name[:-4]}.txt", "0 0.5 0.5 0.2 0.4\n")
+    errors = data.fail()
+    assert "this is data for `type: yolo` (data.yaml names classes and splits; 3 label" in errors
+
+
+# What is none of these
+
+
+def test_an_empty_folder_is_told(data):
+    assert data.fail() == (
+        f"{data.folder}: there are no files. Name a folder with images and their labels or boxes.\n"
+    )
+
+
+def test_a_folder_of_texts_is_told_with_what_it_holds_and_what_is_needed(data):
+    for name in ("a.txt", "b/c.txt", "d.md"):
+        data.add(name, "words")
+    errors = data.fail()
+    assert errors.startswith(
+        f"{data.folder}: this is no data set that can be used as it is. "
+        "It has 3 files (2 .txt, 1 .md), for example a.txt, b/c.txt, d.md.\n"
+    )
+    assert (
+        "  voc           folders JPEGImages and Annotations, with an XML file per image" in errors
+    )
+    assert "near" not in errors
+
+
+def test_images_without_labels_are_told_with_what_is_missing(data):
+    data.add_images(".", 4)
+    errors = data.fail()
+    assert "It has 4 files (4 .jpg), for example 000.jpg" in errors
+    assert "What comes near:\n  image_folder  " in errors
+    assert "Put the images of each class into a folder" in errors
+
+
+def test_images_of_one_class_are_too_few_classes(data):
+    data.add_images("cat", 4)
+    assert "only one folder has images (cat), and a classifier needs two classes" in data.fail()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.csv", "filename,class\na.jpg,cat\n", "Rename filename to path, class to label"),
+        ("x.csv", "path,label\nb.jpg,cat\n", "none of its images (b.jpg) is below this folder"),
+        ("x.jsonl", '{"file": "a.jpg"}\n', "the lines of x.jsonl have the keys file"),
+        ("x.json", coco(["gone.jpg"]), "none of its images (gone.jpg) is below this folder"),
+        ("x.xml", voc("cat"), "x.xml is an annotation of Pascal VOC. Move the XML files"),
+        ("x.tar.gz", "", "x.tar.gz is compressed. Use gunzip first"),
+        ("x.tfrecord", "no records", "the file ends inside the head of the record"),
+        ("labels/x.txt", "0 0.5 0.5 0.1 0.1\n", "no data.yaml, which names the classes"),
+    ],
+)
+def test_what_comes_near_is_told_with_the_cure(data, name, content, message):
+    data.add_images(".", 1)
+    data.add(name, content)
+    assert message in data.fail()
+
+
+def test_two_kinds_that_fit_equally_are_both_told_and_one_can_be_chosen(data):
+    add_voc(data)
+    data.add("all.json", coco([f"JPEGImages/{n:03d}.jpg" for n in range(40)]))
+    errors = data.fail()
+    assert f"{data.folder}: 2 kinds of data fit equally." in errors
+    assert "  voc           40 XML files" in errors and "  coco          all.json is" in errors
+    assert "Choose one of them with --type." in errors
+    assert data.write("--type", "coco")[0]["preprocess"]["source"]["type"] == "coco"
+
+
+def test_two_manifests_are_told_apart_by_naming_one(data):
+    rows = [
+        f"{name},{'cat' if n % 2 else 'dog'}" for n, name in enumerate(data.add_images(".", 30))
+    ]
+    for name in ("one.csv", "two.csv"):
+        data.add(name, "\n".join(["path,label", *rows]))
+    assert "Name the folder or the file that you mean." in data.fail()
+    assert data.write(path="../data/two.csv")[0]["preprocess"]["source"]["manifest"] == "two.csv"
+
+
+def test_too_few_images_for_three_splits_are_told(data):
+    for name in ("cat", "dog"):
+        data.add_images(name, 1)
+    assert "the validation split has no example" in data.fail()
+
+
+def test_files_that_are_no_images_are_told_and_counted(data):
+    for name in ("cat", "dog"):
+        data.add_images(name, 20)
+    data.add("cat/Thumbs.db", "none")
+    data.add("dog/broken.jpg", b"\xff\xd8\xff none")
+    config, output = data.write()
+    assert "cat/Thumbs.db: not_image" in output
+    assert "dog/broken.jpg: " in output
+    assert config["preprocess"]["rejects"] == {"max_count": 2}
+
+
+# Names, places, hostile content
+
+
+def test_nothing_is_overwritten_without_force(data):
+    for name in ("cat", "dog"):
+        data.add_images(name, 20)
+    data.write()
+    [file] = data.configs
+    file.write_text("mine")
+    assert "data.yaml: already exists. Add --force" in data.fail(status=78)
+    assert file.read_text() == "mine"
+    data.write("--force")
+
+
+def test_a_missing_path_and_an_unknown_type_are_told(data):
+    assert "no such file" in data.fail(path="nowhere").lower()
+    assert "--type pascal: must be one of image_folder, voc" in data.fail(
+        "--type", "pascal", status=78
+    )
+
+
+def test_the_path_of_the_source_is_relative_if_the_given_one_is(data):
+    for name in ("cat", "dog"):
+        data.add_images(name, 20)
+    config, _ = data.write("--output", "deep/er/x.yaml", path=data.folder)
+    assert config["preprocess"]["source"]["path"] == str(data.folder)
+    config, _ = data.write("--output", "deep/er/x.yaml", "--force")
+    assert config["preprocess"]["source"]["path"] == "../../../data"
+
+
+def test_names_cannot_add_lines_to_the_config_or_move_the_cursor(data):
+    hostile = "a\nexport: {model: other} # \x1b[2J"
+    for name in (hostile, "b"):
+        data.add_images(name, 20)
+    config, output = data.write()
+    assert config["export"] == {"model": "data"}
+    assert "\x1b" not in output + data.configs[0].read_text()
+
+
+def test_a_folder_whose_name_a_config_cannot_hold_is_told(data):
+    for name in ("cat", "dog"):
+        data.add_images(f"{{start}}/{name}", 20)
+    assert "Rename the folder" in data.fail()
+
+
+def test_a_link_out_of_the_folder_is_refused(data, tmp_path):
+    data.add_images("cat", 2)
+    (tmp_path / "outside").mkdir()
+    (data.folder / "dog").symlink_to(tmp_path / "outside")
+    assert "out of the folder of raw data" in data.fail()
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("My Photos (2)", "my_photos_2"), ("花", "my_data"), ("x" * 99, "x" * 63), ("-7-", "7")],
+)
+def test_a_folder_gives_a_valid_name(folder, name):
+    assert make_name(folder) == name

@@ -40,6 +40,7 @@ pytest_plugins = [
     "log_tails",
     "airflow_database",
     "object_servers.fixtures",
+    "engines.fixtures",
 ]
 
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"

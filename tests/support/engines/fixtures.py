@@ -1,0 +1,72 @@
+"""Fixtures with a cluster whose workers are another user, and reach a bucket on an S3 server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster
+from .flink import FlinkCluster
+from .spark import SparkCluster
+
+CLUSTERS: dict[str, type[Cluster]] = {"flink": FlinkCluster, "spark": SparkCluster}
+USER = "nobody"
+_PIPELINE = Path(__file__).resolve().parents[1] / "engine_pipeline.py"
+_PROGRAMS = {"java": "openjdk-17-jre-headless", "mvn": "maven", "setpriv": "util-linux"}
+
+
+def find_obstacle() -> str | None:
+    """The reason why no cluster of another user can run here."""
+    if os.geteuid() != 0:
+        return f"only root can start processes of the user {USER}"
+    missing = [package for program, package in _PROGRAMS.items() if shutil.which(program) is None]
+    return f"not installed: {', '.join(missing)}" if missing else None
+
+
+class EngineClusters:
+    """At most one cluster at a time. Tests ask for it by name."""
+
+    def __init__(self, environment: Mapping[str, str]):
+        self._environment = environment
+        self._running: Cluster | None = None
+
+    def get(self, name: str) -> Cluster:
+        """Returns a complete cluster: it is started, or what a test has killed is started again.
+        A cluster of the other engine is stopped first."""
+        if self._running and self._running.name != name:
+            self.stop()
+        if self._running is None:
+            cluster = CLUSTERS[name](user=USER, environment=self._environment, modules=[_PIPELINE])
+            self._running = cluster.__enter__()
+        else:
+            self._running.restart_missing()
+        return self._running
+
+    def stop(self) -> None:
+        if self._running:
+            running, self._running = self._running, None
+            running.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def engine_clusters(s3_address) -> Iterator[EngineClusters]:
+    """For one module only, so that the module that waits for its turn gets it."""
+    if obstacle := find_obstacle():
+        pytest.skip(obstacle)
+    clusters = EngineClusters(s3_address.build_environment())
+    yield clusters
+    clusters.stop()
+
+
+@pytest.fixture
+def flink_cluster(engine_clusters) -> FlinkCluster:
+    return engine_clusters.get("flink")
+
+
+@pytest.fixture
+def spark_cluster(engine_clusters) -> SparkCluster:
+    return engine_clusters.get("spark")

@@ -12,6 +12,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 
+from pydantic import TypeAdapter
+
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.empty_splits import explain_from_plan
 from beam_jobs.planning.plan import (
@@ -32,6 +34,7 @@ from beam_jobs.stages.stage import Box, Reject
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess, Split
+from pipeline_ops.config.sources import AnySource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 
@@ -102,9 +105,10 @@ def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
     config = Preprocess.model_validate(
         {"source": source, "stages": ["decode"], "split": _to_split(_SHARES[0], False)}
     )
-    part, factor, remarks = sample_listing(config.source, listing)
+    section: AnySource = TypeAdapter(AnySource).validate_python(source)
+    part, factor, remarks = sample_listing(section, listing)
     validate_listing(config, part, "the config")
-    found = read_records(config.source, part)
+    found = read_records(section, part)
     if not found.records:
         raise DataError(f"{listing.folder}: no entry can be used. {describe_rejects(found)}")
     sample = _decode_sample(found.records, listing.folder, factor)

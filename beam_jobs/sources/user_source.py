@@ -19,7 +19,7 @@ from beam_jobs.sources.source import SourceEntry, SourceFailed, SourceFiles
 from beam_jobs.stages.checks import find_parameter_problems, raise_problems
 from beam_jobs.stages.stage import Reject
 from beam_jobs.stages.user_stage import find_parameters_class
-from pipeline_ops.config.sources import Source
+from pipeline_ops.config.source_base import Source
 from pipeline_ops.config.user_source import UserSource
 from pipeline_ops.config.yaml_source import locate_in_file, suggest_name
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError

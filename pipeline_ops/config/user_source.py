@@ -16,7 +16,8 @@ from typing import Annotated, Any, get_args
 from pydantic import Field, Tag, model_validator
 
 from pipeline_ops.config.entry_points import find_module_path
-from pipeline_ops.config.sources import AnnotatedSource, AnySource
+from pipeline_ops.config.source_base import AnnotatedSource
+from pipeline_ops.config.sources import AnySource
 
 ENTRY_POINT_GROUP = "trainyard.sources"
 """The group of entry points in which sources are published."""

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from job_chain import run_jobs
 
-from beam_jobs.sources import CATALOGUE
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.cli.commands.init import make_name
 from pipeline_ops.cli.main import main
@@ -284,7 +283,6 @@ def test_shards_of_ours_are_recognised_as_tfrecords_with_their_splits(data, tmp_
     assert source["parts"][1]["files"] == "train-?????-of-00008.tfrecord"
 
 
-@pytest.mark.skipif("yolo" not in CATALOGUE, reason="there is no source yolo yet")
 def test_yolo_is_recognised_by_its_data_yaml(data):
     data.add("data.yaml", "train: images/train\nval: images/val\nnames: {0: cat, 1: dog}\n")
     for split in ("train", "val"):
@@ -293,15 +291,6 @@ def test_yolo_is_recognised_by_its_data_yaml(data):
     config, output = data.write()
     assert config["preprocess"]["source"]["type"] == "yolo"
     assert "2: cat, dog" in output
-
-
-@pytest.mark.skipif("yolo" in CATALOGUE, reason="there is a source yolo")
-def test_a_kind_that_no_source_reads_is_named(data):
-    data.add("data.yaml", "train: images\nval: images\nnames: [cat]\n")
-    for name in data.add_images("images", 3):
-        data.add(f"labels/{name[:-4]}.txt", "0 0.5 0.5 0.2 0.4\n")
-    errors = data.fail()
-    assert "this is data for `type: yolo` (data.yaml names classes and splits; 3 label" in errors
 
 
 # What is none of these

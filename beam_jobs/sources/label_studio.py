@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.label_studio_export import Results, Task, read_tasks
+from beam_jobs.sources.label_studio_export import ExportedTask, Results, read_tasks
 from beam_jobs.sources.outlines import Point, clip_outline, enclose, enclose_rotated
 from beam_jobs.sources.parsing import make_box, parse_number, parse_size, parse_text
 from beam_jobs.stages.given_boxes import UPRIGHT_FRACTIONS, Size
@@ -98,7 +98,7 @@ def _find_by_path_end(reference: str, files: ListedFiles) -> RawFile:
     return files.find_image_from_elsewhere(".", f"{folder}/{_UPLOAD.sub('', name, count=1)}")
 
 
-def _choose_results(task: Task, source: LabelStudioSource) -> Results:
+def _choose_results(task: ExportedTask, source: LabelStudioSource) -> Results:
     """The results of the annotation that counts. Raises Reject: no_annotation, contradictory."""
     if not task.annotations:
         raise Reject(

@@ -19,7 +19,7 @@ Results = Sequence[Mapping[str, Any]]
 """Results of one annotation. `type` is text, `value` a mapping. The rest is as the file has it."""
 
 
-class Task(NamedTuple):
+class ExportedTask(NamedTuple):
     """One image: its place in the file, the reference to it, and its annotations, oldest first.
 
     Annotations that were cancelled or skipped are left out.
@@ -35,7 +35,9 @@ class _Annotation(NamedTuple):
     results: Results
 
 
-def read_tasks(content: bytes, source: LabelStudioSource, collector: Collector) -> list[Task]:
+def read_tasks(
+    content: bytes, source: LabelStudioSource, collector: Collector
+) -> list[ExportedTask]:
     """The tasks of an export. Entries that are no task are rejected.
 
     Raises:
@@ -58,7 +60,7 @@ def read_tasks(content: bytes, source: LabelStudioSource, collector: Collector) 
                 key = f"{entry.get('id')} {reference}" if "id" in entry else location
             tasks.setdefault(key, (reference, location, []))[2].extend(annotations)
     return [
-        Task(location, reference, _sort_by_time(annotations))
+        ExportedTask(location, reference, _sort_by_time(annotations))
         for reference, location, annotations in tasks.values()
     ]
 

@@ -24,7 +24,7 @@ from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.outlines import enclose
 from beam_jobs.sources.parsing import make_box, parse_number
-from beam_jobs.sources.yolo_data import FileLocation, read_text, read_yolo_data
+from beam_jobs.sources.yolo_data import SplitEntry, read_text, read_yolo_data
 from beam_jobs.stages.given_boxes import UPRIGHT_FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.labelling_sources import YoloSource
@@ -82,7 +82,7 @@ def read_records(source: YoloSource, listing: Listing) -> SourceRecords:
 
 
 def _list_images(
-    place: FileLocation, listing: Listing, files: ListedFiles, collector: Collector
+    place: SplitEntry, listing: Listing, files: ListedFiles, collector: Collector
 ) -> Iterator[_Image]:
     """The images in a folder and in the folders below it."""
     for file in listing.files:
@@ -94,7 +94,7 @@ def _list_images(
 
 
 def _read_list(
-    place: FileLocation, listing: Listing, files: ListedFiles, collector: Collector
+    place: SplitEntry, listing: Listing, files: ListedFiles, collector: Collector
 ) -> Iterator[_Image]:
     """The images that a file names, one path a line.
 
@@ -122,7 +122,7 @@ def _to_labels(path: str) -> str:
 
 
 def _reject_unused_labels(
-    places: Collection[FileLocation], listing: Listing, used: Collection[str], collector: Collector
+    places: Collection[SplitEntry], listing: Listing, used: Collection[str], collector: Collector
 ) -> None:
     """Reports the label files without an image, unless they may be for images that no list names.
 

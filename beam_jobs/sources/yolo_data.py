@@ -27,7 +27,7 @@ _MAX_CLASSES = 100_000
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
 
 
-class FileLocation(NamedTuple):
+class SplitEntry(NamedTuple):
     """One entry of train, val or test: a folder of images, or a list of their paths.
 
     `key` is its path below the source's folder, `location` its line in `data.yaml`, and
@@ -49,7 +49,7 @@ class FileLocation(NamedTuple):
 class YoloData(NamedTuple):
     """The places of all splits, and the names of the classes by number."""
 
-    places: tuple[FileLocation, ...]
+    places: tuple[SplitEntry, ...]
     names: Mapping[int, str]
 
 
@@ -103,14 +103,14 @@ def read_text(content: bytes, name: str) -> str:
 
 def _find_places(
     description: _Description, listing: Listing, files: ListedFiles
-) -> tuple[FileLocation, ...]:
+) -> tuple[SplitEntry, ...]:
     values = description.values
     if not values.get("train"):
         raise description.make_error("the key train is missing. Add the folder of the images.")
     if not isinstance(path := values.get("path") or "", str):
         raise description.make_error("path: must be text.", "path")
     folders = _collect_folders(listing)
-    places: dict[str, FileLocation] = {}
+    places: dict[str, SplitEntry] = {}
     for key, split in _SPLITS.items():
         entries = values.get(key) or []
         for index, entry in enumerate(entries if isinstance(entries, list) else [entries]):
@@ -132,7 +132,7 @@ def _find_places(
                     *location,
                 )
             line, folder = description.find_line(*location), posixpath.dirname(description.name)
-            places[found] = FileLocation(
+            places[found] = SplitEntry(
                 found, found in folders, split, f"{description.name}:{line}", folder
             )
     return tuple(places.values())

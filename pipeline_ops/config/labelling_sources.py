@@ -15,7 +15,7 @@ class YoloSource(AnnotatedSource):
 
     type: Literal["yolo"]
     data: str = advanced_field("data.yaml")
-    """The file below `source.path` that names the splits and the classes."""
+    """The file below `source.path` that names the splits and the classes of a YOLO data set."""
 
     @property
     def required_files(self) -> dict[str, str]:
@@ -26,7 +26,7 @@ class ImagePrefix(Section):
     """A folder below `source.path`, for image references with a common beginning."""
 
     prefix: str = Field(min_length=1)
-    """The beginning, such as `s3://bucket/photos/`."""
+    """The beginning of an image reference, such as `s3://bucket/photos/`."""
     folder: str = "."
 
 
@@ -35,9 +35,10 @@ class LabelStudioSource(AnnotatedSource):
 
     type: Literal["label_studio"]
     export: str
-    """The export's path below `source.path`."""
+    """The path of Label Studio's export below `source.path`."""
     task: Literal["classification", "detection"] = "detection"
-    """With `detection`, rectangles and polygons count, with `classification` choices."""
+    """For `label_studio`, `detection` is the default. Rectangles and polygons count for it, and
+    choices for `classification`."""
     image_key: str = advanced_field("image")
     """The key of a task's data that holds the image."""
     control: str | None = advanced_field(None)
@@ -62,11 +63,13 @@ class CvatSource(AnnotatedSource):
 
     type: Literal["cvat"]
     annotations: str = "annotations.xml"
-    """The path of the XML file below `source.path`."""
+    """The path of CVAT's XML file below `source.path`."""
     images: str = advanced_field("images")
-    """The folder below `source.path` at which the images' names start."""
+    """For `cvat`, the folder below `source.path` at which the images' names start, and `images` by
+    default."""
     task: Literal["classification", "detection"] = "detection"
-    """With `detection`, boxes, polygons and masks count, with `classification` tags."""
+    """For `cvat`, `detection` is the default. Boxes, polygons and masks count for it, and tags for
+    `classification`."""
 
     @property
     def required_files(self) -> dict[str, str]:

@@ -109,7 +109,7 @@ def test_only_new_changed_and_removed_objects_make_work(remote, encode):
     assert sum(second.manifest.figures["num_examples"].values()) == 60
 
 
-def test_annotations_and_images_of_voc_and_manifests_are_read_from_s3(pipeline, store, encode):
+def test_annotations_and_images_of_voc_yolo_and_manifests_are_read_from_s3(pipeline, store, encode):
     box = b"<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>6</ymax></bndbox>"
     lines = []
     for index in range(40):
@@ -127,6 +127,9 @@ def test_annotations_and_images_of_voc_and_manifests_are_read_from_s3(pipeline, 
             f"voc/Annotations/{index}.xml",
             b"<annotation><object><name>cell</name>" + box + b"</object></annotation>",
         )
+        store.put(f"yolo/images/{index}.png", encode(seed=index))
+        store.put(f"yolo/labels/{index}.txt", b"0 0.5 0.5 0.5 0.5\n")
+    store.put("yolo/data.yaml", b"path: /mnt/yolo\ntrain: images\nnames: [cell]\n")
     store.put("boxes.jsonl", "\n".join(lines).encode())
     manifest = {
         "type": "jsonl",
@@ -135,7 +138,8 @@ def test_annotations_and_images_of_voc_and_manifests_are_read_from_s3(pipeline, 
         "images": "photos",
         "task": "detection",
     }
-    for source in (manifest, {"type": "voc", "path": f"{store.uri}/voc", "image_sets": None}):
+    voc = {"type": "voc", "path": f"{store.uri}/voc", "image_sets": None}
+    for source in (manifest, voc, {"type": "yolo", "path": f"{store.uri}/yolo"}):
         figures = succeeded(pipeline.run(source=source)).manifest.figures
         assert sum(counts["cell"] for counts in figures["labels"].values()) == 40
 

@@ -190,7 +190,8 @@ from pipeline_ops.errors import ConfigError
             "type: zip",
             (
                 "preprocess.source.type: unknown type 'zip'; "
-                "valid names are coco, csv, image_folder, jsonl, tfds, tfrecord, voc"
+                "valid names are coco, csv, cvat, image_folder, jsonl, label_studio, tfds, "
+                "tfrecord, voc, yolo"
             ),
         ),
         ("type: image_folder", "type: [voc]", "small.yaml:3: preprocess.source.type: unknown type"),

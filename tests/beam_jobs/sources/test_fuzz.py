@@ -257,6 +257,121 @@ def test_coco(value):
     )
 
 
+LABELS = st.lists(
+    st.lists(SCALARS | st.floats(0, 1) | st.integers(0, 2), max_size=9).map(
+        lambda row: " ".join(map(str, row)).encode("utf-8", "surrogatepass")
+    ),
+    max_size=4,
+).map(b"\n".join)
+DATA = st.fixed_dictionaries(
+    {"train": st.sampled_from([".", "train.txt"]) | JSON, "names": st.just(["cat"]) | JSON},
+    optional={"path": JSON, "val": JSON, "nc": JSON},
+)
+
+
+@FEW
+@given(st.binary() | LABELS, st.binary() | st.just(b"1.jpg"), DATA)
+def test_yolo(labels, image_list, data):
+    files = {
+        "1.jpg": b"",
+        "1.txt": labels,
+        "train.txt": image_list,
+        "data.yaml": json.dumps(data).encode(),
+    }
+    check_source(files, type="yolo")
+    check_source(files | {"data.yaml": b"train: .\nnames: [cat, dog]"}, type="yolo")
+
+
+CVAT = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                "<image>",
+                "<image name='1.jpg'>",
+                "<image name='1.jpg' width='9' height='nan' subset='x'>",
+                "</image>",
+                "<box label='cat' xtl='1' ytl='2' xbr='3' ybr='4' rotation='7'/>",
+                "<box label='cat' xtl='inf' ytl='2' xbr='3' ybr='x'/>",
+                "<polygon label='cat' points='1,2;3,4;5,6'/>",
+                "<polygon label='' points='1,2;nan,4;'/>",
+                "<mask left='1' top='2' width='3' height='-4'/>",
+                "<tag label='dog'/>",
+                "<skeleton/>",
+                "<track/>",
+            ]
+        ),
+        st.text(max_size=4),
+    ),
+    max_size=12,
+)
+
+
+@FEW
+@given(st.binary() | CVAT.map(lambda words: xml_text(["<annotations>", *words, "</annotations>"])))
+def test_cvat(content):
+    for task in ("classification", "detection"):
+        check_source(
+            {"1.jpg": b"", "a.xml": content},
+            type="cvat",
+            annotations="a.xml",
+            images=".",
+            task=task,
+        )
+
+
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "x": NUMBERS,
+        "y": NUMBERS,
+        "width": NUMBERS,
+        "height": NUMBERS,
+        "rotation": NUMBERS,
+        "rectanglelabels": st.just(["cat"]) | JSON,
+        "choices": st.just(["cat"]) | JSON,
+        "points": JSON,
+    },
+)
+RESULTS = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["rectanglelabels", "polygonlabels", "choices"]) | JSON,
+        "value": VALUES | JSON,
+    },
+    optional={"original_width": st.just(9) | JSON, "original_height": st.just(9) | JSON},
+)
+TASKS = st.fixed_dictionaries(
+    {},
+    optional={
+        "data": st.just({"image": "/data/upload/1.jpg"}) | JSON,
+        "annotations": st.lists(
+            st.fixed_dictionaries(
+                {"result": st.lists(RESULTS, max_size=2) | JSON}, optional={"created_at": JSON}
+            )
+            | JSON,
+            max_size=2,
+        )
+        | JSON,
+        "image": st.just("1.jpg") | JSON,
+        "label": st.lists(VALUES, max_size=2) | JSON,
+        "choice": JSON,
+        "id": JSON,
+        "annotation_id": JSON,
+    },
+)
+
+
+@FEW
+@given(st.lists(TASKS | JSON, max_size=3), st.sampled_from(["classification", "detection"]))
+def test_label_studio(tasks, task):
+    check_source(
+        {"1.jpg": b"", "a.json": json.dumps(tasks).encode()},
+        type="label_studio",
+        export="a.json",
+        task=task,
+        annotation="last",
+    )
+
+
 @FEW
 @given(
     st.lists(

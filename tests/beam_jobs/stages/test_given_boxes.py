@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from beam_jobs.stages.decode import Decode, decode
-from beam_jobs.stages.given_boxes import FRACTIONS, convert_boxes
+from beam_jobs.stages.given_boxes import FRACTIONS, UPRIGHT_FRACTIONS, convert_boxes
 from beam_jobs.stages.stage import Box, Example, Reject
 
 PATCH = Box(3, 5, 9, 21, "patch")
@@ -66,6 +66,18 @@ def test_fractions_are_of_the_stored_image(orientation):
     fractions = Box(3 / 24, 5 / 40, 9 / 24, 21 / 40, "patch")
     example = run(encoded("JPEG", orientation), [fractions], FRACTIONS)
     found, wanted = example.boxes[0], white(example.image)
+    assert [found.ymin, found.xmin, found.ymax, found.xmax] == pytest.approx(
+        [wanted.ymin, wanted.xmin, wanted.ymax, wanted.xmax]
+    )
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_fractions_may_be_of_the_upright_image(orientation):
+    image = run(encoded("JPEG", orientation), []).image
+    height, width, _ = image.shape
+    wanted = white(image)
+    fractions = wanted.transform(1 / height, 1 / width)
+    [found] = run(encoded("JPEG", orientation), [fractions], UPRIGHT_FRACTIONS).boxes
     assert [found.ymin, found.xmin, found.ymax, found.xmax] == pytest.approx(
         [wanted.ymin, wanted.xmin, wanted.ymax, wanted.xmax]
     )

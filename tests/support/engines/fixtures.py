@@ -14,7 +14,7 @@ from .flink import FlinkCluster
 from .spark import SparkCluster
 
 CLUSTERS: dict[str, type[Cluster]] = {"flink": FlinkCluster, "spark": SparkCluster}
-USER = "nobody"
+USER = "daemon"
 _PIPELINE = Path(__file__).resolve().parents[1] / "engine_pipeline.py"
 _PROGRAMS = {"java": "openjdk-17-jre-headless", "mvn": "maven", "setpriv": "util-linux"}
 

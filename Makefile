@@ -13,11 +13,19 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that start hardly any process.
 UNIT := $(addprefix tests/,artifacts config jobs pages reaper storage system user_code) \
-    $(addprefix tests/test_,borders.py decisions.py names.py security_page.py sizes.py words.py)
-# Files of tests run side by side, in the order of tests/conftest.py: long ones first.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+    $(addprefix tests/test_,borders.py decisions.py groups.py names.py security_page.py)
+# Heavy tests: the marks of pyproject.toml, in the order of .ci/groups.py.
+GROUPS := airflow hosts containers engines stores faults training
+EMPTY :=
+ANY := $(subst $(EMPTY) $(EMPTY), or ,$(GROUPS))
+ifneq ($(filter-out $(GROUPS),$(GROUP)),)
+$(error GROUP is one of $(GROUPS), not $(GROUP))
+endif
+# Files of tests run side by side, in the order of tests/conftest.py: long ones first. Many wait for
+# processes, so there are more of them than processors.
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install install-dev data run ui up up-run down test-unit test test-systems test-all test-faults check sbom bench lock
+.PHONY: help install install-dev data run ui up up-run down test-unit test test-systems check sbom bench lock
 
 help: ## list the commands
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -44,19 +52,13 @@ down: ## remove the cluster with its volumes
 	@docker/cluster.sh down
 
 test-unit: install-dev ## the quick tests, under a minute
-	@$(PYTHON) -m pytest -m "not slow" $(PARALLEL) $(ARGS) $(UNIT)
+	@$(PYTHON) -m pytest -m "not ($(ANY))" $(PARALLEL) $(ARGS) $(UNIT)
 
-test: install-dev ## everything essential, with real parts
-	@$(PYTHON) -m pytest -m "not slow" $(PARALLEL) $(ARGS)
+test: install-dev ## everything essential, with real parts, in eight minutes
+	@$(PYTHON) -m pytest -m "not ($(ANY))" $(PARALLEL) $(ARGS)
 
-test-systems: install-dev ## heavy real systems and long fault rounds
-	@$(PYTHON) -m pytest -m "slow and not long" $(PARALLEL) $(ARGS)
-
-test-all: install-dev ## all tests, one after the other (hours)
-	@$(PYTHON) -m pytest $(ARGS)
-
-test-faults: install-dev ## every file operation of the jobs fails once, or kills them (an hour or two)
-	@$(PYTHON) -m pytest -s $(ARGS) tests/faults
+test-systems: install-dev ## heavy tests: GROUP=airflow, hosts, containers, engines, stores, faults or training; all without GROUP
+	@$(PYTHON) -m pytest -m "$(or $(GROUP),$(ANY))" $(PARALLEL) $(ARGS)
 
 sbom: install-dev ## list every locked package with version and hashes, in sbom.json (CycloneDX)
 	@$(VENV)/bin/cyclonedx-py requirements requirements.txt --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json

@@ -7,6 +7,7 @@ import json
 import multiprocessing.util
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -59,6 +60,10 @@ os.environ["TRAINYARD_LOCAL_FOLDER"] = str(_folder / "local")
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell starts background processes with these signals ignored, and their children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_unconfigure() -> None:

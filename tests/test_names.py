@@ -1,43 +1,16 @@
-"""Names and docstrings of the whole tree, read from every file."""
+"""Names of the whole tree, read from every file."""
 
 from __future__ import annotations
 
 import ast
 import collections
 import graphlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-NO_SUBJECT = frozenset(
-    {
-        "As",
-        "At",
-        "By",
-        "For",
-        "From",
-        "How",
-        "In",
-        "Its",
-        "Nothing",
-        "Of",
-        "On",
-        "That",
-        "Those",
-        "To",
-        "What",
-        "When",
-        "Where",
-        "Whether",
-        "Which",
-        "Who",
-        "Whose",
-        "With",
-    }
-)
-"""First words of docstrings that begin without a subject."""
 
 
 def module_name(file: Path, root: Path) -> str:
@@ -68,29 +41,6 @@ def import_graph(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
     return graph
 
 
-def docstrings(trees: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
-    """The docstring of each module, class and function, with its dotted name."""
-    for module, tree in trees.items():
-        waiting: list[tuple[str, ast.AST]] = [(module, tree)]
-        while waiting:
-            name, node = waiting.pop()
-            if isinstance(
-                node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-            ) and (text := ast.get_docstring(node)):
-                yield name, text
-            for child in ast.iter_child_nodes(node):
-                is_named = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-                waiting.append((f"{name}.{child.name}" if is_named else name, child))
-
-
-def without_subject(trees: dict[str, ast.Module]) -> set[str]:
-    return {
-        name
-        for name, text in docstrings(trees)
-        if text.split(maxsplit=1)[0].rstrip(",:") in NO_SUBJECT
-    }
-
-
 def class_names_twice(trees: dict[str, ast.Module]) -> set[str]:
     """Public classes that have the name of another one."""
     places = collections.defaultdict(list)
@@ -115,7 +65,6 @@ def module_names_twice(trees: dict[str, ast.Module]) -> set[str]:
 
 
 RULES: list[Callable[[dict[str, ast.Module]], set[str]]] = [
-    without_subject,
     class_names_twice,
     module_names_twice,
 ]
@@ -137,7 +86,7 @@ def wrong(tmp_path) -> dict[str, ast.Module]:
         folder = tmp_path / "pipeline_ops" / "launch" / f"part_{number}"
         folder.mkdir(parents=True)
         (folder / "same.py").write_text(
-            f'"""What it is."""\nclass Same:\n    def method(self):\n        """Of a thing."""\n'
+            f"class Same:\n    def method(self):\n"
             f"        from pipeline_ops.launch.part_{other} import same\n"
         )
     return modules(tmp_path)
@@ -145,9 +94,6 @@ def wrong(tmp_path) -> dict[str, ast.Module]:
 
 def test_each_violation_can_be_seen(wrong):
     first, second = "pipeline_ops.launch.part_1.same", "pipeline_ops.launch.part_2.same"
-    assert without_subject(wrong) == {
-        f"{module}{rest}" for module in (first, second) for rest in ("", ".Same.method")
-    }
     assert class_names_twice(wrong) == {f"Same: {first}, {second}"}
     assert module_names_twice(wrong) == {f"{first}, {second}"}
     with pytest.raises(graphlib.CycleError):

@@ -78,7 +78,7 @@ def answer(api: AirflowApi, run_id: str, option: str) -> None:
     api._call("PATCH", place, {"chosen_options": [option], "params_input": {}})
 
 
-@pytest.mark.slow
+@pytest.mark.airflow
 def test_a_run_waits_for_a_person_and_holds_up_no_other(airflow, sandbox, tmp_path):
     layout, api = Layout(open_root(sandbox.root), "digits"), airflow
 

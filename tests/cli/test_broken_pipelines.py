@@ -22,7 +22,7 @@ from pipeline_ops.cli.local_airflow.programs import build_airflow_command, build
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag
 from pipeline_ops.errors import MachineError
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 _ASK_SECONDS = 30.0

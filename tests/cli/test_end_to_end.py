@@ -143,14 +143,14 @@ def test_an_unchanged_second_run_is_cached(ui, trainyard):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.airflow
 def test_another_learning_rate_trains_but_does_not_preprocess(ui, trainyard):
     summary = parse_summary(trainyard.run("--set", "train.optimizer.learning_rate=0.002"))
     assert cached_tasks(summary) == {"preprocess"}
     assert summary["gate"]["champion_version"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.airflow
 def test_with_a_warm_start_the_second_training_begins_with_the_first_ones_weights(ui, trainyard):
     """The model and the seed are new, so that there is no champion at first.
 
@@ -210,10 +210,8 @@ def test_unusable_files_over_the_budget_fail_the_run_and_are_named(ui, trainyard
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)]
-)
+@pytest.mark.airflow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_stopped_in_the_middle_leaves_no_process_and_no_temporary_file(
     trainyard, first_run, tmp_path, temporary, survivors, number
 ):
@@ -238,7 +236,7 @@ def test_a_run_that_is_stopped_in_the_middle_leaves_no_process_and_no_temporary_
     assert list(temporary.rglob("*")) == []
 
 
-@pytest.mark.parametrize("state", ["running", pytest.param("deferred", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("state", ["running", pytest.param("deferred", marks=pytest.mark.airflow)])
 def test_marking_the_task_failed_ends_its_processes_within_5_seconds(ui, trainyard, state):
     words = [
         "run",
@@ -278,12 +276,13 @@ def test_marking_the_task_failed_ends_its_processes_within_5_seconds(ui, trainya
     assert "train failed" in output
 
 
-@pytest.mark.slow
+@pytest.mark.airflow
 @pytest.mark.parametrize(
     "victim",
     [
         "launcher",
-        *(pytest.param(v, marks=pytest.mark.long) for v in ("agent", "fork server")),
+        "agent",
+        "fork server",
         "worker",
     ],
 )

@@ -67,7 +67,7 @@ def letters(folder: Path, pipeline: str) -> list[dict]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.airflow
 @pytest.mark.timeout(600)
 def test_a_run_that_failed_and_a_run_that_is_late_are_told_once_each(airflow, folder):
     late, failed = (
@@ -94,7 +94,7 @@ def test_a_run_that_failed_and_a_run_that_is_late_are_told_once_each(airflow, fo
     assert len(letters(folder, "failing")) == len(letters(folder, "waiting")) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.airflow
 @pytest.mark.timeout(600)
 def test_files_that_arrive_start_one_run_for_each_change_and_their_watcher_holds_no_slot(
     airflow, folder
@@ -117,7 +117,7 @@ def test_files_that_arrive_start_one_run_for_each_change_and_their_watcher_holds
     assert airflow._call("GET", "/api/v2/pools/default_pool")["occupied_slots"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.airflow
 @pytest.mark.timeout(600)
 def test_a_backfill_makes_a_run_for_each_day_and_each_looks_into_its_own_folder(airflow, folder):
     days = {

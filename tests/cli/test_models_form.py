@@ -37,7 +37,7 @@ def airflow(tmp_path, survivors):
         yield api, registry
 
 
-@pytest.mark.slow
+@pytest.mark.airflow
 @needs_chromium
 def test_the_form_rolls_back_as_it_opens_and_promotes_what_is_chosen_in_it(airflow):
     api, registry = airflow

@@ -19,7 +19,7 @@ from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_root
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.stores, pytest.mark.timeout(1200)]
 
 TRAIN = {"train__epochs": 1, "train__workers": 1, "train__strategy": "one_device"}
 NO_RETRY = {f"{job}__retries": 0 for job in JOBS}
@@ -50,7 +50,6 @@ def check_whole(root: str, jobs: set[str]) -> None:
         assert find_damage(str(path), manifest) == []
 
 
-@pytest.mark.long
 def test_a_slow_failing_bucket_gives_the_bytes_of_a_folder_to_two_runs_at_once(tmp_path, proxy):
     (tmp_path / "folder").mkdir()
     local = parse_summary(Trainyard(tmp_path / "folder", **TRAIN).run())
@@ -78,18 +77,8 @@ def test_a_slow_failing_bucket_gives_the_bytes_of_a_folder_to_two_runs_at_once(t
     ("faults", "message", "kept"),
     [
         ({"denied": "all"}, "denies access.*Check the credentials", set()),
-        pytest.param(
-            {"vanished": True},
-            "no such bucket.*Create it, or name another",
-            set(),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            {"ignore_conditions": True},
-            "Use a store with conditional writes",
-            set(),
-            marks=pytest.mark.long,
-        ),
+        ({"vanished": True}, "no such bucket.*Create it, or name another", set()),
+        ({"ignore_conditions": True}, "Use a store with conditional writes", set()),
         (
             {"full": True, "only": "artifacts/digits/train"},
             "the bucket is full.*Make room in it",

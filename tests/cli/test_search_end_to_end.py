@@ -13,7 +13,7 @@ from config_files import write_config, write_digits
 
 RATE = "train.optimizer.learning_rate"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.airflow
 
 
 class Trainyard:

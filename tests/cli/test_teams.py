@@ -19,7 +19,7 @@ from cli.teams import CANARY, Teams
 from cli.touching import compute_digests
 from processes import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 
 _ENDED_SECONDS = 60.0
 PAGES = ("progress", "report", "report/content")

@@ -34,18 +34,18 @@ def table(*rows: tuple, fast: tuple = ()) -> Callable:
     executors = pytest.mark.parametrize(
         "airflow",
         [
-            pytest.param("local", marks=[pytest.mark.slow, pytest.mark.long]),
+            pytest.param("local", marks=pytest.mark.faults),
             "celery",
         ],
         indirect=True,
         scope="module",
     )
     if not rows:
-        return lambda test: executors(pytest.mark.slow(test))
+        return lambda test: executors(pytest.mark.faults(test))
     cells = [
         pytest.param(
             *row,
-            marks=() if row in fast else [pytest.mark.slow, pytest.mark.long],
+            marks=() if row in fast else pytest.mark.faults,
             id="-".join(row).replace(" ", "_"),
         )
         for row in rows

@@ -17,7 +17,7 @@ from docker_daemon import ROOT, Docker, copy_repository, wait_until_healthy
 
 from pipeline_ops.cli.local_airflow.ports import find_free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 
 PUBLIC_IMAGES = {"postgres": "POSTGRES_IMAGE", "redis": "REDIS_IMAGE", "s3": "S3_IMAGE"}
 TRAINING = re.compile(r"train +train \d+/")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from docker_daemon import ROOT, wait_until, wait_until_healthy
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
 IMAGES = ("airflow", "jobs", "host", "serving", "beam-worker")
 JOBS = (

@@ -3,7 +3,7 @@ names the file.
 
 The next try must leave what an undisturbed run leaves. A failed operation in these tests has a
 number: the order in which all processes of the job carry out their operations below the storage
-root. `make test-faults` runs all of it; the tests that are not marked as slow take a sample.
+root. A seeded sample has its share of each kind of operation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from faults.harness import ACTIONS, Scene
 
 _SAMPLE = {"preprocess": 50, "train": 6, "evaluate": 20, "export": 15}
 """Cases that take about a minute a job."""
-_LARGE_SAMPLE = {"train": 150, "evaluate": 350}
 
 
 def run_cases(scene: Scene, choose: Callable[[list[str]], list[tuple[int, str]]]) -> None:
@@ -35,13 +34,6 @@ def run_cases(scene: Scene, choose: Callable[[list[str]], list[tuple[int, str]]]
     seconds = (time.monotonic() - started) / len(cases)
     print(f"{len(cases)} cases, {len(operations)} operations, {seconds:.2f} s a case")
     assert not problems, f"{len(problems)} of {len(cases)} cases went wrong\n" + "\n".join(problems)
-
-
-def each_operation(operations: list[str]) -> list[tuple[int, str]]:
-    """Every operation with one of the errors, in turn, and with a kill."""
-    errors = [name for name in ACTIONS if name != "kill"]
-    numbers = range(1, len(operations) + 1)
-    return [(number, name) for number in numbers for name in (errors[number % len(errors)], "kill")]
 
 
 def stratified(operations: list[str], count: int) -> list[tuple[int, str]]:
@@ -61,7 +53,7 @@ def stratified(operations: list[str], count: int) -> list[tuple[int, str]]:
     return list(itertools.islice(filter(None, in_turn), count))
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("job", _SAMPLE)
 def test_a_failed_file_operation_is_a_retry_and_the_next_try_is_right(job, request):
@@ -69,24 +61,7 @@ def test_a_failed_file_operation_is_a_retry_and_the_next_try_is_right(job, reque
     run_cases(scene, lambda operations: stratified(operations, _SAMPLE[job]))
 
 
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.timeout(4 * 3600)
-@pytest.mark.parametrize("job", ["preprocess", "export"])
-def test_every_file_operation(job, request):
-    run_cases(request.getfixturevalue(f"{job}_scene"), each_operation)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.timeout(4 * 3600)
-@pytest.mark.parametrize("job", _LARGE_SAMPLE)
-def test_a_large_sample_of_file_operations(job, request):
-    scene = request.getfixturevalue(f"{job}_scene")
-    run_cases(scene, lambda operations: stratified(operations, _LARGE_SAMPLE[job]))
-
-
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.timeout(1200)
 def test_a_fault_during_the_replacement_of_a_damaged_artifact_is_made_good(preprocess_scene):
     scene = preprocess_scene

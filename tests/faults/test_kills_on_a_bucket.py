@@ -29,7 +29,7 @@ from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.system.processes import find_group_members
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.faults]
 
 POINTS = 20
 MAX_TRIES = 4
@@ -60,7 +60,7 @@ def environment(proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     "seed",
-    [pytest.param(seed, marks=[pytest.mark.long] if seed else []) for seed in range(POINTS)],
+    range(POINTS),
 )
 def test_a_run_that_is_killed_anywhere_beside_another_one_loses_nothing(
     seed: int, raw: Path, environment: None

@@ -62,7 +62,7 @@ def test_a_host_that_is_lost_with_its_disk_costs_one_interval(start, undisturbed
     assert list((tmp_path / "other" / "trainyard-jobs").glob("*/*/*.npz")) == []
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_stopped_job_stores_its_last_step_before_it_ends(start, tmp_path):
     first = start("lost", train__epochs=3000, train__checkpoint_every_steps=100_000)
     first.wait_until(lambda: (first.read_steps("train") or [0])[-1] > 30)

@@ -97,7 +97,7 @@ def test_two_hosts_train_what_one_machine_trains(start, undisturbed, network, tm
     assert (list_files(home) if home.exists() else []) == before
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_the_gang_goes_on_without_the_host_of_the_chief_and_its_disk(
     start, undisturbed, network, tmp_path
 ):
@@ -119,7 +119,7 @@ def test_the_gang_goes_on_without_the_host_of_the_chief_and_its_disk(
     wait_until(lambda: not job.survivors())
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_the_failure_of_a_worker_on_another_disk_is_explained(start, tmp_path):
     (tmp_path / "failing.py").write_text(
         "def fail(run, epoch):\n    raise ValueError('no such luck')\n"

@@ -94,7 +94,7 @@ def list_containers(engine) -> set[str]:
     return {name for name in names if name.startswith("trainyard-digits-test")}
 
 
-@pytest.mark.slow
+@pytest.mark.containers
 class TestLauncher:
     """The containers of a gang, without a training."""
 
@@ -281,8 +281,7 @@ def training(engine, root, dataset, tmp_path):
     place.clean(handle.attempt)
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.containers
 @pytest.mark.timeout(3600)
 def test_a_gang_survives_the_container_of_its_chief(training, engine):
     training.wait_until(training.has_checkpoint)

@@ -48,7 +48,7 @@ QUICK_ONES = [("worker 0", KILL), ("worker 1", STOP)]
         pytest.param(
             *fault,
             id=f"{fault[1].name}-{fault[0]}",
-            marks=() if fault[:2] in QUICK_ONES else pytest.mark.slow,
+            marks=() if fault[:2] in QUICK_ONES else pytest.mark.faults,
         )
         for fault in FAULTS
     ],
@@ -101,7 +101,7 @@ def test_what_is_done_again_is_counted():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_hung_step_is_noticed_though_the_process_lives(start, undisturbed):
     """The supervisor or a waiting peer notices it first."""
     job = start(is_held=True, train__step_timeout_seconds=5)
@@ -121,7 +121,7 @@ def test_a_killed_launcher_leaves_nobody_and_the_next_try_goes_on_from_the_check
     assert again.steps("restored") == [INTERVAL]
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_launcher_that_was_stopped_for_a_while_goes_on(start, undisturbed):
     job = start(is_held=True, train__heartbeat_timeout_seconds=4)
     job.wait_until_held()
@@ -131,7 +131,7 @@ def test_a_launcher_that_was_stopped_for_a_while_goes_on(start, undisturbed):
     assert_went_on(undisturbed, job)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_sigterm_to_one_worker_stops_all_at_the_same_step_and_the_next_gang_goes_on_there(
     start, undisturbed
 ):
@@ -165,7 +165,7 @@ def test_sigterm_to_the_job_saves_the_step_and_the_next_try_goes_on_exactly_ther
     ), "no step is lost or repeated"
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_full_disk_is_told_and_nothing_is_lost_once_there_is_room(start, undisturbed, tmp_path):
     if os.geteuid() != 0:
         pytest.skip("a small disk can be mounted by root only")
@@ -198,7 +198,7 @@ def used(folder: Path) -> int:
     return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_corrupt_newest_checkpoint_costs_one_interval_and_is_named(start, undisturbed):
     every = {"train__checkpoint_every_steps": STEPS_PER_EPOCH // 2}
     job = start(is_held=True, **every)
@@ -225,7 +225,7 @@ def damage(file: Path) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_killed_process_that_writes_the_candidate_is_named_and_the_next_try_trains_nothing_again(
     start, undisturbed
 ):

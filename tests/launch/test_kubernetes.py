@@ -235,7 +235,7 @@ def test_missing_rights_are_an_error_before_anything_is_created(
     assert other.used == other.refused == set()
 
 
-@pytest.mark.slow
+@pytest.mark.containers
 def test_two_workers_of_a_pod_survive_the_loss_of_it(
     cluster, account, dataset, tmp_path, make_root
 ):

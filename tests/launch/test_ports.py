@@ -86,7 +86,7 @@ def can_connect(address: str) -> bool:
         return client.connect_ex((host, int(port))) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_where_the_network_is_trusted_servers_listen(dataset, make_job_in, tmp_path):
     """The tests above would see a listener. This is the way for kernels that refuse namespaces."""
     with starting(

@@ -80,7 +80,7 @@ def test_no_free_port_is_told_with_the_range_to_widen(start):
     assert job.survivors() == []
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_second_job_for_the_same_artifact_waits_for_the_first(start):
     first = start(is_held=True)
     first.wait_until_held()

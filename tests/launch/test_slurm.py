@@ -106,7 +106,7 @@ def test_two_nodes_train_what_one_machine_trains_and_are_given_back(start, clust
     wait_until(lambda: cluster.jobs() == [], explain=cluster.jobs)
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 @pytest.mark.parametrize("name", ["worker 0", "worker 1"])
 def test_a_killed_worker_on_a_node_costs_a_restart(start, undisturbed, name):
     job = start(is_held=True)
@@ -119,7 +119,7 @@ def test_a_killed_worker_on_a_node_costs_a_restart(start, undisturbed, name):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_killed_launcher_leaves_no_process_on_any_node_and_the_next_try_goes_on(
     start, cluster, undisturbed
 ):
@@ -138,7 +138,7 @@ def test_a_killed_launcher_leaves_no_process_on_any_node_and_the_next_try_goes_o
     assert_went_on(undisturbed, job, start("second"))
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_cancelled_allocation_is_asked_for_again(start, cluster, undisturbed):
     job = start(is_held=True)
     job.wait_until_held()
@@ -154,7 +154,7 @@ def test_what_slurm_refuses_is_told_and_not_tried_again(start):
     assert "Slurm refuses the job" in job.message() and "invalid partition" in job.message()
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_queue_that_does_not_move_is_told_within_the_deadline(start, cluster):
     job = start(
         lab={"nodes": 1, "queue_timeout_seconds": 6, "arguments": ["--begin=now+1hour"]},
@@ -166,7 +166,7 @@ def test_a_queue_that_does_not_move_is_told_within_the_deadline(start, cluster):
     wait_until(lambda: cluster.jobs() == [], explain=cluster.jobs)
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_nothing_lives_of_a_cluster_that_goes_down_with_a_job_in_it(cluster, tmp_path):
     """This happens after a failed test. The test uses another cluster than the others."""
     mine, in_use = Cluster(tmp_path, 1), os.environ["SLURM_CONF"]

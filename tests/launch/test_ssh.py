@@ -79,7 +79,7 @@ def test_two_hosts_train_what_one_machine_trains(start, undisturbed):
     assert job.survivors() == []
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_three_hosts_train_what_one_machine_trains(start, alone):
     job, reference = start(hosts=3), alone(lab={"cores": 3}, train__workers=3)
     assert job.end() == ExitCode.SUCCESS, job.message()
@@ -89,7 +89,7 @@ def test_three_hosts_train_what_one_machine_trains(start, alone):
     assert job.survivors() == []
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_lost_host_shrinks_the_gang_and_the_result_is_the_same(start, network, undisturbed):
     job = start(hosts=2, is_held=True, train__min_workers=1)
     job.wait_until_held()
@@ -101,7 +101,7 @@ def test_a_lost_host_shrinks_the_gang_and_the_result_is_the_same(start, network,
     assert (job.figures().workers, job.figures().restarts) == (1, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_network_that_is_cut_for_a_while_costs_a_restart_and_no_worker(
     start, network, undisturbed
 ):
@@ -114,7 +114,7 @@ def test_a_network_that_is_cut_for_a_while_costs_a_restart_and_no_worker(
     assert job.figures().workers == 2
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_returned_host_grows_the_gang_back_and_the_curve_stays_the_same(start, alone, network):
     calm = alone(train__workers=1)
     assert calm.end() == ExitCode.SUCCESS
@@ -133,7 +133,7 @@ def test_a_returned_host_grows_the_gang_back_and_the_curve_stays_the_same(start,
     assert max(abs(mine.metrics["loss"] - theirs.metrics["loss"]) for mine, theirs in both) <= 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_cut_network_leaves_nothing_on_the_far_side(start, network):
     job = start(hosts=2, is_held=True, train__max_restarts=0, train__start_timeout_seconds=12)
     job.wait_until_held()
@@ -146,7 +146,7 @@ def test_a_cut_network_leaves_nothing_on_the_far_side(start, network):
     assert time.monotonic() - begin < 60
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_host_that_does_not_answer_is_named_within_the_deadline(start, network):
     network.cut("tyh2")
     begin = time.monotonic()
@@ -158,7 +158,7 @@ def test_a_host_that_does_not_answer_is_named_within_the_deadline(start, network
     assert job.survivors() == []
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_gang_of_another_launcher_is_not_joined_by_a_second_one(start):
     """The hosts refuse the second gang even if the locks of the storage do not reach them."""
     first = start(hosts=1, train__epochs=3000)
@@ -180,7 +180,7 @@ def test_a_gang_of_another_launcher_is_not_joined_by_a_second_one(start):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_killed_launcher_leaves_nothing_on_any_host(start, undisturbed):
     job = start(is_held=True)
     job.wait_until_held()
@@ -190,7 +190,7 @@ def test_a_killed_launcher_leaves_nothing_on_any_host(start, undisturbed):
     assert again.steps("restored") == [INTERVAL]
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 @pytest.mark.parametrize("victim", ["agent", "ssh"])
 def test_a_killed_carrier_ends_its_host_and_the_gang_goes_on(start, undisturbed, victim):
     job = start(is_held=True)
@@ -210,7 +210,7 @@ def far_agent(job: RunningJob) -> int:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_stopped_agent_does_not_hide_its_workers(start, undisturbed):
     """The stopped agent cannot end them. Its successor does."""
     job = start(is_held=True)
@@ -219,7 +219,7 @@ def test_a_stopped_agent_does_not_hide_its_workers(start, undisturbed):
     assert_went_on(undisturbed, job)
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_three_hosts_go_on_as_two_when_one_is_lost_for_good(start, network, alone):
     """The model is smooth, so another order of sums stays small (`training/test_equality.py`)."""
     smooth = {"train__model": "acme_vision.nets:smooth"}
@@ -233,7 +233,7 @@ def test_three_hosts_go_on_as_two_when_one_is_lost_for_good(start, network, alon
     assert (job.figures().workers, job.figures().restarts) == (2, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_checkpoint_that_one_host_can_not_read_is_given_up_by_all(
     start, network, undisturbed, tmp_path
 ):
@@ -268,7 +268,7 @@ def test_a_host_whose_key_is_not_known_is_refused(start, tmp_path):
     assert "host tyh1" in job.message() and "Host key verification failed" in job.message()
 
 
-@pytest.mark.slow
+@pytest.mark.hosts
 def test_a_host_behind_jump_hosts_is_reached_with_the_same_keys(start, network):
     jump = [f"root@{network.addresses['tyh3']}:22", f"root@{network.addresses['tyh2']}:22"]
     job = start(hosts=1, lab={"jump": jump}, train__epochs=1)

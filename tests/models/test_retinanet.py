@@ -160,7 +160,7 @@ def test_what_can_not_be_built_is_refused(options, problem):
         build(**options)
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_it_learns_a_few_scenes_by_heart():
     import keras
     import tensorflow as tf

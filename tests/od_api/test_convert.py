@@ -353,7 +353,7 @@ def test_nothing_is_overwritten_and_without_a_place_it_is_printed(api_folder, ca
     assert yaml.safe_load(capsys.readouterr().out)["train"]["model"] == "retinanet"
 
 
-@pytest.mark.slow
+@pytest.mark.training
 @pytest.mark.parametrize("kind", ["ssd", "center_net"])
 def test_what_was_imported_is_trained(api_folder, tmp_path, kind):
     file = api_folder / "pipeline.config"

@@ -21,7 +21,7 @@ from processes import is_running, read_command_line, wait_until
 
 from pipeline_ops.planning.job_kinds import JOBS
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1200)]
 
 _HIDDEN = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
 _ENDED_SECONDS = 60.0

@@ -14,7 +14,7 @@ from plain_airflows import PlainAirflow, make_environment, read_documented_file
 
 from pipeline_ops.planning.job_kinds import JOBS
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1200)]
 
 EDGE = {
     "AIRFLOW__CORE__EXECUTOR": "airflow.providers.edge3.executors.EdgeExecutor",

@@ -21,7 +21,7 @@ from pipeline_ops.operators.trigger import JobTrigger
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.storage.open_store import open_root
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def test_the_lines_of_the_readme_make_dags(tmp_path, monkeypatch):
     assert "digits" in bag.dags
 
 
-@pytest.mark.slow
+@pytest.mark.airflow
 @pytest.mark.timeout(600)
 def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path):
     """All that the package needs is linked from this environment, but not this repository: what

@@ -83,7 +83,7 @@ def attempts(folder: Path) -> int:
     return len(list((folder / "root" / "runs").rglob("attempt-*")))
 
 
-@pytest.mark.slow
+@pytest.mark.airflow
 def test_a_model_that_ends_in_softmax_is_refused_by_the_job_and_where_the_data_are_there_already(
     execute, tmp_path
 ):

@@ -30,7 +30,7 @@ from pipeline_ops.operators.chain import EvaluateOperator, ExportOperator, Train
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_root
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.airflow
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 NOT_WORSE = {"metric": "accuracy", "max_regression": 0.02, "confidence": 0.95}

@@ -150,7 +150,7 @@ SimpleNamespace(xcom_pull=lambda task_ids: dataset, id="1", max_tries=2),
 """
 
 
-@pytest.mark.slow
+@pytest.mark.airflow
 def test_airflow_without_tensorflow_and_beam_runs_a_training_without_airflow(dataset, tmp_path):
     for_airflow, for_jobs = (
         make_environment(tmp_path / "airflow", ONLY_FOR_JOBS),

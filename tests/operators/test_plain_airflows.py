@@ -22,12 +22,12 @@ from processes import is_running, read_command_line, wait_until
 
 from pipeline_ops.planning.job_kinds import JOBS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1200)]
 
 _ENDED_SECONDS = 60.0
 
 
-@pytest.fixture(scope="module", params=["3.2", pytest.param("3.3", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["3.2", "3.3"])
 def environment(request, tmp_path_factory) -> Environment:
     return make_environment(tmp_path_factory.mktemp(f"airflow-{request.param}"), request.param)
 
@@ -96,7 +96,6 @@ def test_a_forbidden_conf_is_refused_where_the_run_is_triggered(airflow):
     assert answer.status_code == 400 and "export.model" in answer.text
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("way", ["task failed", "clear", "run failed"])
 def test_a_person_who_ends_a_deferred_training_ends_every_process_of_it(airflow, way):
     run = airflow.trigger(train__epochs=5000)
@@ -107,7 +106,6 @@ def test_a_person_who_ends_a_deferred_training_ends_every_process_of_it(airflow,
     wait_until(lambda: not run.processes(), _ENDED_SECONDS)
 
 
-@pytest.mark.long
 def test_the_next_try_of_a_killed_task_follows_the_same_gang(airflow):
     run = airflow.trigger(train__epochs=5000, train__seed=1)
     attempt = bring_to(run, "running")
@@ -122,7 +120,6 @@ def test_the_next_try_of_a_killed_task_follows_the_same_gang(airflow):
     run.wait_for_end(attempt, _ENDED_SECONDS)
 
 
-@pytest.mark.long
 def test_in_a_folder_without_versions_each_task_uses_the_files_that_are_there(airflow):
     """A folder that git-sync updates is like this one. The last test: it changes the YAML."""
     run = airflow.trigger(train__epochs=40, train__seed=2)

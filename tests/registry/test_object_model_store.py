@@ -98,7 +98,7 @@ def _has_content(place: StorePath, file: ManifestFile) -> bool:
     return place.exists() and file.has_content(compute_checksums(io.BytesIO(place.read())))
 
 
-@pytest.mark.slow
+@pytest.mark.stores
 def test_a_publisher_that_is_killed_at_any_operation_leaves_no_half_version_and_stops_nobody(
     s3_uri,
 ):
@@ -119,8 +119,8 @@ def test_a_publisher_that_is_killed_at_any_operation_leaves_no_half_version_and_
     assert set(exit_codes) == {9, 0} and len(exit_codes) > 25
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("content", ["same ", pytest.param("other ", marks=pytest.mark.long)])
+@pytest.mark.stores
+@pytest.mark.parametrize("content", ["same ", "other "])
 def test_a_publisher_that_loses_its_lease_at_any_operation_neither_doubles_nor_overwrites(
     s3_uri, content
 ):

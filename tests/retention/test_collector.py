@@ -190,7 +190,7 @@ def collect_and_die(pipeline: SimulatedPipeline, at: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
-@pytest.mark.slow
+@pytest.mark.stores
 @pytest.mark.timeout(900)
 def test_a_collector_that_was_killed_anywhere_is_finished_by_later_ones(filled, tmp_path):
     whole = open_copy(filled, tmp_path / "whole")

@@ -19,7 +19,7 @@ def measure(pipeline: SimulatedPipeline) -> tuple[int, int]:
     return len(files), sum(file.num_bytes for file in files)
 
 
-@pytest.mark.slow
+@pytest.mark.stores
 @pytest.mark.timeout(1800)
 def test_a_year_of_daily_runs_stays_within_bounds(tmp_path):
     pipeline = SimulatedPipeline(make_config(tmp_path, "root", KEEP))
@@ -52,7 +52,7 @@ def test_without_keep_everything_stays(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", ["s3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gs", "az"))]
+    "kind", ["s3", *(pytest.param(kind, marks=pytest.mark.stores) for kind in ("gs", "az"))]
 )
 def test_a_bucket_stays_within_bounds(tmp_path, make_root, kind):
     config = make_config(tmp_path, make_root(kind).uri, KEEP | {"runs": 4, "days": 0})

@@ -30,11 +30,9 @@ SMALL = {
         "anchor_scale": 2.0,
     },
 }
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.training
 
-MODELS = pytest.mark.parametrize(
-    "model", ["center_detector", pytest.param("retinanet", marks=pytest.mark.long)]
-)
+MODELS = pytest.mark.parametrize("model", ["center_detector", "retinanet"])
 
 
 def losses(make_job, host_pool, model: str, name: str, **overrides) -> list[float]:

@@ -54,8 +54,7 @@ def test_a_batch_that_diverges_is_found_left_out_and_kept(make_broken, host_pool
     assert max(float(np.abs(a - b).max()) for a, b in same) <= 1e-5
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.training
 def test_a_worker_that_is_killed_while_the_batch_is_looked_for_changes_nothing(
     make_broken, host_pool
 ):

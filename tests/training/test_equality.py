@@ -189,10 +189,10 @@ def distance(a: list[np.ndarray], b: list[np.ndarray]) -> float:
     "row",
     [
         *(
-            pytest.param(row, id=name, marks=[pytest.mark.slow] * (name in SIMILAR))
+            pytest.param(row, id=name, marks=[pytest.mark.training] * (name in SIMILAR))
             for name, row in FAST.items()
         ),
-        *(pytest.param(row, id=name, marks=pytest.mark.slow) for name, row in SLOW.items()),
+        *(pytest.param(row, id=name, marks=pytest.mark.training) for name, row in SLOW.items()),
     ],
 )
 def test_the_weights_are_those_of_one_device(trained, row, record_property):
@@ -209,7 +209,7 @@ def test_the_weights_are_those_of_one_device(trained, row, record_property):
         {"optimizer": SGD},
         {"optimizer": ADAM | {"learning_rate": 1.1e-3}},
         *(
-            pytest.param(options, marks=pytest.mark.slow)
+            pytest.param(options, marks=pytest.mark.training)
             for options in (
                 {"class_weights": True},
                 {"label_smoothing": 0.1},

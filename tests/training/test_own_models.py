@@ -52,7 +52,7 @@ def test_two_workers_train_it_and_its_metrics_are_figures_like_any_other(
     assert saved_signature(job.folder.local) == {"probabilities", "classes"}
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_the_slim_example_trains_and_is_served(dataset, tmp_path, make_job_in, saved_signature):
     """TensorBoard also gets the graph of a model that is no chain of Keras layers."""
     job = make_job_in(tmp_path, dataset, SLIM)(

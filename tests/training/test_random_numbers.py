@@ -78,14 +78,17 @@ def distance(a: list[np.ndarray], b: list[np.ndarray]) -> float:
     "options",
     [
         *(pytest.param(options, id=name) for name, options in CASES.items()),
-        *(pytest.param(options, id=name, marks=pytest.mark.slow) for name, options in SLOW.items()),
+        *(
+            pytest.param(options, id=name, marks=pytest.mark.training)
+            for name, options in SLOW.items()
+        ),
     ],
 )
 def test_a_training_that_was_killed_draws_what_it_would_have_drawn(train, options):
     assert distance(train(options, is_calm=True), train(options, is_calm=False)) <= 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_other_draws_give_other_weights(train):
     """Shows that the comparison above can fail."""
     assert distance(train(SLIM, is_calm=True), train(SLIM_WITH_DROPOUT, is_calm=False)) > 1e-2

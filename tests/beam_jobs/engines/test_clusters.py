@@ -15,7 +15,7 @@ from engines.fixtures import USER
 from listeners import filter_non_loopback, find_listeners
 from processes import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 SECONDS_PER_PLAN = 0.3
 NUM_BEFORE_FAULT = 6
 MAX_CANCEL_SECONDS = 10

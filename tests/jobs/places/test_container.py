@@ -27,7 +27,7 @@ from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import Request, Status, read_status, write_request
 from pipeline_ops.storage.open_store import open_path, open_root
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from jobs.places.kinds import Kind, TinyJob
 from jobs.places.test_places import TestPlace, make  # noqa: F401
 from object_servers.s3_server import S3Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
 
 
 class Containers(Kind):

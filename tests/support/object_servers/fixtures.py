@@ -28,7 +28,7 @@ from .gcs_server import GcsServer
 from .s3_server import S3Server
 
 BUCKET = "trainyard"
-BUCKET_KINDS = ("s3", "gs", pytest.param("az", marks=pytest.mark.slow))
+BUCKET_KINDS = ("s3", "gs", pytest.param("az", marks=pytest.mark.stores))
 """Azurite is fetched from npm the first time."""
 
 

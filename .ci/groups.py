@@ -1,0 +1,126 @@
+"""Chooses the groups of heavy tests that a run of CI adds to `make test`, and prints their names.
+
+Two groups run by turns, so that five runs in a row run each group at least once. The groups whose
+part of the product was changed run before them, as far as the time allows.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_MINUTES = 45
+TURNS = 2
+RECENT_HOURS = 12
+"""A change is all commits of this time before the last one."""
+
+
+class Group(NamedTuple):
+    """The minutes that a group takes on two cores, and the paths whose changes touch it."""
+
+    minutes: int
+    paths: tuple[str, ...]
+
+
+GROUPS = {
+    "airflow": Group(
+        15,
+        (
+            "dags",
+            "pipeline_ops/airflow",
+            "pipeline_ops/cli",
+            "pipeline_ops/config",
+            "pipeline_ops/operators",
+            "pipeline_ops/pages",
+            "pipeline_ops/planning",
+            "pipeline_ops/provider.py",
+            "pipeline_ops/reaper",
+            "pipeline_ops/ui",
+        ),
+    ),
+    "hosts": Group(15, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),
+    "containers": Group(15, ("docker", "pipeline_ops/jobs/places", "requirements", "pyproject")),
+    "engines": Group(15, ("beam_jobs", "pipeline_ops/raw_data")),
+    "stores": Group(
+        15,
+        (
+            "pipeline_ops/artifacts",
+            "pipeline_ops/raw_data",
+            "pipeline_ops/registry",
+            "pipeline_ops/retention",
+            "pipeline_ops/storage",
+        ),
+    ),
+    "faults": Group(
+        15,
+        (
+            "pipeline_ops/errors.py",
+            "pipeline_ops/launch",
+            "pipeline_ops/reaper",
+            "pipeline_ops/system",
+        ),
+    ),
+    "training": Group(
+        15,
+        (
+            "pipeline_ops/evaluation",
+            "pipeline_ops/export",
+            "pipeline_ops/input",
+            "pipeline_ops/models",
+            "pipeline_ops/od_api",
+            "pipeline_ops/training",
+        ),
+    ),
+}
+
+
+def find_touched(changed: Iterable[str], root: Path = ROOT) -> set[str]:
+    """The groups of the changed paths. A test file touches the groups that its marks name."""
+    found = set()
+    for path in changed:
+        found |= {name for name, group in GROUPS.items() if path.startswith(group.paths)}
+        if path.startswith("tests/") and (root / path).is_file():
+            marks = re.findall(
+                rf"mark\.({'|'.join(GROUPS)})\b", (root / path).read_text("utf-8", "replace")
+            )
+            found |= set(marks)
+    return found
+
+
+def choose_groups(touched: set[str], number: int) -> list[str]:
+    """The groups of one run, in their order.
+
+    Args:
+      touched: the groups whose part of the product was changed.
+      number: the number of the commit, which decides whose turn it is.
+    """
+    names = list(GROUPS)
+    start = number * TURNS % len(names)
+    in_turn = names[start:] + names[:start]
+    chosen = in_turn[:TURNS]
+    for name in sorted(in_turn[TURNS:], key=lambda name: name not in touched):
+        if sum(GROUPS[each].minutes for each in [*chosen, name]) <= MAX_MINUTES:
+            chosen.append(name)
+    return sorted(chosen, key=lambda name: name not in touched)
+
+
+def _git(*words: str) -> list[str]:
+    command = ["git", *words]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()
+
+
+def main() -> None:
+    [last] = _git("log", "-1", "--format=%ct")
+    since = int(last) - RECENT_HOURS * 3600
+    changed = _git("log", f"--since={since}", "--format=", "--name-only", "-m")
+    [number] = _git("rev-list", "--count", "HEAD")
+    print(*choose_groups(find_touched({*changed}), int(number)))
+
+
+if __name__ == "__main__":
+    main()

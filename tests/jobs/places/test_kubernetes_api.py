@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import jsonschema
 import pytest
 from fake_kubernetes import KubernetesCluster
 from fake_kubernetes.placed_job import make_hosts
-from fake_kubernetes.validation import SCHEMA
+from fake_kubernetes.validation import SCHEMA, make_validator
 from kubernetes import client, config, watch
 
 from pipeline_ops.errors import ConfigError
@@ -119,7 +118,7 @@ def test_the_server_shows_what_a_real_one_shows(cluster, open_client):
     cluster.find_pod("gang", "Failed")
     for _, _, event in cluster.objects.events:
         schema = {"$defs": SCHEMA["$defs"], "$ref": f"#/$defs/{event['object']['kind']}"}
-        jsonschema.Draft202012Validator(schema).validate(event["object"])
+        make_validator(schema).validate(event["object"])
 
 
 def test_the_server_refuses_what_a_real_one_refuses(cluster, open_client):

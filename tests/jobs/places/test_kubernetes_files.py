@@ -15,11 +15,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from fake_kubernetes.rbac import Right, read_roles
-from fake_kubernetes.validation import SCHEMA, validate
+from fake_kubernetes.validation import SCHEMA, make_validator, validate
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts import load_hosts
@@ -171,7 +170,7 @@ def test_the_sidecar_of_flink_is_a_valid_container():
     for container in pod["spec"]["containers"]:
         container.setdefault("image", "flink")
     schema = {"$defs": SCHEMA["$defs"], "$ref": "#/$defs/Pod"}
-    jsonschema.Draft202012Validator(schema).validate(pod)
+    make_validator(schema).validate(pod)
     [worker] = [one for one in pod["spec"]["containers"] if one["name"] == "beam-worker"]
     dockerfile = (CODE_ROOT / "docker" / "beam-worker.Dockerfile").read_text()
     port = worker["ports"][0]["containerPort"]
@@ -186,7 +185,7 @@ if CHART:
     @pytest.mark.parametrize("executor", VALUES)
     def test_the_values_are_those_of_the_chart(executor):
         schema = json.loads(Path(CHART).read_text())
-        jsonschema.Draft7Validator(schema).validate(VALUES[executor])
+        make_validator(schema, "Draft7Validator").validate(VALUES[executor])
         assert VALUES[executor].keys() <= schema["properties"].keys()
 
 
@@ -197,7 +196,7 @@ if CRD:
         schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         close(schema)
         schema["properties"] |= {"apiVersion": {}, "kind": {}, "metadata": {}}
-        jsonschema.Draft202012Validator(schema).validate(read("flink.yaml"))
+        make_validator(schema).validate(read("flink.yaml"))
 
 
 def close(schema: Any) -> None:

@@ -9,13 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 
 SCHEMA = json.loads((Path(__file__).parent / "kubernetes-v1.34.json").read_text())
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+def make_validator(schema: dict[str, Any], draft: str = "Draft202012Validator") -> Any:
+    """A validator of jsonschema, whose import takes seconds."""
+    import jsonschema
+
+    return getattr(jsonschema, draft)(schema)
 
 
 def validate(body: dict[str, Any]) -> list[str]:
@@ -25,8 +31,7 @@ def validate(body: dict[str, Any]) -> list[str]:
         return [f'no kind "{kind}" is registered']
     schema = {"$defs": SCHEMA["$defs"], "$ref": f"#/$defs/{kind}"}
     problems = [
-        f"{error.json_path}: {error.message}"
-        for error in jsonschema.Draft202012Validator(schema).iter_errors(body)
+        f"{error.json_path}: {error.message}" for error in make_validator(schema).iter_errors(body)
     ]
     return problems or list(_check(body))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import graphlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ def module_name(file: Path, root: Path) -> str:
     return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
+@functools.cache
 def modules(root: Path = ROOT) -> dict[str, ast.Module]:
     """The syntax tree of each module of the product, by dotted name."""
     files = [

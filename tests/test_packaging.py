@@ -77,6 +77,7 @@ def test_airflow_lists_the_provider():
     assert info.version == PROJECT["version"] and info.data["name"] == "Trainyard"
 
 
+@pytest.mark.airflow
 def test_the_wheel_holds_each_file_that_is_no_code(wheel):
     listed = subprocess.run(
         ["git", "ls-files", "pipeline_ops", "beam_jobs"],
@@ -89,6 +90,7 @@ def test_the_wheel_holds_each_file_that_is_no_code(wheel):
     assert expected - set(zipfile.ZipFile(wheel).namelist()) == set()
 
 
+@pytest.mark.airflow
 def test_the_installed_command_validates_a_pipeline(run_installed, tmp_path):
     (tmp_path / "raw" / "cat").mkdir(parents=True)
     (tmp_path / "raw" / "cat" / "1.png").write_bytes(b"not looked at")

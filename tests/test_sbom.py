@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;]+)", re.MULTILINE)
 
 
+@pytest.mark.containers
 def test_the_sbom_lists_every_locked_package_with_its_hashes(tmp_path):
     locked = set(_PINNED.findall((REPOSITORY / "requirements.txt").read_text()))
     file = tmp_path / "sbom.json"

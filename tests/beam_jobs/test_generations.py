@@ -503,6 +503,7 @@ def half_way(large_animals, grown, wait_for):
     process.wait()
 
 
+@pytest.mark.faults
 def test_a_killed_run_and_a_retry_give_the_bytes_of_a_run_that_was_not_killed(
     large_animals, grown, half_way
 ):
@@ -519,6 +520,7 @@ def test_a_killed_run_and_a_retry_give_the_bytes_of_a_run_that_was_not_killed(
     assert large_animals.run(again).manifest.digest == digest
 
 
+@pytest.mark.faults
 def test_a_second_run_on_the_same_change_waits_while_the_first_one_works(
     large_animals, grown, half_way
 ):

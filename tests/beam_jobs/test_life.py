@@ -51,6 +51,7 @@ def started(large_animals, wait_for):
             os.killpg(group, signal.SIGKILL)
 
 
+@pytest.mark.faults
 def test_a_killed_job_leaves_no_artifact_and_the_next_one_succeeds(large_animals, started):
     plan, process, attempt = started(runner={"mode": "multi_threading"})
     process.kill()
@@ -89,6 +90,7 @@ def test_while_it_runs_the_task_log_gets_elements_rate_and_eta(started):
     assert lines[-1].startswith("preprocess 200/200 images")
 
 
+@pytest.mark.faults
 def test_a_second_job_for_the_same_artifact_waits_for_the_first(large_animals, started):
     """F20: a second Airflow that met the lock of a long training failed after three tries."""
     plan, process, _ = started()

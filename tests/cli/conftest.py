@@ -93,3 +93,12 @@ def _kill_after(found: Survivors) -> Iterator[Survivors]:
     yield found
     for process in found.look():
         kill(process)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the tests of `test_durable.py` with one executor together, so that each starts once."""
+    at = [n for n, item in enumerate(items) if item.path.name == "test_durable.py"]
+    tests = sorted((items[n] for n in at), key=lambda item: item.callspec.params["airflow"])
+    for n, test in zip(at, tests, strict=True):
+        items[n] = test

@@ -15,6 +15,8 @@ from pipeline_ops.cli.local_airflow.home import USER, AirflowServer
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 from pipeline_ops.errors import ConfigError, MachineError
 
+pytestmark = pytest.mark.airflow
+
 _DAG = """
 import datetime as dt
 from airflow.sdk import DAG, task

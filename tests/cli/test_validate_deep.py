@@ -85,6 +85,7 @@ def test_what_would_train_a_wrong_model_is_refused_with_place_and_cure(
     assert not (pictures.parent / "root" / "checked").exists()
 
 
+@pytest.mark.airflow
 def test_the_check_runs_in_the_interpreter_of_the_train_task(user_package, pictures, capsys):
     """The interpreter is a script that notes its arguments, and one without TensorFlow is named."""
     wrapper = pictures.parent / "python"
@@ -113,6 +114,7 @@ def test_the_check_runs_in_the_interpreter_of_the_train_task(user_package, pictu
     ) == (78, True), output
 
 
+@pytest.mark.airflow
 def test_airflows_settings_do_not_reach_the_check(user_package, pictures, capsys, monkeypatch):
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "secret")
     noted = pictures.parent / "environment"

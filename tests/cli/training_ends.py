@@ -24,35 +24,25 @@ PEOPLE = {
 """The actions of a person in the UI or by REST, as calls of Airflow's API."""
 
 
-def table(*rows: tuple, fast: tuple = ()) -> Callable:
+EXECUTORS = ("local", "celery")
+
+
+def table(*rows: tuple) -> Callable:
     """Parametrizes a test by rows and executors.
 
     Args:
-      rows: the values of `when` and `way`.
-      fast: rows that are not slow with Celery.
+      rows: the values of `when` and `way`. Each row runs with one executor, so that each value runs
+        with both. A test without rows runs with both executors.
     """
-    executors = pytest.mark.parametrize(
-        "airflow",
-        [
-            pytest.param("local", marks=pytest.mark.faults),
-            "celery",
-        ],
-        indirect=True,
-        scope="module",
-    )
-    if not rows:
-        return lambda test: executors(pytest.mark.faults(test))
-    cells = [
-        pytest.param(
-            *row,
-            marks=() if row in fast else pytest.mark.faults,
-            id="-".join(row).replace(" ", "_"),
-        )
-        for row in rows
-    ]
-    return lambda test: executors(
-        pytest.mark.parametrize(["when", "way"][: len(rows[0])], cells)(test)
-    )
+    names = ["airflow", "when", "way"][: 1 + len(rows[0])] if rows else ["airflow"]
+    cells = [(executor,) for executor in EXECUTORS]
+    if rows:
+        columns = [list(dict.fromkeys(column)) for column in zip(*rows, strict=True)]
+        cells = [
+            (EXECUTORS[sum(map(list.index, columns, row)) % len(EXECUTORS)], *row) for row in rows
+        ]
+    ids = ["-".join(cell).replace(" ", "_") for cell in cells]
+    return pytest.mark.parametrize(names, cells, ids=ids, indirect=["airflow"], scope="module")
 
 
 def bring_to(run: Run, when: str) -> Attempt[StorePath]:

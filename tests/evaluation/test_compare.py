@@ -125,6 +125,7 @@ def test_a_run_that_never_evaluated_can_not_be_compared(runs, capsys):
     assert "evaluate of this run did not succeed" in capsys.readouterr().err
 
 
+@pytest.mark.training
 def test_comparing_imports_neither_tensorflow_nor_beam():
     command = (
         "import sys, pipeline_ops.evaluation.compare; "

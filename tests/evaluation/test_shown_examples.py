@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from linear_models import read_examples
 
 from pipeline_ops.artifacts.dataset import KEY, list_shard_paths
@@ -38,6 +39,7 @@ def test_the_worst_mistakes_are_the_most_confident_ones(sandbox):
     )
 
 
+@pytest.mark.training
 def test_the_surprises_are_what_the_models_judge_most_differently(sandbox):
     sandbox.publish("poor", evaluate__gate=[{"metric": "accuracy", "at_least": 0.1}])
     train = sandbox.train("good")

@@ -17,6 +17,7 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.request import read_status
 
 
+@pytest.mark.faults
 def test_two_exporters_at_once_get_two_versions_and_one_champion(sandbox):
     plans = [planned(sandbox, "good"), planned(sandbox, "fair")]
     started = [sandbox.start(plan, attempt=f"attempt-{index}") for index, plan in enumerate(plans)]
@@ -35,6 +36,7 @@ def test_two_exporters_at_once_get_two_versions_and_one_champion(sandbox):
     assert "was chosen over no version" in loser.message
 
 
+@pytest.mark.faults
 def test_the_same_export_twice_at_once_publishes_once(sandbox):
     plan = planned(sandbox, "good")
     started = [sandbox.start(plan, attempt=f"attempt-{index}") for index in range(2)]
@@ -83,6 +85,7 @@ def test_a_kill_after_promoting_is_repaired_by_the_next_try(sandbox):
     )
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("after_seconds", [0.4, 1.6, 2.0])
 def test_a_kill_at_any_time_is_repaired_by_the_next_try(sandbox, after_seconds):
     plan = planned(sandbox, "good")

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 
+import pytest
 from export.serve_process import get_answer, serve_command
 
 
@@ -57,6 +58,7 @@ def test_before_anything_is_published_it_says_that_and_waits(tmp_path):
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.training
 def test_a_port_in_use_is_told(server, tmp_path):
     port = server.address.rpartition(":")[2]
     ended = subprocess.run(serve_command("digits", tmp_path, port), capture_output=True, text=True)

@@ -72,6 +72,7 @@ def _seen(image, labels, number) -> tuple[bytes, bytes]:
     ][is_box].astype(np.float32).tobytes()
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("changes", [PLAIN, FULL], ids=["plain", "augmented"])
 def test_the_workers_slices_make_up_the_global_batches(split, changes):
     whole = examples(split, 8, changes)
@@ -156,6 +157,7 @@ def test_on_disk_they_are_not_kept_and_that_is_said(split, tmp_path):
     assert "not all of them have the same shape. Use train.input.cache: memory" in said[0]
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("changes", [PLAIN, FULL], ids=["plain", "augmented"])
 def test_streamed_scenes_and_mosaics_are_the_same(split, scenes, changes, tmp_path):
     """The fixture does not count the examples of its shards, as preprocess does."""

@@ -140,8 +140,7 @@ def test_the_batches_are_those_of_a_local_folder_whatever_fits_into_the_cache(
     assert (largest > 0) == (num_shards > 0)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize(("workers", "window"), [(1, None), (2, 2), (3, None), (3, 2)])
 def test_a_restart_goes_on_with_the_next_example_for_any_number_of_workers(
     stored, expected, tmp_path, shard_bytes, window, workers
 ):
@@ -217,6 +216,7 @@ def test_validation_reads_every_example_once_over_all_workers(stored, tmp_path, 
         split.release()
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("window", [None, 2])
 def test_of_a_data_set_without_lengths_each_shard_is_fetched_once_to_find_them(
     dataset, tmp_path, shard_bytes, window
@@ -492,6 +492,7 @@ for keys in stream(split, {window}, {start}, 1 << 20):
 """
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("window", [None, 2])
 def test_a_killed_worker_is_continued_with_the_next_example(
     stored, expected, tmp_path, shard_bytes, window

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 
 def run(code: str, **environment: str) -> str:
     """Runs code in a new process and returns its output."""
@@ -34,10 +36,12 @@ def test_what_is_not_needed_is_not_imported_and_can_still_be():
     assert run(code) == "[False, False]\nlater"
 
 
+@pytest.mark.training
 def test_what_was_imported_before_stays():
     assert run("import scipy\n" + START + "print(sys.modules['scipy'] is scipy)") == "True"
 
 
+@pytest.mark.training
 def test_keras_trains_saves_and_loads_without_them(tmp_path):
     code = (
         START
@@ -56,6 +60,7 @@ print(numpy.array_equal(model.predict(images, verbose=0), again.predict(images, 
     assert run(code) == "True"
 
 
+@pytest.mark.training
 def test_the_log_keeps_to_warnings_unless_the_environment_says_otherwise():
     assert run(START + "print(os.environ['TF_CPP_MIN_LOG_LEVEL'])") == "2"
     assert run(START + "print(os.environ['TF_CPP_MIN_LOG_LEVEL'])", TF_CPP_MIN_LOG_LEVEL="1") == "1"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import REPORT
 from pipeline_ops.errors import ExitCode
@@ -21,6 +23,7 @@ def run(sandbox, plan: JobPlan) -> Status:
     return status
 
 
+@pytest.mark.faults
 def test_an_export_publishes_again_if_its_version_was_removed(sandbox):
     train = sandbox.publish("good")
     shutil.rmtree(sandbox.registry.location)
@@ -33,6 +36,7 @@ def test_an_export_publishes_again_if_its_version_was_removed(sandbox):
     assert sandbox.plan("export", train, sandbox.evaluate(train)).is_cached
 
 
+@pytest.mark.faults
 def test_an_artifact_that_another_run_has_repaired_is_left_alone(sandbox):
     train = sandbox.train("good")
     evaluation = Path(sandbox.evaluate(train))

@@ -218,6 +218,7 @@ def test_a_destination_that_looks_like_an_option_is_a_name(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.hosts
 def test_the_environment_of_the_hosts_is_on_no_command_line_and_in_no_file_for_others(start):
     """F17: it may hold secrets, and all users of a host see command lines."""
     job = start(lab={"environment": {"ACME_TOKEN": "s3cret-value"}}, is_held=True)

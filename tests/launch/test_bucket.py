@@ -46,6 +46,7 @@ def assert_same_weights(job, undisturbed) -> None:
     assert np.isclose(mine.history[-1].metrics["loss"], theirs.history[-1].metrics["loss"])
 
 
+@pytest.mark.hosts
 def test_a_host_that_is_lost_with_its_disk_costs_one_interval(start, undisturbed, tmp_path):
     first = start("lost", is_held=True)
     first.wait_until_held()
@@ -75,6 +76,7 @@ def test_a_stopped_job_stores_its_last_step_before_it_ends(start, tmp_path):
     assert second.read_steps("restored") == [step]
 
 
+@pytest.mark.hosts
 def test_servers_without_credentials_are_refused_where_they_could_not_reach_the_bucket(start):
     job = start(train__strategy="parameter_server", train__parameter_servers=1)
     status = job.end()

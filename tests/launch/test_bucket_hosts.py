@@ -68,6 +68,7 @@ def find_text(folder: Path, text: str) -> list[Path]:
     return [file for file in files if text.encode() in file.read_bytes()]
 
 
+@pytest.mark.hosts
 def test_two_hosts_train_what_one_machine_trains(start, undisturbed, network, tmp_path):
     home = Path("~/.cache").expanduser()
     before = list_files(home) if home.exists() else []
@@ -131,6 +132,7 @@ def test_the_failure_of_a_worker_on_another_disk_is_explained(start, tmp_path):
     assert "on tyh" in status.message
 
 
+@pytest.mark.hosts
 def test_a_host_that_does_not_reach_the_bucket_is_named(start):
     with S3Server(f"{SUBNET}.1") as empty:
         empty.make_bucket("bucket")

@@ -39,7 +39,6 @@ FAULTS = [
     ("fork server", STOP, "host localhost: "),
     ("agent", STOP, "host localhost: it has been silent"),
 ]
-QUICK_ONES = [("worker 0", KILL), ("worker 1", STOP)]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ QUICK_ONES = [("worker 0", KILL), ("worker 1", STOP)]
         pytest.param(
             *fault,
             id=f"{fault[1].name}-{fault[0]}",
-            marks=() if fault[:2] in QUICK_ONES else pytest.mark.faults,
+            marks=[pytest.mark.faults] * (fault[:2] != ("worker 0", KILL)),
         )
         for fault in FAULTS
     ],
@@ -110,6 +109,7 @@ def test_a_hung_step_is_noticed_though_the_process_lives(start, undisturbed):
     assert "worker 0" in reported and "for 5 s (train.step_timeout_seconds" in reported
 
 
+@pytest.mark.faults
 def test_a_killed_launcher_leaves_nobody_and_the_next_try_goes_on_from_the_checkpoint(
     start, undisturbed
 ):
@@ -147,6 +147,7 @@ def test_sigterm_to_one_worker_stops_all_at_the_same_step_and_the_next_gang_goes
     assert stopped == restored and len({*map(tuple, stopped)}) == 1, "no step is lost or repeated"
 
 
+@pytest.mark.faults
 def test_sigterm_to_the_job_saves_the_step_and_the_next_try_goes_on_exactly_there(
     start, undisturbed
 ):

@@ -194,6 +194,7 @@ def test_a_wait_that_is_no_longer_needed_gives_the_pods_back(cluster, make_launc
     assert cluster.list_names("jobs") == []
 
 
+@pytest.mark.containers
 def test_a_pod_that_shares_only_a_bucket_trains_and_is_deleted_after_it(
     cluster, account, dataset, tmp_path, make_root
 ):

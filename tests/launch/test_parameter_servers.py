@@ -11,6 +11,8 @@ from launch.running import INTERVAL
 
 from pipeline_ops.errors import ExitCode
 
+pytestmark = pytest.mark.faults
+
 SERVERS = {
     "train__strategy": "parameter_server",
     "train__workers": 1,
@@ -24,19 +26,8 @@ def overrides():
     return SERVERS
 
 
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.faults)],
-    ids=lambda number: number.name,
-)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("chief", marks=pytest.mark.faults),
-        pytest.param("worker 0", marks=pytest.mark.faults),
-        "ps 1",
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+@pytest.mark.parametrize("name", ROLES)
 def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_nothing(
     start, undisturbed, name, number
 ):
@@ -51,7 +42,6 @@ def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_not
     assert name in message
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("name", ROLES)
 def test_sigterm_to_a_process_of_any_role_saves_the_step_and_the_next_gang_goes_on_there(
     start, undisturbed, name
@@ -68,7 +58,6 @@ def test_sigterm_to_a_process_of_any_role_saves_the_step_and_the_next_gang_goes_
     )
 
 
-@pytest.mark.faults
 def test_several_workers_share_the_steps(start):
     job = start(train__workers=2)
     assert job.end() == ExitCode.SUCCESS, job.message()

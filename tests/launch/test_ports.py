@@ -38,6 +38,7 @@ def test_two_workers_on_one_host_open_no_port(start):
     assert watch.seen == set()
 
 
+@pytest.mark.hosts
 def test_parameter_servers_on_one_host_are_out_of_reach(start):
     """F5: they listen, in a network namespace that only the gang is in."""
     job = start(**SERVERS, is_held=True)
@@ -189,6 +190,7 @@ def test_a_gang_gets_a_namespace_where_it_is_on_one_host_and_may_have_servers(
     )
 
 
+@pytest.mark.hosts
 def test_a_port_scan_of_the_whole_host_does_not_disturb_a_gang(start):
     """F15."""
     job = start(train__max_restarts=0)

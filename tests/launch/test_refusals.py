@@ -21,6 +21,7 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.system.processes import find_group_members, kill_group
 
 
+@pytest.mark.faults
 def test_without_restarts_left_the_job_fails_and_names_the_worker_and_its_log(start):
     job = start(is_held=True, train__max_restarts=0)
     job.wait_until_held()
@@ -48,6 +49,7 @@ def test_sigterm_ends_every_process_within_five_seconds(start):
     assert not job.job.folder.local.exists()
 
 
+@pytest.mark.hosts
 def test_a_worker_that_never_joins_is_named_within_the_deadline(start):
     job = start(train__epochs=5000, train__heartbeat_timeout_seconds=8, train__max_restarts=0)
     log = job.job.attempt.worker_log("worker 1")

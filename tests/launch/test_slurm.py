@@ -95,6 +95,7 @@ def here():
     return {"launcher": "local", "cores": 2}
 
 
+@pytest.mark.hosts
 def test_two_nodes_train_what_one_machine_trains_and_are_given_back(start, cluster, undisturbed):
     job = start(is_held=True)
     job.wait_until_held()

@@ -257,6 +257,7 @@ def test_a_checkpoint_that_one_host_can_not_read_is_given_up_by_all(
     assert_same(again, undisturbed)
 
 
+@pytest.mark.hosts
 def test_a_host_whose_key_is_not_known_is_refused(start, tmp_path):
     job = start(
         hosts=1,

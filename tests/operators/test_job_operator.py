@@ -180,6 +180,7 @@ async def collect_events(trigger: JobTrigger) -> list:
     return [event async for event in trigger.run()]
 
 
+@pytest.mark.faults
 def test_a_second_try_follows_the_process_that_still_runs(run):
     task = run()
     handle = task.start()
@@ -198,6 +199,7 @@ def test_marking_the_task_failed_leaves_no_process_within_five_seconds(run, who)
     assert watch.seconds < 5
 
 
+@pytest.mark.faults
 def test_a_job_that_is_told_to_end_ends_with_all_its_processes_though_nobody_signals_it(run):
     task = run(**{"train.epochs": 5000})
     handle = task.start()
@@ -252,6 +254,7 @@ def test_who_may_start_a_run_may_not_choose_the_program_that_it_starts(run, key)
     assert task.store == {}
 
 
+@pytest.mark.faults
 def test_a_job_that_is_not_done_in_time_ends_itself_with_all_its_processes(run):
     task = run(author={"train.timeout_seconds": 8}, **{"train.epochs": 5000})
     handle = task.start()
@@ -265,6 +268,7 @@ def test_a_job_that_is_not_done_in_time_ends_itself_with_all_its_processes(run):
     assert not list(task.layout.artifacts("train").local.glob("[!.]*"))
 
 
+@pytest.mark.faults
 def test_a_damaged_artifact_is_made_again(run):
     task = run()
     manifest = task.execute()

@@ -153,6 +153,7 @@ def test_a_task_that_left_nothing_is_told_without_data_sets(tmp_path):
     assert (event["inputs"], event["outputs"]) == ([], [])
 
 
+@pytest.mark.airflow
 def test_nothing_of_openlineage_is_imported_before_it_asks():
     code = (
         "import sys, pipeline_ops.operators.dags, pipeline_ops.operators.chain;"

@@ -143,6 +143,7 @@ def test_the_schedule_makes_a_watched_asset_of_the_raw_files(tmp_path):
     }
 
 
+@pytest.mark.stores
 def test_the_last_reported_version_is_kept_in_the_bucket_of_the_root(tmp_path):
     endpoint = "http://127.0.0.1:1"
     storage = {"root": "s3://watched/folder", "endpoint": endpoint}

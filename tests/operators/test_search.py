@@ -71,6 +71,7 @@ class Run:
         return read_record(self.layout.task_record("manual__1", name))
 
 
+@pytest.mark.airflow
 def test_a_trial_is_a_training_with_its_own_record_and_artifact_and_is_not_done_twice(
     dataset, tmp_path
 ):

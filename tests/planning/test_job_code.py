@@ -62,6 +62,7 @@ def test_an_imported_file_that_is_gone_changes_the_fingerprint(copied_code, job)
         moved.rename(copied_code / "pipeline_ops/storage/digest.py")
 
 
+@pytest.mark.airflow
 def test_each_module_that_a_real_job_loads_is_in_its_fingerprint(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # each process lists its imports in its log
     write_digits(tmp_path / "raw")

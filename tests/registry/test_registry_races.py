@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 from publishers import publish, publish_and_report, publish_many, start, wait_until
 
 from pipeline_ops.artifacts.damage import find_damage
@@ -66,6 +67,7 @@ def test_a_reader_sees_whole_versions_and_a_champion_that_is_there(registry):
     )
 
 
+@pytest.mark.stores
 def test_publishers_killed_at_twenty_random_moments_are_never_seen_by_a_reader_and_repaired_by_the_next(  # noqa: E501
     registry,
 ):

@@ -89,6 +89,7 @@ def test_a_replacement_names_the_version_that_it_replaces(bucket_root):
     assert read(store, "object") == b"2"
 
 
+@pytest.mark.stores
 def test_a_listing_has_several_pages(bucket_root):
     store = open_store(bucket_root)
     names = [f"many/{number:04d}" for number in range(1100)]

@@ -39,10 +39,9 @@ def removals(source: bytes) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_no_other_file_removes_trees(file):
+def test_no_other_file_removes_trees():
     """F3, F4: each removal goes through the checks of owner and name."""
-    assert removals(file.read_bytes()) == []
+    assert [file for file in FILES if removals(file.read_bytes())] == []
 
 
 def test_a_removal_elsewhere_can_be_seen():

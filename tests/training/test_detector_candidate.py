@@ -42,7 +42,10 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module", params=SMALL)
+@pytest.fixture(
+    scope="module",
+    params=["center_detector", pytest.param("retinanet", marks=pytest.mark.training)],
+)
 def candidate(request, scenes, make_job_in, tmp_path_factory):
     """The artifact's folder, the detector in memory that it was made of, and its head. The weights
     are random, so the detector finds many boxes."""

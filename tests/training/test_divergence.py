@@ -29,6 +29,7 @@ def messages(job, phase: str) -> list[str]:
     ]
 
 
+@pytest.mark.training
 def test_a_batch_that_diverges_is_found_left_out_and_kept(make_broken, host_pool):
     """Any number of workers finds it at the same step, once in each epoch."""
     skip = {"train__on_divergence__action": "skip_batch"}
@@ -101,6 +102,7 @@ def test_without_an_action_it_stops_and_says_where_the_batch_is(make_broken, hos
     assert BROKEN_KEY in json.loads(kept.read_text())["keys"]
 
 
+@pytest.mark.training
 def test_a_budget_ends_it(make_broken, host_pool):
     job = make_broken(
         "budget",
@@ -114,6 +116,7 @@ def test_a_budget_ends_it(make_broken, host_pool):
         train(job, host_pool)
 
 
+@pytest.mark.training
 def test_a_loss_that_explodes_lowers_the_learning_rate_until_it_does_not(make_job, host_pool):
     job = make_job(
         "rate",

@@ -58,7 +58,7 @@ class Row:
     tolerance: float = SAME
 
 
-FAST = {
+ROWS = {
     "gang of one": Row(GANG | {"workers": 1}),
     "gang of two": Row(GANG),
     "gang of two, digits_cnn": Row(GANG, {"model": "digits_cnn", "optimizer": SGD}),
@@ -125,28 +125,23 @@ FAST = {
     "label smoothing": Row(GANG, {"label_smoothing": 0.1}),
 }
 
-SIMILAR = {
-    "tf-slim on two devices",
-    "clipping by norm",
-    "clipping by value",
-    "averaged weights",
-    "normalisation by replica",
-    "bfloat16",
-    "xla for the gradients",
-    "one step per call",
-    "class weights",
-    "label smoothing",
-}
-"""The rows that differ from another one in one option. They are slow tests, too."""
-
-SLOW = {
+ROWS |= {
     "gang of four": Row(GANG | {"workers": 4}),
     "gang of three with uneven parts": Row(GANG | {"workers": 3}),
 } | {
     f"two devices, {name}": dataclasses.replace(row, changed=row.changed | MIRRORED)
-    for name, row in FAST.items()
+    for name, row in ROWS.items()
     if row.changed.items() >= GANG.items()
 }
+
+OF_EACH_STRATEGY = {
+    "gang of two",
+    "two devices",
+    "one worker and two parameter servers",
+    "layers on two devices",
+    "divided layers",
+}
+"""The rows that `make test` runs."""
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +183,8 @@ def distance(a: list[np.ndarray], b: list[np.ndarray]) -> float:
 @pytest.mark.parametrize(
     "row",
     [
-        *(
-            pytest.param(row, id=name, marks=[pytest.mark.training] * (name in SIMILAR))
-            for name, row in FAST.items()
-        ),
-        *(pytest.param(row, id=name, marks=pytest.mark.training) for name, row in SLOW.items()),
+        pytest.param(row, id=name, marks=[pytest.mark.training] * (name not in OF_EACH_STRATEGY))
+        for name, row in ROWS.items()
     ],
 )
 def test_the_weights_are_those_of_one_device(trained, row, record_property):
@@ -206,11 +198,11 @@ def test_the_weights_are_those_of_one_device(trained, row, record_property):
     "options",
     [
         {"seed": 2},
-        {"optimizer": SGD},
-        {"optimizer": ADAM | {"learning_rate": 1.1e-3}},
         *(
             pytest.param(options, marks=pytest.mark.training)
             for options in (
+                {"optimizer": SGD},
+                {"optimizer": ADAM | {"learning_rate": 1.1e-3}},
                 {"class_weights": True},
                 {"label_smoothing": 0.1},
                 {"optimizer": ADAM | {"average_weights": 0.9}},

@@ -121,6 +121,7 @@ def test_a_module_that_is_nowhere_is_an_error_of_the_config(tmp_path):
         digest_user_code(Train(model="digits_cnn", metrics=["acme_nowhere.metrics:top3"]), tmp_path)
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(
     "options, message",
     [

@@ -27,8 +27,8 @@ FEW = {
 SLIM = ALONE | {"train__model": "acme_vision.old:build"}
 SLIM_WITH_DROPOUT = SLIM | {"train__model_parameters": {"dropout": 0.5}}
 
-CASES = {"two workers": {"train__workers": 2}}
-SLOW = {
+CASES = {
+    "two workers": {"train__workers": 2},
     "one device": ALONE,
     "tf-slim": SLIM_WITH_DROPOUT,
     "two devices": {
@@ -74,16 +74,8 @@ def distance(a: list[np.ndarray], b: list[np.ndarray]) -> float:
     return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *(pytest.param(options, id=name) for name, options in CASES.items()),
-        *(
-            pytest.param(options, id=name, marks=pytest.mark.training)
-            for name, options in SLOW.items()
-        ),
-    ],
-)
+@pytest.mark.training
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_a_training_that_was_killed_draws_what_it_would_have_drawn(train, options):
     assert distance(train(options, is_calm=True), train(options, is_calm=False)) <= 1e-6
 

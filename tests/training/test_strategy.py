@@ -49,6 +49,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("cores, threads", [(1, [1, 2, True]), (3, [3, 3, False])])
 def test_idle_threads_of_a_worker_with_one_core_sleep_at_once(cores, threads):
     output = subprocess.run(

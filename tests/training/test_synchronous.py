@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import json
 import keras
@@ -66,6 +68,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.training
 def test_the_exchange_of_averages_waits_for_the_steps_also_where_no_step_writes_them():
     """Another worker would mistake one of two simultaneous exchanges for the other. Four variables
     are frozen, on two devices."""

@@ -201,6 +201,7 @@ def test_a_saved_model_of_other_weights_is_refused_by_name(tmp_path):
         read_warm_start(str(place), other, other.get_weights(), backbone)
 
 
+@pytest.mark.training
 def test_the_weights_of_a_branched_model_come_back_under_their_own_names(tmp_path):
     """The order of variables in a checkpoint is not that of the model's weights."""
     import tensorflow as tf

@@ -14,6 +14,7 @@ from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.storage.open_store import open_path
 
 
+@pytest.mark.training
 def test_own_callbacks_change_the_training_alike_on_all_workers_and_remember_across_restarts(
     make_job, host_pool
 ):
@@ -36,6 +37,7 @@ def test_own_callbacks_change_the_training_alike_on_all_workers_and_remember_acr
     )
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -67,6 +69,7 @@ def test_all_workers_lines_are_in_one_log_and_the_first_failure_is_its_last(make
     assert "own_watchers:clumsy raised KeyError in after_epoch" in lines[-1]
 
 
+@pytest.mark.training
 def test_tensorboard_has_scalars_graph_histograms_and_pictures(make_job, host_pool):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -89,11 +92,13 @@ def test_tensorboard_has_scalars_graph_histograms_and_pictures(make_job, host_po
     assert (int(images[0]), int(images[1])) == (96, 96 + 14)
 
 
+@pytest.mark.training
 def test_numeric_checks_name_the_operation(make_broken, host_pool):
     with pytest.raises(ConfigError, match="train.debug: numerics: .*own_watchers.py"):
         train(make_broken("numerics", **ALONE, train__debug=["numerics"]), host_pool)
 
 
+@pytest.mark.training
 def test_tensors_are_recorded_for_tensorboards_debugger_by_each_worker(make_job, host_pool):
     from tensorflow.python.debug.lib.debug_events_reader import DebugDataReader
 
@@ -107,6 +112,7 @@ def test_tensors_are_recorded_for_tensorboards_debugger_by_each_worker(make_job,
             assert reader.source_file_list()
 
 
+@pytest.mark.training
 def test_a_training_without_compilation_gives_the_same_result(make_job, host_pool):
     few = {**QUICK, **ALONE, "train__epochs": 1}
     jobs = [

@@ -13,6 +13,7 @@ import pytest
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
+@pytest.mark.airflow
 def test_the_plugin_costs_the_processes_that_serve_no_pages_nothing():
     code = (
         "import airflow.plugins_manager, sys; before = set(sys.modules); "
@@ -26,6 +27,7 @@ def test_the_plugin_costs_the_processes_that_serve_no_pages_nothing():
     assert set(output.split()) == {"pipeline_ops.ui", "pipeline_ops.ui.plugin"}
 
 
+@pytest.mark.airflow
 @pytest.mark.parametrize("in_api_server", [True, False])
 def test_an_airflow_without_a_needed_part_is_named_when_the_api_server_loads_the_plugin(
     in_api_server,

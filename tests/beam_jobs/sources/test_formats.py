@@ -127,6 +127,7 @@ def run(pipeline, source: dict, **overrides):
     return outcome
 
 
+@pytest.mark.engines
 def test_the_format_of_the_annotations_changes_not_a_byte(formats, read_records):
     outcomes = {name: run(formats, source) for name, source in SOURCES.items()}
     assert all(outcome.shards == outcomes["voc"].shards for outcome in outcomes.values())

@@ -101,6 +101,7 @@ def read(raw):
     return read
 
 
+@pytest.mark.training
 def test_what_the_object_detection_api_writes_goes_through_the_whole_job(pipeline, read_records):
     subprocess.run(
         [sys.executable, "-c", WRITE_AS_THE_API_DOES, str(pipeline.raw)],

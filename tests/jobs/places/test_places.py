@@ -19,7 +19,12 @@ from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
 
-KINDS = ("local", "ssh", "slurm", "kubernetes")
+KINDS = (
+    "local",
+    pytest.param("ssh", marks=pytest.mark.hosts),
+    pytest.param("slurm", marks=pytest.mark.hosts),
+    pytest.param("kubernetes", marks=pytest.mark.containers),
+)
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from beam_jobs.dry_run.validation import validate_model, validate_plan
-from beam_jobs.output.describe import read_reference, write_description
+from beam_jobs.output.describe import (
+    check_comparison,
+    keep_page_of_refused_data,
+    read_reference,
+    write_description,
+)
 from beam_jobs.output.quarantine import write_quarantine
 from beam_jobs.output.record_lengths import write_record_lengths
 from beam_jobs.output.rejects import check_rejects, collect_rejected, write_driver_fragment
@@ -94,9 +99,18 @@ def preprocess(job: Job) -> ExitCode:
         spec = ShardBuildSpec(source.folder, draft.folder, tuple(config.stages), source.class_names)
         built = _run_beam(job, config, delta.shards, spec, "preprocess", scratch)
         summaries = [*unchanged, *built]
-        rejected = _check_outcome(job, config, source, decision, summaries)
+        check_shapes(summaries, job.request.config_file)
+        rejected = collect_rejected(source, decision, summaries)
         write_driver_fragment(source, decision, scratch)
         write_quarantine(draft.folder, rejected, scratch)
+        figures = compute_figures(summaries, source.class_names, rejected, source.task)
+        figures = figures.model_copy(update=delta.figures)
+        copies = find_duplicates(decision.by_split, {record.key for record in rejected})
+        statistics = collect_statistics(summaries, figures, copies)
+        comparison = write_description(job, config, draft.folder, figures, statistics, reference)
+        with keep_page_of_refused_data(job, draft.folder):
+            _check_outcome(job, config, source, decision, summaries, rejected)
+            check_comparison(comparison, config, job.request.config_file)
         entries = [
             *delta.unchanged,
             *build_index_entries(delta.shards, built, hashes),
@@ -105,12 +119,7 @@ def preprocess(job: Job) -> ExitCode:
         write_index(draft.folder / INDEX, entries)
         write_record_lengths(draft.folder, built, delta.kept, previous.folder if previous else None)
         draft.num_examples = {summary.name: summary.num_examples for summary in built}
-        figures = compute_figures(summaries, source.class_names, rejected, source.task)
-        figures = figures.model_copy(update=delta.figures)
         _fill_manifest(draft, config, figures)
-        copies = find_duplicates(decision.by_split, {record.key for record in rejected})
-        statistics = collect_statistics(summaries, figures, copies)
-        write_description(job, config, draft.folder, figures, statistics, reference)
     return ExitCode.SUCCESS
 
 
@@ -223,14 +232,13 @@ def _check_outcome(
     source: SourceData,
     decision: CollectionDecision,
     summaries: Sequence[ShardSummary],
-) -> list[RejectedRecord]:
-    """Returns all rejected records, in the order of the keys.
+    rejected: Sequence[RejectedRecord],
+) -> None:
+    """Checks the rejected records, and that each split and class has examples.
 
     Raises:
-      DataError: too much was rejected, a class has no examples, or images have different shapes.
+      DataError: too much was rejected, a split is empty, or a class has no examples.
     """
-    rejected = collect_rejected(source, decision, summaries)
-    check_shapes(summaries, job.request.config_file)
     full_list = job.attempt.folder / "rejected.jsonl"
     check_rejects(rejected, source, decision, config.rejects, full_list, job.request.config_file)
     check_labels(
@@ -240,7 +248,6 @@ def _check_outcome(
         source.task,
         explain_from_shards(decision.by_split, rejected, summaries),
     )
-    return rejected
 
 
 def _fill_manifest(draft: ArtifactDraft, config: Preprocess, figures: DatasetFigures) -> None:

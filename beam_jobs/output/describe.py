@@ -1,15 +1,15 @@
 """The description of a data set: statistics, schema, comparison with its reference, and a page.
 
-The preprocess job calls it once the shards exist. A data set that breaks the rules of its schema,
-or has drifted too far, fails the job. Its page is then in the attempt's folder, next to the log,
-because there is no artifact.
+The preprocess job calls it once the shards exist, and before it checks the data. If a check refuses
+them, the page is in the attempt's folder, next to the log, because there is no artifact.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -85,12 +85,10 @@ def write_description(
     figures: DatasetFigures,
     statistics: DatasetStatistics,
     reference: Reference | None,
-) -> None:
+) -> DatasetComparison | None:
     """Writes statistics, schema and page into a data set's folder, where the quarantine already is.
 
-    Raises:
-      DataError: the config does not allow the schema or a drift. The message gives the numbers and
-        the path of the page.
+    Returns the comparison with the reference, which `check_comparison` checks.
     """
     schema = infer_schema(figures, statistics.merge_splits())
     if reference:
@@ -100,11 +98,25 @@ def write_description(
     rejected = list(itertools.islice(read_quarantine(folder / QUARANTINE_SHARD), _SHOWN_REJECTS))
     theirs = reference.statistics if reference else None
     page_data = PageData(job.request.pipeline, figures, statistics, schema, rejected, theirs)
-    page = render(page_data).encode()
-    _check_comparison(statistics.comparison, config, job, page)
+    write_atomically(folder / DATA_PAGE, render(page_data).encode())
     write_json(folder / SCHEMA, schema.model_dump(mode="json"))
     write_json(folder / STATISTICS, statistics.model_dump(mode="json"))
-    write_atomically(folder / DATA_PAGE, page)
+    return statistics.comparison
+
+
+@contextlib.contextmanager
+def keep_page_of_refused_data(job: Job, folder: Path) -> Iterator[None]:
+    """Copies the page of a data set into the attempt's folder if the block refuses the data.
+
+    Raises:
+      DataError: the error of the block. Its message also has the path of the page.
+    """
+    try:
+        yield
+    except DataError as error:
+        page = job.attempt.folder / DATA_PAGE
+        write_atomically(page, (folder / DATA_PAGE).read_bytes())
+        raise DataError(f"{error}\n{page} shows the data and the rejected records.") from error
 
 
 def _compare(
@@ -122,9 +134,14 @@ def _compare(
     )
 
 
-def _check_comparison(
-    comparison: DatasetComparison | None, config: Preprocess, job: Job, page: bytes
+def check_comparison(
+    comparison: DatasetComparison | None, config: Preprocess, config_file: str
 ) -> None:
+    """Checks the differences from the reference.
+
+    Raises:
+      DataError: the config does not allow the schema or a drift. The message gives the numbers.
+    """
     if comparison is None:
         return
     faults = [
@@ -135,13 +152,10 @@ def _check_comparison(
     if config.drift.action == "fail":
         faults += _describe_drift(comparison)
     if faults:
-        page_file = job.attempt.folder / DATA_PAGE
-        write_atomically(page_file, page)
         raise DataError(
             f"the data differ from {describe_reference(comparison.reference)}:\n"
             + "\n".join(f"  {fault}" for fault in faults)
-            + f"\n{page_file} shows the differences. Correct the data, "
-            f"or change the rules in {job.request.config_file}."
+            + f"\nCorrect the data, or change the rules in {config_file}."
         )
 
 

@@ -150,7 +150,7 @@ def _list_comparison_findings(data: PageData) -> Iterator[tuple[bool, str]]:
     drifted = [_get_title(distance.feature) for distance in comparison.drift if distance.is_above]
     if drifted:
         yield False, f"Drifted from {reference}: {', '.join(drifted)}."
-    else:
+    elif comparison.drift:  # empty if there is no training example
         yield True, f"No feature has drifted from {reference}."
 
 

@@ -38,8 +38,10 @@ class Violation(BaseModel, frozen=True):
 
 
 def infer_schema(figures: DatasetFigures, measurements: Measurements) -> DataSchema:
-    """Infers the schema of a data set that has examples. `measurements` covers all its splits."""
-    # The data set has examples, so it has sizes.
+    """Infers the schema of a data set. `measurements` covers all its splits.
+
+    Without examples, all sizes and the number of channels are 0.
+    """
     least_height, largest_height, least_width, largest_width = measurements.sizes or (0,) * 4
     return DataSchema(
         task=figures.task,
@@ -64,7 +66,7 @@ def compare_schemas(ours: DataSchema, reference: DataSchema, rules: SchemaRules)
         found.append(("missing_classes", f"missing classes: {', '.join(missing)}"))
     if ours.task != reference.task:
         found.append(("task", f"the task is {ours.task}, was {reference.task}"))
-    if ours.channels != reference.channels:
+    if ours.channels not in (0, reference.channels):
         found.append(
             ("channels", f"images have {ours.channels} channels, had {reference.channels}")
         )

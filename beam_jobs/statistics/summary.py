@@ -98,7 +98,7 @@ def compute_figures(
     rejected: Sequence[RejectedRecord],
     task: Task = "classification",
 ) -> DatasetFigures:
-    """The figures of a data set whose images all have the same shape.
+    """The figures of a data set whose images all have the same shape: zeros if there are no images.
 
     `rejected` are the rejected records of the source and of all shards.
     """
@@ -111,7 +111,9 @@ def compute_figures(
     return DatasetFigures(
         task=task,
         class_names=list(class_names),
-        image_shape=next(shape for summary in summaries for shape, _ in summary.shapes),
+        image_shape=next(
+            (shape for summary in summaries for shape, _ in summary.shapes), (0, 0, 0)
+        ),
         num_examples={
             split: sum(summary.num_examples for summary in summaries if summary.split == split)
             for split in SPLITS

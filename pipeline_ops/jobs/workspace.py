@@ -1,8 +1,9 @@
 """The folder of a job on its own host, while its attempt is in a bucket.
 
 All processes of a job on one host use this folder like an attempt's folder in the store. A thread
-copies what they append to logs and progress into the store, once a second. The first process to
-find the leftovers of a killed job on its host copies the rest.
+copies what they append to logs and progress into the store, once a second. It copies the page of
+refused data (`data.html`), which is written once, in the same way. The first process to find the
+leftovers of a killed job on its host copies the rest.
 
 If the store is a folder, the attempt's own folder is used, and nothing is copied.
 """
@@ -32,7 +33,7 @@ REQUEST_VARIABLE = "TRAINYARD_REQUEST"
 """The variable with the digest of the request, in the processes of a job on all hosts."""
 _SHIP_SECONDS = 1.0
 _CHUNK_BYTES = 4 << 20
-_APPENDED = (".log", ".jsonl")
+_APPENDED = (".log", ".jsonl", ".html")
 _log = logging.getLogger(__name__)
 
 

@@ -9,6 +9,7 @@ the pages work behind a prefix and a reverse proxy.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
@@ -23,7 +24,6 @@ from pipeline_ops.artifacts.dataset import DATA_PAGE
 from pipeline_ops.artifacts.manifest import find_file
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.jobs.task_record import find_recorded_manifest, find_report
-from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.ui.model_routes import SIGNED_IN
 from pipeline_ops.ui.model_routes import router as model_routes
 from pipeline_ops.ui.pages import (
@@ -119,15 +119,19 @@ def show_report_content(
 ) -> HTMLResponse:
     """Returns one of those pages as the job has written it."""
     run = find_run(dag_id, run_id, session)
-    file = _find_page(run, page)
-    if file is None:
+    read = _find_page(run, page)
+    if read is None:
         raise NotFound(f"The run {run_id} has no page {page}.")
-    content = run.layout.locate(file).read(_MAX_PAGE_BYTES)
-    return HTMLResponse(content, headers={"Content-Security-Policy": SANDBOX})
+    return HTMLResponse(read(_MAX_PAGE_BYTES), headers={"Content-Security-Policy": SANDBOX})
 
 
-def _find_page(run: PipelineRun, page: str) -> StorePath | None:
+def _find_page(run: PipelineRun, page: str) -> Callable[[int], bytes] | None:
     """Finds a page of a run, from the artifacts that the run's tasks have left or found.
+
+    The page of refused data is in the folder of the attempt instead, where files are read as logs.
+
+    Returns:
+      A function that reads the page up to a number of bytes. None if there is no page.
 
     Raises:
       DataError: a record of the run is damaged, or does not name an artifact of the pipeline.
@@ -137,6 +141,13 @@ def _find_page(run: PipelineRun, page: str) -> StorePath | None:
         return find_recorded_manifest(run.layout, run.run_id, task, task)
 
     if page == "report":
-        return find_report(read_task_manifest("evaluate"), read_task_manifest("export"))
-    dataset = read_task_manifest("preprocess")
-    return find_file(dataset, DATA_PAGE) if dataset else None
+        file = find_report(read_task_manifest("evaluate"), read_task_manifest("export"))
+    elif dataset := read_task_manifest("preprocess"):
+        file = find_file(dataset, DATA_PAGE)
+    elif attempt := run.layout.newest_attempt(run.run_id, "preprocess"):
+        refused = attempt.folder / DATA_PAGE
+        _, end = refused.read_log_end(1)
+        return functools.partial(refused.read_log, 0) if end else None
+    else:
+        return None
+    return run.layout.locate(file).read if file else None

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import json
 
+import yaml
+
+from beam_jobs.preprocess import preprocess
+from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.request import read_status, write_request
+from pipeline_ops.jobs.runner import run_request
 
 
 def test_more_rejects_than_the_budget_fail_the_job_and_are_named(animals):
@@ -21,6 +27,53 @@ def test_more_rejects_than_the_budget_fail_the_job_and_are_named(animals):
     assert str(full_list) in outcome.message
     assert len([json.loads(line) for line in full_list.read_text().splitlines()]) == 12
     assert not outcome.artifact.exists()
+
+
+def test_data_over_the_budget_leave_a_page_that_shows_the_rejected_files(animals, encode):
+    animals.add("cat/truncated.png", encode(64, 64, seed=99)[:-30])
+    animals.add("dog/text.png", b"no image")
+    outcome = animals.run(rejects={"max_count": 1})
+    assert outcome.exit_code is ExitCode.DATA
+    page = outcome.attempt.folder.local / "data.html"
+    assert outcome.message.endswith(f"\n{page} shows the data and the rejected records.")
+    text = page.read_text()
+    assert "cat/truncated.png" in text and "truncated" in text
+    assert "dog/text.png" in text and "not_image" in text
+    assert "data:image/png;base64," in text
+    assert "60 examples" in text and "2 of 62 records are in quarantine." in text
+    assert not outcome.artifact.exists()
+
+
+def test_data_without_a_usable_image_leave_a_page_too(animals):
+    animals.make()
+    skipping = animals.run(stages=["decode", {"filter": {"min_side": 9}}])
+    for file in animals.raw.glob("*/*.png"):
+        file.write_bytes(b"no image " + file.name.encode())
+    rejecting = animals.run()
+    for outcome, records in ((skipping, "0 records"), (rejecting, "60 records")):
+        assert outcome.exit_code is ExitCode.DATA
+        text = (outcome.attempt.folder.local / "data.html").read_text()
+        assert "0 examples" in text and records in text
+        assert "images have 0 channels" not in text
+        assert not outcome.artifact.exists()
+    assert "cat/001.png" in text
+
+
+def test_the_page_of_refused_data_is_where_the_message_says_in_a_bucket(
+    animals, s3_root, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("TRAINYARD_LOCAL_FOLDER", str(tmp_path / "local"))
+    config = yaml.safe_load(animals.config_file.read_text())
+    config["storage"]["root"] = str(s3_root)
+    animals.config_file.write_text(yaml.safe_dump(config))
+    animals.add("dog/text.png", b"no image")
+    plan, attempt = animals.plan(), Attempt(s3_root / "attempts" / "1")
+    write_request(attempt, plan.request)
+    run_request(preprocess, str(attempt.request))
+    page = attempt.folder / "data.html"
+    assert f"\n{page} shows the data" in read_status(attempt).message
+    assert b"dog/text.png" in page.read_log(0, 1 << 20)
+    assert not plan.manifest.exists()
 
 
 def test_a_fraction_is_a_budget_too(animals):

@@ -189,6 +189,18 @@ def test_the_page_of_the_data_is_another_tab_of_the_report(client, whole_run):
     )
 
 
+def test_the_page_of_refused_data_is_the_tab_of_the_data_set(client, run_writer, set_states):
+    set_states("failed", preprocess="failed")
+    run_writer.record("preprocess", state="failed", message="refused", exit_code=65)
+    attempt = run_writer.attempt("preprocess", [])
+    (attempt.folder / "data.html").write(b"<h1>Refused data</h1>")
+    report = Page(client("viewer").get(run_writer.address("report", page="data")).text)
+    assert "This run has ended without it." not in report.text
+    answer = client("viewer").get(run_writer.address("report/content", page="data"))
+    assert answer.text == "<h1>Refused data</h1>"
+    assert answer.headers["content-security-policy"].startswith("sandbox;")
+
+
 def test_a_run_without_a_report_says_so(client, run_writer, set_states):
     set_states("running", preprocess="running")
     page = client("viewer").get(run_writer.address("report")).text

@@ -29,7 +29,7 @@ def table(*rows: tuple, fast: tuple = ()) -> Callable:
 
     Args:
       rows: the values of `when` and `way`.
-      fast: rows that are not slow with Celery.
+      fast: rows that belong to `make test` with Celery.
     """
     executors = pytest.mark.parametrize(
         "airflow",

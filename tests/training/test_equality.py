@@ -137,9 +137,9 @@ SIMILAR = {
     "class weights",
     "label smoothing",
 }
-"""The rows that differ from another one in one option. They are slow tests, too."""
+"""The rows that differ from another one in one option. They are heavy tests, too."""
 
-SLOW = {
+HEAVY = {
     "gang of four": Row(GANG | {"workers": 4}),
     "gang of three with uneven parts": Row(GANG | {"workers": 3}),
 } | {
@@ -192,7 +192,7 @@ def distance(a: list[np.ndarray], b: list[np.ndarray]) -> float:
             pytest.param(row, id=name, marks=[pytest.mark.training] * (name in SIMILAR))
             for name, row in FAST.items()
         ),
-        *(pytest.param(row, id=name, marks=pytest.mark.training) for name, row in SLOW.items()),
+        *(pytest.param(row, id=name, marks=pytest.mark.training) for name, row in HEAVY.items()),
     ],
 )
 def test_the_weights_are_those_of_one_device(trained, row, record_property):

@@ -28,7 +28,7 @@ SLIM = ALONE | {"train__model": "acme_vision.old:build"}
 SLIM_WITH_DROPOUT = SLIM | {"train__model_parameters": {"dropout": 0.5}}
 
 CASES = {"two workers": {"train__workers": 2}}
-SLOW = {
+HEAVY = {
     "one device": ALONE,
     "tf-slim": SLIM_WITH_DROPOUT,
     "two devices": {
@@ -80,7 +80,7 @@ def distance(a: list[np.ndarray], b: list[np.ndarray]) -> float:
         *(pytest.param(options, id=name) for name, options in CASES.items()),
         *(
             pytest.param(options, id=name, marks=pytest.mark.training)
-            for name, options in SLOW.items()
+            for name, options in HEAVY.items()
         ),
     ],
 )

@@ -51,7 +51,7 @@ class Export(TaskSection):
     format than `saved_model`."""
     formats: list[FormatName] = advanced_field(["saved_model"])
     """The published formats. `saved_model` is always one of them. `onnx` needs
-    airflow-provider-trainyard[onnx]. Each is checked against the trained model."""
+    the extra `onnx`. Each is checked against the trained model."""
     int8: Int8 = advanced_field(Int8())
     """Settings of `tflite_int8`, and how far it may be from the trained model."""
     card: Card = advanced_field(Card())

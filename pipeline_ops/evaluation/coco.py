@@ -89,7 +89,7 @@ def evaluate_detections(
     except ImportError as error:
         raise ConfigError(
             f"COCO's figures need the package faster-coco-eval ({error}). "
-            "Install airflow-provider-trainyard[train]."
+            "Install the extra train: pip install '.[train]' in a clone of Trainyard."
         ) from None
     for kind, boxes in (("true box", truths), ("detection", detections)):
         _validate_boxes(kind, boxes, num_images, len(class_names))

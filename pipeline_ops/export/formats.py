@@ -60,8 +60,8 @@ def require_onnx_extra() -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            f"export.formats: onnx needs {error.name}. Install "
-            "airflow-provider-trainyard[onnx], or remove onnx from the list."
+            f"export.formats: onnx needs {error.name}. Install the extra onnx "
+            "(pip install '.[onnx]' in a clone of Trainyard), or remove onnx from the list."
         ) from None
 
 

@@ -58,7 +58,7 @@ def _restore_moved_names() -> None:
     except ImportError as error:
         raise ConfigError(
             f"a TF-Slim model needs the packages tf-slim and tf-keras ({error}). "
-            "Install trainyard with the extra slim"
+            "Install the extra slim: pip install '.[slim]' in a clone of Trainyard"
         ) from error
 
 

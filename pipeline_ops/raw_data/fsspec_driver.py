@@ -39,8 +39,8 @@ def get_file_system(uri: str) -> fsspec.AbstractFileSystem:
         return fsspec.filesystem(scheme, use_listings_cache=False)
     except ImportError as error:
         raise ConfigError(
-            f"{uri}: {error}. Raw data need that package. Install it, or the extra s3, gs or azure "
-            "of Trainyard."
+            f"{uri}: {error}. Raw data need that package. Install it, or the extra s3, gs or "
+            "azure: for example pip install '.[s3]' in a clone of Trainyard."
         ) from None
     except ValueError as error:
         raise ConfigError(

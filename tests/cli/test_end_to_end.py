@@ -50,21 +50,8 @@ def first_run(trainyard, whole_module_survivors) -> subprocess.CompletedProcess:
 @pytest.fixture(scope="module")
 def ui(trainyard, first_run):
     """A running `trainyard ui`: its address, user and password."""
-    process = trainyard.start("ui", str(trainyard.config), stdout=subprocess.PIPE)
-    try:
-        pattern = re.compile(
-            r"Airflow +(\S+) +user (\S+) +password in (\S+)"
-        )  # this is no terminal, so the password is not printed
-        found = next(
-            (match.groups() for line in process.stdout if (match := pattern.match(line))), None
-        )
-        assert found, f"trainyard ui has ended with {process.wait()}"
-        url, user, passwords = found
-        yield url, user, json.loads(Path(passwords).read_text())[user]
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-        assert process.returncode == 130
+    with trainyard.ui() as login:
+        yield login
 
 
 def test_the_first_run_publishes_version_1(first_run, trainyard):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from config_files import write_config, write_digits
@@ -15,6 +19,18 @@ from listeners import find_listening_processes
 from processes import find_child_processes
 
 from pipeline_ops.system.descendants import find_descendants
+
+
+class Login(NamedTuple):
+    """What an `AirflowApi` takes."""
+
+    url: str
+    user: str
+    password: str
+
+
+_LOGIN = re.compile(r"Airflow +(\S+) +user (\S+) +password in (\S+)")
+"""The first line of `trainyard ui`. It prints the password at a terminal only."""
 
 
 class Trainyard:
@@ -66,6 +82,21 @@ class Trainyard:
         )
         output, errors = process.communicate(timeout=400)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    @contextlib.contextmanager
+    def ui(self, environment=os.environ) -> Iterator[Login]:
+        """Keeps `trainyard ui CONFIG` running, and ends it with Ctrl-C."""
+        words = ["ui", str(self.config)]
+        process = self.start(*words, environment=environment, stdout=subprocess.PIPE)
+        try:
+            found = next(filter(None, map(_LOGIN.match, process.stdout)), None)
+            assert found, f"trainyard ui has ended with {process.wait()}"
+            url, user, passwords = found.groups()
+            yield Login(url, user, json.loads(Path(passwords).read_text())[user])
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+            assert process.returncode == 130
 
 
 def parse_summary(process: subprocess.CompletedProcess) -> dict:

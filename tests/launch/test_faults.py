@@ -1,7 +1,7 @@
-"""Faults of a train job on one machine cost seconds and change neither weights nor loss.
+"""Faults of a train job on one machine change neither weights nor loss, and leave no process.
 
 The faults are killed and hung processes of every role, SIGTERM, a full disk and a corrupt
-checkpoint. At most one checkpoint interval is repeated, and no process is left.
+checkpoint. Each repeats at most one checkpoint interval.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def test_a_slim_model_without_the_extra_says_what_to_install(monkeypatch):
         ConfigError,
         match=(
             r"needs the packages tf-slim and tf-keras \(.*\). "
-            "Install trainyard with the extra slim"
+            r"Install the extra slim: pip install '\.\[slim\]' in a clone of Trainyard"
         ),
     ):
         build_slim_model(lambda images, is_training: images, (4, 4, 1))

@@ -84,8 +84,8 @@ def compare_packages(
             problems.append(f"{name} is {version}, and {requirement.specifier} is needed")
     if not problems:
         return Finding(check=check)
-    names = f"[{','.join(extras)}]" if extras else ""
-    cure = f"Install {_DISTRIBUTION}{names} into {place}."
+    names = f".[{','.join(extras)}]" if extras else "."
+    cure = f"Install Trainyard from a clone (pip install '{names}') into {place}."
     return Finding(check=check, problem="; ".join(problems), cure=cure)
 
 

@@ -75,7 +75,7 @@ def serve(arguments: argparse.Namespace) -> int:
     ]:
         raise ConfigError(
             f"serve: {' and '.join(missing)} not installed. "
-            "Install the extra serving: pip install '.[serving]'"
+            "Install the extra serving: pip install '.[serving]' in a clone of Trainyard"
         )
     model = arguments.model if "@" in arguments.model else f"{arguments.model}@{CHAMPION}"
     requested_model, _, alias = model.rpartition("@")

@@ -285,6 +285,6 @@ def _import_docker() -> Any:
         raise ConfigError(
             "the hosts file has launcher: container, and the Docker SDK for Python is missing "
             f"({error})",
-            "Install it: pip install 'airflow-provider-trainyard[docker]'",
+            "Install the extra docker: pip install '.[docker]' in a clone of Trainyard",
         ) from None
     return docker

@@ -28,7 +28,7 @@ def open_configuration(context: str | None) -> Configuration:
         raise ConfigError(
             "the hosts file has launcher: kubernetes, and the client of Kubernetes is not "
             "installed",
-            "Install airflow-provider-trainyard[kubernetes]",
+            "Install the extra kubernetes: pip install '.[kubernetes]' in a clone of Trainyard",
         ) from None
     configuration = client.Configuration()
     load_file: Callable[..., None] = config.load_kube_config  # neither function has types

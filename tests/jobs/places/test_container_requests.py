@@ -131,7 +131,7 @@ def test_the_daemon_is_that_of_the_hosts_file_then_that_of_the_environment(monke
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "docker", None)
-    with pytest.raises(ConfigError, match=r"airflow-provider-trainyard\[docker\]"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[docker\]'"):
         Daemon("unix:///d.sock").inspect("x")
 
 

@@ -347,7 +347,7 @@ def test_a_missing_kubeconfig_says_what_to_do(monkeypatch, tmp_path):
 
 def test_a_missing_client_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "kubernetes", None)
-    with pytest.raises(ConfigError, match=r"airflow-provider-trainyard\[kubernetes\]"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[kubernetes\]'"):
         KubernetesPlace(make_hosts())
 
 

@@ -255,7 +255,7 @@ class Histories(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(
     "examples",
-    [20, pytest.param(1000, marks=[pytest.mark.faults, pytest.mark.timeout(3600)])],
+    [20, pytest.param(300, marks=[pytest.mark.faults, pytest.mark.timeout(1200)])],
 )
 def test_no_update_is_lost_and_nothing_needed_is_removed(examples):
     run_state_machine_as_test(

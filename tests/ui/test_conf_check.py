@@ -51,7 +51,7 @@ def confs() -> Iterator[dict]:
     for names, value in ((flat, 1), (flat, None), ([f"{name}.0" for name in flat], 1)):
         yield from (
             dict.fromkeys(some, value)
-            for some in (names[first : first + 100] for first in range(0, len(names), 100))
+            for some in (names[first : first + 20] for first in range(0, len(names), 20))
         )
     yield from (nested(key, "x") for key in AUTHORS)
 

@@ -475,9 +475,12 @@ class TestSshHosts:
         assert doctor.examine() == {}
 
     def test_an_unreachable_host_is_found(self, doctor, hosts, network):
-        network.cut("tyh2")
+        network.cut(network.hosts[1])
         doctor.run_on(hosts)
-        assert "`ssh tyh2 true`" in doctor.examine()["hosts/lab.yaml: tyh2"]
+        assert (
+            f"`ssh {network.hosts[1]} true`"
+            in doctor.examine()[f"hosts/lab.yaml: {network.hosts[1]}"]
+        )
 
     @pytest.mark.parametrize(
         ("change", "text"),
@@ -501,22 +504,23 @@ class TestSshHosts:
 
     def test_taken_ports_are_found(self, doctor, hosts, network):
         listener = subprocess.Popen(
-            ["ip", "netns", "exec", "tyh1"]
-            + [sys.executable, "-c", TAKE_PORT, network.addresses["tyh1"], "21000"]
+            ["ip", "netns", "exec", network.hosts[0]]
+            + [sys.executable, "-c", TAKE_PORT, network.addresses[network.hosts[0]], "21000"]
         )
         try:
-            wait_until(lambda: is_listening(network.addresses["tyh1"]))
+            wait_until(lambda: is_listening(network.addresses[network.hosts[0]]))
             doctor.train_on(hosts | {"first_port": 21000, "last_port": 21000})
-            assert "are taken" in doctor.examine()["hosts/gang.yaml: tyh1: port"]
+            assert "are taken" in doctor.examine()[f"hosts/gang.yaml: {network.hosts[0]}: port"]
         finally:
             listener.kill()
             listener.wait()
 
     def test_hosts_that_do_not_reach_each_other_are_found(self, doctor, hosts, network):
-        wrong = [dict(host, address="10.213.77.99") for host in hosts["hosts"]]
+        nobody = network.gateway.rpartition(".")[0] + ".99"
+        wrong = [dict(host, address=nobody) for host in hosts["hosts"]]
         doctor.train_on(hosts | {"hosts": wrong})
-        problem = doctor.examine()["hosts/gang.yaml: tyh1: port"]
-        assert "tyh2 can't connect to 10.213.77.99" in problem and "firewall" in problem
+        problem = doctor.examine()[f"hosts/gang.yaml: {network.hosts[0]}: port"]
+        assert f"{network.hosts[1]} can't connect to {nobody}" in problem and "firewall" in problem
 
     def test_a_storage_root_that_hosts_do_not_see_is_found(self, doctor, hosts, network):
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -524,7 +528,7 @@ class TestSshHosts:
             doctor.set("storage", root=str(folder))
             doctor.run_on(hosts)
             problems = doctor.examine()
-        assert "does not see" in problems["hosts/lab.yaml: tyh1: storage.root"]
+        assert "does not see" in problems[f"hosts/lab.yaml: {network.hosts[0]}: storage.root"]
 
 
 def is_listening(address: str) -> bool:

@@ -15,13 +15,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 os.environ["PATH"] += f"{os.pathsep}/usr/sbin{os.pathsep}/sbin"  # not in every user's path
 
-_LOCK = "/tmp/trainyard-test-network.lock"  # noqa: S108, for tests with any temporary folder
-SUBNET = "10.213.77"
-PREFIX = "tyh"
-"""The prefix of the names of hosts and interfaces. Other names are not touched."""
+_LOCK = "/tmp/trainyard-test-network-{}.lock"  # for tests with any temporary folder
+_NUMBERS = range(77, 97)
 
 
 def why_not() -> str | None:
@@ -35,14 +34,18 @@ def why_not() -> str | None:
         return (
             f"{', '.join(missing)} not found: install iproute2, openssh-server and openssh-client"
         )
-    name = f"{PREFIX}-probe-{os.getpid()}"  # two test processes may look at the same time
+    name = f"ty-probe-{os.getpid()}"  # two test processes may look at the same time
     probe = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     subprocess.run(["ip", "netns", "del", name], capture_output=True)
     return f"no network namespaces here: {probe.stderr.strip()}" if probe.returncode else None
 
 
 class Network:
-    """The hosts `tyh1`, `tyh2` and so on.
+    """Hosts on a bridge. Each network of this machine has its own number, names and addresses.
+
+    Attributes:
+      hosts: the names of the hosts: `ty77h1`, `ty77h2` and so on.
+      gateway: the address of this machine for the hosts.
 
     Args:
       folder: the folder for keys, logs and configuration.
@@ -53,8 +56,11 @@ class Network:
 
     def __init__(self, folder: Path, count: int, has_disks: bool = False):
         self.folder, self._has_disks = folder, has_disks
-        self.hosts = [f"{PREFIX}{i}" for i in range(1, count + 1)]
-        self.addresses = {host: f"{SUBNET}.{10 + i}" for i, host in enumerate(self.hosts, 1)}
+        number, self._lock = _take_number()
+        self._bridge, subnet = f"ty{number}br", f"10.213.{number}"
+        self.hosts = [f"ty{number}h{i}" for i in range(1, count + 1)]
+        self.addresses = {host: f"{subnet}.{10 + i}" for i, host in enumerate(self.hosts, 1)}
+        self.gateway = f"{subnet}.1"
         self.known_hosts, self.identity, self.user_config = (
             folder / "known_hosts",
             folder / "id",
@@ -62,10 +68,8 @@ class Network:
         )
 
     def up(self) -> None:
-        """Starts the hosts, once no other test process has any. Their names are the same."""
-        self._lock = open(_LOCK, "w")  # noqa: SIM115, until `down`
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._remove()
+        """Starts the hosts."""
+        self._remove()  # of a test that was killed
         Path("/run/sshd").mkdir(exist_ok=True)
         _keygen(self.identity)
         shutil.copy(self.identity.with_suffix(".pub"), self.folder / "authorized_keys")
@@ -76,10 +80,10 @@ class Network:
         (self.folder / "nsswitch.conf").write_text(
             "hosts: files\n"
         )  # otherwise each look-up waits for an unreachable name server
-        _run("ip", "link", "add", f"{PREFIX}br", "type", "bridge")
-        _run("ip", "addr", "add", f"{SUBNET}.1/24", "dev", f"{PREFIX}br")
-        _run("ip", "link", "set", f"{PREFIX}br", "up")
-        _let_through("-I")
+        _run("ip", "link", "add", self._bridge, "type", "bridge")
+        _run("ip", "addr", "add", f"{self.gateway}/24", "dev", self._bridge)
+        _run("ip", "link", "set", self._bridge, "up")
+        _let_through("-I", self._bridge)
         # Names are resolved by HostName here; a user's hosts would have them in DNS.
         names = [
             f"Host {host}\n  HostName {address}\n  HostKeyAlias {host}\n"
@@ -105,7 +109,7 @@ class Network:
         _run(
             "ip", "link", "add", f"v-{host}", "type", "veth", "peer", "name", "eth0", "netns", host
         )
-        _run("ip", "link", "set", f"v-{host}", "master", f"{PREFIX}br", "up")
+        _run("ip", "link", "set", f"v-{host}", "master", self._bridge, "up")
         _run("ip", "-n", host, "addr", "add", f"{self.addresses[host]}/24", "dev", "eth0")
         for interface in ("eth0", "lo"):
             _run("ip", "-n", host, "link", "set", interface, "up")
@@ -164,8 +168,8 @@ class Network:
                     os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", host], capture_output=True)
             subprocess.run(["ip", "link", "del", f"v-{host}"], capture_output=True)
-        subprocess.run(["ip", "link", "del", f"{PREFIX}br"], capture_output=True)
-        _let_through("-D")
+        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)
+        _let_through("-D", self._bridge)
 
     def cut(self, host: str) -> None:
         """Takes the link of the host down."""
@@ -195,7 +199,7 @@ class Network:
         }
 
 
-def _let_through(action: str) -> None:
+def _let_through(action: str, bridge: str) -> None:
     """Lets traffic of the bridge through Docker's firewall, which drops that of other bridges."""
     if shutil.which("iptables"):
         subprocess.run(
@@ -204,14 +208,27 @@ def _let_through(action: str) -> None:
                 action,
                 "FORWARD",
                 "-i",
-                f"{PREFIX}br",
+                bridge,
                 "-o",
-                f"{PREFIX}br",
+                bridge,
                 "-j",
                 "ACCEPT",
             ],
             capture_output=True,
         )
+
+
+def _take_number() -> tuple[int, TextIO]:
+    """A number that no other test process has, and the lock that holds it until it is closed."""
+    for number in _NUMBERS:
+        lock = open(_LOCK.format(number), "w")  # noqa: SIM115
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+        else:
+            return number, lock
+    raise RuntimeError(f"tests hold all networks from {_NUMBERS[0]} to {_NUMBERS[-1]}")
 
 
 def _keygen(file: Path) -> None:

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from launch.network import SUBNET, Network, why_not
+from launch.network import Network, why_not
 from launch.on_bucket import bucket_jobs, upload_dataset
 from launch.running import INTERVAL, wait_until
 from object_servers.s3_server import S3Server
@@ -33,7 +33,7 @@ def network(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(network):
-    with S3Server(f"{SUBNET}.1") as server, pytest.MonkeyPatch.context() as patch:
+    with S3Server(network.gateway) as server, pytest.MonkeyPatch.context() as patch:
         for name, value in server.build_environment().items():
             patch.setenv(name, value)
         patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
@@ -104,24 +104,24 @@ def test_the_gang_goes_on_without_the_host_of_the_chief_and_its_disk(
 ):
     job = start(is_held=True, train__min_workers=1)
     job.wait_until_held()
-    network.cut("tyh1")
-    for entry in network.get_disk("tyh1").iterdir():
+    network.cut(network.hosts[0])
+    for entry in network.get_disk(network.hosts[0]).iterdir():
         shutil.rmtree(entry)
     job.wait_until(lambda: job.read_messages("restart"))
     job.release()
     status = job.end()
     assert status.exit_code == ExitCode.SUCCESS, job.read_log()
-    assert "host tyh1: it has been silent" in job.read_messages("restart")[0]
+    assert f"host {network.hosts[0]}: it has been silent" in job.read_messages("restart")[0]
     assert job.read_steps("restored")[-1] >= INTERVAL
     figures, theirs = job.read_figures(), undisturbed.figures()
     assert (figures.workers, figures.restarts) == (1, 1)
     assert abs(figures.history[-1].metrics["loss"] - theirs.history[-1].metrics["loss"]) <= 1e-6
-    network.reconnect("tyh1")
+    network.reconnect(network.hosts[0])
     wait_until(lambda: not job.survivors())
 
 
 @pytest.mark.hosts
-def test_the_failure_of_a_worker_on_another_disk_is_explained(start, tmp_path):
+def test_the_failure_of_a_worker_on_another_disk_is_explained(network, start, tmp_path):
     (tmp_path / "failing.py").write_text(
         "def fail(run, epoch):\n    raise ValueError('no such luck')\n"
     )
@@ -129,15 +129,17 @@ def test_the_failure_of_a_worker_on_another_disk_is_explained(start, tmp_path):
     status = job.end()
     assert status.exit_code != ExitCode.SUCCESS
     assert "no such luck" in status.message, status.message
-    assert "on tyh" in status.message
+    assert any(f"on {host}" in status.message for host in network.hosts)
 
 
 @pytest.mark.hosts
-def test_a_host_that_does_not_reach_the_bucket_is_named(start):
-    with S3Server(f"{SUBNET}.1") as empty:
+def test_a_host_that_does_not_reach_the_bucket_is_named(network, start):
+    with S3Server(network.gateway) as empty:
         empty.make_bucket("bucket")
         job = start(lab={"environment": {"AWS_ENDPOINT_URL": empty.address}})
         status = job.end()
     assert status.exit_code == ExitCode.CONFIG, status
-    assert "host tyh1: it does not see the storage root: s3://bucket/" in status.message
+    assert (
+        f"host {network.hosts[0]}: it does not see the storage root: s3://bucket/" in status.message
+    )
     assert "is missing there. Give it the same endpoint" in status.message

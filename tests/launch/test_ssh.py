@@ -93,11 +93,11 @@ def test_three_hosts_train_what_one_machine_trains(start, alone):
 def test_a_lost_host_shrinks_the_gang_and_the_result_is_the_same(start, network, undisturbed):
     job = start(hosts=2, is_held=True, train__min_workers=1)
     job.wait_until_held()
-    network.cut("tyh2")
+    network.cut(network.hosts[1])
     assert job.end() == ExitCode.SUCCESS, job.message()
-    network.reconnect("tyh2")
+    network.reconnect(network.hosts[1])
     assert_went_on(undisturbed, job, survive_seconds=15)
-    assert "host tyh2: it has been silent" in job.messages("restart")[0]
+    assert f"host {network.hosts[1]}: it has been silent" in job.messages("restart")[0]
     assert (job.figures().workers, job.figures().restarts) == (1, 1)
 
 
@@ -107,9 +107,9 @@ def test_a_network_that_is_cut_for_a_while_costs_a_restart_and_no_worker(
 ):
     job = start(hosts=2, is_held=True)
     job.wait_until_held()
-    network.cut("tyh2")
+    network.cut(network.hosts[1])
     job.wait_for(lambda moment: moment.phase == "restart")
-    network.reconnect("tyh2")
+    network.reconnect(network.hosts[1])
     assert_went_on(undisturbed, job, survive_seconds=15)
     assert job.figures().workers == 2
 
@@ -118,10 +118,10 @@ def test_a_network_that_is_cut_for_a_while_costs_a_restart_and_no_worker(
 def test_a_returned_host_grows_the_gang_back_and_the_curve_stays_the_same(start, alone, network):
     calm = alone(train__workers=1)
     assert calm.end() == ExitCode.SUCCESS
-    network.cut("tyh2")
+    network.cut(network.hosts[1])
     job = start(hosts=2, lab={"connect_timeout_seconds": 1}, is_held=True, train__min_workers=1)
     job.wait_until_held()
-    network.reconnect("tyh2")
+    network.reconnect(network.hosts[1])
     assert (
         "take 2 workers instead of 1" in job.wait_for(lambda moment: moment.phase == "grow").message
     )
@@ -138,21 +138,24 @@ def test_a_cut_network_leaves_nothing_on_the_far_side(start, network):
     job = start(hosts=2, is_held=True, train__max_restarts=0, train__start_timeout_seconds=12)
     job.wait_until_held()
     far = job.worker("worker 1")
-    network.cut("tyh2")
+    network.cut(network.hosts[1])
     begin = time.monotonic()
     assert job.end() == ExitCode.RETRY
-    assert "host tyh2: it has been silent" in job.message()
+    assert f"host {network.hosts[1]}: it has been silent" in job.message()
     assert job.survivors(seconds=15) == [], f"worker 1 was {far}"
     assert time.monotonic() - begin < 60
 
 
 @pytest.mark.hosts
 def test_a_host_that_does_not_answer_is_named_within_the_deadline(start, network):
-    network.cut("tyh2")
+    network.cut(network.hosts[1])
     begin = time.monotonic()
     job = start(hosts=2, train__max_restarts=0, train__start_timeout_seconds=20)
     assert job.end() == ExitCode.RETRY
-    assert "at least 2 are needed: host tyh2: the connection ended with 255" in job.message()
+    assert (
+        f"at least 2 are needed: host {network.hosts[1]}: the connection ended with 255"
+        in job.message()
+    )
     assert "timed out" in job.message() or "No route to host" in job.message()
     assert time.monotonic() - begin < 60
     assert job.survivors() == []
@@ -192,15 +195,17 @@ def test_a_killed_launcher_leaves_nothing_on_any_host(start, undisturbed):
 
 @pytest.mark.hosts
 @pytest.mark.parametrize("victim", ["agent", "ssh"])
-def test_a_killed_carrier_ends_its_host_and_the_gang_goes_on(start, undisturbed, victim):
+def test_a_killed_carrier_ends_its_host_and_the_gang_goes_on(network, start, undisturbed, victim):
     job = start(is_held=True)
     job.wait_until_held()
     ssh = next(
-        pid for pid in job.all() if parent(pid) == job.process.pid and "tyh2" in command(pid)
+        pid
+        for pid in job.all()
+        if parent(pid) == job.process.pid and network.hosts[1] in command(pid)
     )
     os.kill(far_agent(job) if victim == "agent" else ssh, signal.SIGKILL)
     assert_went_on(undisturbed, job)
-    assert "host tyh2: the connection ended" in job.messages("restart")[0]
+    assert f"host {network.hosts[1]}: the connection ended" in job.messages("restart")[0]
     assert job.figures().restarts == 1
 
 
@@ -225,7 +230,7 @@ def test_three_hosts_go_on_as_two_when_one_is_lost_for_good(start, network, alon
     smooth = {"train__model": "acme_vision.nets:smooth"}
     job = start(hosts=3, is_held=True, train__min_workers=2, **smooth)
     job.wait_until_held()
-    network.cut("tyh3")
+    network.cut(network.hosts[2])
     assert job.end() == ExitCode.SUCCESS, job.message()
     calm = alone(lab={"cores": 2}, train__workers=2, **smooth)
     assert calm.end() == ExitCode.SUCCESS
@@ -246,7 +251,9 @@ def test_a_checkpoint_that_one_host_can_not_read_is_given_up_by_all(
         tmp_path / "damaged",
     )
     damaged.write_bytes(newest.read_bytes()[:5000])
-    subprocess.run([*network.on("tyh2"), "mount", "--bind", str(damaged), str(newest)], check=True)
+    subprocess.run(
+        [*network.on(network.hosts[1]), "mount", "--bind", str(damaged), str(newest)], check=True
+    )
     again = start(name="second", train__max_restarts=0)
     assert again.end() == ExitCode.SUCCESS, again.message()
     assert again.steps("restored") == again.steps("restored", "worker 1") == [0]
@@ -258,7 +265,7 @@ def test_a_checkpoint_that_one_host_can_not_read_is_given_up_by_all(
 
 
 @pytest.mark.hosts
-def test_a_host_whose_key_is_not_known_is_refused(start, tmp_path):
+def test_a_host_whose_key_is_not_known_is_refused(network, start, tmp_path):
     job = start(
         hosts=1,
         lab={"known_hosts": str(tmp_path / "none")},
@@ -266,19 +273,27 @@ def test_a_host_whose_key_is_not_known_is_refused(start, tmp_path):
         train__max_restarts=0,
     )
     assert job.end() == ExitCode.RETRY
-    assert "host tyh1" in job.message() and "Host key verification failed" in job.message()
+    assert (
+        f"host {network.hosts[0]}" in job.message()
+        and "Host key verification failed" in job.message()
+    )
 
 
 @pytest.mark.hosts
 def test_a_host_behind_jump_hosts_is_reached_with_the_same_keys(start, network):
-    jump = [f"root@{network.addresses['tyh3']}:22", f"root@{network.addresses['tyh2']}:22"]
+    jump = [
+        f"root@{network.addresses[network.hosts[2]]}:22",
+        f"root@{network.addresses[network.hosts[1]]}:22",
+    ]
     job = start(hosts=1, lab={"jump": jump}, train__epochs=1)
     assert job.end() == ExitCode.SUCCESS, job.message()
-    log = (network.folder / "tyh1.log").read_text()
-    assert f"from {network.addresses['tyh2']}" in log, "it was reached from the last jump host"
+    log = (network.folder / f"{network.hosts[0]}.log").read_text()
+    assert f"from {network.addresses[network.hosts[1]]}" in log, (
+        "it was reached from the last jump host"
+    )
 
 
-def test_a_host_with_other_code_is_named_before_anything_is_trained(start, tmp_path):
+def test_a_host_with_other_code_is_named_before_anything_is_trained(network, start, tmp_path):
     shutil.copytree(
         CODE_ROOT / "pipeline_ops",
         tmp_path / "copy" / "pipeline_ops",
@@ -288,16 +303,18 @@ def test_a_host_with_other_code_is_named_before_anything_is_trained(start, tmp_p
     changed.write_text(changed.read_text() + "# changed\n")
     job = start(hosts=1, lab={"code": str(tmp_path / "copy")})
     assert job.end() == ExitCode.CONFIG, "a retry does not help"
-    assert "host tyh1: its copy of this project (digest" in job.message()
+    assert f"host {network.hosts[0]}: its copy of this project (digest" in job.message()
     assert job.survivors() == []
 
 
 def test_a_host_that_does_not_see_the_storage_root_is_named(start, network, tmp_path):
     """The folder of the job is hidden on that host by an empty one."""
-    subprocess.run([*network.on("tyh1"), "mount", "-t", "tmpfs", "none", str(tmp_path)], check=True)
+    subprocess.run(
+        [*network.on(network.hosts[0]), "mount", "-t", "tmpfs", "none", str(tmp_path)], check=True
+    )
     try:
         job = start(hosts=1)
         assert job.end() == ExitCode.CONFIG
-        assert "host tyh1: it does not see the storage root" in job.message()
+        assert f"host {network.hosts[0]}: it does not see the storage root" in job.message()
     finally:
-        subprocess.run([*network.on("tyh1"), "umount", str(tmp_path)], check=True)
+        subprocess.run([*network.on(network.hosts[0]), "umount", str(tmp_path)], check=True)

@@ -65,9 +65,9 @@ MEANINGS = (
     ),
     add_after(
         "few_shards",
-        "  workers: 16",
+        "  workers: 9",
         2,
-        "preprocess.shards: must be at least the number of training workers (16), got 8",
+        "preprocess.shards: must be at least the number of training workers (9), got 8",
     ),
     replace(
         "unknown_model", "model: digits_cnn", "model: digits_cn", 7, "train.model", "digits_cnn"

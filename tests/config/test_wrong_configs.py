@@ -117,10 +117,10 @@ from pipeline_ops.errors import ConfigError
         ),
         (
             "  model: digits_cnn",
-            "  model: digits_cnn\n  workers: 16",
+            "  model: digits_cnn\n  workers: 9",
             (
                 "small.yaml:2: preprocess.shards: "
-                "must be at least the number of training workers (16), got 8"
+                "must be at least the number of training workers (9), got 8"
             ),
         ),
         (

@@ -12,7 +12,7 @@ RAW := .trainyard/raw/digits
 unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that start hardly any process.
-UNIT := $(addprefix tests/,artifacts config jobs pages reaper storage system user_code) \
+UNIT := --ignore tests/jobs/places $(addprefix tests/,artifacts config jobs pages reaper storage system user_code) \
     $(addprefix tests/test_,borders.py decisions.py groups.py names.py security_page.py)
 # Heavy tests: the marks of pyproject.toml, in the order of .ci/groups.py.
 GROUPS := airflow hosts containers engines stores faults training

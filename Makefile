@@ -24,6 +24,8 @@ endif
 # Files of tests run side by side, in the order of tests/conftest.py: long ones first. Many wait for
 # processes, so there are more of them than processors.
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
+# One process: its tests share a Docker daemon, with images that are built once.
+PARALLEL_containers := -n 0
 
 .PHONY: help install install-dev data run ui up up-run down test-unit test test-systems check sbom bench lock
 
@@ -58,7 +60,7 @@ test: install-dev ## everything essential, with real parts, in eight minutes
 	@$(PYTHON) -m pytest -m "not ($(ANY))" $(PARALLEL) $(ARGS)
 
 test-systems: install-dev ## heavy tests: GROUP=airflow, hosts, containers, engines, stores, faults or training; all without GROUP
-	@$(PYTHON) -m pytest -m "$(or $(GROUP),$(ANY))" $(PARALLEL) $(ARGS)
+	@$(foreach group,$(or $(GROUP),$(GROUPS)),$(PYTHON) -m pytest -m $(group) $(or $(PARALLEL_$(group)),$(PARALLEL)) $(ARGS) &&) true
 
 sbom: install-dev ## list every locked package with version and hashes, in sbom.json (CycloneDX)
 	@$(VENV)/bin/cyclonedx-py requirements requirements.txt --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json

@@ -42,11 +42,21 @@ pytest_plugins = [
     "airflow_database",
     "object_servers.fixtures",
     "engines.fixtures",
+    "images",
 ]
 
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 NUM_SHARDS = 4
-LONG_FOLDERS = ("faults", "cli", "launch", "training", "export", "operators", "evaluation")
+LONG_FOLDERS = (
+    "docker",
+    "faults",
+    "cli",
+    "launch",
+    "training",
+    "export",
+    "operators",
+    "evaluation",
+)
 
 os.environ.setdefault(
     "PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -13,28 +12,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docker_daemon import ROOT, Docker, copy_repository, wait_until_healthy
-
-from pipeline_ops.cli.local_airflow.ports import find_free_port
+from containers import Docker
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 
-PUBLIC_IMAGES = {"postgres": "POSTGRES_IMAGE", "redis": "REDIS_IMAGE", "s3": "S3_IMAGE"}
+STAND_INS = "trainyard-test/stand-ins"
+"""One image in the place of the public images of PostgreSQL, Redis and an S3 server."""
+SETTINGS = {
+    "COMPOSE_PROJECT_NAME": "trainyard-test",
+    **dict.fromkeys(("POSTGRES_IMAGE", "REDIS_IMAGE", "S3_IMAGE"), STAND_INS),
+}
 TRAINING = re.compile(r"train +train \d+/")
 CHECKPOINT = re.compile(r"train +train \d{3,}/")
 """There are 44 steps in an epoch, and a checkpoint after each."""
 
 
 class Cluster:
-    """A cluster of a copy of the repository.
+    """A cluster of a copy of the repository."""
 
-    Args:
-      environment: the settings of the cluster, with which `make` is called.
-    """
-
-    def __init__(self, folder: Path, docker: Docker, environment: dict[str, str]):
+    def __init__(self, folder: Path, docker: Docker):
         self.docker, self.folder = docker, folder
-        self._environment = {**docker.environment, **environment}
+        self._environment = {**docker.environment, **SETTINGS}
 
     def make(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -97,42 +95,36 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def cluster(docker, tmp_path_factory) -> Iterator[Cluster]:
-    folder = copy_repository(tmp_path_factory.mktemp("clone"))
-    environment = {
-        "COMPOSE_PROJECT_NAME": "trainyard-test",
-        "AIRFLOW_PORT": str(find_free_port()),
-        **_provide_images(docker, tmp_path_factory.mktemp("stand-ins")),
-    }
-    cluster = Cluster(folder, docker, environment)
+def cluster(docker, image, sources) -> Iterator[Cluster]:
+    for name in ("airflow", "host"):
+        image(name)
+    tests = sources / "tests"
+    docker.build(STAND_INS, tests / "docker" / "StandIns.Dockerfile", tests)
+    cluster = Cluster(sources, docker)
     started = cluster.make("up")
     assert started.returncode == 0, started.stdout[-8000:]
     yield cluster
     stopped = cluster.make("down")
     assert stopped.returncode == 0, stopped.stdout
     assert docker("ps", "-aq") == "" and docker("volume", "ls", "-q") == ""
-    assert not _find_secrets(folder).exists()
+    assert not _find_secrets(sources).exists()
 
 
 def _find_secrets(folder: Path) -> Path:
     return folder / "docker" / ".secrets" / "trainyard-test"
 
 
-def _provide_images(docker: Docker, context: Path) -> dict[str, str]:
-    """Builds stand-ins for the public images."""
-    for file in (ROOT / "tests" / "docker").iterdir():
-        if file.is_file():
-            shutil.copy(file, context)
-    shutil.copy(ROOT / "tests" / "support" / "object_servers" / "moto_process.py", context)
-    images = {}
-    for name, variable in PUBLIC_IMAGES.items():
-        images[variable] = f"trainyard-test/{name}"
-        docker.build(images[variable], context / "StandIns.Dockerfile", context, "--target", name)
-    return images
-
-
-def test_a_run_on_the_cluster_publishes_a_model(cluster):
-    output = cluster.start_run().finish()
+def test_a_training_outlives_the_airflow_worker_and_resumes_without_a_host(cluster):
+    """It goes on while the worker is dead, and continues from its checkpoint after a host's death.
+    Then its model is published."""
+    run = cluster.start_run("--set", "train.epochs=60")
+    run.wait_for(TRAINING)
+    cluster.crash("worker")
+    run.wait_for(CHECKPOINT)
+    assert "resumes from step" not in run.output
+    cluster.crash("host-2")
+    output = run.finish()
+    assert output.count("resumes from step") == 1, output
     assert "version 1 is in service" in output
 
 
@@ -147,26 +139,11 @@ def test_the_published_model_is_served(cluster, image):
         *(image("serving"), "digits", "--registry=s3://trainyard/root/models"),
     )
     try:
-        wait_until_healthy(cluster.docker, container)
+        cluster.docker.wait_until_healthy(container)
     finally:
         cluster.docker("kill", container)
 
 
-def test_a_training_goes_on_while_the_airflow_worker_is_dead(cluster):
-    run = cluster.start_run("--set", "train.epochs=21")
-    run.wait_for(TRAINING)
-    cluster.crash("worker")
-    output = run.finish()
-    assert "resumes from step" not in output
-
-
-def test_a_training_continues_from_its_checkpoint_when_a_host_is_dead(cluster):
-    run = cluster.start_run("--set", "train.epochs=60")
-    run.wait_for(CHECKPOINT)
-    cluster.crash("host-2")
-    assert "resumes from step" in run.finish()
-
-
 def test_a_second_run_finds_everything_made(cluster):
-    output = cluster.start_run().finish()
+    output = cluster.start_run("--set", "train.epochs=60").finish()
     assert len(re.findall(r"cached", output)) >= 4

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from docker_daemon import ROOT
+from containers import ROOT
 
 DOCKER = """#!/bin/sh
 echo "$*" >> "$CALLS"

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from docker_daemon import ROOT
+from containers import ROOT
 
 PROGRAM = ROOT / "docker" / "image" / "health.py"
 DEAD_PROXY = "http://127.0.0.1:9"

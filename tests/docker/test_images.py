@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
-from docker_daemon import ROOT, wait_until, wait_until_healthy
+from containers import ROOT, wait_until
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
@@ -100,13 +100,13 @@ def test_an_image_says_what_it_is(docker, image, name):
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
-def test_a_second_build_gives_the_same_files(docker, sources):
-    """With an empty cache, and by the other builder. Owners, modes and times are the same, too."""
+def test_a_second_build_gives_the_same_files(docker, image, sources):
+    """By the other builder, whose cache is empty. Owners, modes and times are the same, too."""
     program = ROOT / "tests" / "docker" / "list_files.py"
-    file, tag = sources / "docker" / "beam-worker.Dockerfile", "trainyard-again"
+    file, again = sources / "docker" / "beam-worker.Dockerfile", "trainyard-again"
+    docker.build(again, file, sources, "--no-cache", kit=False)
     listed = []
-    for kit in (False, True):
-        docker.build(tag, file, sources, "--no-cache", kit=kit)
+    for tag in (image("beam-worker"), again):
         root = ("run", "--rm", "--user=0", "--workdir=/", "--entrypoint=python3")
         files = docker(*root, f"-v={program}:/list_files.py:ro", tag, "/list_files.py")
         listed.append(set(files.splitlines()))
@@ -116,7 +116,7 @@ def test_a_second_build_gives_the_same_files(docker, sources):
 def test_the_beam_worker_becomes_healthy(docker, image):
     container = docker("run", "-d", "--rm", *CLOSED, image("beam-worker"))
     try:
-        wait_until_healthy(docker, container)
+        docker.wait_until_healthy(container)
     finally:
         docker("kill", container)
 
@@ -137,25 +137,25 @@ def keys(tmp_path) -> dict[str, object]:
     return {name: tmp_path / name for name in ("client", "ssh_host_key", "authorized_keys")}
 
 
-def test_a_host_lets_in_who_has_the_key_and_nobody_else(docker, image, keys):
+def test_a_host_lets_in_who_has_the_key_and_nobody_else(engine, docker, image, keys):
     mounts = [
         f"-v={keys[name]}:/run/secrets/{name}:ro" for name in ("ssh_host_key", "authorized_keys")
     ]
-    port = ("-p", "127.0.0.1::2222")
-    container = docker("run", "-d", "--rm", "--init", *CLOSED, *port, *mounts, image("host"))
+    locked_up = ("--rm", "--init", *CLOSED)
+    container = docker("run", "-d", "-p", "2222:2222", *locked_up, *mounts, image("host"))
+    user, root = (f"{name}@{engine.host_address}" for name in ("trainyard", "root"))
     try:
-        address = docker("port", container, "2222").rpartition(":")[2]
         ssh = [
-            *("ssh", "-T", "-p", address, "-o", "StrictHostKeyChecking=no"),
+            *("ssh", "-T", "-p", "2222", "-o", "StrictHostKeyChecking=no"),
             *("-o", "UserKnownHostsFile=/dev/null", "-o", "IdentitiesOnly=yes"),
         ]
-        login = [*ssh, "-o", "BatchMode=yes", "-i", str(keys["client"]), "trainyard@127.0.0.1"]
+        login = [*ssh, "-o", "BatchMode=yes", "-i", str(keys["client"]), user]
         wait_until(lambda: docker.run(*login, "true").returncode == 0)
         done = docker.run(*login, "python -c 'import tensorflow' && id -u && echo $TMPDIR")
         assert done.stdout.split() == ["10001", "/work"]
-        without_key = docker.run(*ssh, "-o", "BatchMode=yes", "trainyard@127.0.0.1", "true")
+        without_key = docker.run(*ssh, "-o", "BatchMode=yes", user, "true")
         assert "Permission denied (publickey)" in without_key.stderr
-        as_root = [*login[:-1], "root@127.0.0.1", "true"]
+        as_root = [*login[:-1], root, "true"]
         assert "Permission denied (publickey)" in docker.run(*as_root).stderr
     finally:
         docker("kill", container)

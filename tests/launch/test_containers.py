@@ -14,10 +14,9 @@ from collections.abc import Callable
 
 import pytest
 import yaml
-from containers import ContainerEngine, why_not
+from containers import ContainerEngine
 from launch.on_bucket import upload_dataset
 from launch.running import INTERVAL, config_with_hosts
-from object_servers.s3_server import S3Server
 
 from pipeline_ops.artifacts.layout import Layout, work_folder
 from pipeline_ops.artifacts.manifest import read_manifest
@@ -68,21 +67,8 @@ def test_the_description_of_a_gang_holds_no_secret():
     )
 
 
-@pytest.fixture(scope="module")
-def engine():
-    if reason := why_not():
-        pytest.skip(reason)
-    with ContainerEngine(disk_bytes=4 << 30) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def small(engine) -> str:
-    return engine.provide_small_image()
-
-
 @pytest.fixture
-def launcher(engine, small) -> ContainerLauncher:
+def launcher(engine, small_image) -> ContainerLauncher:
     hosts = engine.hosts(containers=2, network="trusted")
     launcher = ContainerLauncher(hosts, "trainyard-digits-test", "digits", "/run")
     yield launcher
@@ -150,7 +136,7 @@ class TestLauncher:
         output, errors = pipe.communicate(b"", timeout=120)
         assert output == b"back\n", errors
 
-    def test_a_pipe_goes_over_tls(self, engine, small, monkeypatch):
+    def test_a_pipe_goes_over_tls(self, engine, small_image, monkeypatch):
         monkeypatch.setenv("DOCKER_CERT_PATH", str(engine.certificates))
         hosts = engine.hosts(daemon=engine.secure_address)
         launcher = ContainerLauncher(hosts, "trainyard-digits-test", "digits", "/run")
@@ -202,15 +188,6 @@ class TestLauncher:
         )
 
 
-@pytest.fixture(scope="module")
-def root(engine):
-    with S3Server(engine.gateway) as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.build_environment().items():
-            patch.setenv(name, value)
-        server.make_bucket("bucket")
-        yield "s3://bucket/root"
-
-
 @dataclasses.dataclass
 class Training:
     """A train job in a container, whose gang is in others."""
@@ -246,13 +223,12 @@ class Training:
 
 
 @pytest.fixture
-def training(engine, root, dataset, tmp_path):
-    engine.provide_jobs_image()
-    common = {"launcher": "container", "image": "trainyard-jobs", "pull": "never"}
+def training(engine, image, bucket, dataset, tmp_path):
+    common = {"launcher": "container", "image": image("jobs"), "pull": "never"}
     lab = common | {"containers": 2, "network": "trusted", "daemon": engine.secure_address}
     file = config_with_hosts(tmp_path, lab | {"environment": {"DOCKER_CERT_PATH": "/tls"}})
-    (engine.certificates / "Dockerfile").write_text("FROM trainyard-jobs\nCOPY *.pem /tls/\n")
-    engine.docker.build("supervisor", engine.certificates / "Dockerfile", engine.certificates)
+    dockerfile = f"FROM {image('jobs')}\nCOPY *.pem /tls/\n"
+    engine.build_image("supervisor", dockerfile, engine.certificates)
     supervisor = common | {
         "image": "supervisor",
         "daemon": engine.address,
@@ -260,7 +236,7 @@ def training(engine, root, dataset, tmp_path):
     }
     (tmp_path / "hosts" / "supervisor.yaml").write_text(yaml.safe_dump(supervisor))
     values = {
-        "storage.root": root,
+        "storage.root": f"{bucket}/root",
         "train.hosts": "lab",
         "train.runs_on": "supervisor",
         "train.workers": 2,
@@ -272,7 +248,8 @@ def training(engine, root, dataset, tmp_path):
         "train.heartbeat_timeout_seconds": 60,
     }
     config = load_config(file, values)
-    plan = plan_job("train", config, "run", {"preprocess": upload_dataset(dataset, root)})
+    manifest = upload_dataset(dataset, f"{bucket}/root")
+    plan = plan_job("train", config, "run", {"preprocess": manifest})
     place = open_place(config, "train")
     handle = prepare_job(plan, Layout(config.root, config.pipeline), "train", place)
     start_job(plan, handle)

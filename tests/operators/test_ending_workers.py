@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from containers import container_engine, why_not
-from object_servers.s3_server import S3Server
 
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.source_code import CODE_ROOT
@@ -24,43 +22,25 @@ from pipeline_ops.storage.open_store import open_root
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
 
-@pytest.fixture(scope="module")
-def engine():
-    if reason := why_not():
-        pytest.skip(reason)
-    with container_engine(disk_bytes=2 << 30) as found:
-        yield found
-
-
 @pytest.fixture
-def config(engine, tmp_path) -> Path:
+def config(engine, image, bucket, tmp_path) -> Path:
     """The digits with their raw data and their root in a bucket, and all tasks in containers."""
-    engine.provide_jobs_image()
+    raw = tmp_path / "raw"
+    subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", raw], check=True)
+    target = open_root(f"{bucket}/raw")
+    for file in sorted(raw.rglob("*.png")):
+        (target / str(file.relative_to(raw))).upload(file)
     values = yaml.safe_load((CODE_ROOT / "configs" / "digits.yaml").read_text())
-    values["storage"]["root"] = "s3://bucket/root"
-    values["preprocess"]["source"]["path"] = "s3://bucket/raw"
+    values["storage"]["root"] = f"{bucket}/root"
+    values["preprocess"]["source"]["path"] = f"{bucket}/raw"
     values["train"]["epochs"] = 12
     for task in JOBS:
         values[task]["runs_on"] = "box"
     (tmp_path / "hosts").mkdir()
-    hosts = engine.hosts_file(image="trainyard-jobs", memory="4Gi")
+    hosts = engine.hosts_file(image=image("jobs"), memory="4Gi")
     (tmp_path / "hosts" / "box.yaml").write_text(yaml.safe_dump(hosts))
     (tmp_path / "digits.yaml").write_text(yaml.safe_dump(values))
     return tmp_path / "digits.yaml"
-
-
-@pytest.fixture
-def bucket(engine, tmp_path, monkeypatch):
-    with S3Server(engine.gateway) as server:
-        for name, value in server.build_environment().items():
-            monkeypatch.setenv(name, value)
-        server.make_bucket("bucket")
-        raw = tmp_path / "raw"
-        subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", raw], check=True)
-        target = open_root("s3://bucket/raw")
-        for file in sorted(raw.rglob("*.png")):
-            (target / str(file.relative_to(raw))).upload(file)
-        yield
 
 
 def run_in_a_pod(given: dict) -> dict:
@@ -94,7 +74,8 @@ async def wait_for_trigger(arguments: dict) -> dict:
     raise AssertionError("the trigger has ended without an event")
 
 
-def test_all_four_jobs_outlive_the_pods_of_their_tasks(bucket, config, engine):
+def test_all_four_jobs_outlive_the_pods_of_their_tasks(config, engine):
+    before = engine.docker("ps", "-aq"), engine.list_volumes()
     manifests: dict[str, str] = {}
     for job in JOBS:
         manifests[job], num_deferrals = run_task(job, config, manifests)
@@ -103,5 +84,5 @@ def test_all_four_jobs_outlive_the_pods_of_their_tasks(bucket, config, engine):
     assert figures["version"] == 1
     fingerprint = read_manifest(manifests["train"]).fingerprint
     assert list(fingerprint.versions) == ["image"]
-    assert engine.docker("ps", "-aq") == "", "their containers are removed"
-    assert engine.list_volumes() == []
+    after = engine.docker("ps", "-aq"), engine.list_volumes()
+    assert after == before, "their containers and volumes are removed"

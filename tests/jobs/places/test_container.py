@@ -8,11 +8,10 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
-from containers import container_engine, why_not
-from object_servers.s3_server import S3Server
+from containers import BASE_IMAGE
 from processes import Stopwatch
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
@@ -27,24 +26,11 @@ from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import Request, Status, read_status, write_request
 from pipeline_ops.storage.open_store import open_path, open_root
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def engine():
-    if reason := why_not():
-        pytest.skip(reason)
-    with container_engine() as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def root(engine):
-    with S3Server(engine.gateway) as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.build_environment().items():
-            patch.setenv(name, value)
-        server.make_bucket("bucket")
-        yield "s3://bucket/root"
+pytestmark = [
+    pytest.mark.containers,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("small_image"),
+]
 
 
 class PlacedJob:
@@ -101,12 +87,12 @@ class PlacedJob:
 
 
 @pytest.fixture
-def job(engine, root, request) -> Callable[..., PlacedJob]:
+def job(engine, bucket, request) -> Callable[..., PlacedJob]:
     started: list[PlacedJob] = []
 
     def make(do: str = "wait", planned: str = "", **values: object) -> PlacedJob:
         number = zlib.crc32(f"{request.node.name} {len(started)}".encode())
-        started.append(PlacedJob(root, number, engine.place(**values), do, planned))
+        started.append(PlacedJob(f"{bucket}/root", number, engine.place(**values), do, planned))
         return started[-1]
 
     yield make
@@ -290,37 +276,29 @@ def test_a_registry_that_can_not_be_reached_is_tried_again(engine):
         engine.place(image="127.0.0.1:9/jobs:1", pull="missing").find_versions([])
 
 
-def test_an_image_that_would_run_as_root_is_refused(engine):
-    dockerfile = engine._folder / "root.Dockerfile"
-    dockerfile.write_text("FROM small\nUSER root\n")
-    engine.docker.build("rooted", dockerfile, engine._folder / "context-small")
+def test_an_image_that_would_run_as_root_is_refused(engine, tmp_path):
+    engine.build_image("rooted", "FROM small\nUSER root\n", tmp_path)
     with pytest.raises(ConfigError, match=r"would run as root.* USER 10001:10001"):
         engine.place(image="rooted").find_versions([])
 
 
-def test_an_image_without_a_folder_for_the_job_is_refused(engine):
+def test_an_image_without_a_folder_for_the_job_is_refused(engine, tmp_path):
+    engine.build_image("bare", f"FROM {BASE_IMAGE}\nUSER 10001\n", tmp_path)
     with pytest.raises(ConfigError, match="VOLUME /work"):
-        dockerfile = engine._folder / "bare.Dockerfile"
-        dockerfile.write_text("FROM trainyard-test/debian\nUSER 10001\n")
-        engine.docker.build("bare", dockerfile, engine._folder / "context-small")
         engine.place(image="bare").find_versions([])
 
 
-def test_the_job_runs_in_the_image_that_was_planned(engine, job):
+def test_the_job_runs_in_the_image_that_was_planned(engine, job, tmp_path):
     [image] = engine.place().find_versions([]).values()
-    dockerfile = engine._folder / "newer.Dockerfile"
-    dockerfile.write_text("FROM small\nENV NEWER=1\n")
-    newer = engine.docker.build("moving", dockerfile, engine._folder / "context-small")
+    newer = engine.build_image("moving", "FROM small\nENV NEWER=1\n", tmp_path)
     one = job("wait", planned=image, image="moving").start()
     assert engine.describe(one.name)["Image"] == image != newer
     with pytest.raises(MachineError, match="When the job was planned, it was sha256:1111"):
         job("wait", planned="sha256:" + 64 * "1").start()
 
 
-def test_an_image_without_the_project_is_refused(engine, job):
-    dockerfile = engine._folder / "empty.Dockerfile"
-    dockerfile.write_text("FROM small\nENV PYTHONPATH=/nowhere\n")
-    engine.docker.build("empty", dockerfile, engine._folder / "context-small")
+def test_an_image_without_the_project_is_refused(engine, job, tmp_path):
+    engine.build_image("empty", "FROM small\nENV PYTHONPATH=/nowhere\n", tmp_path)
     one = job("wait", image="empty").start()
     one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
     state = one.place.find(one.attempt)
@@ -423,26 +401,28 @@ def test_a_job_is_lost_with_the_host_of_its_daemon(engine, job):
 
 def test_a_job_that_its_daemon_stops_is_tried_again(engine, job):
     one = job("wait").start().wait_until_ready()
-    engine.stop()
-    engine.start()
+    engine.restart()
     outcome = one.wait_for_outcome()
     assert outcome.exit_code is ExitCode.RETRY
     assert "stopped the job" in outcome.message, outcome
 
 
-def test_a_job_survives_its_daemon_with_live_restore(monkeypatch):
-    with container_engine(survives=True) as engine, S3Server(engine.gateway) as server:
-        server.make_bucket("survivors")
-        for name, value in server.build_environment().items():
-            monkeypatch.setenv(name, value)
-        one = PlacedJob("s3://survivors/root", 1, engine.place(), "wait").start()
-        one.wait_until_ready()
-        engine.kill()
-        handle = JobHandle(one.attempt, one.place)
-        assert handle.read_outcome() is None
-        assert handle.is_alive(), "a daemon that does not answer is no reason to start it again"
-        engine.start()
-        assert one.place.find(one.attempt).phase == "running"
-        one.place.cancel(one.attempt)
-        assert engine.find_pids(one.name) == []
-        assert one.place.clean(one.attempt)
+@pytest.fixture
+def live_restore(engine) -> Iterator[None]:
+    engine.restart(survives=True)
+    yield
+    engine.restart()
+
+
+@pytest.mark.usefixtures("live_restore")
+def test_a_job_survives_its_daemon_with_live_restore(engine, job):
+    one = job("wait").start().wait_until_ready()
+    engine.kill()
+    handle = JobHandle(one.attempt, one.place)
+    assert handle.read_outcome() is None
+    assert handle.is_alive(), "a daemon that does not answer is no reason to start it again"
+    engine.start()
+    assert one.place.find(one.attempt).phase == "running"
+    one.place.cancel(one.attempt)
+    assert engine.find_pids(one.name) == []
+    assert one.place.clean(one.attempt)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from containers import ContainerEngine, container_engine, why_not
+from containers import ContainerEngine
 from jobs.places.kinds import Kind, TinyJob
 from jobs.places.test_places import TestPlace, make  # noqa: F401
-from object_servers.s3_server import S3Server
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
 
@@ -14,9 +15,10 @@ pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
 class Containers(Kind):
     """Containers of a daemon that may be lost. They share nothing but a bucket."""
 
-    def __init__(self, folder, engine: ContainerEngine):
+    def __init__(self, folder: Path, engine: ContainerEngine, bucket: str):
         super().__init__(folder)
-        self.environment, self.root, self.small_disk = {}, "s3://bucket/root", "/work"
+        self.environment, self.root = {}, f"{bucket}/root"
+        self.small_disk = "/dev/shm"  # Docker gives it 64 MiB
         self._engine, self.hosts = engine, engine.hosts_file()
 
     def lose_host(self, job: TinyJob) -> None:
@@ -27,15 +29,5 @@ class Containers(Kind):
 
 
 @pytest.fixture(scope="module")
-def kind(tmp_path_factory):
-    if reason := why_not():
-        pytest.skip(reason)
-    with (
-        container_engine(disk_bytes=128 << 20) as engine,
-        S3Server(engine.gateway) as server,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        for name, value in server.build_environment().items():
-            patch.setenv(name, value)
-        server.make_bucket("bucket")
-        yield Containers(tmp_path_factory.mktemp("containers"), engine)
+def kind(engine, small_image, bucket, tmp_path_factory):
+    return Containers(tmp_path_factory.mktemp("containers"), engine, bucket)

@@ -47,8 +47,16 @@ pytest_plugins = [
 
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 NUM_SHARDS = 4
-LONG_FOLDERS = (
-    "docker",
+LONG_FIRST = (
+    "docker",  # its images are built first
+    "operators/test_plain_airflows.py",
+    "operators/test_dag_bundles.py",
+    "cli/test_durable.py",
+    "cli/test_runs_on_a_bucket.py",
+    "launch/test_ssh.py",
+    "training/test_detection_equality.py",
+    "cli/test_end_to_end.py",
+    "launch/test_faults.py",
     "faults",
     "cli",
     "launch",
@@ -210,10 +218,14 @@ def job_maker(folder: Path, dataset: str, file: Path = DIGITS):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the folders with long tests first, so that parallel runs end at the same time."""
-    order = {folder: position for position, folder in enumerate(LONG_FOLDERS)}
+    """Puts the files with long tests first, so that parallel runs end at the same time."""
     tests = Path(__file__).parent
-    items.sort(key=lambda item: order.get(item.path.relative_to(tests).parts[0], len(order)))
+
+    def find_position(item: pytest.Item) -> int:
+        path = item.path.relative_to(tests).as_posix()
+        return next((n for n, start in enumerate(LONG_FIRST) if path.startswith(start)), 99)
+
+    items.sort(key=find_position)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,9 +22,9 @@ SETTINGS = {
     "COMPOSE_PROJECT_NAME": "trainyard-test",
     **dict.fromkeys(("POSTGRES_IMAGE", "REDIS_IMAGE", "S3_IMAGE"), STAND_INS),
 }
-TRAINING = re.compile(r"train +train \d+/")
-CHECKPOINT = re.compile(r"train +train \d{3,}/")
-"""There are 44 steps in an epoch, and a checkpoint after each."""
+STEP = re.compile(r"train +train (\d+)/")
+EPOCH_STEPS = 44
+"""There is a checkpoint after each epoch."""
 
 
 class Cluster:
@@ -80,11 +80,15 @@ class Run:
     def output(self) -> str:
         return "".join(self.lines)
 
-    def wait_for(self, pattern: re.Pattern[str], seconds: float = 600) -> None:
-        deadline = time.monotonic() + seconds
-        while not pattern.search(self.output):
+    def wait_for_steps(self, num_steps: int, seconds: float = 600) -> None:
+        """Waits until the training has made so many steps more."""
+        target, deadline = self._read_step() + num_steps, time.monotonic() + seconds
+        while self._read_step() < target:
             assert self._process.poll() is None and time.monotonic() < deadline, self.output
             time.sleep(0.2)
+
+    def _read_step(self) -> int:
+        return max(map(int, STEP.findall(self.output)), default=0)
 
     def finish(self) -> str:
         """Waits for the end of a run that succeeds. Returns its output."""
@@ -118,9 +122,9 @@ def test_a_training_outlives_the_airflow_worker_and_resumes_without_a_host(clust
     """It goes on while the worker is dead, and continues from its checkpoint after a host's death.
     Then its model is published."""
     run = cluster.start_run("--set", "train.epochs=60")
-    run.wait_for(TRAINING)
+    run.wait_for_steps(1)
     cluster.crash("worker")
-    run.wait_for(CHECKPOINT)
+    run.wait_for_steps(2 * EPOCH_STEPS)
     assert "resumes from step" not in run.output
     cluster.crash("host-2")
     output = run.finish()

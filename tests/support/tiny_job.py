@@ -43,9 +43,9 @@ def take_memory() -> None:
 
 def fill_disk() -> None:
     with open(Path(os.environ["TINY_DISK"], "large"), "wb") as file:
-        for _ in range(256):
+        for _ in range(2 << 10):
             file.write(bytes(1 << 20))
-    raise AssertionError("the disk is larger than 256 MiB")
+    raise AssertionError("the disk is larger than 2 GiB")
 
 
 def fail() -> None:

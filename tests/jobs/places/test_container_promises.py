@@ -17,8 +17,7 @@ class Containers(Kind):
 
     def __init__(self, folder: Path, engine: ContainerEngine, bucket: str):
         super().__init__(folder)
-        self.environment, self.root = {}, f"{bucket}/root"
-        self.small_disk = "/dev/shm"  # Docker gives it 64 MiB
+        self.environment, self.root, self.small_disk = {}, f"{bucket}/root", "/work"
         self._engine, self.hosts = engine, engine.hosts_file()
 
     def lose_host(self, job: TinyJob) -> None:

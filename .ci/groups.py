@@ -42,11 +42,11 @@ GROUPS = {
             "pipeline_ops/ui",
         ),
     ),
-    "hosts": Group(15, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),
-    "containers": Group(15, ("docker", "pipeline_ops/jobs/places", "requirements", "pyproject")),
-    "engines": Group(15, ("beam_jobs", "pipeline_ops/raw_data")),
+    "hosts": Group(12, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),
+    "containers": Group(18, ("docker", "pipeline_ops/jobs/places", "requirements", "pyproject")),
+    "engines": Group(12, ("beam_jobs", "pipeline_ops/raw_data")),
     "stores": Group(
-        15,
+        10,
         (
             "pipeline_ops/artifacts",
             "pipeline_ops/raw_data",
@@ -65,7 +65,7 @@ GROUPS = {
         ),
     ),
     "training": Group(
-        15,
+        10,
         (
             "pipeline_ops/evaluation",
             "pipeline_ops/export",

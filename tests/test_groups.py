@@ -47,5 +47,11 @@ def test_five_runs_in_a_row_run_each_group_within_the_time(touched):
             assert run == sorted(run, key=lambda name: name not in touched)
 
 
+def test_contributing_names_the_minutes_of_each_group():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    found = re.findall(r"GROUP=(\w+)` \|.*\| (\d+) min \|$", page, re.MULTILINE)
+    assert dict(found) == {name: str(group.minutes) for name, group in groups.GROUPS.items()}
+
+
 def test_no_group_takes_longer_than_twenty_minutes():
     assert max(group.minutes for group in groups.GROUPS.values()) <= 20

@@ -23,7 +23,7 @@ $(error GROUP is one of $(GROUPS), not $(GROUP))
 endif
 # Files of tests run side by side, in the order of tests/conftest.py: long ones first. Many wait for
 # processes, so there are more of them than processors.
-PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 5 --dist loadfile --no-loadscope-reorder
 # One process: its tests share a Docker daemon, with images that are built once.
 PARALLEL_containers := -n 0
 

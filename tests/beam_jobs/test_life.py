@@ -99,7 +99,7 @@ def test_a_second_job_for_the_same_artifact_waits_for_the_first(large_animals, s
     assert plan.manifest.exists()
 
 
-@pytest.mark.parametrize("mode", ["in_memory", "multi_threading", "multi_processing"])
+@pytest.mark.parametrize("mode", ["in_memory", "multi_processing"])
 def test_a_cancelled_job_ends_at_once_with_everything_it_started(
     large_animals, started, wait_for, mode
 ):
@@ -133,7 +133,7 @@ def test_workers_die_with_their_job(started, wait_for):
     wait_for(lambda: not find_group_members(process.pid), 30)
 
 
-@pytest.mark.parametrize("mode", ["multi_threading", "multi_processing"])
+@pytest.mark.parametrize("mode", ["multi_processing"])
 def test_a_full_disk_is_a_reason_to_retry(pipeline, encode, mode):
     """A limit on the size of files stands for the full disk."""
     for index in range(20):

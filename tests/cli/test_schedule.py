@@ -10,6 +10,7 @@ from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
 from pipeline_ops.registry.registry import Registry
 
 
+@pytest.mark.airflow
 @pytest.mark.timeout(600)
 def test_a_schedule_starts_a_run_that_publishes_a_model(tmp_path, survivors):
     small = {"strategy": "one_device", "workers": 1, "epochs": 2, "global_batch_size": 32}

@@ -63,6 +63,7 @@ def test_a_model_of_the_catalogue_needs_no_process(pictures, capsys):
     assert not (pictures.parent / "root" / "checked").exists()
 
 
+@pytest.mark.airflow
 @pytest.mark.parametrize(
     "overrides, message",
     [

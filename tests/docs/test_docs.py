@@ -140,6 +140,7 @@ KNOWN_PROGRAMS = {
 """Programs of others in examples. Other tests run those lines of the pages that matter."""
 
 
+@pytest.mark.training
 def test_the_callback_on_the_page_stops_a_training(tmp_path, monkeypatch):
     [block] = [b for b in BLOCKS if b.page.name == "training-options.md" and b.language == "python"]
     (tmp_path / "my_callbacks.py").write_text(block.text)

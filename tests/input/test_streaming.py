@@ -125,8 +125,9 @@ def expected(stored, tmp_path):
     return {window: list(stream(split, window)) for window in (None, 1, 2)}
 
 
-@pytest.mark.parametrize("num_shards", [0, 1.5, 10])
-@pytest.mark.parametrize("window", [None, 1, 2])
+@pytest.mark.parametrize(
+    ("window", "num_shards"), [(None, 0), (None, 10), (1, 0), (1, 1.5), (2, 1.5), (2, 10)]
+)
 def test_the_batches_are_those_of_a_local_folder_whatever_fits_into_the_cache(
     stored, expected, tmp_path, shard_bytes, window, num_shards
 ):

@@ -62,6 +62,7 @@ def test_a_worker_that_never_joins_is_named_within_the_deadline(start):
     assert job.survivors() == []
 
 
+@pytest.mark.hosts
 def test_no_free_port_is_told_with_the_range_to_widen(start):
     with socket.socket() as taken:
         taken.bind(("", 0))
@@ -96,6 +97,7 @@ def test_a_second_job_for_the_same_artifact_waits_for_the_first(start):
     assert second.steps("train") == []
 
 
+@pytest.mark.hosts
 def test_an_error_in_the_config_is_not_tried_again(start):
     job = start(
         train__strategy="tpu", train__workers=1

@@ -35,6 +35,7 @@ SLIM = Path(__file__).parents[2] / "configs" / "slim_digits.yaml"
 PACKAGE = Path(__file__).parents[1] / "own"
 
 
+@pytest.mark.training
 def test_two_workers_train_it_and_its_metrics_are_figures_like_any_other(
     user_package, make_job, saved_signature
 ):

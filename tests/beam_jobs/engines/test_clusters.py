@@ -53,7 +53,7 @@ def wait_for_objects(root, count: int = NUM_BEFORE_FAULT) -> None:
 
 def read_counters(result) -> dict[str, int]:
     found = result.metrics().query(MetricsFilter().with_namespace("objects"))["counters"]
-    return {counter.key.metric.name: counter.committed for counter in found}
+    return {counter.key.metric.name: counter.result for counter in found}
 
 
 def assert_complete(result, root) -> None:
@@ -84,14 +84,20 @@ class TestJob:
         with pytest.raises(RuntimeError, match="plan 17 can't be carried out"):
             start(failing=17).wait_until_finish()
 
-    def test_nothing_listens_on_another_interface(self, start, cluster, s3_root):
+    def test_only_beams_java_servers_listen_on_other_interfaces(self, start, cluster, s3_root):
         result = start(seconds=SECONDS_PER_PLAN)
         wait_for_objects(s3_root)
-        processes = cluster.find_processes()
-        addresses = find_listeners(process.pid for process in processes)
+        processes = {name: cluster.find_processes(name) for name in cluster.process_names}
+        listeners = {
+            name: find_listeners(process.pid for process in found)
+            for name, found in processes.items()
+        }
+        users = {process.username() for found in processes.values() for process in found}
         assert result.wait_until_finish() == PipelineState.DONE
-        assert len(addresses) >= 8 and filter_non_loopback(addresses) == set()
-        assert {process.username() for process in processes} <= {USER}
+        is_open = {name for name, found in listeners.items() if filter_non_loopback(found)}
+        assert all(listeners.values())
+        assert is_open <= {"job-server", *cluster.node_names}
+        assert users == {USER}
 
 
 class TestFaults:

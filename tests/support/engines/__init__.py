@@ -1,4 +1,4 @@
 """Clusters of Flink and of Spark on this machine, for tests, with Beam's job server and workers.
 
-All processes listen on the loopback interface only. The programs are fetched once (`fetch.py`).
+The programs are fetched once (`fetch.py`).
 """

@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -60,7 +61,10 @@ class _Command:
 
 
 class Cluster(abc.ABC):
-    """An engine on this machine, with nothing that listens on another interface than loopback.
+    """An engine on this machine. All that has a choice listens on the loopback interface only.
+
+    Beam's servers in Java have none: those of the job server and, during a job, those with which a
+    node talks to its workers listen on all interfaces, whatever host they are given.
 
     One cluster runs at a time for each user of the machine; another one waits for its end. All of
     its processes end with the thread that started it, even if that is killed.
@@ -166,7 +170,8 @@ class Cluster(abc.ABC):
     def find_sdk_workers(self, index: int | None = None) -> list[psutil.Process]:
         """Returns Beam's worker processes, of one pool or of all."""
         names = self.pool_names if index is None else [f"pool{index}"]
-        return [child for name in names for child in self.find_children(name)]
+        pools = {self._processes[name].pid for name in names}
+        return [process for process in self.find_processes(*names) if process.pid not in pools]
 
     def kill_sdk_worker(self, index: int = 0) -> None:
         """Kills one of the workers of a pool.
@@ -179,21 +184,19 @@ class Cluster(abc.ABC):
             raise EngineError(f"pool {index} has no worker now")
         found[0].kill()
 
-    def find_children(self, name: str) -> list[psutil.Process]:
-        """Returns the processes below one of the cluster's that have not ended."""
-        try:
-            found = psutil.Process(self._processes[name].pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        return [process for process in found if _is_alive(process)]
+    @property
+    def process_names(self) -> list[str]:
+        """The names of the programs that this object has started, as in the folder `log`."""
+        return list(self._processes)
 
-    def find_processes(self) -> list[psutil.Process]:
-        """Returns all processes of the cluster that have not ended."""
-        groups = {process.pid for process in self._processes.values()}
+    def find_processes(self, *names: str) -> list[psutil.Process]:
+        """Returns the processes of some programs, or of all, with those below them."""
+        groups = {self._processes[name].pid for name in names or self._processes}
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-                if os.getpgid(process.pid) in groups and _is_alive(process):
+                is_alive = process.status() != psutil.STATUS_ZOMBIE
+                if is_alive and os.getpgid(process.pid) in groups:
                     found.append(process)
         return found
 
@@ -309,21 +312,19 @@ def fetch_json(url: str, method: str = "GET") -> Any:
 
 
 def find_free_ports(count: int) -> list[int]:
-    """Returns ports of the loopback interface that no process listens on now."""
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listening in found:
-            listening.bind(("127.0.0.1", 0))
-        return [listening.getsockname()[1] for listening in found]
+    """Returns ports of the loopback interface that no process listens on now.
+
+    They are below those that the kernel gives to connections, so that none takes one meanwhile.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with socket.socket() as listening, contextlib.suppress(OSError):
+            listening.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
 
 
 def _is_open(port: int, host: str) -> bool:
     with socket.create_connection((host, port), 1):
         return True
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

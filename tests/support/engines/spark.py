@@ -29,7 +29,7 @@ class SparkCluster(Cluster):
         """Returns the executors of one worker: one for each job that runs."""
         return [
             process
-            for process in self.find_children(f"node{index}")
+            for process in self.find_processes(f"node{index}")
             if _EXECUTOR in process.cmdline()
         ]
 

@@ -21,11 +21,13 @@ ANY := $(subst $(EMPTY) $(EMPTY), or ,$(GROUPS))
 ifneq ($(filter-out $(GROUPS),$(GROUP)),)
 $(error GROUP is one of $(GROUPS), not $(GROUP))
 endif
-# Files of tests run side by side, in the order of tests/conftest.py: long ones first. Many wait for
-# processes, so there are more of them than processors.
-PARALLEL := -n 5 --dist loadfile --no-loadscope-reorder
+# Files of tests run side by side, in the order of tests/conftest.py: long ones first. Each process
+# makes the data sets and models of its tests. Heavy tests wait more, so more of them run at once.
+PARALLEL := --dist loadfile --no-loadscope-reorder
+FEW := -n 3 $(PARALLEL)
+MANY := -n 4 $(PARALLEL)
 # One process: its tests share a Docker daemon, with images that are built once.
-PARALLEL_containers := -n 0
+PROCESSES_containers := -n 0
 
 .PHONY: help install install-dev data run ui up up-run down test-unit test test-systems check sbom bench lock
 
@@ -54,13 +56,13 @@ down: ## remove the cluster with its volumes
 	@docker/cluster.sh down
 
 test-unit: install-dev ## the quick tests, under a minute
-	@$(PYTHON) -m pytest -m "not ($(ANY))" $(PARALLEL) $(ARGS) $(UNIT)
+	@$(PYTHON) -m pytest -m "not ($(ANY))" $(FEW) $(ARGS) $(UNIT)
 
 test: install-dev ## everything essential, with real parts, in eight minutes
-	@$(PYTHON) -m pytest -m "not ($(ANY))" $(PARALLEL) $(ARGS)
+	@$(PYTHON) -m pytest -m "not ($(ANY))" $(FEW) $(ARGS)
 
 test-systems: install-dev ## heavy tests: GROUP=airflow, hosts, containers, engines, stores, faults or training; all without GROUP
-	@$(foreach group,$(or $(GROUP),$(GROUPS)),$(PYTHON) -m pytest -m $(group) $(or $(PARALLEL_$(group)),$(PARALLEL)) $(ARGS) &&) true
+	@$(foreach group,$(or $(GROUP),$(GROUPS)),$(PYTHON) -m pytest -m $(group) $(or $(PROCESSES_$(group)),$(MANY)) $(ARGS) &&) true
 
 sbom: install-dev ## list every locked package with version and hashes, in sbom.json (CycloneDX)
 	@$(VENV)/bin/cyclonedx-py requirements requirements.txt --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json

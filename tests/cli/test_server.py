@@ -22,6 +22,8 @@ from processes import Stopwatch, kill, read_command_line
 from pipeline_ops.cli.local_airflow.home import AirflowHome, AirflowServer, Secrets
 from pipeline_ops.cli.local_airflow.programs import build_airflow_environment
 
+pytestmark = pytest.mark.airflow
+
 
 @pytest.fixture
 def start(survivors, tmp_path):

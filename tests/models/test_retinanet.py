@@ -24,6 +24,7 @@ def build(classes: int = 10, size: int = 128, **options):
     return retinanet.build((size, size, 1), classes, **TINY | options)
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(
     "name",
     [

@@ -142,6 +142,7 @@ def test_a_job_runs_once_and_an_unchanged_second_run_starts_nothing(run):
     assert STORE_KEY not in second.store
 
 
+@pytest.mark.airflow
 def test_a_changed_learning_rate_is_named_as_the_reason(run):
     run().execute()
     changed = run(**{"train.optimizer.learning_rate": 0.002})

@@ -27,6 +27,8 @@ print(json.dumps({
 }))
 """
 
+pytestmark = pytest.mark.training
+
 
 SMALL = {
     "center_detector": {"width": 8},
@@ -44,7 +46,7 @@ SMALL = {
 
 @pytest.fixture(
     scope="module",
-    params=["center_detector", pytest.param("retinanet", marks=pytest.mark.training)],
+    params=SMALL,
 )
 def candidate(request, scenes, make_job_in, tmp_path_factory):
     """The artifact's folder, the detector in memory that it was made of, and its head. The weights

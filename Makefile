@@ -26,6 +26,8 @@ endif
 PARALLEL := --dist loadfile --no-loadscope-reorder
 FEW := -n 3 $(PARALLEL)
 MANY := -n 4 $(PARALLEL)
+# Each of its tests has an Airflow, with four programs.
+PROCESSES_airflow := $(FEW)
 # One process: its tests share a Docker daemon, with images that are built once.
 PROCESSES_containers := -n 0
 

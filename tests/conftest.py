@@ -52,6 +52,7 @@ LONG_FIRST = (
     "operators/test_plain_airflows.py",
     "operators/test_dag_bundles.py",
     "cli/test_durable.py",
+    "cli/test_ended_trainings.py",
     "cli/test_runs_on_a_bucket.py",
     "launch/test_ssh.py",
     "training/test_detection_equality.py",

@@ -1,9 +1,10 @@
 """The DAG of a pipeline whose YAML cannot be used.
 
 It keeps the DAG id and the history, shows the problem and refuses every run. It has the tasks of
-the pipeline, as far as the file can be read, so a run in progress keeps its task instances and
-continues once the file is fixed. Airflow checks the parameters of a DAG before it makes a run and
-before it starts a task. One parameter of this DAG has a value that no rule allows: the message.
+the pipeline, as far as the file can be read, so a run in progress keeps its task instances. None of
+its tasks starts before the file is fixed, because the DAG allows no active task. Airflow checks the
+parameters of a DAG before it makes a run and before it starts a task. One parameter of this DAG has
+a value that no rule allows: the message.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ def make_broken_dag(pipeline: Pipeline) -> DAG:
         start_date=_START,
         catchup=False,
         max_active_runs=1,
+        max_active_tasks=0,
+        # For a task that was queued when the file broke.
+        default_args={"retries": 1, "retry_delay": dt.timedelta(0)},
         tags=["trainyard", BROKEN],
         doc_md=_describe_problem(pipeline, message),
     ) as dag:

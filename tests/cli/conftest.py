@@ -3,15 +3,19 @@ processes that survived."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from cli import by_hand
+from cli import by_hand, services
+from cli.digits_airflow import Airflow, Run, make_pipeline
+from cli.training_ends import ENDED_SECONDS
 from config_files import write_config
 from processes import Stopwatch, find_child_processes, is_running, kill, query_process, wait_until
 
@@ -95,10 +99,60 @@ def _kill_after(found: Survivors) -> Iterator[Survivors]:
         kill(process)
 
 
+@pytest.fixture(scope="module")
+def airflow(request, tmp_path_factory) -> Iterator[Airflow]:
+    """An Airflow with a data set that exists already, whose programs are killed by signal 9.
+
+    Each module with one starts two, for all of its rows: one with LocalExecutor on SQLite, one with
+    CeleryExecutor on PostgreSQL and Redis.
+    """
+    if request.param == "celery" and (reason := services.why_not()):
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp(f"durable-{request.param}")
+    make_pipeline(folder)
+    # Not below Airflow's folder: its end kills all processes there.
+    servers = tmp_path_factory.mktemp("servers") / "both"
+    with (
+        services.celery_settings(servers)
+        if request.param == "celery"
+        else contextlib.nullcontext({}) as executor
+    ):
+        airflow = Airflow(folder, os.environ, executor)
+        try:
+            airflow.begin()
+            yield airflow
+        finally:
+            airflow.end()
+
+
+@pytest.fixture
+def training(airflow):
+    """Starts a run with a long training. After the test, nothing of it may be left."""
+    runs = []
+
+    def start(
+        epochs: int = 5000, task: str = "train", author: Mapping[str, Any] | None = None, **conf
+    ) -> Run:
+        seed = time.time_ns() % 2**31  # for a training that no other row has made
+        conf = {"train__epochs": epochs, "train__seed": seed} | conf
+        runs.append(airflow.trigger(task, author, **conf))
+        return runs[-1]
+
+    yield start
+    airflow.restart(*airflow.commands)
+    for run in runs:
+        assert airflow.call("PATCH", run.path, {"state": "failed"}).status_code in (
+            200,
+            404,
+        )  # where it was deleted
+        wait_until(lambda run=run: not run.processes(), ENDED_SECONDS)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests of `test_durable.py` with one executor together, so that each starts once."""
-    at = [n for n, item in enumerate(items) if item.path.name == "test_durable.py"]
-    tests = sorted((items[n] for n in at), key=lambda item: item.callspec.params["airflow"])
-    for n, test in zip(at, tests, strict=True):
-        items[n] = test
+    """Puts a module's tests with one executor together, so that each starts once."""
+    for name in ("test_durable.py", "test_ended_trainings.py"):
+        at = [n for n, item in enumerate(items) if item.path.name == name]
+        tests = sorted((items[n] for n in at), key=lambda item: item.callspec.params["airflow"])
+        for n, test in zip(at, tests, strict=True):
+            items[n] = test

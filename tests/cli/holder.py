@@ -5,6 +5,7 @@ python holder.py [--schedules] <home> <config>...
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def main() -> int:
     return 0
 
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 try:
     sys.exit(main())
 except TrainyardError as error:

@@ -136,5 +136,5 @@ def test_a_backfill_makes_a_run_for_each_day_and_each_looks_into_its_own_folder(
         ]
         return [verdict.partition(f"{folder}/days/")[2][:10] for verdict in verdicts]
 
-    wait_until(lambda: len(looked()) == 2)
+    wait_until(lambda: len(looked()) == 2, seconds=240)
     assert looked() == ["2026-01-05", "2026-01-06"]

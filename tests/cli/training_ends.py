@@ -1,4 +1,4 @@
-"""The table of `test_durable.py`: states of a training, and the actions that end it."""
+"""States of a training in an Airflow, the actions that end it, and tables of both."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from cli.digits_airflow import Airflow, Run
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.storage.store_path import StorePath
+
+ENDED_SECONDS = 60.0
+"""The end takes 1 to 4 seconds on an idle machine. A job that is not ended trains for an hour."""
 
 PEOPLE = {
     "task failed": ("PATCH", "{run}/taskInstances/train", {"new_state": "failed"}),

@@ -16,7 +16,7 @@ from cli.digits_airflow import make_pipeline
 from cli.programs import UP_SECONDS
 from cli.training_ends import act, bring_to
 from config_files import write_config
-from plain_airflows import PlainAirflow, make_environment, read_documented_file
+from plain_airflows import PlainAirflow, read_documented_file, share_environment
 from processes import is_running, read_command_line, wait_until
 
 from pipeline_ops.planning.job_kinds import JOBS
@@ -89,8 +89,7 @@ def repository(release, tmp_path_factory) -> Repository:
 
 @pytest.fixture(scope="module")
 def airflow(release, repository, tmp_path_factory) -> Iterator[PlainAirflow]:
-    folder = tmp_path_factory.mktemp(f"airflow-{release}")
-    environment = make_environment(folder, release, "apache-airflow-providers-git")
+    environment = share_environment(tmp_path_factory, release)
     bundle = {
         "name": "git",
         "classpath": "airflow.providers.git.bundles.git.GitDagBundle",

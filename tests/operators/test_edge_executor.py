@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from cli.digits_airflow import make_pipeline
 from config_files import write_config
-from plain_airflows import PlainAirflow, make_environment, read_documented_file
+from plain_airflows import PlainAirflow, read_documented_file, share_environment
 
 from pipeline_ops.planning.job_kinds import JOBS
 
@@ -35,9 +35,7 @@ def airflow(tmp_path_factory) -> Iterator[PlainAirflow]:
     (folder / "dags").mkdir()
     lines = read_documented_file().replace("/data/pipelines", str(folder / "digits.yaml"))
     (folder / "dags" / "mine.py").write_text(lines)
-    environment = make_environment(
-        tmp_path_factory.mktemp("airflow-edge"), "3.3", "apache-airflow-providers-edge3"
-    )
+    environment = share_environment(tmp_path_factory, "3.3")
     airflow = PlainAirflow(folder, environment, executor=EDGE, worker=WORKER)
     try:
         airflow.begin()

@@ -15,8 +15,8 @@ from config_files import write_config
 from plain_airflows import (
     Environment,
     PlainAirflow,
-    make_environment,
     read_documented_file,
+    share_environment,
 )
 from processes import is_running, read_command_line, wait_until
 
@@ -31,14 +31,15 @@ of_the_old_release = pytest.mark.parametrize("environment", ["3.2"], indirect=Tr
 
 @pytest.fixture(scope="module", params=["3.2", "3.3"])
 def environment(request, tmp_path_factory) -> Environment:
-    return make_environment(tmp_path_factory.mktemp(f"airflow-{request.param}"), request.param)
+    return share_environment(tmp_path_factory, request.param)
 
 
 def test_the_core_replaces_nothing(environment):
-    assert environment.added & environment.there == set()
-    assert "airflow-provider-trainyard" in environment.added
+    added = {*environment.added}
+    assert added & {*environment.there} == set()
+    assert "airflow-provider-trainyard" in added
     heavy = {"tensorflow", "tensorflow-cpu", "keras", "apache-beam", "numpy", "pillow"}
-    assert environment.added & heavy == set()
+    assert added & heavy == set()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ this package in it, and nothing else of this repository."""
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cli.digits_airflow import Airflow
 from wheels import build_wheel
 
@@ -25,6 +27,10 @@ RELEASES = {
     "3.3": ("apache-airflow==3.3.*",),
 }
 """The releases that the package allows, as pip takes them."""
+PROVIDERS = {
+    "3.2": ("apache-airflow-providers-git",),
+    "3.3": ("apache-airflow-providers-git", "apache-airflow-providers-edge3"),
+}
 _OF_THE_REPOSITORY = ("PYTHONPATH", "TRAINYARD_CONFIGS", "TRAINYARD_AUTHOR_OVERRIDES")
 
 
@@ -39,8 +45,23 @@ class Environment:
     """An environment with Airflow. `there` was installed before the package, `added` with it."""
 
     python: Path
-    there: set[str]
-    added: set[str]
+    there: list[str]
+    added: list[str]
+
+
+def share_environment(factory: pytest.TempPathFactory, release: str) -> Environment:
+    """Makes the environment of a release for all test processes, or waits for one that makes it."""
+    shared = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    described = shared / f"airflow-{release}.json"
+    with (shared / f"airflow-{release}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not described.exists():
+            made = make_environment(shared / f"airflow-{release}", release, *PROVIDERS[release])
+            described.write_text(json.dumps(dataclasses.asdict(made), default=str))
+    fields = json.loads(described.read_text())
+    return Environment(**fields | {"python": Path(fields["python"])})
 
 
 def make_environment(folder: Path, release: str, *packages: str) -> Environment:
@@ -55,13 +76,13 @@ def make_environment(folder: Path, release: str, *packages: str) -> Environment:
         return answer.stdout
 
     pip("install", "--quiet", *RELEASES[release])
-    there = {entry["name"] for entry in json.loads(pip("list", "--format", "json"))}
+    there = [_normalize(entry["name"]) for entry in json.loads(pip("list", "--format", "json"))]
     pip("install", "--quiet", "--report", folder / "report.json", build_wheel(folder / "wheel"))
     report = json.loads((folder / "report.json").read_text())["install"]
-    added = {entry["metadata"]["name"] for entry in report}
+    added = [_normalize(entry["metadata"]["name"]) for entry in report]
     if packages:
         pip("install", "--quiet", *packages)
-    return Environment(python, {*map(_normalize, there)}, {*map(_normalize, added)})
+    return Environment(python, there, added)
 
 
 def _normalize(name: str) -> str:

@@ -127,7 +127,7 @@ def _list_raw_files(job: Job, config: Preprocess) -> Listing:
     """The raw files that the request was made for."""
     job.progress.report("list")
     folder = resolve_raw_folder(config.source.folder, Path(job.request.config_file).parent)
-    listing = list_folder(folder, _find_layout(job).listings)
+    listing = list_folder(folder, _find_layout(job).listings, config.source.file_patterns)
     job.progress.report("list", len(listing.files), len(listing.files), "files")
     if listing.digest != job.request.fingerprint.inputs["raw files"]:
         raise MachineError(f"{folder}: raw files changed while the run was starting. Retry.")

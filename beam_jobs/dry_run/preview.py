@@ -59,7 +59,11 @@ def draw_preview(config: PipelineConfig, stage: str | None, num_examples: int) -
                 f"--stage {stage}: the config has no such stage; {suggest_name(stage, names)}"
             )
         first, last = max(names.index(stage), 1), names.index(stage) + 1
-    listing = list_folder(find_raw_folder(config), Layout(config.root, config.pipeline).listings)
+    listing = list_folder(
+        find_raw_folder(config),
+        Layout(config.root, config.pipeline).listings,
+        config.preprocess.source.file_patterns,
+    )
     source = read_source_data(config.preprocess, listing, config.file)
     if not source.found.records:
         raise DataError(

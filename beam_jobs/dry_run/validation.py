@@ -43,7 +43,7 @@ def validate_deeply(config: PipelineConfig, python: str) -> dict[str, int]:
     """
     validate_interval(config)
     preprocess, layout = config.preprocess, Layout(config.root, config.pipeline)
-    listing = list_folder(find_raw_folder(config), layout.listings)
+    listing = list_folder(find_raw_folder(config), layout.listings, preprocess.source.file_patterns)
     source = read_source_data(preprocess, listing, config.file)
     decision = decide_collection(preprocess, source.found.records, {})
     validate_plan(preprocess, source, decision)

@@ -38,6 +38,18 @@ class SourceRecords(NamedTuple):
     rejected_labels: Mapping[str, Sequence[str]] = {}
 
 
+class _Found(NamedTuple):
+    """A record, the place of its entry, and the file in which its key is unique."""
+
+    record: Record
+    location: str
+    scope: str
+
+    def rename(self, key: str) -> _Found:
+        file = dataclasses.replace(self.record.file, key=key)
+        return self._replace(record=dataclasses.replace(self.record, file=file))
+
+
 _MAX_DETAIL_CHARACTERS = 300
 MAX_ANNOTATION_BYTES = 2 << 30
 """Maximum size of a file that is parsed as a whole. COCO 2017 has 450 MB."""
@@ -50,8 +62,7 @@ class Collector:
 
     def __init__(self, class_names: Iterable[str] | None = None):
         self._class_names = None if class_names is None else frozenset(class_names)
-        self._records: dict[str, Record] = {}
-        self._locations: dict[str, list[str]] = defaultdict(list)
+        self._found: dict[str, list[_Found]] = defaultdict(list)
         self._rejected: list[RejectedRecord] = []
         self._current_labels: Sequence[str] = ()
         self._rejected_labels: dict[str, Sequence[str]] = {}
@@ -85,8 +96,14 @@ class Collector:
             )
         )
 
-    def add(self, record: Record, location: str) -> None:
-        """Adds a record. `location` is the place of the entry in the source.
+    def add(self, record: Record, location: str, scope: str = "") -> None:
+        """Adds a record.
+
+        Args:
+          record: the record.
+          location: the place of the entry in the source.
+          scope: the file in which the record's key is unique, for records of several such files.
+            A key that occurs in two of them becomes `<scope>#<key>`.
 
         Raises:
           Reject: an image that is too large, a label that is not a class, or an invalid box.
@@ -102,8 +119,7 @@ class Collector:
                 raise reject
         for box in record.boxes or ():
             check_box(box, record.frame)
-        self._locations[record.key].append(location)
-        self._records.setdefault(record.key, record)
+        self._found[record.key].append(_Found(record, location, scope))
 
     def to_source_records(self) -> SourceRecords:
         """All records and all rejected entries, by key.
@@ -111,8 +127,8 @@ class Collector:
         A key that occurs twice is rejected, because it is not clear which of the two is meant.
         """
         kept, rejected_keys = [], {rejected.key for rejected in self._rejected}
-        for key, record in sorted(self._records.items()):
-            first, *more = self._locations[key]
+        for key, entries in sorted(self._divide_scopes()):
+            record, (first, *more) = entries[0].record, [entry.location for entry in entries]
             if not more and key not in rejected_keys:
                 kept.append(self._drop_empty_boxes(record))
                 continue
@@ -126,6 +142,18 @@ class Collector:
         return SourceRecords(
             kept, sorted(self._rejected, key=lambda rejected: rejected.key), self._rejected_labels
         )
+
+    def _divide_scopes(self) -> Iterator[tuple[str, list[_Found]]]:
+        """Yields the entries of each key, and of each scope if a key occurs in several."""
+        for key, entries in self._found.items():
+            by_scope: dict[str, list[_Found]] = defaultdict(list)
+            for entry in entries:
+                by_scope[entry.scope].append(entry)
+            if len(by_scope) == 1:
+                yield key, entries
+                continue
+            for scope, members in by_scope.items():
+                yield f"{scope}#{key}", [entry.rename(f"{scope}#{key}") for entry in members]
 
     def _drop_empty_boxes(self, record: Record) -> Record:
         if not any(box.is_empty for box in record.boxes or ()):

@@ -13,14 +13,29 @@ ignored.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from google.protobuf import text_format
 
 from beam_jobs.io.protobuf import define_message
 from pipeline_ops.errors import DataError
 
 
-def parse_label_map(content: bytes, name: str) -> dict[int, str]:
-    """Class names by number. The `display_name` of an item is used if it has no name.
+class LabelMap(NamedTuple):
+    """The classes of a label map.
+
+    Attributes:
+      names: the name of each class by its number: its `display_name`, or else its `name`.
+      aliases: these names by each text that a record may have for the class. COCO's label map has
+        `name: "/m/01g317" display_name: "person"`, and the records have either.
+    """
+
+    names: dict[int, str]
+    aliases: dict[str, str]
+
+
+def parse_label_map(content: bytes, name: str) -> LabelMap:
+    """Reads a label map.
 
     Raises:
       DataError: it is no label map, or an item has no number, no name, or the number of another
@@ -29,10 +44,11 @@ def parse_label_map(content: bytes, name: str) -> dict[int, str]:
     message = _LabelMap()
     try:
         text_format.Parse(content.decode("utf-8-sig"), message, allow_unknown_field=True)
-        items = [(item, item.name or item.display_name) for item in message.item]
+        items = [(item, item.display_name or item.name) for item in message.item]
     except (text_format.ParseError, ValueError, RecursionError) as error:
         raise DataError(f"{name}: not a label map in protobuf's text format: {error}") from None
     names: dict[int, str] = {}
+    aliases: dict[str, str] = {}
     for item, label in items:
         if not item.HasField("id") or not label:
             raise DataError(
@@ -44,11 +60,17 @@ def parse_label_map(content: bytes, name: str) -> dict[int, str]:
                 "Give each class its own id."
             )
         names[item.id] = label
+        for alias in {label, item.name} - {""}:
+            if aliases.setdefault(alias, label) != label:
+                raise DataError(
+                    f"{name}: {alias!r} names the classes {aliases[alias]!r} and {label!r}. "
+                    "Give each class its own name."
+                )
     if not names:
         raise DataError(
             f"{name}: the label map has no items. Add items such as item {{ id: 1 name: 'cat' }}."
         )
-    return names
+    return LabelMap(names, aliases)
 
 
 _LabelMap = define_message(

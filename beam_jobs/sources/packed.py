@@ -54,7 +54,8 @@ def add_containers(
             for index, (offset, content) in enumerate(scan_records(container.to_path(folder))):
                 key = f"{container.key}#{index:06d}"
                 with collector.catch_reject(key):
-                    collector.add(make_record(container, offset, key, _parse(content)), key)
+                    record = make_record(container, offset, key, _parse(content))
+                    collector.add(record, key, scope=container.key)
 
 
 def _parse(content: bytes | CorruptRecord) -> Features:

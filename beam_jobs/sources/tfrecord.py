@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.label_map import parse_label_map
+from beam_jobs.sources.label_map import LabelMap, parse_label_map
 from beam_jobs.sources.packed import (
     Features,
     add_containers,
@@ -38,8 +38,6 @@ from pipeline_ops.raw_data.raw_file import RawFile
 
 _KEYS = (shards.KEY, "image/filename", "image/source_id")
 _TEXT, _BOX_TEXT = "image/class/text", "image/object/class/text"
-
-Names = Mapping[int, str]
 
 
 def read_records(source: TfrecordSource, listing: Listing) -> SourceRecords:
@@ -71,19 +69,20 @@ def _find_containers(source: TfrecordSource, listing: Listing) -> list[tuple[Raw
     return [found[key] for key in sorted(found)]
 
 
-def _read_class_names(source: TfrecordSource, listing: Listing) -> Names:
+def _read_class_names(source: TfrecordSource, listing: Listing) -> LabelMap:
     files = ListedFiles(listing)
     if source.label_map is not None:
         return parse_label_map(files.read(source.label_map, "label_map"), source.label_map)
     if (file := files.get(manifest.NAME)) is None:
-        return {}
+        return LabelMap({}, {})
     try:
         figures = shards.DatasetFigures.model_validate(
             json.loads(read_raw(file, listing.folder))["figures"]
         )
     except (ValueError, KeyError, TypeError, RecursionError):
-        return {}  # a manifest of another tool, which does not define the numbers
-    return dict(enumerate(figures.class_names))
+        # A manifest of another tool does not define the numbers.
+        return LabelMap({}, {})
+    return LabelMap(dict(enumerate(figures.class_names)), {})
 
 
 def _make_record(
@@ -93,7 +92,7 @@ def _make_record(
     features: Features,
     task: str,
     split: str | None,
-    names: Names,
+    names: LabelMap,
 ) -> Record:
     image = make_packed_image(
         container, offset, _read_key(features) or location, shards.ENCODED, features
@@ -134,7 +133,7 @@ def _read_frame(features: Features) -> Size:
 
 
 def _read_labels(
-    features: Features, text: str, number: str, count: int, names: Names
+    features: Features, text: str, number: str, count: int, classes: LabelMap
 ) -> Sequence[str]:
     """Raises Reject: malformed, unknown_class."""
     if texts := features.get(text):
@@ -143,15 +142,16 @@ def _read_labels(
                 "malformed",
                 f"the feature {text} must hold {count} texts, got {len(texts)} values",
             )
-        return [_decode_text(value, text) for value in texts]
+        found = [_decode_text(value, text) for value in texts]
+        return [classes.aliases.get(label, label) for label in found]
     numbers = read_integers(features, number, count)
-    if unknown := [value for value in numbers if value not in names]:
+    if unknown := [value for value in numbers if value not in classes.names]:
         raise Reject(
             "unknown_class",
             f"the class {unknown[0]} has no name: "
             f"not in {text}, and not in preprocess.source.label_map",
         )
-    return [names[value] for value in numbers]
+    return [classes.names[value] for value in numbers]
 
 
 def _decode_text(value: bytes, feature: str) -> str:

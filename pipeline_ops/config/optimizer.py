@@ -103,14 +103,18 @@ class Clip(Section):
 class Optimizer(Section):
     """A Keras optimizer on the gradient of the global batch."""
 
-    name: Literal["adam", "adamw", "sgd"] = per_run_field("adam")
+    name: Literal["adam", "adamw", "rmsprop", "sgd"] = per_run_field("adam")
     learning_rate: float = per_run_field(1e-3, rank=2, gt=0, le=10)
     """Size of the optimizer's steps. The schedule multiplies it with its factors."""
     momentum: float = per_run_field(0.0, ge=0, lt=1)
-    """The momentum. Only for sgd."""
+    """The momentum. Only for sgd and rmsprop."""
+    rho: float = per_run_field(0.9, ge=0, lt=1, is_advanced=True)
+    """The decay of the mean of squared gradients. Only for rmsprop."""
+    epsilon: float = per_run_field(1e-7, gt=0, le=10, is_advanced=True)
+    """Added to the mean of squared gradients, below the root. Only for rmsprop."""
     weight_decay: float = per_run_field(0.0, ge=0, lt=1)
-    """The part of each weight that it loses in each step, times the learning rate. Only for adamw
-    and sgd. With sgd and a momentum of 0.9, a penalty of w * |weights|**2 / 2 in the loss, the form
+    """The part of each weight that it loses in each step, times the learning rate. Not for
+    adam. With sgd and a momentum of 0.9, a penalty of w * |weights|**2 / 2 in the loss, the form
     in papers, is about a weight_decay of 10 * w."""
     schedule: AnySchedule = Constant()
     """The change of the learning rate with the steps. `reduce_learning_rate` multiplies the
@@ -124,8 +128,16 @@ class Optimizer(Section):
 
     @model_validator(mode="after")
     def _validate_combination(self) -> Optimizer:
-        if self.momentum and self.name != "sgd":
-            raise ValueError(f"momentum is for the optimizer sgd, got it with {self.name}")
+        if self.momentum and self.name not in ("sgd", "rmsprop"):
+            raise ValueError(
+                f"momentum is for the optimizers sgd and rmsprop, got it with {self.name}"
+            )
+        for name in ("rho", "epsilon"):
+            default = type(self).model_fields[name].default
+            if self.name != "rmsprop" and getattr(self, name) != default:
+                raise ValueError(f"{name} is for the optimizer rmsprop, got it with {self.name}")
         if self.weight_decay and self.name == "adam":
-            raise ValueError("weight_decay is for the optimizers adamw and sgd, got it with adam")
+            raise ValueError(
+                "weight_decay is for the optimizers adamw, rmsprop and sgd, got it with adam"
+            )
         return self

@@ -99,6 +99,14 @@ class PipelineConfig(Section):
                 "train.class_weights",
                 "needs a data set that has them. Set preprocess.balance: by_class.",
             )
+        if self.preprocess.runner.shared_disk and "://" in self.storage.root.removeprefix(
+            "file://"
+        ):
+            raise FieldError(
+                "preprocess.runner.name",
+                f"is {self.preprocess.runner.name}, which works only with a storage.root that is a "
+                f"shared folder, got {self.storage.root}. Use the runner embedded.",
+            )
         self._validate_task()
         self._validate_intervals()
         has_late_notifier = any("late" in notify.events for notify in self.notify)

@@ -151,8 +151,11 @@ class BeamRunner(Section):
     """The runner of the Beam job. It has no influence on a single byte of the shards."""
 
     name: Literal["embedded", "portable", "flink", "spark", "dataflow"] = "embedded"
-    """`embedded` is this host. The others are Beam's runners of that name, which read and write the
-    same paths as this host."""
+    """`embedded` is this host. The others are Beam's runners of that name, whose workers read and
+    write the same paths as this host."""
+    shared_disk: bool = False
+    """Says that all workers of another runner mount the raw data and the storage root at the same
+    paths as this host. Without it, they would write shards into folders of their own."""
     options: dict[str, Any] = {}
     """Beam's own pipeline options for the other runners, without dashes, as in
     `{job_endpoint: "localhost:8099"}`."""
@@ -177,6 +180,14 @@ class BeamRunner(Section):
         if self.name != "embedded" and (self.mode, self.workers) != ("multi_processing", 0):
             raise ValueError(
                 f"mode and workers are for the runner embedded, and {self.name} has options"
+            )
+        if self.name == "embedded" and self.shared_disk:
+            raise ValueError("shared_disk is for the other runners. Remove it.")
+        if self.name != "embedded" and not self.shared_disk:
+            raise ValueError(
+                f"the workers of {self.name} write shards into the storage root as this host sees "
+                "it. Mount the raw data and the storage root on all of them at the same paths and "
+                "set shared_disk: true, or use the runner embedded."
             )
         if "runner" in self.options:
             raise ValueError("the option runner is not allowed. Use the key name.")

@@ -23,8 +23,9 @@ class Source(Section):
 
     path: str = operational_field(..., is_path=True)
     """The folder that holds all of the raw data, or a URI such as s3://bucket/folder. All files
-    below it are in the fingerprint. For data by day or by hour, `raw/{start:%Y-%m-%d}` contains the
-    start of the run's data interval (`{end}` its end), which backfills need."""
+    below it are in the fingerprint, for `tfrecord` those that the config names. For data by day or
+    by hour, `raw/{start:%Y-%m-%d}` contains the start of the run's data interval (`{end}` its end),
+    which backfills need."""
 
     @property
     def folder(self) -> str:
@@ -40,6 +41,11 @@ class Source(Section):
     def required_files(self) -> dict[str, str]:
         """Files that the source requires, as paths below `path`, by the key that names each."""
         return {}
+
+    @property
+    def file_patterns(self) -> tuple[str, ...] | None:
+        """Globs of the files below `path` that are read, as fnmatch takes them. None is all."""
+        return None
 
     def format_path(self, start: datetime, end: datetime) -> str:
         """Returns the path for one data interval."""

@@ -7,6 +7,7 @@ cover.
 
 from __future__ import annotations
 
+import glob
 import re
 from typing import Literal
 
@@ -160,6 +161,12 @@ class TfrecordSource(AnnotatedSource):
     @property
     def required_files(self) -> dict[str, str]:
         return {"label_map": self.label_map} if self.label_map else {}
+
+    @property
+    def file_patterns(self) -> tuple[str, ...]:
+        """The records, the label map, and the manifest of shards of ours."""
+        label_map = (glob.escape(self.label_map),) if self.label_map else ()
+        return (*(part.files for part in self.parts), *label_map, "manifest.json")
 
     _is_local = field_validator("path")(validate_local)
 

@@ -162,9 +162,10 @@ def keep_gradients(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def get_slots(optimizer: keras.optimizers.Optimizer) -> dict[str, list[keras.Variable]]:
-    """Returns the slots of SGD, Adam or AdamW by name, each with a variable for every weight.
+    """Returns the slots of an optimizer by name, each with a variable for every weight.
 
-    The names are momentums, velocities and averages. The optimizer must be built.
+    The optimizer is SGD, RMSprop, Adam or AdamW, and is built. The names are momentums, velocities
+    and averages.
     """
     names = (
         ("momentums", "momentums"),

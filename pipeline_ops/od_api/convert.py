@@ -22,6 +22,20 @@ from pipeline_ops.od_api.text_proto import parse_text_proto
 from pipeline_ops.od_api.training import convert_training
 
 _WIDTH = 145
+_MIN_MAP = 0.01
+"""The gate of a converted config keeps back a model that has learned nothing."""
+_NO_EFFECT = re.compile(
+    r"use_matmul|static_shape|replicas_to_aggregate|startup_delay|sync_replicas|checkpoint_type|"
+    r"checkpoint_version|checkpoint_vars|from_detection_checkpoint|max_number_of_boxes|"
+    r"unpad_groundtruth|queue|num_readers|num_parallel|prefetch|min_after_dequeue|num_epochs|"
+    r"eval_config\.(?!metrics_set)|eval_input_readers?\b|visualiz|inplace_batchnorm|"
+    r"batch_norm_trainable|add_summaries|shuffle|use_bfloat16"
+)
+"""Fields about the way in which the API computes, and not about the result."""
+_NETWORK = re.compile(
+    r"^model\.\w+\.(?!.*(anchor_generator|loss|matcher|post_processing|number_of_stages))"
+)
+"""Details of a network that becomes another one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,27 +44,46 @@ class ConvertedConfig:
 
     Attributes:
       sections: the sections of our config.
+      losses: what the converted config does not do at all.
       notes: remarks on settings that became something else.
       unconverted: fields that have no counterpart.
       file: the name of the `pipeline.config`.
     """
 
     sections: dict[str, Any]
+    losses: Sequence[str]
     notes: Sequence[str]
     unconverted: Sequence[LeafField]
     file: str
 
+    def list_differences(self) -> dict[str, list[str]]:
+        """Lists what is not as in the original, by a title. What changes the result comes first."""
+        changes: list[str] = []
+        network: list[str] = []
+        without_effect: list[str] = []
+        for leaf in self.unconverted:
+            if _NO_EFFECT.search(leaf.path):
+                fields = without_effect
+            else:
+                fields = network if _NETWORK.search(leaf.path) else changes
+            fields.append(f"{leaf} (line {leaf.line})")
+        listed = {
+            "Not carried over, so the result changes:": [*self.losses, *changes],
+            "Settings that became something else:": list(self.notes),
+            "Details of the original network, which ours does not have:": network,
+            "Fields without an effect on the result:": without_effect,
+        }
+        return {title: items for title, items in listed.items() if items}
+
     def to_yaml(self) -> str:
-        """Returns the config as YAML, with notes and unconverted fields as comments at its head."""
-        fields = [f"{leaf} (line {leaf.line})" for leaf in self.unconverted]
+        """Returns the config as YAML, with the differences as comments at its head."""
         lines = [
             f"# Converted from {self.file} of the TensorFlow Object Detection API.",
-            "#",
-            "# Settings that became something else:",
-            *_format_comments(self.notes),
-            "#",
-            "# Fields that have no counterpart:" if fields else "# Every field has a counterpart.",
-            *_format_comments(fields),
+            *(
+                line
+                for title, items in self.list_differences().items()
+                for line in ("#", f"# {title}", *_format_comments(items))
+            ),
             yaml.safe_dump(
                 self.sections,
                 sort_keys=False,
@@ -78,13 +111,11 @@ def convert(file: Path, num_examples: int | None = None) -> ConvertedConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {error}. Correct the path.") from error
     config = ConfigReader(parse_text_proto(text, str(file)), str(file))
-    records = read_records(config)
+    records = read_records(config, num_examples)
     model, name, parameters = find_nearest_model(config)
     compare_num_classes(model, records.source.get("class_names"))
     stages = read_image_stages(model, get_size_multiple(name))
     pipeline = _derive_name(file)
-    if num_examples is None:
-        num_examples = records.count_train_records()
     # Evaluation computes COCO's metrics in any case.
     for evaluation in config.messages("eval_config"):
         evaluation.take_equal("metrics_set", "coco_detection_metrics")
@@ -101,13 +132,17 @@ def convert(file: Path, num_examples: int | None = None) -> ConvertedConfig:
             "shards": 8,
         },
         "train": {"model": name, "model_parameters": parameters}
-        | convert_training(config, num_examples, records.split["train"])
+        | convert_training(config, records.num_examples, records.split["train"])
         | {"best_checkpoint": None},
-        "evaluate": {"gate": [{"metric": "map", "at_least": 0.0, "max_regression": 0.01}]},
+        "evaluate": {"gate": [{"metric": "map", "at_least": _MIN_MAP, "max_regression": 0.01}]},
         "export": {"model": pipeline},
     }
     return ConvertedConfig(
-        sections, tuple(config.notes), tuple(config.list_unconverted()), file.name
+        sections,
+        tuple(config.losses),
+        tuple(config.notes),
+        tuple(config.list_unconverted()),
+        file.name,
     )
 
 

@@ -22,6 +22,8 @@ _VALIDATION_SHARE = 0.05
 """The validation share of the training records. The API monitors a training by the evaluation set,
 which is our test.
 """
+_MIN_EXAMPLES = 5
+"""The number of examples that a split of a small set gets on average, so that it is not empty."""
 _DEFAULT_SIZE = 640
 
 
@@ -32,25 +34,24 @@ class RecordInputs:
     Attributes:
       source: the section `preprocess.source`.
       split: the section `preprocess.split`.
-      train_patterns: paths of training records, as glob takes them.
+      num_examples: the number of training records, None if there is no file.
     """
 
     source: dict[str, Any]
     split: dict[str, float]
-    train_patterns: Sequence[str]
-
-    def count_train_records(self) -> int | None:
-        """Returns the number of training records, or None if there is no file.
-
-        Raises:
-          ConfigError: a file is not a TFRecord file.
-        """
-        files = sorted({file for pattern in self.train_patterns for file in glob.glob(pattern)})
-        return sum(map(count_records, files)) if files else None
+    num_examples: int | None
 
 
-def read_records(config: ConfigReader) -> RecordInputs:
-    """Returns the readers of training and evaluation as a source. Raises ConfigError."""
+def read_records(config: ConfigReader, num_examples: int | None) -> RecordInputs:
+    """Returns the readers of training and evaluation as a source.
+
+    Args:
+      config: the whole file.
+      num_examples: the number of training records. None counts them.
+
+    Raises:
+      ConfigError: there are no readers, they cannot be converted, or a file is no TFRecord file.
+    """
     if not config.has("train_input_reader"):
         raise ConfigError("pipeline.config: there is no train_input_reader. Add one.")
     train_reader = config.message("train_input_reader")
@@ -62,6 +63,12 @@ def read_records(config: ConfigReader) -> RecordInputs:
             "Set it. Other readers have no counterpart."
         )
     test = [path for reader in test_readers for path in _read_paths(reader)]
+    if both := sorted(_find_files(train) & _find_files(test)) or sorted({*train} & {*test}):
+        raise ConfigError(
+            f"pipeline.config: train_input_reader and eval_input_reader both read {both[0]}, so "
+            "the model would be evaluated on its training examples. Give eval_input_reader other "
+            "records."
+        )
     train_reader.take_equal("shuffle", True)
     for reader in test_readers:
         reader.take_equal("shuffle", False)
@@ -78,33 +85,53 @@ def read_records(config: ConfigReader) -> RecordInputs:
     for path in label_maps:
         source["label_map"] = os.path.relpath(path, folder)
         source["class_names"] = _read_class_names(path)
-    return RecordInputs(source, _choose_split(config, has_test=bool(test)), train)
+    if num_examples is None and (files := sorted(_find_files(train))):
+        num_examples = sum(map(count_records, files))
+    split = _choose_split(config, bool(test), num_examples)
+    return RecordInputs(source, split, num_examples)
+
+
+def _find_files(patterns: Iterable[str]) -> set[str]:
+    return {os.path.realpath(file) for pattern in patterns for file in glob.glob(pattern)}
 
 
 def _read_label_maps(readers: Iterable[ConfigReader]) -> list[str]:
     """Returns the absolute path of the readers' label map, or nothing if they have none."""
     paths = [reader.take("label_map_path", str, "") for reader in readers]
     label_maps = [path for path in dict.fromkeys(paths) if path]
-    if len(label_maps) > 1:
+    if len(label_maps) > 1 and not _are_equal(label_maps):
         raise ConfigError(
             f"pipeline.config: the readers have different label maps ({', '.join(label_maps)}), "
             "and a data set has only one. Merge the label maps."
         )
-    return [_to_absolute(path) for path in label_maps]
+    return [_to_absolute(path) for path in label_maps[:1]]
 
 
-def _choose_split(config: ConfigReader, has_test: bool) -> dict[str, float]:
+def _are_equal(paths: Iterable[str]) -> bool:
+    """Whether all files are there and have the same content."""
+    try:
+        return len({Path(_to_absolute(path)).read_bytes() for path in paths}) == 1
+    except OSError:
+        return False
+
+
+def _choose_split(
+    config: ConfigReader, has_test: bool, num_examples: int | None
+) -> dict[str, float]:
+    least = _MIN_EXAMPLES / num_examples if num_examples else 0.0
     if has_test:
+        share = round(min(0.5, max(_VALIDATION_SHARE, least)), 2)
         config.note(
-            f"{_VALIDATION_SHARE:.0%} of the training records become the validation split. "
+            f"{share:.0%} of the training records become the validation split. "
             "The evaluation set becomes the test split."
         )
-        return {"train": 1 - _VALIDATION_SHARE, "validation": _VALIDATION_SHARE, "test": 0}
+        return {"train": round(1 - share, 2), "validation": share, "test": 0}
+    share = round(min(0.3, max(0.1, least)), 2)
     config.note(
-        "There is no evaluation set. 10% of the training records become the validation split, "
-        "and 10% the test split."
+        f"There is no evaluation set. {share:.0%} of the training records become the validation "
+        f"split, and {share:.0%} the test split."
     )
-    return {"train": 0.8, "validation": 0.1, "test": 0.1}
+    return {"train": round(1 - 2 * share, 2), "validation": share, "test": share}
 
 
 def read_image_stages(model: ConfigReader, multiple: int) -> list[str | dict[str, Any]]:
@@ -222,7 +249,7 @@ def _read_class_names(path: str) -> list[str]:
       DataError: the file is not a label map.
     """
     try:
-        names = parse_label_map(Path(path).read_bytes(), path)
+        names = parse_label_map(Path(path).read_bytes(), path).names
     except OSError as error:
         raise ConfigError(
             f"pipeline.config: label_map_path: cannot read {path}: {error.strerror}. "

@@ -18,6 +18,8 @@ _BACKBONES = {
     "resnet101": "ResNet101",
     "resnet152": "ResNet101",
     "mobilenet": "MobileNetV2",
+    "mobiledet": "MobileNetV2",
+    "spaghettinet": "MobileNetV2",
     "efficientnet": "EfficientNetB0",
 }
 """The backbones, by a part of the type of a feature extractor, for example
@@ -58,6 +60,16 @@ _FIXED_MESSAGES = (
 )
 
 
+_TASKS = {
+    "masks": ("instance_mask", "mask_prediction", "mask_estimation", "mask_height"),
+    "keypoints": ("keypoint",),
+    "dense poses": ("densepose",),
+    "tracks": ("track_estimation", "track_id"),
+    "context from other frames": ("context_config", "context_features"),
+}
+"""Tasks of the API beside boxes, each with parts of the names of its fields."""
+
+
 def find_nearest_model(config: ConfigReader) -> tuple[ConfigReader, str, dict[str, Any]]:
     """Returns the API's model, the name of ours, and its parameters. Raises ConfigError."""
     models = config.message("model")
@@ -68,6 +80,7 @@ def find_nearest_model(config: ConfigReader) -> tuple[ConfigReader, str, dict[st
             "The catalogue has no model that is near another one."
         )
     model = models.message(kind)
+    _note_lost_tasks(models)
     if kind == "center_net":
         config.note(
             "model.center_net becomes center_detector: also without anchors, "
@@ -88,7 +101,31 @@ def find_nearest_model(config: ConfigReader) -> tuple[ConfigReader, str, dict[st
     if kind == "ssd":
         parameters |= _convert_head(model)
         _take_fixed_settings(model)
+    else:
+        parameters |= _freeze_by_default(model)
     return model, "retinanet", parameters
+
+
+def _note_lost_tasks(models: ConfigReader) -> None:
+    fields = [leaf for leaf in models.iterate_leaves() if leaf.value is not False]
+    for task, parts in _TASKS.items():
+        if any(part in leaf.path for leaf in fields for part in parts):
+            models.note_loss(
+                f"{task}: our model finds boxes only. All fields of this task are lost."
+            )
+
+
+def _freeze_by_default(model: ConfigReader) -> dict[str, bool]:
+    """Faster R-CNN trains its batch normalization only with `batch_norm_trainable`."""
+    extractor = model.message("feature_extractor")
+    if extractor.take("batch_norm_trainable", bool, False):
+        return {}
+    model.note(
+        f"{extractor.path('batch_norm_trainable')} is false by default, so the statistics of the "
+        "backbone are frozen. That is useful only with the weights of a trained backbone. "
+        "Set train.warm_start."
+    )
+    return {"frozen_batch_normalization": True}
 
 
 def get_size_multiple(name: str) -> int:
@@ -148,12 +185,7 @@ def _convert_head(model: ConfigReader) -> dict[str, Any]:
     anchors = model.message("anchor_generator").message("multiscale_anchor_generator")
     if anchors.has("anchor_scale"):
         parameters["anchor_scale"] = anchors.take("anchor_scale", float, 4.0)
-    convolutions = predictor.message("conv_hyperparams")
-    if convolutions.has("regularizer"):
-        model.note(
-            f"{convolutions.path('regularizer')}: our optimizer has the weight decay, in "
-            "train.optimizer.weight_decay. It stays 0."
-        )
+    predictor.take_equal("class_prediction_bias_init", -4.6)  # a prior of 0.01, as ours
     return parameters
 
 

@@ -64,11 +64,17 @@ class ConfigReader:
         if root is None:
             self._taken: set[str] = set()
             self.notes: list[str] = []
+            self.losses: list[str] = []
 
     def note(self, text: str) -> None:
         """Adds a note for the user on a converted field."""
         if text not in self._root.notes:
             self._root.notes.append(text)
+
+    def note_loss(self, text: str) -> None:
+        """Adds a note on something that the converted config does not do at all."""
+        if text not in self._root.losses:
+            self._root.losses.append(text)
 
     def has(self, name: str) -> bool:
         return any(field.name == name for field in self._message.fields)
@@ -149,6 +155,24 @@ class ConfigReader:
                 yield from ConfigReader(field.value, self._file, path, self._root).iterate_leaves()
             else:
                 yield LeafField(path, field.value, field.line)
+
+    def iterate_messages(self) -> Iterator[ConfigReader]:
+        """Yields this message and all messages in it."""
+        yield self
+        for path, field in self._iterate_fields():
+            if isinstance(field.value, TextMessage):
+                inner = ConfigReader(field.value, self._file, path, self._root)
+                yield from inner.iterate_messages()
+
+    def take_rest(self) -> list[LeafField]:
+        """Takes all leaves of this message that were not taken, and returns them."""
+        rest = [leaf for leaf in self.iterate_leaves() if leaf.path not in self._root._taken]
+        self._root._taken.update(leaf.path for leaf in rest)
+        return rest
+
+    @property
+    def field_names(self) -> list[str]:
+        return [field.name for field in self._message.fields]
 
     def list_unconverted(self) -> list[LeafField]:
         """Returns the leaves that were not taken."""

@@ -11,7 +11,26 @@ from typing import Any
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.reader import ConfigReader
 
-_OPTIMIZERS = {"momentum_optimizer": "sgd", "adam_optimizer": "adam", "rms_prop_optimizer": "adam"}
+_OPTIMIZERS = {
+    "momentum_optimizer": "sgd",
+    "adam_optimizer": "adam",
+    "rms_prop_optimizer": "rmsprop",
+}
+_CONVERTED_CHANGES = (
+    "random_horizontal_flip",
+    "random_vertical_flip",
+    "random_adjust_brightness",
+    "random_adjust_contrast",
+    "random_adjust_saturation",
+)
+_REPLACEMENTS = {
+    "crop": "train.input.augment.scale with shift, or mosaic, also varies size and place.",
+    "pad": "train.input.augment.scale with shift, or mosaic, also varies size and place.",
+    "image_scale": "The content does not move in it, as it does in train.input.augment.scale.",
+    "color": "train.input.augment has brightness, contrast and saturation.",
+    "hue": "train.input.augment.saturation is the nearest.",
+}
+"""What may replace a random change of the API that we do not have, by a part of its name."""
 _DEFAULT_RATE = 0.002
 _MAX_BOUNDARIES = 1000
 
@@ -35,7 +54,7 @@ def convert_training(
         "strategy": "auto",
         "global_batch_size": batch,
         "epochs": _compute_epochs(section, batch, steps, num_examples, share),
-        "optimizer": _convert_optimizer(section, steps),
+        "optimizer": _convert_optimizer(config, section, steps),
     }
     section.take_equal("sync_replicas", True)  # all our steps are synchronous
     if section.take("use_bfloat16", bool, False):
@@ -43,13 +62,16 @@ def convert_training(
     if augmentation := _convert_augmentation(section):
         converted["input"] = {"augment": augmentation}
     if section.has("fine_tune_checkpoint"):
-        config.note(
-            f"{section.path('fine_tune_checkpoint')}: a checkpoint contains the API's variables, "
-            "which our model does not have. Set train.warm_start to a SavedModel or a weights file "
-            "of our model, or of its backbone as keras.applications publishes it."
+        checkpoint = section.take("fine_tune_checkpoint", str, "")
+        config.note_loss(
+            f"{section.path('fine_tune_checkpoint')}: '{checkpoint}' contains the API's variables, "
+            "which our model does not have, so the training starts from random weights. Set "
+            "train.warm_start to a SavedModel or a weights file of our model, or of its backbone "
+            "as keras.applications publishes it."
         )
     if config.has("graph_rewriter"):
-        config.note(
+        config.message("graph_rewriter").take_rest()
+        config.note_loss(
             "graph_rewriter: quantization-aware training has no counterpart. "
             "export.formats has TFLite with eight bits."
         )
@@ -79,7 +101,7 @@ def _compute_epochs(
     return epochs
 
 
-def _convert_optimizer(section: ConfigReader, steps: int) -> dict[str, Any]:
+def _convert_optimizer(config: ConfigReader, section: ConfigReader, steps: int) -> dict[str, Any]:
     optimizer = section.message("optimizer")
     kind = optimizer.find_present(*_OPTIMIZERS)
     if kind is None:
@@ -93,22 +115,54 @@ def _convert_optimizer(section: ConfigReader, steps: int) -> dict[str, Any]:
     if kind == "momentum_optimizer":
         converted["momentum"] = inner.take("momentum_optimizer_value", float, 0.9)
     if kind == "rms_prop_optimizer":
-        section.note(
-            f"{optimizer.path(kind)}: becomes adam, the nearest. "
-            "A learning rate that suits one seldom suits the other."
-        )
+        converted["momentum"] = inner.take("momentum_optimizer_value", float, 0.9)
+        converted["rho"] = inner.take("decay", float, 0.9)
+        converted["epsilon"] = inner.take("epsilon", float, 1.0)
     converted |= _convert_learning_rate(inner.message("learning_rate"), steps)
     clip = section.take("gradient_clipping_by_norm", float, 0.0)
     if clip > 0:
         converted["clip"] = {"global_norm": clip}
-    if optimizer.take("use_moving_average", bool, True):
-        converted["average_weights"] = optimizer.take("moving_average_decay", float, 0.9999)
-        if not optimizer.has("use_moving_average"):
-            section.note(
-                f"{optimizer.path('use_moving_average')} is true by default, "
-                "so train.optimizer.average_weights is on"
-            )
-    return converted
+    evaluation = config.message("eval_config")
+    has_average = optimizer.take("use_moving_average", bool, True)
+    decay = optimizer.take("moving_average_decay", float, 0.9999)
+    if evaluation.take("use_moving_averages", bool, False) and has_average:
+        converted["average_weights"] = decay
+    elif optimizer.has("moving_average_decay"):
+        section.note(
+            f"{optimizer.path('moving_average_decay')}: {decay:g} has no effect, because the API "
+            "evaluates and exports averages only with eval_config.use_moving_averages"
+        )
+    return converted | _convert_regularizer(config, converted)
+
+
+def _convert_regularizer(config: ConfigReader, optimizer: dict[str, Any]) -> dict[str, float]:
+    """Returns the weight decay that is about the penalty of the API's L2 regularizers.
+
+    With momentum m, a penalty of w * |weights|**2 / 2 moves a weight by 1 / (1 - m) times the rate.
+    """
+    weights = sorted(
+        {
+            weight
+            for message in config.message("model").iterate_messages()
+            if message.has("l2_regularizer")
+            and (weight := message.message("l2_regularizer").take("weight", float, 1.0)) > 0
+        }
+    )
+    if not weights:
+        return {}
+    listed = " and ".join(f"{weight:g}" for weight in weights)
+    if optimizer["name"] == "adam":
+        config.note_loss(
+            f"the L2 regularizers with the weight {listed}: adam has no weight decay. "
+            "Consider adamw."
+        )
+        return {}
+    decay = _round(weights[-1] / (1 - optimizer["momentum"]))
+    config.note(
+        f"the L2 regularizers with the weight {listed} become a weight decay of {decay:g} for all "
+        "weights: divided by 1 - momentum"
+    )
+    return {"weight_decay": decay}
 
 
 def _convert_learning_rate(rate: ConfigReader, steps: int) -> dict[str, Any]:
@@ -143,6 +197,8 @@ def _convert_exponential(inner: ConfigReader, steps: int) -> dict[str, Any]:
     rate = inner.take("initial_learning_rate", float, _DEFAULT_RATE)
     every = inner.take("decay_steps", int, 4_000_000)
     factor = inner.take("decay_factor", float, 0.95)
+    if every < 1:
+        raise ConfigError(f"{inner.format_location('decay_steps')} must be at least 1, got {every}")
     is_smooth = not inner.take("staircase", bool, True)
     stairs = (steps or 10 * every) // every
     if not is_smooth and stairs > _MAX_BOUNDARIES:
@@ -177,6 +233,11 @@ def _convert_manual_steps(inner: ConfigReader) -> dict[str, Any]:
         schedule = {"warmup_steps": warmup} if warmup else {}
     if stairs and stairs[0][0] == 0:
         (_, rate), *stairs = stairs
+    if stairs and rate <= 0:
+        raise ConfigError(
+            f"{inner.format_location('initial_learning_rate')} must be above 0, got {rate:g}. "
+            "For a warm-up, set warmup: true."
+        )
     if stairs:
         schedule |= {
             "type": "piecewise",
@@ -216,18 +277,27 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
             augmentation["flip_left_right"] = True
         if option.take_message("random_vertical_flip"):
             augmentation["flip_top_bottom"] = True
-        if scale := option.take_message("random_image_scale"):
-            augmentation["scale"] = {
-                "min": min(1.0, max(0.1, scale.take("min_scale_ratio", float, 0.5))),
-                "max": max(1.0, min(10.0, scale.take("max_scale_ratio", float, 2.0))),
-            }
         if brightness := option.take_message("random_adjust_brightness"):
             augmentation["brightness"] = min(1.0, brightness.take("max_delta", float, 0.2))
         for name in ("contrast", "saturation"):
             if factors := option.take_message(f"random_adjust_{name}"):
                 path = option.path(f"random_adjust_{name}")
                 augmentation[name] = _convert_factor_range(factors, path)
+        _note_lost_change(option)
     return augmentation
+
+
+def _note_lost_change(option: ConfigReader) -> None:
+    for name in option.field_names:
+        if name in _CONVERTED_CHANGES:
+            continue
+        leaves = option.message(name).take_rest()
+        values = [str(leaf).removeprefix(f"{option.path(name)}.") for leaf in leaves]
+        option.mark_taken(name)
+        advice = next((text for part, text in _REPLACEMENTS.items() if part in name), "")
+        option.note_loss(
+            f"{option.path(name)} {{{', '.join(values)}}} is not done. {advice}".rstrip()
+        )
 
 
 def _convert_factor_range(inner: ConfigReader, path: str) -> float:

@@ -107,10 +107,11 @@ def _plan_preprocess(run: _Run) -> JobPlan:
         return _plan_given(run, config.preprocess.dataset)
     validate_interval(config)
     source, stages = config.preprocess.source, [stage.name for stage in config.preprocess.stages]
+    raw_files = list_folder(find_raw_folder(config), layout.listings, source.file_patterns)
     fingerprint = _fingerprint(
         "preprocess",
         run,
-        {RAW_FILES: list_folder(find_raw_folder(config), layout.listings).digest},
+        {RAW_FILES: raw_files.digest},
         code=digest_stage_code(stages) | digest_source_code(source, config.file.parent),
         versions=find_stage_versions(stages) | find_source_versions(source),
     )

@@ -9,13 +9,14 @@ import difflib
 import hashlib
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
-from pipeline_ops.raw_data.local import list_raw_files, list_stats
+from pipeline_ops.raw_data.local import list_raw_files, list_stats, matches_any
 from pipeline_ops.raw_data.remote import RemoteFolder
 from pipeline_ops.storage.store_path import StorePath
 
@@ -32,20 +33,22 @@ def find_raw_folder(config: PipelineConfig) -> RawFolder:
     return resolve_raw_folder(config.preprocess.source.folder, config.file.parent)
 
 
-def list_folder(folder: RawFolder, indexes: StorePath) -> Listing:
-    """Lists a folder. `indexes` is for local folders, see `list_raw_files`.
+def list_folder(
+    folder: RawFolder, indexes: StorePath, patterns: Sequence[str] | None = None
+) -> Listing:
+    """Lists a folder. `indexes` and `patterns` are for local folders, see `list_raw_files`.
 
     Raises ConfigError, DataError, MachineError.
     """
     return (
         Listing(folder, folder.list_files())
         if isinstance(folder, RemoteFolder)
-        else list_raw_files(folder, indexes)
+        else list_raw_files(folder, indexes, patterns)
     )
 
 
-def read_folder_state(folder: RawFolder) -> tuple[str, int]:
-    """The state of a folder: a text and the number of files.
+def read_folder_state(folder: RawFolder, patterns: Sequence[str] | None = None) -> tuple[str, int]:
+    """The state of a folder: a text and the number of files, of a local folder those that match.
 
     The text changes when files are added, removed or written. No file is read. Raises as
     `list_folder` does.
@@ -56,6 +59,7 @@ def read_folder_state(folder: RawFolder) -> tuple[str, int]:
     lines = sorted(
         f"{key}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}\0"
         for key, stat in list_stats(folder)
+        if matches_any(key, patterns)
     )
     return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest(), len(lines)
 

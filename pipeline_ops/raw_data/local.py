@@ -14,6 +14,8 @@ import hashlib
 import operator
 import os
 import time
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
@@ -34,27 +36,31 @@ _UNSETTLED_NS = 2_000_000_000
 _get_key = operator.attrgetter("key")
 
 
-def list_raw_files(folder: Path, indexes: StorePath) -> Listing:
+def list_raw_files(
+    folder: Path, indexes: StorePath, patterns: Sequence[str] | None = None
+) -> Listing:
     """Lists a folder. Names that begin with a dot are not data.
 
     Args:
       folder: the folder of the raw files.
       indexes: the folder of the indexes of all listings.
+      patterns: globs of the files that count. None is all.
 
     Raises:
       DataError: there is no such folder, it can't be read, or `walk_entries` rejects a link to a
         folder in it.
       MachineError: a file vanished during the listing.
     """
-    index_file = (
-        indexes / f"{hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()}.index"
-    )
+    name = os.fsencode("\0".join([str(folder), *(patterns or ())]))
+    index_file = indexes / f"{hashlib.blake2b(name, digest_size=8).hexdigest()}.index"
     known, settled_ns = read_index(index_file), time.time_ns() - _UNSETTLED_NS
     num_known, num_kept = len(known), 0
     files, fresh, rejected = [], {}, []
     try:
         for entry in walk_entries(os.fsencode(folder)):
             key, stat = to_raw_key(entry.relative), entry.stat
+            if not matches_any(key, patterns):
+                continue
             if entry.reason:
                 rejected.append(RejectedFile(key, entry.reason, entry.detail))
                 continue
@@ -75,6 +81,11 @@ def list_raw_files(folder: Path, indexes: StorePath) -> Listing:
     if fresh or num_kept < num_known:
         write_index(index_file, known | fresh, ((file.key, file.digest) for file in files))
     return Listing(folder, tuple(files), tuple(sorted(rejected, key=_get_key)))
+
+
+def matches_any(key: str, patterns: Sequence[str] | None) -> bool:
+    """Whether a key matches one of the globs. None matches all."""
+    return patterns is None or any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def list_stats(folder: Path) -> list[tuple[str, os.stat_result]]:

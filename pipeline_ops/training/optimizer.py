@@ -39,12 +39,15 @@ def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimiz
         options |= {"use_ema": True, "ema_momentum": config.average_weights}
     if config.weight_decay or config.name == "adamw":
         options["weight_decay"] = config.weight_decay
-    if config.name == "sgd":
+    if config.name in ("sgd", "rmsprop"):
         options["momentum"] = config.momentum
+    if config.name == "rmsprop":
+        options |= {"rho": config.rho, "epsilon": config.epsilon}
     kinds = {
         "sgd": keras.optimizers.SGD,
         "adam": keras.optimizers.Adam,
         "adamw": keras.optimizers.AdamW,
+        "rmsprop": keras.optimizers.RMSprop,
     }
     optimizer = kinds[config.name](config.learning_rate, **options)
     if config.average_weights is not None:

@@ -35,7 +35,7 @@ def split_like(shards: VariableShards, value: Any) -> list[Any]:
 
 
 class ShardedOptimizer:
-    """SGD, Adam or AdamW with clipping and averaged weights.
+    """SGD, RMSprop, Adam or AdamW with clipping and averaged weights.
 
     Args:
       config: The section of the optimizer.
@@ -52,10 +52,10 @@ class ShardedOptimizer:
     ):
         self._config, self._weights = config, weights
         self.iterations = create_like(None)
-        if config.name == "sgd":
-            slots = ["momentums"] if config.momentum else []
-        else:
-            slots = ["momentums", "velocities"]
+        is_adam = config.name in ("adam", "adamw")
+        slots = ["momentums"] if config.momentum or is_adam else []
+        if config.name != "sgd":
+            slots.append("velocities")
         if config.average_weights:
             slots.append(_AVERAGES)
         self.slots: dict[str, list[VariableShards]] = {
@@ -95,11 +95,13 @@ class ShardedOptimizer:
         value = weight.read_value()
         if self._config.weight_decay:
             value -= value * self._config.weight_decay * rate
-        value += (
-            self._compute_momentum_update(gradient, slots, rate)
-            if self._config.name == "sgd"
-            else _compute_adam_update(gradient, slots, rate, step)
-        )
+        match self._config.name:
+            case "sgd":
+                value += self._compute_momentum_update(gradient, slots, rate)
+            case "rmsprop":
+                value -= self._compute_rmsprop_step(gradient, slots, rate)
+            case _:
+                value += _compute_adam_update(gradient, slots, rate, step)
         weight.assign(value)
         if self._config.average_weights is not None:
             decay = compute_average_decay(self._config.average_weights, step)
@@ -114,6 +116,20 @@ class ShardedOptimizer:
         velocity = slots["momentums"].read_value() * self._config.momentum - gradient * rate
         slots["momentums"].assign(velocity)
         return velocity
+
+    def _compute_rmsprop_step(
+        self, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor
+    ) -> tf.Tensor:
+        """The order of the operations is that of Keras."""
+        rho = self._config.rho
+        mean = rho * slots["velocities"].read_value() + (1 - rho) * tf.square(gradient)
+        slots["velocities"].assign(mean)
+        step = rate * gradient / tf.sqrt(mean + self._config.epsilon)
+        if not self._config.momentum:
+            return step
+        step += self._config.momentum * slots["momentums"].read_value()
+        slots["momentums"].assign(step)
+        return step
 
 
 def _compute_adam_update(

@@ -54,7 +54,8 @@ def test_not_a_byte_depends_on_whether_the_runner_is_embedded_or_portable(
         "sdk_worker_parallelism": 2,
     }
     portable = animals.run(
-        rejects={"max_count": 1}, runner={"name": "portable", "options": options}
+        rejects={"max_count": 1},
+        runner={"name": "portable", "shared_disk": True, "options": options},
     )
     assert portable.exit_code is ExitCode.SUCCESS, portable.message
     assert portable.artifact == embedded.artifact
@@ -67,7 +68,7 @@ def test_an_endpoint_where_nobody_listens_is_a_reason_to_retry(animals):
         "environment_type": "LOOPBACK",
         "job_server_timeout": 2,
     }
-    outcome = animals.run(runner={"name": "portable", "options": options})
+    outcome = animals.run(runner={"name": "portable", "shared_disk": True, "options": options})
     assert outcome.exit_code is ExitCode.RETRY
     assert "the runner portable failed" in outcome.message
     assert not outcome.artifact.exists()
@@ -77,6 +78,7 @@ def test_an_option_that_beam_does_not_take_is_the_configs_fault(animals):
     outcome = animals.run(
         runner={
             "name": "portable",
+            "shared_disk": True,
             "options": {"environment_type": "LOOPBACK", "job_server_timeout": "soon"},
         }
     )
@@ -97,9 +99,14 @@ def test_an_option_that_beam_does_not_take_is_the_configs_fault(animals):
             "mode and workers are for the runner embedded, and flink has options",
         ),
         (
-            {"name": "spark", "options": {"runner": "FlinkRunner"}},
+            {"name": "spark", "shared_disk": True, "options": {"runner": "FlinkRunner"}},
             "the option runner is not allowed",
         ),
+        (
+            {"name": "flink"},
+            "preprocess.runner: the workers of flink write shards into the storage",
+        ),
+        ({"shared_disk": True}, "shared_disk is for the other runners"),
     ],
 )
 def test_what_does_not_belong_together_is_said(animals, runner, rule):
@@ -111,6 +118,8 @@ def test_what_does_not_belong_together_is_said(animals, runner, rule):
 def test_every_runner_is_one_that_beam_has(name):
     from beam_jobs.runner import create_engine
 
-    engine, options = create_engine(BeamRunner(name=name, options={"environment_type": "LOOPBACK"}))
+    engine, options = create_engine(
+        BeamRunner(name=name, shared_disk=True, options={"environment_type": "LOOPBACK"})
+    )
     assert type(engine).__name__.lower() == f"{name}runner"
     assert options.get_all_options(drop_default=True)["environment_type"] == "LOOPBACK"

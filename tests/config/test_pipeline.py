@@ -51,6 +51,13 @@ def test_a_registry_in_the_bucket_of_the_root_is_reached_like_it_and_others_by_t
     assert find_options(config.registry).endpoint == endpoint
 
 
+def test_a_runner_on_other_hosts_is_refused_with_a_bucket(load):
+    runner = {"name": "spark", "shared_disk": True}
+    assert load(preprocess__runner=runner).preprocess.runner.shared_disk
+    with pytest.raises(ConfigError, match="preprocess.runner.name: is spark, which works only"):
+        load(preprocess__runner=runner, storage__root="s3://bucket/root")
+
+
 def test_what_is_left_out_has_a_default(load):
     config = load()
     assert (

@@ -168,7 +168,7 @@ from pipeline_ops.config.train import Train
         ),
         (
             {"optimizer": {"name": "adam", "weight_decay": 0.1}},
-            "weight_decay is for the optimizers adamw and sgd, got it with adam",
+            "weight_decay is for the optimizers adamw, rmsprop and sgd, got it with adam",
         ),
         (
             {

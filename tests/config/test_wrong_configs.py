@@ -126,7 +126,7 @@ from pipeline_ops.errors import ConfigError
         (
             "  model: digits_cnn",
             "  model: digits_cnn\n  optimizer: {name: adam, momentum: 0.9}",
-            "momentum is for the optimizer sgd, got it with adam",
+            "momentum is for the optimizers sgd and rmsprop, got it with adam",
         ),
         (
             "pipeline: small",

@@ -46,6 +46,7 @@ SHARDED = {
 SGD = {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}
 SLOW_SGD = {"name": "sgd", "learning_rate": 0.01}
 ADAM = {"name": "adam", "learning_rate": 1e-3}
+RMSPROP = {"name": "rmsprop", "learning_rate": 1e-3, "momentum": 0.9, "rho": 0.8, "epsilon": 0.5}
 ADAMW = {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.01}
 
 
@@ -90,6 +91,8 @@ ROWS = {
     ),
     "sgd": Row(GANG, {"optimizer": SGD}),
     "adamw": Row(GANG, {"optimizer": ADAMW}),
+    "rmsprop": Row(GANG, {"optimizer": RMSPROP}),
+    "divided layers with rmsprop": Row(SHARDED, {"optimizer": RMSPROP}),
     "micro-batches": Row(GANG | {"micro_batches": 4}),
     "clipping by global norm": Row(GANG, {"optimizer": SGD | {"clip": {"global_norm": 0.1}}}),
     "clipping by norm": Row(GANG, {"optimizer": SGD | {"clip": {"norm": 0.1}}}),

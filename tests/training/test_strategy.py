@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from rings import near_addresses
 
+from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 
@@ -32,6 +34,49 @@ def test_auto_takes_what_the_hosts_have_and_says_why(
         model="digits_cnn", strategy="auto", workers=workers, devices_per_worker=devices_per_worker
     )
     assert choose_strategy(config, workers, gpus) == (strategy, reason)
+
+
+MAKE = """
+import sys
+from pipeline_ops.config.train import Train
+from pipeline_ops.jobs.gang_protocol import WorkerSpec
+from pipeline_ops.training.strategy import make_strategy
+
+name, index, *addresses = sys.argv[1:]
+config = Train(
+    model="digits_cnn",
+    strategy=name,
+    workers=len(addresses),
+    devices_per_worker=1 + (name == "mirrored"),
+)
+spec = WorkerSpec.model_construct(cluster={"worker": addresses}, index=int(index), threads=1)
+print(type(make_strategy(config, spec, b"0" * 32).strategy).__name__)
+"""
+
+
+@pytest.mark.training
+@pytest.mark.parametrize(
+    ("row", "name", "workers"),
+    [
+        ("`one_device`", "one_device", 1),
+        ("`mirrored`", "mirrored", 1),
+        ("`multi_worker_mirrored` with one worker", "multi_worker_mirrored", 1),
+        ("`multi_worker_mirrored` with several workers", "multi_worker_mirrored", 2),
+    ],
+)
+def test_the_page_of_strategies_names_the_class_that_runs_on_cpus(row, name, workers):
+    page = (CODE_ROOT / "docs" / "strategies.md").read_text()
+    [line] = [line for line in page.splitlines() if line.startswith(f"| {row} | `")]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", MAKE, name, str(index), *near_addresses(workers)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(workers)
+    ]
+    made = {process.communicate(timeout=100)[0].strip() for process in processes}
+    assert [line.split(" | ")[1].strip("` |")] == [*made]
 
 
 THREADS = """

@@ -81,10 +81,10 @@ def _try_file(root: StorePath) -> float:
 
 def check_raw_data(config: PipelineConfig) -> Iterator[Finding]:
     """Looks whether the raw data are there."""
-    check, folder = "preprocess.source", find_raw_folder(config)
+    check, folder, source = "preprocess.source", find_raw_folder(config), config.preprocess.source
     try:
         validate_folder(config)
-        num_files = 1 if config.preprocess.source.has_interval else read_folder_state(folder)[1]
+        num_files = 1 if source.has_interval else read_folder_state(folder, source.file_patterns)[1]
     except (TrainyardError, OSError) as error:
         yield make_finding(check, error, f"Correct preprocess.source in {config.file}.")
         return

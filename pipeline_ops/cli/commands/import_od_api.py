@@ -84,14 +84,9 @@ def _validate_yaml(text: str, origin: Path) -> None:
 
 
 def _print_conversion(output: Path, converted: ConvertedConfig) -> None:
-    print(f"Wrote {output}\n\nSettings that differ from the original:")
-    for note in converted.notes:
-        print(f"  {note}")
-    print(
-        "\nFields without a counterpart:"
-        if converted.unconverted
-        else "\nEvery field has a counterpart."
-    )
-    for field in converted.unconverted:
-        print(f"  {field} (line {field.line})")
+    print(f"Wrote {output}")
+    for title, items in converted.list_differences().items():
+        print(f"\n{title}")
+        for item in items:
+            print(f"  {item}")
     print(f"\nNext:  trainyard validate {output}")

@@ -32,7 +32,7 @@ class Raw:
         """Records by key, and rejected (reason, detail) by key."""
         config = TypeAdapter(AnySource).validate_python({"path": str(self.folder), **source})
         records, rejected, _ = read_records(
-            config, list_raw_files(Path(config.folder), self._listings)
+            config, list_raw_files(Path(config.folder), self._listings, config.file_patterns)
         )
         assert [record.key for record in records] == sorted({record.key for record in records})
         return {record.key: record for record in records}, {

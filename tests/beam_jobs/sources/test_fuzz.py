@@ -172,7 +172,7 @@ def test_label_maps(content):
     with contextlib.suppress(DataError):
         assert all(
             isinstance(number, int) and name
-            for number, name in parse_label_map(content, "map.pbtxt").items()
+            for number, name in parse_label_map(content, "map.pbtxt").names.items()
         )
 
 

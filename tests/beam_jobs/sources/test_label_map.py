@@ -13,7 +13,7 @@ from pipeline_ops.errors import DataError
     [
         "item { id: 1 name: 'cat' } item { id: 2 name: 'dog' }",
         "# pets\nitem: {\n  name: \"cat\"  # a cat\n  id: 1;\n}\nitem <\n id: 2, name: 'd' 'og'>\n",
-        "\ufeffitem { id: 1 display_name: 'cat' } item { id: 2 name: 'dog' display_name: 'Dog' }",
+        "\ufeffitem { id: 1 display_name: 'cat' } item { id: 2 name: '/m/01' display_name: 'dog' }",
         (
             "item { id: 1 name: 'cat' keypoints { id: 4 label: 'nose' } frequency: FREQUENT } "
             "item { id: 2 name: 'd\\157g' instance_count: 5 }"
@@ -21,7 +21,16 @@ from pipeline_ops.errors import DataError
     ],
 )
 def test_names_by_number(text):
-    assert parse_label_map(text.encode(), "map.pbtxt") == {1: "cat", 2: "dog"}
+    assert parse_label_map(text.encode(), "map.pbtxt").names == {1: "cat", 2: "dog"}
+
+
+def test_a_class_has_both_names_of_cocos_label_map():
+    text = b"item { id: 1 name: '/m/01g317' display_name: 'person' } item { id: 2 name: 'dog' }"
+    assert parse_label_map(text, "map.pbtxt").aliases == {
+        "/m/01g317": "person",
+        "person": "person",
+        "dog": "dog",
+    }
 
 
 @pytest.mark.parametrize(
@@ -36,6 +45,10 @@ def test_names_by_number(text):
         (
             b"item { id: 1 name: 'a' } item { id: 1 name: 'b' }",
             "the classes 'a' and 'b' have the same id 1",
+        ),
+        (
+            b"item { id: 1 name: 'a' display_name: 'x' } item { id: 2 name: 'a' }",
+            "'a' names the classes 'x' and 'a'",
         ),
         (b"item { id: 99999999999 name: 'a' }", "not a label map"),
         (b"item { id: 1 id: 2 name: 'a' }", "not a label map"),

@@ -16,7 +16,10 @@ from beam_jobs.io.example import _TrainExample, parse
 from beam_jobs.io.raw import read_raw
 from beam_jobs.stages.given_boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
+from pipeline_ops.config.sources import TfrecordSource
 from pipeline_ops.errors import DataError, ExitCode
+from pipeline_ops.raw_data.local import list_raw_files
+from pipeline_ops.storage.open_store import open_root
 
 LABEL_MAP = "item {\n  id: 1\n  name: 'cat'\n}\nitem { id: 7 name: \"dog\" }\n"
 
@@ -187,6 +190,46 @@ def test_a_record_without_a_name_is_known_by_its_place(read):
         "a.record#000000",
         "a.record#000001",
     ]
+
+
+def test_records_of_two_files_may_have_the_same_name(raw, read):
+    """Frames of two videos, say. Within one file, the name is ambiguous."""
+    raw.add("b.record", frame(detection()))
+    parts = [{"files": "a.record"}, {"files": "b.record", "split": "test"}]
+    records, rejected = read(detection(), detection(image__filename=b"2.jpg"), parts=parts)
+    assert sorted(records) == ["2.jpg", "a.record#1.jpg", "b.record#1.jpg"] and not rejected
+    assert records["b.record#1.jpg"].split == "test"
+    records, rejected = read(detection(), detection(), parts=parts)
+    assert list(records) == ["b.record#1.jpg"]
+    assert rejected["a.record#1.jpg"][1].startswith("named more than once: a.record#000000, a.")
+
+
+def test_a_class_has_the_two_names_of_cocos_label_map(raw, read):
+    raw.add("coco.pbtxt", b"item { id: 1 name: '/m/01' display_name: 'person' }")
+    texts = ([b"person"], [b"/m/01"], None)
+    records, _ = read(
+        *(
+            detection(image__filename=str(number).encode(), image__object__class__text=text)
+            for number, text in enumerate(texts)
+        ),
+        label_map="coco.pbtxt",
+    )
+    assert [record.boxes[0].label for record in records.values()] == ["person"] * 3
+
+
+def test_only_the_files_that_the_config_names_are_in_the_fingerprint(raw, read):
+    source = TfrecordSource(
+        type="tfrecord",
+        path=str(raw.folder),
+        task="detection",
+        parts=[{"files": "a.rec*"}],
+        label_map="map.pbtxt",
+    )
+    read(detection())
+    for name in ("pipeline.yaml", "models/model.ckpt", "b.record"):
+        raw.add(name, b"something else")
+    listing = list_raw_files(raw.folder, open_root(raw.folder.parent), source.file_patterns)
+    assert [file.key for file in listing.files] == ["a.record", "map.pbtxt"]
 
 
 def test_a_class_is_named_by_its_text_or_by_the_label_map(read):

@@ -16,6 +16,7 @@ from pathlib import Path
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.storage.open_store import is_remote
+from pipeline_ops.storage.safe_paths import UnsafePath
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.storage.store_path import StorePath
 
@@ -49,6 +50,11 @@ def _check_bucket(key: str, root: StorePath) -> None:
     probe = root / f".probe.{secrets.token_hex(8)}"
     try:
         probe.create(b"first")
+        if not _has_content(probe, b"first"):
+            raise ConfigError(
+                f"{root}: the server there is no object store: it accepts a file, and does not "
+                "return it. Correct storage.endpoint."
+            )
         try:
             probe.create(b"second")
         except FileExistsError:
@@ -61,6 +67,13 @@ def _check_bucket(key: str, root: StorePath) -> None:
         f"{key}: the store of {root} accepts If-None-Match and ignores it, so two runs could "
         "overwrite each other. Use a store with conditional writes."
     )
+
+
+def _has_content(file: StorePath, content: bytes) -> bool:
+    try:
+        return file.read(max_bytes=len(content)) == content
+    except (FileNotFoundError, UnsafePath, MachineError):
+        return False
 
 
 def _check(key: str, root: Path) -> None:

@@ -28,6 +28,7 @@ _CAUSES = {
 _CAUSE = re.compile("|".join(_CAUSES), re.IGNORECASE)
 """Causes that only the client's debug output has."""
 _BUCKET_MISSING = re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
+_NOT_FOUND = re.compile(r"status code: 404\b")
 _FULL = re.compile("507 |QuotaExceeded|InsufficientStorage|StorageFull|XMinioStorageFull")
 _DENIED = re.compile(
     "40[13] |AccessDenied|AuthorizationFailure|InvalidAccessKeyId|SignatureDoesNot"
@@ -40,13 +41,13 @@ def is_empty_range(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def translate_errors(uri: str, root: str, is_listing: bool = False) -> Iterator[None]:
+def translate_errors(uri: str, root: str, can_be_missing: bool = True) -> Iterator[None]:
     """Translates the errors of one request.
 
     Args:
       uri: what the request is about.
-      root: the root of the store, for advice.
-      is_listing: whether the request is about a folder, so that only the bucket can be missing.
+      root: the root of the store with its endpoint, for advice.
+      can_be_missing: whether the request needs an object. Otherwise only the bucket can be missing.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -59,19 +60,24 @@ def translate_errors(uri: str, root: str, is_listing: bool = False) -> Iterator[
     except (exceptions.BaseError, OSError, ValueError) as error:
         if isinstance(error, TrainyardError):
             raise
-        raise _translate(error, uri, root, is_listing) from None
+        raise _translate(error, uri, root, can_be_missing) from None
 
 
-def _translate(error: Exception, uri: str, root: str, is_listing: bool) -> Exception:
+def _translate(error: Exception, uri: str, root: str, can_be_missing: bool) -> Exception:
     text = _shorten(error)
     if _BUCKET_MISSING.search(str(error)):
         return ConfigError(f"{root}: there is no such bucket: {text}. Create it, or name another.")
     if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
         return FileExistsError(errno.EEXIST, "exists already", uri)
-    if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
-        if is_listing:
-            return ConfigError(f"{root}: {text}. Create the bucket, or name another.")
-        return FileNotFoundError(errno.ENOENT, "no such object", uri)
+    if isinstance(error, FileNotFoundError | exceptions.NotFoundError) or (
+        not can_be_missing and _NOT_FOUND.search(str(error))
+    ):
+        if can_be_missing:
+            return FileNotFoundError(errno.ENOENT, "no such object", uri)
+        return ConfigError(
+            f"{root}: the answer is 404: there is no such bucket, or no object store: {text}. "
+            "Create the bucket, name another, or correct storage.endpoint."
+        )
     if isinstance(
         error,
         exceptions.PermissionDeniedError | exceptions.UnauthenticatedError | PermissionError,
@@ -84,7 +90,7 @@ def _translate(error: Exception, uri: str, root: str, is_listing: bool) -> Excep
         return MachineError(f"{uri}: the bucket is full: {text}. Make room in it, then retry.")
     if isinstance(error, exceptions.UnknownConfigurationKeyError | ValueError):
         return ConfigError(f"{root}: {text}. Use a URI such as s3://bucket/folder.")
-    return MachineError(f"{uri}: {text}. Check that the store can be reached, then retry.")
+    return MachineError(f"{uri}: {text} ({root}). Check that the store can be reached, then retry.")
 
 
 def _shorten(error: Exception) -> str:

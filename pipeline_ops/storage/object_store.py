@@ -160,14 +160,14 @@ class ObjectStore:
             return False
 
     def _put(self, key: str, data: bytes, mode: Literal["create", "overwrite"]) -> None:
-        with self._translate_errors(key):
+        with self._translate_errors(key, can_be_missing=False):
             obstore.put(self._client, self._to_object(key), data, mode=mode, use_multipart=False)
         count_usage(written=len(data))
 
     def upload(self, key: str, file: Path) -> None:
         num_bytes = file.stat().st_size
         try:
-            with self._translate_errors(key):
+            with self._translate_errors(key, can_be_missing=False):
                 obstore.put(self._client, self._to_object(key), file, max_concurrency=4)
         except (FileNotFoundError, MachineError) as error:
             # The answer to the last request may be lost, and its repetition is refused.
@@ -204,7 +204,7 @@ class ObjectStore:
         return remember(("list", self._to_uri(key)), lambda: self._list_folder(key))
 
     def _list_folder(self, key: str) -> list[Entry]:
-        with self._translate_errors(key, is_listing=True):
+        with self._translate_errors(key, can_be_missing=False):
             found = obstore.list_with_delimiter(self._client, self._to_object(key) or None)
         count_usage(requests=1 + len(found["objects"]) // 1000)
         folders = (prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"])
@@ -230,7 +230,7 @@ class ObjectStore:
         return remember(("walk", self._to_uri(key)), lambda: self._walk(key))
 
     def _walk(self, key: str) -> list[Entry]:
-        with self._translate_errors(key, is_listing=True):
+        with self._translate_errors(key, can_be_missing=False):
             folder = self._to_object(key)
             found = obstore.list(self._client, folder or None, chunk_size=1000).collect()
         count_usage(requests=1 + len(found) // 1000)
@@ -262,9 +262,11 @@ class ObjectStore:
         return f"{self.root}/{key}" if key else self.root
 
     def _translate_errors(
-        self, key: str, is_listing: bool = False
+        self, key: str, can_be_missing: bool = True
     ) -> contextlib.AbstractContextManager[None]:
-        return translate_errors(self._to_uri(key), self.root, is_listing)
+        endpoint = self.options.find_endpoint("/".join(self.root.split("/", 3)[:3]))
+        root = f"{self.root} at {endpoint}" if endpoint else self.root
+        return translate_errors(self._to_uri(key), root, can_be_missing)
 
 
 def _to_entry(meta: ObjectMeta, folder: str) -> Entry:

@@ -40,6 +40,7 @@ from pipeline_ops.cli.watch import RunMonitor, RunStatus, TaskStatus
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ExitCode, TrainyardError
 from pipeline_ops.planning.job_kinds import JOBS
+from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.planning.trials import plan_trials
 from pipeline_ops.raw_data.folder import validate_interval
 
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_runnable(arguments.config, overrides)
     validate_dag_unchanged(load_config(config.file), config)
     validate_interval(config)
+    check_storage(config)
     console = make_console(stderr=arguments.json)
     with handle_stop_signals():
         status = _run_embedded(config, overrides, console)

@@ -45,6 +45,12 @@ def recognise_voc(view: FolderView) -> Iterator[SourceMatch]:
                 f"annotations{remark}"
             )
             yield SourceMatch("voc", Certainty.CERTAIN, reason, keys, below)
+        else:
+            reason = (
+                f"{prefix} has no image for the {count(len(annotated), 'XML file')} in Annotations, "
+                f"such as {min(annotated)}.jpg for {min(annotated)}.xml. Put the images there"
+            )
+            yield SourceMatch("voc", Certainty.UNUSABLE, reason)
     heads = [
         file.key
         for file in view.list_candidates(".xml")[:MAX_CANDIDATES]

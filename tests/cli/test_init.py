@@ -324,6 +324,15 @@ def test_images_without_labels_are_told_with_what_is_missing(data):
     assert "Put the images of each class into a folder" in errors
 
 
+def test_annotations_without_their_images_are_told_with_an_example(data):
+    for number in range(3):
+        data.add(f"Annotations/{number}.xml", "<annotation></annotation>")
+    assert (
+        "JPEGImages/ has no image for the 3 XML files in Annotations, such as 0.jpg for 0.xml. "
+        "Put the images there."
+    ) in data.fail()
+
+
 def test_images_of_one_class_are_too_few_classes(data):
     data.add_images("cat", 4)
     assert "only one folder has images (cat), and a classifier needs two classes" in data.fail()

@@ -153,3 +153,19 @@ def test_airflows_settings_do_not_reach_the_check(user_package, pictures, capsys
 def test_the_data_are_looked_at(pictures, capsys, overrides, code, message):
     found, output = deep(capsys, pictures, *overrides)
     assert (found, message in output) == (code, True), output
+
+
+def test_annotations_without_their_images_are_told_with_count_and_example(pictures, capsys):
+    rows = "".join(f"images/{number}.jpg,{number % 2}\n" for number in range(7))
+    (pictures.parent / "raw" / "labels.csv").write_text(f"path,label\n{rows}")
+    code, output = deep(
+        capsys,
+        pictures,
+        f"preprocess.source={{type: csv, path: {pictures.parent}/raw, manifest: labels.csv, "
+        'task: classification, class_names: ["0", "1"]}',
+    )
+    assert code == 65
+    assert (
+        "none of the 7 entries of the source is usable: 7 missing_image, "
+        "such as images/0.jpg: there is no file images/0.jpg. Correct the annotations"
+    ) in output

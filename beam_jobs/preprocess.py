@@ -60,7 +60,7 @@ from beam_jobs.statistics.summary import (
 )
 from beam_jobs.workers.plan_builder import BuildSpec
 from beam_jobs.workers.pool import run_worker_processes
-from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS, INDEX, DatasetFigures
+from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS, INDEX, DatasetFigures, Geometry
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import ExitCode, MachineError
@@ -104,7 +104,7 @@ def preprocess(job: Job) -> ExitCode:
         write_driver_fragment(source, decision, scratch)
         write_quarantine(draft.folder, rejected, scratch)
         figures = compute_figures(summaries, source.class_names, rejected, source.task)
-        figures = figures.model_copy(update=delta.figures)
+        figures = figures.model_copy(update=delta.figures | {"geometry": _find_geometry(config)})
         copies = find_duplicates(decision.by_split, {record.key for record in rejected})
         statistics = collect_statistics(summaries, figures, copies)
         comparison = write_description(job, config, draft.folder, figures, statistics, reference)
@@ -121,6 +121,12 @@ def preprocess(job: Job) -> ExitCode:
         draft.num_examples = {summary.name: summary.num_examples for summary in built}
         _fill_manifest(draft, config, figures)
     return ExitCode.SUCCESS
+
+
+def _find_geometry(config: Preprocess) -> Geometry:
+    """The geometry of the last stage that gives the images their size."""
+    sizes = [stage.parameters for stage in config.stages if stage.name == "resize"]
+    return Geometry.model_validate(sizes[-1] if sizes else {})
 
 
 def _list_raw_files(job: Job, config: Preprocess) -> Listing:

@@ -46,9 +46,10 @@ def recognise_voc(view: FolderView) -> Iterator[SourceMatch]:
             )
             yield SourceMatch("voc", Certainty.CERTAIN, reason, keys, below)
         else:
+            first, number = min(annotated), count(len(annotated), "XML file")
             reason = (
-                f"{prefix} has no image for the {count(len(annotated), 'XML file')} in Annotations, "
-                f"such as {min(annotated)}.jpg for {min(annotated)}.xml. Put the images there"
+                f"{prefix} has no image for the {number} in Annotations, such as {first}.jpg for "
+                f"{first}.xml. Put the images there"
             )
             yield SourceMatch("voc", Certainty.UNUSABLE, reason)
     heads = [

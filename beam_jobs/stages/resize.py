@@ -11,6 +11,7 @@ from pydantic import Field
 
 from beam_jobs.stages.boxes import cut_out, transform_boxes
 from beam_jobs.stages.stage import Color, Example, parameters
+from pipeline_ops.artifacts.dataset import to_grey
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,12 +88,6 @@ def _letterbox(example: Example, parameters: Resize) -> Example:
     inner = _stretch(example, inner_height, inner_width)
     top, left = (parameters.height - inner_height) // 2, (parameters.width - inner_width) // 2
     image = np.empty((parameters.height, parameters.width, channels), np.uint8)
-    image[:] = parameters.pad_color if channels == 3 else _to_grey(parameters.pad_color)
+    image[:] = parameters.pad_color if channels == 3 else to_grey(parameters.pad_color)
     image[top : top + inner_height, left : left + inner_width] = inner.image
     return inner.with_image(image, transform_boxes(inner.boxes, down=top, right=left))
-
-
-def _to_grey(color: Color) -> int:
-    """The luma of ITU-R BT.601, as OpenCV computes it."""
-    red, green, blue = color
-    return round(0.299 * red + 0.587 * green + 0.114 * blue)

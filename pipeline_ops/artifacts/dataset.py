@@ -11,7 +11,9 @@ were made for. A record that was removed later remains in its shard, and every r
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -88,6 +90,21 @@ SCHEMA = "schema.json"
 DATA_PAGE = "data.html"
 
 
+class Geometry(BaseModel):
+    """How images of any size get the size of the model, as the stage `resize` does it.
+
+    Serving does the same with a request's image. `pad_color` is for the bars of letterbox.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    mode: Literal["stretch", "letterbox", "crop"] = "stretch"
+    pad_color: tuple[int, int, int] = (0, 0, 0)
+
+
+STRETCH = Geometry()
+
+
 class DatasetFigures(BaseModel):
     """The `figures` of a data set's manifest.
 
@@ -108,10 +125,17 @@ class DatasetFigures(BaseModel):
     rejected_by_reason: dict[str, int]
     skipped_by_reason: dict[str, int] = {}
     """Valid examples that a stage has skipped, by `<stage>: <reason>`."""
+    geometry: Geometry = STRETCH
     seconds_by_stage: dict[str, float] = {}
     generation: int = 1
     """The newest generation that has shards here."""
     removed: dict[str, list[int]] = {}
+
+
+def to_grey(color: Sequence[int]) -> int:
+    """The luma of ITU-R BT.601, as OpenCV computes it."""
+    red, green, blue = color
+    return round(0.299 * red + 0.587 * green + 0.114 * blue)
 
 
 def list_shards(manifest: Manifest, split: str) -> list[ManifestFile]:

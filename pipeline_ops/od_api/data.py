@@ -156,7 +156,7 @@ def read_image_stages(model: ConfigReader, multiple: int) -> list[str | dict[str
             model.note(
                 f"{resizer.path('max_dimension')}: images keep their proportions inside of a "
                 f"square of {height} pixels, with bars on both sides. The API pads at the bottom "
-                "and the right, or not at all. The served model stretches its input."
+                "and the right, or not at all. The served model does the same."
             )
         case _:
             model.note(

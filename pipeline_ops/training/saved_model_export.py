@@ -74,8 +74,9 @@ def _make_served_model(config: Train, model: keras.Model, figures: DatasetFigure
             model,
             figures.image_shape,
             make_head(config, figures.image_shape, len(figures.class_names)),
+            figures.geometry,
         )
-    return ServedClassifier(model, figures.image_shape)
+    return ServedClassifier(model, figures.image_shape, figures.geometry)
 
 
 def _write_references(dataset: HostDataset, served: ServedImages, folder: Path) -> None:

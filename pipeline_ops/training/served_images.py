@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import ENCODED
+from pipeline_ops.artifacts.dataset import ENCODED, STRETCH, Geometry, to_grey
 from pipeline_ops.training.image_limits import MAX_PARALLEL_PIXELS, validate_images
 
 _NUM_PARALLEL_DECODES = 10
@@ -27,11 +27,17 @@ class ServedImages(tf.Module, abc.ABC):
       model: A Keras model, or a tf.Module that is called like one, of images float32 [N, H, W, C]
         in 0..255.
       image_shape: H, W, C.
+      geometry: how an image of another size becomes H, W.
     """
 
-    def __init__(self, model: tf.Module, image_shape: tuple[int, int, int]):
+    def __init__(
+        self,
+        model: tf.Module,
+        image_shape: tuple[int, int, int],
+        geometry: Geometry = STRETCH,
+    ):
         super().__init__()
-        self.model, self.image_shape = model, image_shape
+        self.model, self.image_shape, self._geometry = model, image_shape, geometry
         self.images = tf.function(
             self._predict, [tf.TensorSpec([None, *image_shape], tf.float32, "images")]
         )
@@ -60,12 +66,20 @@ class ServedImages(tf.Module, abc.ABC):
         return dict(self.serving_default(tf.io.parse_example(examples, features)[ENCODED]))
 
     def _decode_all(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Decodes images. Raises InvalidArgumentError at run time for those beyond the limits."""
+        """Decodes images, and brings them to the size of the model.
+
+        Raises InvalidArgumentError at run time for images beyond the limits.
+
+        Returns:
+          `images`, float32 [N, H, W, C], and `windows`, float32 [N, 4]: the part of the request's
+          image that the model sees, as ymin, xmin, ymax, xmax in fractions of that image. With the
+          bars of letterbox, it is larger than the image.
+        """
         height, width, _ = self.image_shape
         encoded_N, pixels_N = validate_images(image_bytes, height * width)
-        spec = tf.TensorSpec(self.image_shape, tf.float32)
+        spec = (tf.TensorSpec(self.image_shape, tf.float32), tf.TensorSpec([4], tf.float32))
 
-        def decode(num_parallel: int) -> tf.Tensor:
+        def decode(num_parallel: int) -> tuple[tf.Tensor, tf.Tensor]:
             return tf.map_fn(
                 self._decode,
                 encoded_N,
@@ -74,17 +88,58 @@ class ServedImages(tf.Module, abc.ABC):
             )
 
         is_large = tf.reduce_sum(pixels_N) > MAX_PARALLEL_PIXELS
-        return {
-            "images": tf.cond(is_large, lambda: decode(1), lambda: decode(_NUM_PARALLEL_DECODES))
-        }
+        images, windows = tf.cond(
+            is_large, lambda: decode(1), lambda: decode(_NUM_PARALLEL_DECODES)
+        )
+        return {"images": images, "windows": windows}
 
-    def _decode(self, encoded: tf.Tensor) -> tf.Tensor:
+    def _decode(self, encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         height, width, channels = self.image_shape
         image_HWC = tf.io.decode_image(encoded, channels=channels, expand_animations=False)
         image_HWC = tf.ensure_shape(image_HWC, [None, None, channels])
-        # float32. An image of equal size keeps its values.
-        resized = tf.image.resize(image_HWC, (height, width), antialias=True)
-        return tf.ensure_shape(resized, self.image_shape)
+        match self._geometry.mode:
+            case "letterbox":
+                image, window = self._letterbox(image_HWC)
+            case "crop":
+                image, window = self._crop(image_HWC)
+            case _:
+                image, window = _resize(image_HWC, (height, width)), tf.constant([0.0, 0, 1, 1])
+        return tf.ensure_shape(image, self.image_shape), window
+
+    def _letterbox(self, image_HWC: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Does what the stage `resize` does, and returns the window."""
+        size = tf.constant(self.image_shape[:2], tf.float64)
+        shape = tf.cast(tf.shape(image_HWC)[:2], tf.float64)
+        inner = tf.round(shape * tf.reduce_min(size / shape))
+        inner = tf.clip_by_value(inner, tf.ones_like(inner), size)
+        before = (size - inner) // 2
+        color = self._geometry.pad_color
+        bars = [to_grey(color)] if self.image_shape[2] == 1 else color
+        bars_C = tf.constant(bars, tf.float32)
+        resized = _resize(image_HWC, tf.cast(inner, tf.int32)) - bars_C
+        margins = tf.cast(tf.stack([before, size - inner - before], axis=1), tf.int32)
+        image = tf.pad(resized, tf.concat([margins, [[0, 0]]], axis=0)) + bars_C
+        window = tf.concat([-before / inner, (size - before) / inner], axis=0)
+        return image, tf.cast(window, tf.float32)
+
+    def _crop(self, image_HWC: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Does what the stage `resize` does, and returns the window."""
+        size = tf.constant(self.image_shape[:2], tf.float64)
+        shape = tf.cast(tf.shape(image_HWC)[:2], tf.float64)
+        part = tf.round(shape[::-1] * size / size[::-1])
+        part = tf.clip_by_value(part, tf.ones_like(part), shape)
+        before = (shape - part) // 2
+        (top, left), (height, width) = (
+            tf.unstack(tf.cast(pair, tf.int32)) for pair in (before, part)
+        )
+        image = image_HWC[top : top + height, left : left + width]
+        window = tf.concat([before / shape, (before + part) / shape], axis=0)
+        return _resize(image, self.image_shape[:2]), tf.cast(window, tf.float32)
+
+
+def _resize(image_HWC: tf.Tensor, size: Any) -> tf.Tensor:
+    """Returns float32. An image of equal size keeps its values."""
+    return tf.image.resize(image_HWC, size, antialias=True)
 
 
 def _make_string_signature(

@@ -1,0 +1,82 @@
+"""A served model brings images to its size as the stage `resize` does, and boxes back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from beam_jobs.stages.resize import Resize, resize
+from beam_jobs.stages.stage import Box, Example
+from pipeline_ops.artifacts.dataset import Geometry
+
+RED = (200, 30, 30)
+SIZES = [(60, 90), (33, 80), (10, 23), (70, 31)]
+MODES = ["stretch", "letterbox", "crop"]
+
+
+def make_picture(height: int, width: int) -> tuple[np.ndarray, Box]:
+    """A gradient, which any good method resizes alike, with a box in the middle."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    image = np.stack(
+        [rows * 255 / height, columns * 255 / width, np.full((height, width), 99)], axis=-1
+    )
+    box = Box(0.4 * height, 0.45 * width, 0.6 * height, 0.55 * width, "cell")
+    return image.astype(np.uint8), box
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("mode", MODES)
+def test_an_image_is_brought_to_the_size_of_the_model_as_in_training(mode, channels):
+    import tensorflow as tf
+
+    from pipeline_ops.training.served_images import ServedImages
+
+    class Nothing(ServedImages):
+        def _predict(self, images):
+            return {}
+
+    served = Nothing(tf.Module(), (32, 48, channels), Geometry(mode=mode, pad_color=RED))
+    options = Resize(height=32, width=48, mode=mode, pad_color=RED)
+    for height, width in SIZES:
+        image, _ = make_picture(height, width)
+        image = image[..., :channels]
+        wanted = resize(Example("key", "", b"", image), options).image
+        png = tf.io.encode_png(image).numpy()
+        found = served.decode(tf.constant([png]))["images"][0]
+        difference = np.abs(found.numpy() - wanted)
+        assert difference.mean() < 2.5, (height, width)
+        assert difference[wanted == RED[0]].max(initial=0) < 16, "the bars are at the same place"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_box_comes_back_to_its_place_in_the_image_of_the_request(mode):
+    """The detector answers with the box that the stage has made of the annotated one."""
+    import tensorflow as tf
+
+    from pipeline_ops.models.boxes import Detections
+    from pipeline_ops.training.served_detector import ServedDetector
+
+    class Head:
+        def detect(self, corners):
+            boxes = tf.stack([corners, tf.zeros_like(corners)], axis=1)
+            one = tf.constant([[1.0, 0.0]])
+            return Detections(boxes, one, tf.zeros([1, 2], tf.int64), tf.constant([1]))
+
+        detect_portably = detect
+
+    for height, width in SIZES:
+        image, box = make_picture(height, width)
+        options = Resize(height=32, width=48, mode=mode)
+        [seen] = resize(Example("key", "", b"", image, boxes=(box,)), options).boxes
+        corners = np.array(
+            [[seen.ymin / 32, seen.xmin / 48, seen.ymax / 32, seen.xmax / 48]], np.float32
+        )
+        model = tf.Module()
+        model.__class__ = type(
+            "Model", (tf.Module,), {"__call__": lambda *_, corners=corners, **__: corners}
+        )
+        served = ServedDetector(model, (32, 48, 3), Head(), Geometry(mode=mode))
+        png = tf.io.encode_png(image).numpy()
+        [found, padding] = served.serving_default(tf.constant([png]))["boxes"][0].numpy()
+        assert found == pytest.approx([0.4, 0.45, 0.6, 0.55], abs=0.01), (height, width)
+        assert not padding.any()

@@ -28,7 +28,7 @@ def plans(count: int, num_bytes: int) -> list[ShardPlan]:
     [
         ({"mode": "in_memory"}, 8, 10**9, 0),
         ({"mode": "multi_threading"}, 8, 10**9, 0),
-        ({"name": "flink"}, 8, 10**9, 0),
+        ({"name": "flink", "shared_disk": True}, 8, 10**9, 0),
         ({"workers": 2}, 8, 10, 2),
         ({"workers": 5}, 3, 10, 3),
         ({}, 400, 10**9, CORES if CORES > 1 else 0),

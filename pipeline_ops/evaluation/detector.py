@@ -29,6 +29,7 @@ from pipeline_ops.evaluation.matching import (
     classify_size,
     compute_areas,
     match,
+    recommend_min_score,
 )
 from pipeline_ops.evaluation.measures import measure_models
 from pipeline_ops.evaluation.metrics import compute_class_figures
@@ -65,6 +66,8 @@ class DetectorFindings:
     by_size: dict[str, list[int]]
     scenes: list[TrueBoxes]
     detections: list[ImageDetections]
+    min_score: float
+    """The recommended score threshold, which pictures and counts have."""
     num_pictures: int
 
 
@@ -78,7 +81,11 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
     scenes = _read_scenes(inputs.dataset)
     detections = _detect_all(job, config, clients, scenes)
     evaluations = [evaluate_boxes(scenes, found, size, names) for found in detections]
-    mistakes = [count_mistakes(scenes, found, size, len(names)) for found in detections]
+    thresholds = [recommend_min_score(scenes, found) for found in detections]
+    mistakes = [
+        count_mistakes(scenes, found, size, len(names), threshold)
+        for found, threshold in zip(detections, thresholds, strict=True)
+    ]
     models = [
         _to_model_evaluation(*each, names)
         for each in zip(evaluations, mistakes, measure_models(config, inputs, clients), strict=True)
@@ -89,6 +96,7 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         mistakes[0].by_size,
         scenes,
         detections[0],
+        thresholds[0],
         config.worst_mistakes,
     )
 
@@ -100,6 +108,7 @@ def build_detector_metrics(found: DetectorFindings) -> dict[str, Any]:
     """
     return {
         "by_size": found.by_size,
+        "recommended_min_score": found.min_score,
         "precision_at_recall": [
             {
                 each.name: each.precisions.round(4).tolist()
@@ -179,12 +188,13 @@ def count_mistakes(
     detections: Sequence[ImageDetections],
     size: tuple[int, int],
     num_classes: int,
+    min_score: float,
 ) -> MistakeCounts:
     """Counts the mistakes that a person would see at the score threshold."""
     confusion = np.zeros((num_classes + 1, num_classes + 1), int)
     by_size = {name: [0, 0] for name in SIZES}
     for scene, answer in zip(scenes, detections, strict=True):
-        detected = answer.filter_by_score()
+        detected = answer.filter_by_score(min_score)
         found = match(scene, detected)
         predicted = np.full(len(scene.boxes), num_classes)
         is_matched = found.truth_indexes >= 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline_ops.evaluation.detector import DetectorFindings
-from pipeline_ops.evaluation.matching import MIN_SCORE, ImageDetections, match
+from pipeline_ops.evaluation.matching import ImageDetections, match
 from pipeline_ops.evaluation.pictures import to_data_uri
 from pipeline_ops.evaluation.report import MAX_MATRIX_CLASSES, ReportData, render_report
 from pipeline_ops.evaluation.report_charts import draw_precision_recall_charts
@@ -60,16 +60,19 @@ def render_detector_report(found: DetectorFindings, data: ReportData) -> str:
             [np.mean(known, axis=0) if known else None for known in curves], class_curves
         ),
         classes=limit_class_rows(class_rows, lambda row: row["counts"].recall),
-        min_score=MIN_SCORE,
+        min_score=found.min_score,
         matrix=build_confusion_cells(challenger) if len(names) <= MAX_MATRIX_CLASSES else None,
         matrix_names=[*names, "nothing"],
-        pictures=draw_pictures(found.scenes, found.detections, names, found.num_pictures),
+        pictures=draw_pictures(
+            found.scenes, found.detections, found.min_score, names, found.num_pictures
+        ),
     )
 
 
 def draw_pictures(
     scenes: Sequence[TrueBoxes],
     detections: Sequence[ImageDetections],
+    min_score: float,
     names: Sequence[str],
     count: int,
 ) -> list[dict[str, Any]]:
@@ -78,7 +81,7 @@ def draw_pictures(
     The images with the most mistakes come first. Keys settle ties.
     """
     drawn = [
-        _draw_picture(scene, detected.filter_by_score(), names)
+        _draw_picture(scene, detected.filter_by_score(min_score), names)
         for scene, detected in zip(scenes, detections, strict=True)
     ]
     worst = sorted(drawn, key=lambda picture: (-picture["num_mistakes"], picture["key"]))[:count]

@@ -1,7 +1,7 @@
 """Box-by-box matching of a detector's answers: found, confused, missed, false alarm.
 
 COCO's figures (`coco.py`) cover all thresholds and treat each class by itself. This module uses one
-threshold, to show mistakes to a person. Pure.
+threshold, the one with the largest F1, to show mistakes to a person. Pure.
 
 Legend: T true boxes, D detections of one image. Boxes [., 4] are ymin xmin ymax xmax.
 """
@@ -9,13 +9,16 @@ Legend: T true boxes, D detections of one image. Boxes [., 4] are ymin xmin ymax
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from pipeline_ops.input.detections import TrueBoxes
 
-MIN_SCORE = 0.5
 MIN_IOU = 0.5
+_LOWEST_SCORE, _HIGHEST_SCORE = 0.05, 0.95
+_DEFAULT_SCORE = 0.5
+"""The threshold where no detection is right."""
 SIZES = {"small": 32.0**2, "medium": 96.0**2, "large": float("inf")}
 """COCO's sizes: the area in pixels, each up to its limit."""
 
@@ -28,9 +31,9 @@ class ImageDetections:
     classes: np.ndarray
     scores: np.ndarray
 
-    def filter_by_score(self) -> ImageDetections:
-        """Returns the detections with a score that is high enough to be shown to a person."""
-        kept = self.scores >= MIN_SCORE
+    def filter_by_score(self, min_score: float) -> ImageDetections:
+        """Returns the detections with at least this score."""
+        kept = self.scores >= min_score
         return ImageDetections(self.boxes[kept], self.classes[kept], self.scores[kept])
 
 
@@ -70,6 +73,40 @@ def match(truth: TrueBoxes, detected: ImageDetections) -> Match:
             )
             is_ignored[i] = (coverage >= MIN_IOU).any()
     return Match(truth_indexes, is_ignored)
+
+
+def recommend_min_score(
+    scenes: Sequence[TrueBoxes], detections: Sequence[ImageDetections]
+) -> float:
+    """Returns the score threshold with the largest F1, in hundredths.
+
+    Detections choose true boxes by descending score, so the matches above a threshold are the same
+    with and without the detections below it.
+
+    Args:
+      scenes: the true boxes of all images.
+      detections: the answers of one model, in the same order.
+    """
+    scores, hits, num_true = [np.empty(0)], [np.empty(0, bool)], 0
+    for scene, answer in zip(scenes, detections, strict=True):
+        detected = answer.filter_by_score(_LOWEST_SCORE)
+        found = match(scene, detected)
+        is_hit = found.truth_indexes >= 0
+        is_hit[is_hit] = scene.classes[found.truth_indexes[is_hit]] == detected.classes[is_hit]
+        scores.append(detected.scores[~found.is_ignored])
+        hits.append(is_hit[~found.is_ignored])
+        num_true += int((~scene.is_crowd).sum())
+    hundredths = np.floor(np.concatenate(scores) * 100 + 1e-6)
+    all_hits = np.concatenate(hits)
+    if not all_hits.any():
+        return _DEFAULT_SCORE
+    order = np.argsort(-hundredths, kind="stable")
+    counts = np.arange(1, len(order) + 1)
+    f1 = 2 * np.cumsum(all_hits[order]) / (counts + num_true)
+    # Only the last of several detections with the same score is a threshold.
+    is_last = np.append(np.diff(hundredths[order]) != 0, True)
+    best = np.flatnonzero(is_last)[np.argmax(f1[is_last])]
+    return float(np.clip(hundredths[order][best] / 100, _LOWEST_SCORE, _HIGHEST_SCORE))
 
 
 def compute_pairwise_ious(boxes_P4: np.ndarray, boxes_Q4: np.ndarray) -> np.ndarray:

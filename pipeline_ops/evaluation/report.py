@@ -23,6 +23,7 @@ from pipeline_ops.artifacts.results import (
     EvaluationFigures,
     RuleVerdict,
     TrainingFigures,
+    describe_used_epoch,
 )
 from pipeline_ops.evaluation.leaks import Leaks
 from pipeline_ops.evaluation.lineage import Lineage
@@ -103,6 +104,7 @@ def render_report(
         splits=SPLITS,
         class_names=data.dataset.class_names,
         training_charts=draw_training_charts(data.training),
+        used_epoch=describe_used_epoch(data.training),
         last_metrics=_compare_with_last_metrics(data, top_k),
         **values,
     )

@@ -25,7 +25,7 @@ def draw_training_charts(training: TrainingFigures) -> list[Chart]:
     The first epoch is number 1, for readers.
     """
     history = training.history
-    best = training.best_epoch + 1 if training.best_epoch >= 0 else None
+    used = training.best_epoch + 1 if training.best_epoch >= 0 else None
     charts: list[Chart] = []
     for metric in history[0].metrics if history else ():
         if f"validation_{metric}" not in history[0].metrics:
@@ -40,8 +40,8 @@ def draw_training_charts(training: TrainingFigures) -> list[Chart]:
             lines,
             y_min=0.0 if metric == "loss" else math.inf,
             y_max=1.0 if metric == "accuracy" else math.inf,
-            marked_x=best,
-            marked_label="best",
+            marked_x=used,
+            marked_label="best" if training.best_monitor else "used",
         )
         charts.append((title, lines, drawing))
     rates = [(epoch.epoch + 1, epoch.learning_rate) for epoch in history]

@@ -233,6 +233,7 @@ def summarize_training(
         worker_weights_digests=digests,
         num_parameters=state["num_parameters"],
         best_epoch=state["best_epoch"],
+        best_monitor=Train.model_validate(job.request.config).best_monitor,
         stopped_early=state["stopped_early"],
         history=state["history"],
         warnings=state["warnings"],

@@ -10,6 +10,7 @@ from pipeline_ops.evaluation.matching import (
     classify_size,
     compute_pairwise_ious,
     match,
+    recommend_min_score,
 )
 from pipeline_ops.input.detections import TrueBoxes
 
@@ -72,3 +73,38 @@ def test_overlaps():
 )
 def test_sizes_are_cocos(area, name):
     assert classify_size(area) == name
+
+
+def answer(scores, right):
+    """One scene with a true box for each right answer and one that nobody finds, beside false
+    alarms."""
+    boxes = np.array([[0, 20 * i, 10, 20 * i + 10] for i in range(len(scores) + 1)], float)
+    is_right = np.array(right, bool)
+    truths = np.concatenate([boxes[:-1][is_right], boxes[-1:]])
+    zeros = np.zeros(len(truths), int)
+    return (
+        TrueBoxes("", b"", truths, zeros, np.zeros(len(truths), bool)),
+        ImageDetections(boxes[:-1], np.zeros(len(scores), int), np.array(scores, float)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("scores", "right", "threshold"),
+    [
+        ([0.3, 0.29, 0.2, 0.1], [True, True, False, False], 0.29),
+        ([0.9, 0.8, 0.7, 0.6], [True, False, True, True], 0.6),
+        ([0.999, 0.001], [True, False], 0.95),
+        ([0.3, 0.3, 0.3, 0.1], [True, False, False, True], 0.1),
+        ([0.4], [False], 0.5),
+        ([], [], 0.5),
+    ],
+)
+def test_the_recommended_threshold_has_the_largest_f1(scores, right, threshold):
+    scenes, detections = zip(answer(scores, right), answer([], []), strict=True)
+    assert recommend_min_score(scenes, detections) == pytest.approx(threshold)
+    tried = {}
+    for hundredths in range(5, 96):
+        kept = detections[0].filter_by_score(hundredths / 100 - 1e-9)
+        hits = (match(scenes[0], kept).truth_indexes >= 0).sum()
+        tried[hundredths / 100] = 2 * hits / (len(kept.scores) + sum(right) + 2)
+    assert tried[threshold] == max(tried.values()) or not any(right)

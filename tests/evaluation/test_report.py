@@ -15,7 +15,7 @@ from sandbox import Sandbox, copy_dataset
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import REPORT, RuleVerdict
+from pipeline_ops.artifacts.results import REPORT, Epoch, RuleVerdict
 from pipeline_ops.evaluation.detector_page import draw_pictures
 from pipeline_ops.evaluation.leaks import Leaks
 from pipeline_ops.evaluation.lineage import ChangesSince, Lineage
@@ -159,7 +159,7 @@ def test_boxes_are_drawn_over_the_picture_in_fractions_of_it():
         "a.png", PNG, np.array([[0.1, 0.2, 0.6, 0.7]]), np.array([0]), np.array([False])
     )
     answer = ImageDetections(np.array([[0.0, 0.0, 0.05, 0.5]]), np.array([1]), np.array([0.93]))
-    [picture] = draw_pictures([scene], [answer], [SCRIPT, "cat"], 1)
+    [picture] = draw_pictures([scene], [answer], 0.5, [SCRIPT, "cat"], 1)
     assert picture["text"] == "1 missed, 1 false alarm"
     truth, found = picture["boxes"]
     assert truth == {
@@ -238,3 +238,40 @@ def test_the_dataset_figures_are_shown(sandbox):
     ).text
     figures = DatasetFigures.model_validate(read_manifest(sandbox.dataset).figures)
     assert "16×16×1" in text and str(figures.labels["train"]["3"]) in text
+
+
+@pytest.mark.parametrize(
+    ("used", "monitor", "label", "sentence"),
+    [
+        (9, "validation_accuracy", "best", "epoch 10 of 15: the best validation accuracy."),
+        (14, None, "used", "epoch 15 of 15: the last one, because train.best_checkpoint is null."),
+    ],
+)
+def test_the_curves_mark_the_epoch_that_was_used_and_the_page_says_why(
+    used, monitor, label, sentence
+):
+    html = render(training={"best_epoch": used, "best_monitor": monitor})
+    page = Page(html)
+    assert f"The model has the weights of {sentence}" in page.text
+    assert "overfitted" not in page.text  # the loss rises by a hundredth only
+    assert {word: html.count(f">{word}</text>") for word in ("best", "used")} == {
+        "best": 0,
+        "used": 0,
+        label: 2,
+    }
+
+
+def test_a_model_that_overfitted_is_told_with_both_epochs():
+    epochs = [
+        Epoch(
+            epoch=n,
+            step=n,
+            learning_rate=0.1,
+            metrics={"loss": 1 / (n + 1), "validation_loss": loss},
+        )
+        for n, loss in enumerate([3.0, 2.4, 2.9, 5.6])
+    ]
+    page = Page(render(training={"best_epoch": 3, "history": epochs}))
+    assert (
+        "It overfitted: the validation loss was lowest in epoch 2 (2.4), and rose to 5.6."
+    ) in page.text

@@ -9,6 +9,7 @@ from beam_jobs.stages.resize import Resize, resize
 from beam_jobs.stages.stage import Box, Example
 from pipeline_ops.artifacts.dataset import Geometry
 
+pytestmark = pytest.mark.training
 RED = (200, 30, 30)
 SIZES = [(60, 90), (33, 80), (10, 23), (70, 31)]
 MODES = ["stretch", "letterbox", "crop"]

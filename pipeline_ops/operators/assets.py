@@ -83,6 +83,7 @@ def _make_raw_asset(config: PipelineConfig, every_seconds: int) -> Asset:
         str(Layout(config.root, config.pipeline).watched),
         every_seconds,
         config.store_options.model_dump(exclude_none=True),
+        config.preprocess.source.file_patterns,
     )
     return Asset(
         f"{config.pipeline}.raw",

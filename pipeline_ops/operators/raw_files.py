@@ -10,7 +10,7 @@ killed in between, a change is reported twice, and the second run finds everythi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,15 +44,22 @@ class RawFilesTrigger(BaseEventTrigger):
       state: the file that keeps the last reported version.
       every_seconds: the time between two checks.
       options: how to reach the state if it is in a bucket (`StoreOptions`).
+      patterns: globs of the files that count in a local folder. None is all.
     """
 
     def __init__(
-        self, folder: str, state: str, every_seconds: float, options: dict[str, Any] | None = None
+        self,
+        folder: str,
+        state: str,
+        every_seconds: float,
+        options: dict[str, Any] | None = None,
+        patterns: Sequence[str] | None = None,
     ):
         super().__init__()  # type: ignore[no-untyped-call]
         self.options = options or {}
         register_store(state.rpartition("/")[0], StoreOptions.model_validate(self.options))
         self.folder, self.state, self.every_seconds = folder, state, every_seconds
+        self.patterns = None if patterns is None else list(patterns)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return "pipeline_ops.operators.raw_files.RawFilesTrigger", {
@@ -60,6 +67,7 @@ class RawFilesTrigger(BaseEventTrigger):
             "state": self.state,
             "every_seconds": self.every_seconds,
             "options": self.options,
+            "patterns": self.patterns,
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -93,7 +101,7 @@ class RawFilesTrigger(BaseEventTrigger):
         Such a failure may pass and is not a change.
         """
         try:
-            return read_folder_state(resolve_raw_folder(self.folder, Path("/")))
+            return read_folder_state(resolve_raw_folder(self.folder, Path("/")), self.patterns)
         except TrainyardError as error:
             self.log.warning("cannot list the raw files, trying again later: %s", error)
             return None

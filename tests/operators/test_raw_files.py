@@ -40,13 +40,13 @@ def config_with(folder: Path, schedule, path: str = "raw") -> Path:
 class Watched:
     """A folder or a place in a store, and a triggerer that watches it; it may be restarted."""
 
-    def __init__(self, location: str, state: Path):
-        self.location, self.state, self.events = location, state, []
+    def __init__(self, location: str, state: Path, patterns: list[str] | None = None):
+        self.location, self.state, self.patterns, self.events = location, state, patterns, []
 
     async def watch(self, until, looks: int = 3000) -> None:
         """Until something holds, and for several looks more,
         so that an event too many would be seen."""
-        trigger = RawFilesTrigger(self.location, str(self.state), 0.01)
+        trigger = RawFilesTrigger(self.location, str(self.state), 0.01, patterns=self.patterns)
         task = asyncio.create_task(self._collect(trigger))
         for _ in range(looks):
             await asyncio.sleep(0.02)
@@ -95,6 +95,20 @@ def test_each_change_is_told_once_also_one_that_came_while_nobody_looked(watched
     asyncio.run(watched.watch(lambda: True))
     assert [event["num_files"] for event in watched.events] == [2, 2]
     assert len({event["version"] for event in watched.events}) == 2
+
+
+def test_only_files_that_the_source_names_are_watched(tmp_path):
+    """A log that grows beside records starts no run."""
+    (tmp_path / "raw").mkdir()
+    watched = Watched(str(tmp_path / "raw"), tmp_path / "state.json", ["*.record"])
+    watched.put("a.record", "a")
+    asyncio.run(watched.watch(lambda: watched.state.exists()))
+    watched.put("run.log", "a line")
+    asyncio.run(watched.watch(lambda: True))
+    assert watched.events == []
+    watched.put("b.record", "b")
+    asyncio.run(watched.watch(lambda: len(watched.events) == 1))
+    assert watched.events[0]["num_files"] == 2
 
 
 def test_a_folder_that_is_away_for_a_while_is_no_change(tmp_path):

@@ -154,6 +154,7 @@ def test_the_schedule_makes_a_watched_asset_of_the_raw_files(tmp_path):
         "state": str(Layout(open_root(tmp_path / "root"), "digits").watched),
         "every_seconds": 60,
         "options": {},
+        "patterns": None,
     }
 
 

@@ -136,6 +136,7 @@ def test_a_run_keeps_the_yaml_of_its_bundle_version(airflow, repository):
     assert (published / "two" / "1" / "saved_model.pb").is_file()
 
 
+@pytest.mark.parametrize("release", ["3.3"], indirect=True, scope="module")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide a folder from one process")
 def test_the_api_server_needs_no_file_of_the_bundle(airflow, repository):
     """It finds the YAML of a run in Airflow's database."""

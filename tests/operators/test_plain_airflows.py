@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1200)]
 
 _ENDED_SECONDS = 60.0
 of_the_old_release = pytest.mark.parametrize("environment", ["3.2"], indirect=True, scope="module")
-"""It keeps claims in another place. `tests/cli/test_durable.py` is about the new release."""
+"""The new release publishes from a bundle (`test_dag_bundles.py`), and it is the embedded Airflow,
+which shows pages and uses changed files."""
 
 
 @pytest.fixture(scope="module", params=["3.2", "3.3"])
@@ -67,12 +68,14 @@ def finished(airflow):
     return run
 
 
+@of_the_old_release
 def test_a_run_publishes_a_model(airflow, finished):
     assert (airflow.folder / "storage" / "models" / "digits" / "1" / "saved_model.pb").is_file()
     assert all(finished.task(job)["state"] == "success" for job in JOBS)
     wait_until(lambda: finished.state == "success")
 
 
+@of_the_old_release
 def test_the_pages_answer(airflow, finished):
     address, query = "/trainyard/pipelines/digits", {"run_id": finished.run_id}
     for page, text in {
@@ -94,6 +97,7 @@ def test_the_pages_answer(airflow, finished):
     ]
 
 
+@of_the_old_release
 def test_a_forbidden_conf_is_refused_where_the_run_is_triggered(airflow):
     answer = airflow.call("POST", "dagRuns", {"logical_date": None, "conf": {"export.model": "x"}})
     assert answer.status_code == 400 and "export.model" in answer.text
@@ -125,6 +129,7 @@ def test_the_next_try_of_a_killed_task_follows_the_same_gang(airflow):
     run.wait_for_end(attempt, _ENDED_SECONDS)
 
 
+@of_the_old_release
 def test_in_a_folder_without_versions_each_task_uses_the_files_that_are_there(airflow):
     """A folder that git-sync updates is like this one. The last test: it changes the YAML."""
     run = airflow.trigger(train__epochs=40, train__seed=2)

@@ -28,7 +28,7 @@ class Group(NamedTuple):
 
 GROUPS = {
     "airflow": Group(
-        15,
+        18,
         (
             "dags",
             "pipeline_ops/airflow",
@@ -42,9 +42,9 @@ GROUPS = {
             "pipeline_ops/ui",
         ),
     ),
-    "hosts": Group(12, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),
+    "hosts": Group(8, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),
     "containers": Group(
-        18,
+        20,
         (
             "docker",
             "pipeline_ops/jobs/places",
@@ -54,7 +54,7 @@ GROUPS = {
             "requirements",
         ),
     ),
-    "engines": Group(12, ("beam_jobs", "pipeline_ops/raw_data")),
+    "engines": Group(8, ("beam_jobs", "pipeline_ops/raw_data")),
     "stores": Group(
         10,
         (
@@ -66,7 +66,7 @@ GROUPS = {
         ),
     ),
     "faults": Group(
-        15,
+        18,
         (
             "beam_jobs",
             "pipeline_ops/errors.py",
@@ -77,7 +77,7 @@ GROUPS = {
         ),
     ),
     "training": Group(
-        10,
+        12,
         (
             "pipeline_ops/evaluation",
             "pipeline_ops/export",

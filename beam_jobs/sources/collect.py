@@ -146,6 +146,9 @@ class Collector:
     def _divide_scopes(self) -> Iterator[tuple[str, list[_Found]]]:
         """Yields the entries of each key, and of each scope if a key occurs in several."""
         for key, entries in self._found.items():
+            if len(entries) == 1:
+                yield key, entries
+                continue
             by_scope: dict[str, list[_Found]] = defaultdict(list)
             for entry in entries:
                 by_scope[entry.scope].append(entry)

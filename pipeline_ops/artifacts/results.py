@@ -6,8 +6,6 @@ data set's figures are in `dataset.py`, next to the shard names.
 
 from __future__ import annotations
 
-import math
-
 from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
@@ -128,32 +126,6 @@ class TrainingFigures(Figures):
     task: Task = "classification"
     warnings: list[str] = []
     """Problems that did not stop the training: a damaged checkpoint, a batch that was left out."""
-
-
-_OVERFITTED = 1.1
-"""A validation loss is worse than the lowest one from this factor on. Less is noise."""
-
-
-def describe_used_epoch(training: TrainingFigures) -> str:
-    """Says whose weights the model has and why, and whether it overfitted. Epochs count from 1."""
-    history, used = training.history, training.best_epoch
-    if not 0 <= used < len(history):
-        return ""
-    if training.best_monitor:
-        reason = f"the best {training.best_monitor.replace('_', ' ')}"
-    else:
-        reason = "the last one, because train.best_checkpoint is null"
-    text = f"The model has the weights of epoch {used + 1} of {len(history)}: {reason}."
-    losses = [epoch.metrics.get("validation_loss", math.inf) for epoch in history]
-    lowest = min(range(len(losses)), key=losses.__getitem__)
-    if lowest < used and losses[used] > _OVERFITTED * losses[lowest] and losses[lowest] > 0:
-        text += (
-            f" It overfitted: the validation loss was lowest in epoch {lowest + 1} "
-            f"({losses[lowest]:.4g}), and rose to {losses[used]:.4g}. "
-            "Keep the best epoch (train.best_checkpoint), train for fewer epochs, "
-            "or add examples or random changes (train.input.augment)."
-        )
-    return text
 
 
 class ClassFigures(Figures):

@@ -23,11 +23,10 @@ from pipeline_ops.artifacts.results import (
     EvaluationFigures,
     RuleVerdict,
     TrainingFigures,
-    describe_used_epoch,
 )
 from pipeline_ops.evaluation.leaks import Leaks
 from pipeline_ops.evaluation.lineage import Lineage
-from pipeline_ops.evaluation.report_charts import draw_training_charts
+from pipeline_ops.evaluation.report_charts import describe_used_epoch, draw_training_charts
 from pipeline_ops.evaluation.report_rows import describe_metric
 from pipeline_ops.pages.page import render_page
 

@@ -1,4 +1,5 @@
-"""The charts of the report: training, precision and recall, calibration. Pure functions."""
+"""The charts of the report: training, precision and recall, calibration, and a sentence on the
+training. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,6 +18,9 @@ Chart = tuple[str, list[Line], Markup]
 _MAX_CLASS_CURVES = 5
 _MODELS = (("challenger", "validation"), ("champion", "champion"))
 """The models of an evaluation, and the styles of their curves."""
+
+_OVERFITTED = 1.1
+"""A validation loss is worse than the lowest one from this factor on. Less is noise."""
 
 
 def draw_training_charts(training: TrainingFigures) -> list[Chart]:
@@ -50,6 +54,28 @@ def draw_training_charts(training: TrainingFigures) -> list[Chart]:
         *charts,
         ("Learning rate", lines, draw_line_chart("Learning rate by epoch", lines, y_min=0.0)),
     ]
+
+
+def describe_used_epoch(training: TrainingFigures) -> str:
+    """Says whose weights the model has and why, and whether it overfitted. Epochs count from 1."""
+    history, used = training.history, training.best_epoch
+    if not 0 <= used < len(history):
+        return ""
+    if training.best_monitor:
+        reason = f"the best {training.best_monitor.replace('_', ' ')}"
+    else:
+        reason = "the last one, because train.best_checkpoint is null"
+    text = f"The model has the weights of epoch {used + 1} of {len(history)}: {reason}."
+    losses = [epoch.metrics.get("validation_loss", math.inf) for epoch in history]
+    lowest = min(range(len(losses)), key=losses.__getitem__)
+    if lowest < used and losses[used] > _OVERFITTED * losses[lowest] and losses[lowest] > 0:
+        text += (
+            f" It overfitted: the validation loss was lowest in epoch {lowest + 1} "
+            f"({losses[lowest]:.4g}), and rose to {losses[used]:.4g}. "
+            "Keep the best epoch (train.best_checkpoint), train for fewer epochs, "
+            "or add examples or random changes (train.input.augment)."
+        )
+    return text
 
 
 def draw_precision_recall_charts(

@@ -80,7 +80,7 @@ def _train(job: Job, config: Train, stop: StopRequest, started_at: float) -> Exi
                 shutil.copytree(job.work / DIVERGED, draft.folder / DIVERGED)
             draft.seeds["train"] = config.seed
             seconds = time.monotonic() - started_at
-            figures = summarize_training(job, plan, gang.restarts, seconds)
+            figures = summarize_training(job, config, plan, gang.restarts, seconds)
             draft.figures.update(figures.model_dump(mode="json"))
     if stored_work:
         stored.remove_tree()
@@ -202,7 +202,7 @@ def check_dataset(job: Job, config: Train) -> None:
 
 
 def summarize_training(
-    job: Job, plan: LaunchPlan, restarts: int, seconds: float
+    job: Job, config: Train, plan: LaunchPlan, restarts: int, seconds: float
 ) -> TrainingFigures:
     """Summarizes the training.
 
@@ -233,7 +233,7 @@ def summarize_training(
         worker_weights_digests=digests,
         num_parameters=state["num_parameters"],
         best_epoch=state["best_epoch"],
-        best_monitor=Train.model_validate(job.request.config).best_monitor,
+        best_monitor=config.best_monitor,
         stopped_early=state["stopped_early"],
         history=state["history"],
         warnings=state["warnings"],

@@ -108,7 +108,7 @@ def _read_label_maps(readers: Iterable[ConfigReader]) -> list[str]:
 
 
 def _are_equal(paths: Iterable[str]) -> bool:
-    """Whether all files are there and have the same content."""
+    """Returns whether all files are there and have the same content."""
     try:
         return len({Path(_to_absolute(path)).read_bytes() for path in paths}) == 1
     except OSError:

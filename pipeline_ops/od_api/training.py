@@ -148,7 +148,7 @@ def _convert_regularizer(config: ConfigReader, optimizer: dict[str, Any]) -> dic
             and (weight := message.message("l2_regularizer").take("weight", float, 1.0)) > 0
         }
     )
-    if not weights:
+    if not weights or optimizer.get("momentum", 0.0) >= 1:  # which our config refuses
         return {}
     listed = " and ".join(f"{weight:g}" for weight in weights)
     if optimizer["name"] == "adam":

@@ -84,7 +84,7 @@ def list_raw_files(
 
 
 def matches_any(key: str, patterns: Sequence[str] | None) -> bool:
-    """Whether a key matches one of the globs. None matches all."""
+    """Returns whether a key matches one of the globs. None matches all."""
     return patterns is None or any(fnmatchcase(key, pattern) for pattern in patterns)
 
 

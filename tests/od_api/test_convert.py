@@ -450,6 +450,13 @@ def test_a_file_that_holds_no_records_is_named(api_folder, content):
         convert(api_folder / "pipeline.config")
 
 
+def test_a_momentum_of_one_is_refused_with_its_key(api_folder, capsys):
+    file = api_folder / "pipeline.config"
+    file.write_text(file.read_text().replace("optimizer_value: 0.9", "optimizer_value: 1.0"))
+    assert main(["import-od-api", str(file)]) == 78
+    assert "train.optimizer.momentum" in capsys.readouterr().err
+
+
 def test_nothing_is_overwritten_and_without_a_place_it_is_printed(api_folder, capsys):
     out = api_folder / "mine.yaml"
     out.write_text("mine")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from airflow.sdk import DAG, BaseOperator, Param
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException
 
 from pipeline_ops.operators.chain import APPROVE, OPERATORS
 from pipeline_ops.operators.reading import Pipeline
@@ -71,7 +71,7 @@ class BrokenOperator(BaseOperator):
         self.config_file, self.message = config_file, message
 
     def execute(self, context: Mapping[str, Any]) -> NoReturn:
-        raise AirflowFailException(self.message)
+        raise AirflowException(self.message)
 
 
 def _make_blocking_param(message: str) -> Param:

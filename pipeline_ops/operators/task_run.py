@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from pipeline_ops.airflow_connections import use_airflow_connections
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.run_config import load_run_config
+from pipeline_ops.config.run_config import load_author_config, load_run_config
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.storage.store import read_usage
@@ -37,14 +37,19 @@ class TaskRun:
 
     @classmethod
     def load(cls, config_file: str, context: Context) -> TaskRun:
-        """Loads the run's config. A conf that the pipeline forbids fails the task for good."""
+        """Loads the run's config.
+
+        A conf that the pipeline forbids fails the task for good. A YAML that cannot be used is
+        retried, because it may be mended, as the tasks of its broken DAG are.
+        """
         run = context["dag_run"]
         try:
             config = load_run_config(
                 config_file, run.conf, context["run_id"], _read_data_interval(run)
             )
         except ConfigError as error:
-            raise AirflowFailException(str(error)) from None
+            is_broken = _is_broken(config_file, context["run_id"])
+            raise (AirflowException if is_broken else AirflowFailException)(str(error)) from None
         return cls(config, context)
 
     @property
@@ -64,6 +69,15 @@ class TaskRun:
 def make_airflow_error(exit_code: ExitCode, message: str) -> AirflowException:
     """Makes the error that Airflow answers with a retry, or with a failure for good."""
     return (AirflowException if exit_code.is_retried else AirflowFailException)(message)
+
+
+def _is_broken(config_file: str, run_id: str) -> bool:
+    """Whether the author's own config cannot be used, whatever the run's conf is."""
+    try:
+        load_author_config(config_file, run_id)
+    except ConfigError:
+        return True
+    return False
 
 
 def _read_data_interval(run: DagRunProtocol) -> tuple[dt.datetime, dt.datetime] | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from airflow.sdk.exceptions import ParamValidationError
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, ParamValidationError
 from config.broken_case import GOOD
 from config.broken_yamls import ALL
 
@@ -83,12 +84,17 @@ def test_it_keeps_name_and_tasks_says_what_is_wrong_and_takes_no_run(tmp_path):
             dag.params["broken"] = value
 
 
-def test_its_task_fails_with_the_message(tmp_path):
-    from airflow.sdk.exceptions import AirflowFailException
-
-    dag = make(tmp_path, one="pipeline: one\ntrain: [")["one"]
-    with pytest.raises(AirflowFailException, match=r"one.yaml:2: not valid YAML"):
-        dag.get_task("train").execute({})
+def test_a_task_that_finds_its_yaml_broken_says_so_and_may_be_retried(tmp_path):
+    """Its DAG may have been read before the file broke, or after. A conf is refused for good."""
+    context = {"dag_run": SimpleNamespace(conf={"train.epoch": 3}), "run_id": "manual__1"}
+    good = make(tmp_path, one=named("one"))["one"].get_task("train")
+    with pytest.raises(AirflowFailException, match=r"conf train.epoch: unknown key"):
+        good.execute(context)
+    broken = make(tmp_path, one="pipeline: one\ntrain: [")["one"].get_task("train")
+    for task in (good, broken):
+        with pytest.raises(AirflowException, match=r"one.yaml:2: not valid YAML") as failed:
+            task.execute(context)
+        assert not isinstance(failed.value, AirflowFailException)
 
 
 @pytest.mark.parametrize(

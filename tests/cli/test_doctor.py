@@ -470,6 +470,7 @@ class TestKubernetes:
 class TestSshHosts:
     """Faults of hosts that are reached over ssh."""
 
+    @pytest.mark.hosts
     def test_healthy_hosts_have_no_problem(self, doctor, hosts):
         doctor.run_on(hosts)
         assert doctor.examine() == {}
@@ -482,6 +483,7 @@ class TestSshHosts:
             in doctor.examine()[f"hosts/lab.yaml: {network.hosts[1]}"]
         )
 
+    @pytest.mark.hosts
     @pytest.mark.parametrize(
         ("change", "text"),
         [
@@ -502,6 +504,7 @@ class TestSshHosts:
         problems = doctor.examine()
         assert any(text in problem for problem in problems.values()), problems
 
+    @pytest.mark.hosts
     def test_taken_ports_are_found(self, doctor, hosts, network):
         listener = subprocess.Popen(
             ["ip", "netns", "exec", network.hosts[0]]
@@ -515,6 +518,7 @@ class TestSshHosts:
             listener.kill()
             listener.wait()
 
+    @pytest.mark.hosts
     def test_hosts_that_do_not_reach_each_other_are_found(self, doctor, hosts, network):
         nobody = network.gateway.rpartition(".")[0] + ".99"
         wrong = [dict(host, address=nobody) for host in hosts["hosts"]]
@@ -522,6 +526,7 @@ class TestSshHosts:
         problem = doctor.examine()[f"hosts/gang.yaml: {network.hosts[0]}: port"]
         assert f"{network.hosts[1]} can't connect to {nobody}" in problem and "firewall" in problem
 
+    @pytest.mark.hosts
     def test_a_storage_root_that_hosts_do_not_see_is_found(self, doctor, hosts, network):
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         with mount_small_disk(doctor.folder / "later-disk") as folder:

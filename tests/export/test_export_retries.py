@@ -53,6 +53,7 @@ def kill(process) -> None:
     process.wait()
 
 
+@pytest.mark.stores
 def test_a_kill_between_publishing_and_promoting_leaves_a_version_that_the_next_try_promotes(
     sandbox,
 ):

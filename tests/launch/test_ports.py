@@ -29,6 +29,7 @@ SERVERS = {
 _LISTEN = "0A"  # in /proc/net/tcp
 
 
+@pytest.mark.hosts
 def test_two_workers_on_one_host_open_no_port(start):
     """F5: TensorFlow's workers listened on all interfaces."""
     job = start()

@@ -91,6 +91,7 @@ def _workers(job) -> list[int]:
     return found
 
 
+@pytest.mark.training
 def test_without_an_action_it_stops_and_says_where_the_batch_is(make_broken, host_pool):
     job = make_broken("stop", **ALONE)
     with pytest.raises(

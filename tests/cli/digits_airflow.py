@@ -53,6 +53,10 @@ class Airflow(Programs):
         wait_until(lambda: self.api.dag("digits") is not None, UP_SECONDS)
         self.api.pause("digits", paused=False)
 
+    def end(self) -> None:
+        super().end()
+        self.api.close()
+
     def trigger(self, task: str = "train", author: Mapping[str, Any] | None = None, **conf) -> Run:
         """Triggers a run, of which one task is observed.
 

@@ -44,6 +44,9 @@ class AirflowApi:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._client.close()
 
     def warm_up(self) -> None:

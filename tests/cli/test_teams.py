@@ -91,8 +91,7 @@ def routes() -> list[tuple[str, str]]:
 
 def test_every_page_of_the_other_teams_pipelines_is_forbidden(scene):
     """Checks every route of the application. Without a login, all routes are refused."""
-    anonymous = scene.teams.anonymous()
-    with untouched(scene):
+    with untouched(scene), scene.teams.anonymous() as anonymous:
         for method, path in routes():
             address = "/trainyard" + path.replace("{dag_id}", "b_digits")
             query, form = {"run_id": scene.finished_b.run_id}, FORM if method == "POST" else None

@@ -99,7 +99,8 @@ def test_a_settled_file_is_read_once(raw, listing, tmp_path):
 def test_a_file_that_was_just_written_is_read_again(raw, listing, tmp_path):
     age(raw)
     age_seconds = SETTLING_SECONDS
-    while age_seconds > SETTLING_SECONDS - 0.05:  # a machine that stood still in between has let the file settle
+    # On a machine that stood still in between, the file has settled.
+    while age_seconds > SETTLING_SECONDS - 0.05:
         (raw / "a" / "1.png").write_bytes(b"new")
         listing()
         age_seconds = time.time() - (raw / "a" / "1.png").stat().st_ctime

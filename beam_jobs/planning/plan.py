@@ -237,9 +237,22 @@ def check_labels(
         )
     if missing := [name for name in class_names if not labels["train"].get(name)]:
         raise DataError(
-            f"{source}: no training example of {', '.join(missing)}. "
-            "Add images of it, or remove the folder."
+            f"{source}: no training example of {', '.join(missing)}: {_explain(missing[0], labels)}"
         )
     for split in SPLITS:
         if not sum(labels[split].values()):
             raise DataError(f"{source}: the {split} split has no example: {explain_empty(split)}")
+
+
+def _explain(class_name: str, labels: Mapping[str, Mapping[str, int]]) -> str:
+    """Explains why a class has no training example, and how to fix it."""
+    others = [f"{count} in {split}" for split in SPLITS if (count := labels[split].get(class_name))]
+    if others:
+        return (
+            f"{class_name} has only {' and '.join(others)}. Add images of it, or change "
+            "preprocess.split: another seed, stratify: true, or no group_by."
+        )
+    return (
+        f"no image of {class_name} is left after preprocess.duplicates and preprocess.stages. Add "
+        "images of it, correct the stages, or remove the class from the source."
+    )

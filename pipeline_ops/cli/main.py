@@ -32,6 +32,7 @@ from pipeline_ops.cli.commands import (
 )
 from pipeline_ops.cli.local_airflow.stopping import Stopped
 from pipeline_ops.errors import TrainyardError
+from pipeline_ops.storage.store_options import fail_soon
 from pipeline_ops.system.temp_dirs import use_temporary_folder
 
 _COMMANDS = (
@@ -66,7 +67,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if command_line is None else command_line)
     arguments = make_parser().parse_args(models.insert_default_action(words))
     try:
-        with use_temporary_folder("command"):
+        with use_temporary_folder("command"), fail_soon():
             return int(arguments.command(arguments))
     except TrainyardError as error:
         print(error, file=sys.stderr)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import field_validator
+
 from pipeline_ops.config.base import Section, advanced_field, operational_field, per_run_field
 
 
@@ -78,6 +80,15 @@ class InputOptions(Section):
     """The limit for this folder. Files that are not in use are removed, the oldest first, until no
     more than this is left. Of a larger data set in a store, the remaining records are read one by
     one."""
+
+    @field_validator("local_folder")
+    @classmethod
+    def _validate_local_folder(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("/", "~")):
+            raise ValueError(
+                f"must begin with / or ~, because it is on the hosts' own disks, got {value}"
+            )
+        return value
 
     @property
     def window(self) -> int | None:

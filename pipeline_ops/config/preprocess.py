@@ -208,8 +208,8 @@ class Preprocess(TaskSection):
     stages: list[StageConfig] = Field(min_length=1)
     split: Split
     shards: int = Field(8, ge=1, le=10_000)
-    """Number of shards of each split, or the minimum with `shard_megabytes`. A split with
-    fewer records has one shard for each record."""
+    """Number of shards of each split, or the minimum with `shard_megabytes`. The train split must
+    have as many records. Another split with fewer has one shard for each record."""
     shard_megabytes: float | None = advanced_field(None, gt=0, le=100_000)
     """The largest size of a shard in raw bytes, in units of 10**6. With null, the number is
     `shards`."""

@@ -257,8 +257,11 @@ def _convert_cosine(inner: ConfigReader) -> dict[str, Any]:
     rate = inner.take("learning_rate_base", float, _DEFAULT_RATE)
     total = inner.take("total_steps", int, 4_000_000)
     warmup = inner.take("warmup_steps", int, 10_000)
-    if warmup:
-        inner.note(f"{inner.path('warmup_learning_rate')}: our warm-up starts near 0")
+    begin = inner.take("warmup_learning_rate", float, 2e-4)
+    if warmup and begin:
+        inner.note(
+            f"{inner.path('warmup_learning_rate')}: {begin:g} becomes 0, where our warm-up begins"
+        )
     return {
         "learning_rate": rate,
         "schedule": {

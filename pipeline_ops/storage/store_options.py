@@ -6,10 +6,12 @@ obstore takes credentials from the environment (`AWS_ACCESS_KEY_ID`, `AZURE_STOR
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -24,13 +26,36 @@ _ENDPOINT_VARIABLES = {
 _ENDPOINT_KEYS = {"s3": "endpoint", "gs": "base_url", "az": "endpoint"}
 SCHEMES = tuple(_ENDPOINT_VARIABLES)
 """The schemes of the buckets that a store can be in."""
-_MAX_RETRIES, _RETRY_SECONDS = 10, 180
-_REQUEST_SECONDS, _SILENCE_SECONDS = 300, 30
+_MAX_RETRIES, _REQUEST_SECONDS = 10, 300
 _BACKOFF = {
     "init_backoff": dt.timedelta(seconds=0.1),
     "max_backoff": dt.timedelta(seconds=10),
     "base": 2,
 }
+
+
+class _Patience(NamedTuple):
+    """Seconds of silence that end a request, and seconds after which none is repeated."""
+
+    silence: int
+    retries: int
+
+
+_patience = _Patience(silence=30, retries=180)
+
+
+@contextlib.contextmanager
+def fail_soon() -> Iterator[None]:
+    """Lets the clients that are made in the block give up on a store after seconds.
+
+    It is for a person who waits at a terminal. A job waits for minutes, because nobody does.
+    """
+    global _patience
+    before, _patience = _patience, _Patience(silence=8, retries=10)
+    try:
+        yield
+    finally:
+        _patience = before
 
 
 class StoreOptions(BaseModel):
@@ -68,7 +93,7 @@ class StoreOptions(BaseModel):
         endpoint = self.endpoint or named or self.find_endpoint(root)
         client: dict[str, Any] = {
             "timeout": dt.timedelta(seconds=_REQUEST_SECONDS),
-            "read_timeout": dt.timedelta(seconds=_SILENCE_SECONDS),
+            "read_timeout": dt.timedelta(seconds=_patience.silence),
         }
         if scheme == "gs" or (endpoint or "").startswith("http://"):
             client["allow_http"] = True  # an account of Google names its own endpoint
@@ -85,7 +110,7 @@ class StoreOptions(BaseModel):
             "client_options": client,
             "retry_config": {
                 "max_retries": _MAX_RETRIES,
-                "retry_timeout": dt.timedelta(seconds=_RETRY_SECONDS),
+                "retry_timeout": dt.timedelta(seconds=_patience.retries),
                 "backoff": _BACKOFF,
             },
         }

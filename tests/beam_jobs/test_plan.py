@@ -192,8 +192,13 @@ def test_one_class_is_no_classification():
 
 def test_a_class_without_training_examples_is_named():
     labels = {"train": {"a": 5}, "validation": {"b": 1}, "test": {"a": 1}}
-    with pytest.raises(DataError, match="no training example of b"):
+    with pytest.raises(
+        DataError,
+        match="no training example of b: b has only 1 in validation. .* preprocess.split",
+    ):
         check_labels(labels, ["a", "b"], "raw", "classification", explain)
+    with pytest.raises(DataError, match="of c: no image of c is left after .* preprocess.stages"):
+        check_labels(labels, ["a", "c"], "raw", "classification", explain)
 
 
 def test_an_empty_split_is_named_with_what_to_do():

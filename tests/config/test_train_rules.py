@@ -44,6 +44,10 @@ from pipeline_ops.config.train import Train
         ),
         ({"strategy": "parameter_server"}, "strategy parameter_server needs parameter_servers"),
         (
+            {"input": {"local_folder": "cache"}},
+            "must begin with / or ~, because it is on the hosts' own disks, got cache",
+        ),
+        (
             {"parameter_servers": 2},
             (
                 "strategy multi_worker_mirrored has no use for parameter_servers (2), "

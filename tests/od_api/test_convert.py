@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from job_chain import run_jobs
+from od_api_files import CENTER_NET, with_paths, write_records
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import read_manifest
@@ -27,6 +28,34 @@ train_input_reader { tf_record_input_reader { input_path: "data/train.record" } 
 eval_input_reader { tf_record_input_reader { input_path: "data/eval.record" } }
 """
 MOMENTUM = "momentum_optimizer { learning_rate { %s } momentum_optimizer_value: 0.8 }"
+
+BY_HAND = """
+pipeline: hand
+preprocess:
+  source:
+    type: tfrecord
+    path: {folder}
+    task: detection
+    parts: [{{files: train.record-*}}, {{files: eval.record, split: test}}]
+    label_map: labels.pbtxt
+  stages: [decode, clip_boxes, resize: {{height: 128, width: 128}}]
+  split: {{train: 0.95, validation: 0.05, test: 0}}
+train:
+  model: center_detector
+  model_parameters: {{width: 32}}
+  strategy: one_device
+  global_batch_size: 16
+  epochs: 14
+  input: {{augment: {{brightness: 0.1}}}}
+  optimizer:
+    learning_rate: 0.008
+    schedule: {{type: cosine, warmup_steps: 15, decay_steps: 180}}
+    clip: {{global_norm: 10}}
+  best_checkpoint: null
+evaluate:
+  gate: [{{metric: map, at_least: 0.01}}]
+export: {{model: hand}}
+"""
 
 
 def converted(tmp_path, text: str, num_examples: int | None = 1000):
@@ -484,3 +513,24 @@ def test_what_was_imported_is_trained(api_folder, tmp_path, kind):
     assert data.class_names == [f"digit_{digit}" for digit in range(10)] and data.num_rejected == 0
     epochs = read_manifest(made["train"]).figures["history"]
     assert len(epochs) == 3 and all(math.isfinite(epoch["metrics"]["loss"]) for epoch in epochs)
+
+
+@pytest.mark.training
+@pytest.mark.timeout(600)
+def test_an_imported_model_is_as_good_as_the_same_one_written_by_hand(api_folder, tmp_path):
+    write_records(api_folder / "train.record-00000-of-00002", "train", range(120))
+    write_records(api_folder / "train.record-00001-of-00002", "train", range(120, 240))
+    write_records(api_folder / "eval.record", "test", range(40))
+    (api_folder / "pipeline.config").write_text(with_paths(CENTER_NET, api_folder))
+    imported, by_hand = tmp_path / "configs" / "imported.yaml", tmp_path / "configs" / "hand.yaml"
+    assert (
+        main(["import-od-api", str(api_folder / "pipeline.config"), "--output", str(imported)]) == 0
+    )
+    by_hand.write_text(BY_HAND.format(folder=api_folder))
+    found = [
+        read_manifest(run_jobs(file, tmp_path / file.stem, "evaluate")["evaluate"]).figures
+        for file in (imported, by_hand)
+    ]
+    first, second = (figures["challenger"]["metrics"] for figures in found)
+    assert first["map_50"] > 0.3
+    assert abs(first["map"] - second["map"]) < 0.001

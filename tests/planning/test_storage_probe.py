@@ -6,9 +6,11 @@ import errno
 import http.server
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ import yaml
 
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.planning.storage_probe import check_storage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,6 +161,26 @@ def test_a_bucket_that_can_not_be_used_is_told_file_line_and_key(
     if command != "explain":
         assert f"{locate(config_file, 'root')}: storage.root: " in message
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.stores
+@pytest.mark.parametrize("command", ["validate", "explain", "gc"])
+def test_a_store_that_never_answers_is_named_within_half_a_minute(
+    config_file, monkeypatch, command, capsys
+):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    values = yaml.safe_load(config_file.read_text())
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:  # accepts nothing
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        values["storage"] = {"root": f"s3://bucket/{command}", "endpoint": endpoint}
+        config_file.write_text(yaml.safe_dump(values))
+        began = time.monotonic()
+        assert main([command, str(config_file)]) == ExitCode.RETRY
+        assert time.monotonic() - began < 60  # on a busy machine
+    message = capsys.readouterr().err
+    assert f"it did not answer in time (s3://bucket/{command}" in message
+    assert f"at {endpoint}). Check that the store can be reached" in message
 
 
 def test_validate_tries_the_storage(config_file):

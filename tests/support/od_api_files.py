@@ -104,6 +104,38 @@ eval_input_reader {
 }
 """
 
+CENTER_NET = """
+model {
+  center_net {
+    num_classes: 10
+    image_resizer { fixed_shape_resizer { height: 128 width: 128 } }
+    feature_extractor { type: "mobilenet_v2_fpn" }
+  }
+}
+train_config {
+  batch_size: 16
+  num_steps: 195
+  data_augmentation_options { random_adjust_brightness { max_delta: 0.1 } }
+  optimizer {
+    adam_optimizer {
+      learning_rate {
+        cosine_decay_learning_rate {
+          learning_rate_base: 8e-3 total_steps: 195 warmup_learning_rate: 0.0 warmup_steps: 15
+        }
+      }
+    }
+    use_moving_average: false
+  }
+  gradient_clipping_by_norm: 10.0
+}
+train_input_reader {
+  label_map_path: "LABELS"
+  tf_record_input_reader { input_path: "TRAIN" }
+}
+eval_config { metrics_set: "coco_detection_metrics" use_moving_averages: false }
+eval_input_reader { label_map_path: "LABELS" tf_record_input_reader { input_path: "EVAL" } }
+"""
+
 
 @pytest.fixture
 def api_folder(tmp_path) -> Path:

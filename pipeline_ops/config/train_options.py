@@ -125,7 +125,7 @@ class TrainOptions(TaskSection):
     save memory. The gradients are added up."""
     epochs: int = per_run_field(10, rank=1, ge=1, le=100_000)
     """Passes over the training data."""
-    seed: int = per_run_field(1, ge=0)
+    seed: int = per_run_field(1, ge=0, le=2**32 - 1)
     """Seed of initial weights, the order of examples, augmentation and dropout."""
     input: InputOptions = InputOptions()
     optimizer: Optimizer = Optimizer()

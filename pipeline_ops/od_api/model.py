@@ -82,13 +82,13 @@ def find_nearest_model(config: ConfigReader) -> tuple[ConfigReader, str, dict[st
     model = models.message(kind)
     _note_lost_tasks(models)
     if kind == "center_net":
-        config.note(
+        config.note_loss(
             "model.center_net becomes center_detector: also without anchors, "
             "but with a small network, a hundredth of the size"
         )
         return model, "center_detector", {"width": 32}
     if kind == "faster_rcnn":
-        config.note(
+        config.note_loss(
             "model.faster_rcnn becomes retinanet, the nearest: it has one stage "
             "and does not classify proposals a second time"
         )

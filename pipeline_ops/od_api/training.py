@@ -78,6 +78,9 @@ def convert_training(
     return converted
 
 
+_MAX_EPOCHS = 100_000
+
+
 def _compute_epochs(
     section: ConfigReader, batch: int, steps: int, num_examples: int | None, share: float
 ) -> int:
@@ -94,6 +97,12 @@ def _compute_epochs(
             "train_input_reader, or set the number: --num-examples N"
         )
     epochs = max(1, math.ceil(steps * batch / (num_examples * share)))
+    if epochs > _MAX_EPOCHS:
+        raise ConfigError(
+            f"{section.format_location('num_steps')} is {steps}: with batches of {batch} these "
+            f"are {epochs} epochs of {round(num_examples * share)} examples, and train.epochs is "
+            f"at most {_MAX_EPOCHS}. Reduce num_steps."
+        )
     section.note(
         f"{section.path('num_steps')}: {steps} steps of {batch} are {epochs} epochs of "
         f"{round(num_examples * share)} examples, with the last epoch completed"

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.storage.store_options import ENDPOINT_VARIABLES, Patience, get_patience
 
 if TYPE_CHECKING:
     import fsspec
 
+_S3 = ("s3", "s3a")
 _DRIVERS = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "azure", "requests", "urllib3")
 
 
@@ -36,7 +39,9 @@ def get_file_system(uri: str) -> fsspec.AbstractFileSystem:
             logging.WARNING
         )  # each driver logs the source of its credentials for every connection
     try:
-        return fsspec.filesystem(scheme, use_listings_cache=False)
+        driver = fsspec.filesystem(
+            scheme, use_listings_cache=False, **_make_options(scheme, get_patience())
+        )
     except ImportError as error:
         raise ConfigError(
             f"{uri}: {error}. Raw data need that package. Install it, or the extra s3, gs or "
@@ -46,6 +51,31 @@ def get_file_system(uri: str) -> fsspec.AbstractFileSystem:
         raise ConfigError(
             f"{uri}: {error}. Use a local folder, or a URI such as s3://bucket/folder."
         ) from None
+    _limit_tries(driver, get_patience())
+    return driver
+
+
+def describe_place(uri: str) -> str:
+    """Describes a URI for a message, with the endpoint if the environment names one."""
+    if uri.partition("://")[0] not in _S3:
+        return uri
+    endpoint = next(filter(None, map(os.environ.get, ENDPOINT_VARIABLES["s3"])), None)
+    return f"{uri} at {endpoint}" if endpoint else uri
+
+
+def _make_options(scheme: str, patience: Patience) -> dict[str, Any]:
+    """Options of the driver: how long it waits for a silent store. Only that of S3 has some."""
+    if scheme not in _S3:
+        return {}
+    retries = patience.retries // patience.silence - 1
+    seconds = {"connect_timeout": patience.silence, "read_timeout": patience.silence}
+    return {"config_kwargs": {**seconds, "retries": {"max_attempts": retries}}}
+
+
+def _limit_tries(driver: Any, patience: Patience) -> None:
+    """Limits the tries that s3fs adds to those of its client."""
+    if hasattr(driver, "retries"):
+        driver.retries = min(driver.retries, 1 + patience.retries // patience.silence)
 
 
 @contextlib.contextmanager
@@ -56,7 +86,9 @@ def translate_errors(uri: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except PermissionError as error:
-        raise ConfigError(f"{uri}: {error}. Check the credentials and their rights.") from error
+        raise ConfigError(
+            f"{describe_place(uri)}: {error}. Check the credentials and their rights."
+        ) from error
     except OSError as error:
         raise _make_unreachable_error(uri, error) from error
     except Exception as error:  # the driver's own, which is not imported here
@@ -70,4 +102,6 @@ def translate_errors(uri: str) -> Iterator[None]:
 
 
 def _make_unreachable_error(uri: str, error: Exception) -> MachineError:
-    return MachineError(f"{uri}: {error}. Check that the store can be reached, then retry.")
+    return MachineError(
+        f"{describe_place(uri)}: {error}. Check that the store can be reached, then retry."
+    )

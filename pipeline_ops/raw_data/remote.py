@@ -21,7 +21,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from pipeline_ops.errors import DataError, MachineError
-from pipeline_ops.raw_data.fsspec_driver import get_file_system, translate_errors
+from pipeline_ops.raw_data.fsspec_driver import (
+    describe_place,
+    get_file_system,
+    translate_errors,
+)
 from pipeline_ops.raw_data.raw_file import RawFile, new_hash, to_raw_key
 
 if TYPE_CHECKING:
@@ -73,7 +77,9 @@ class RemoteFolder:
                 strictly = {"on_error": "raise"} if self.uri.startswith("http") else {}
                 found = self._driver.find(root, detail=True, **strictly)
         except FileNotFoundError as error:
-            raise DataError(f"{self.uri}: {error}. Correct preprocess.source.path.") from None
+            raise DataError(
+                f"{describe_place(self.uri)}: {error}. Correct preprocess.source.path."
+            ) from None
         files = (
             _to_raw_file(path.removeprefix(root), entry)
             for path, entry in found.items()

@@ -211,7 +211,7 @@ def test_an_object_in_parts_has_no_md5_and_is_asked_for_once_more(store):
 
 def test_a_bucket_that_is_not_there_is_named(store):
     with pytest.raises(
-        DataError, match="s3://no-such-bucket/raw: .*Correct preprocess.source.path"
+        DataError, match="s3://no-such-bucket/raw at http://.*: .*Correct preprocess.source.path"
     ):
         RemoteFolder("s3://no-such-bucket/raw").list_files()
 

@@ -43,6 +43,7 @@ from pipeline_ops.config.train import Train
             "strategy one_device uses 1 device of each worker, got devices_per_worker: 2",
         ),
         ({"strategy": "parameter_server"}, "strategy parameter_server needs parameter_servers"),
+        ({"seed": 2**32}, "less than or equal to 4294967295"),
         (
             {"input": {"local_folder": "cache"}},
             "must begin with / or ~, because it is on the hosts' own disks, got cache",

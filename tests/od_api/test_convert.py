@@ -290,7 +290,7 @@ def test_a_lost_task_comes_first(tmp_path, kind, fields, task):
     )
     found = converted(tmp_path, text)
     first = next(iter(found.list_differences().values()))[0]
-    assert first.startswith(f"{task}") if task else not found.losses
+    assert first.startswith(task or f"model.{kind} becomes")
 
 
 def test_what_changes_the_result_is_listed_apart(tmp_path):
@@ -394,7 +394,8 @@ def test_the_nearest_model_is_said_plainly(tmp_path, kind, model):
         (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace("ssd {", f"{kind} {{"),
     )
     assert found.sections["train"]["model"] == model
-    assert any(note.startswith(f"model.{kind} becomes {model}") for note in found.notes)
+    said = (*found.losses, *found.notes)
+    assert any(note.startswith(f"model.{kind} becomes {model}") for note in said)
 
 
 @pytest.mark.parametrize(
@@ -513,6 +514,17 @@ def test_what_was_imported_is_trained(api_folder, tmp_path, kind):
     assert data.class_names == [f"digit_{digit}" for digit in range(10)] and data.num_rejected == 0
     epochs = read_manifest(made["train"]).figures["history"]
     assert len(epochs) == 3 and all(math.isfinite(epoch["metrics"]["loss"]) for epoch in epochs)
+
+
+def test_too_many_steps_are_named_with_their_line(tmp_path):
+    text = MINIMAL.replace("num_steps: 1000", "num_steps: 900000") % (
+        "adam_optimizer { learning_rate { constant_learning_rate { learning_rate: 0.1 } } }"
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"pipeline.config:4:\d+: train_config.num_steps is 900000: .* at most 100000. Reduce",
+    ):
+        converted(tmp_path, text, num_examples=20)
 
 
 @pytest.mark.training

@@ -405,7 +405,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
     "train.global_batch_size": [{"train.global_batch_size": size} for size in (1, 7, 16, 64, 1000)],
     "train.micro_batches": [{"train.micro_batches": parts} for parts in (2, 5)],
     "train.steps_per_call": [{"train.steps_per_call": steps} for steps in (1, 7, 10_000)],
-    "train.seed": [{"train.seed": seed} for seed in (0, 2**31, 2**63 - 1)],
+    "train.seed": [{"train.seed": seed} for seed in (0, 2**31, 2**32 - 1)],
     "preprocess.split.seed": [{"preprocess.split.seed": seed} for seed in (0, 11, -1)],
     "preprocess.shards": [{"preprocess.shards": count} for count in (1, 3, 200)],
     "preprocess.shard_megabytes": [{"preprocess.shard_megabytes": size} for size in (0.01, 100)],

@@ -78,8 +78,8 @@ def _validate_yaml(text: str, origin: Path) -> None:
             load_checked(file)
         except ConfigError as error:
             raise ConfigError(
-                f"{origin}: cannot be converted. The resulting config is invalid:\n"
-                f"{str(error).replace(str(file), origin.name)}"
+                f"{origin}: cannot be converted. The resulting YAML is invalid:\n"
+                f"{str(error).replace(f'{file}:', 'line ')}"
             ) from error
 
 
@@ -89,4 +89,4 @@ def _print_conversion(output: Path, converted: ConvertedConfig) -> None:
         print(f"\n{title}")
         for item in items:
             print(f"  {item}")
-    print(f"\nNext:  trainyard validate {output}")
+    print(f"\nNext:  trainyard validate --deep {output}")

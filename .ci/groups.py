@@ -77,7 +77,7 @@ GROUPS = {
         ),
     ),
     "training": Group(
-        12,
+        16,
         (
             "pipeline_ops/evaluation",
             "pipeline_ops/export",

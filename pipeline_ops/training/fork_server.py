@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import select
 import signal
 import sys
@@ -36,6 +37,8 @@ from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.read_errors import to_exit_code
 from pipeline_ops.system.prctl import die_with_parent
+
+_TEMPORARY_VARIABLES = re.compile(r"([^/\s]+)_temp/part-\d+-of-\d+([\w.-]*)")
 
 
 def main() -> None:
@@ -198,10 +201,15 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
         lines = [line.strip() for line in str(error).strip().splitlines()[:4]]
         status = Status(
             exit_code=ExitCode.RETRY if isinstance(error, retried) else to_exit_code(error),
-            message=f"{type(error).__name__}: {' '.join(lines)[:500]}",
+            message=f"{type(error).__name__}: {name_final_file(' '.join(lines))[:500]}",
         )
     write_json(status_file, status.model_dump(mode="json"))
     return status, result
+
+
+def name_final_file(text: str) -> str:
+    """Adds to a message of TensorFlow the name that a temporary file of variables would get."""
+    return _TEMPORARY_VARIABLES.sub(r"\g<0> (to become \1\2)", text)
 
 
 if __name__ == "__main__":

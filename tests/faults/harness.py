@@ -237,10 +237,8 @@ class Scene:
             return []
         if status.exit_code is not ExitCode.RETRY:
             return [f"ended with {status.exit_code.name}: {status.message}"]
-        name, folder = _plain_name(outcome.operation), Path(outcome.operation).parent
-        # TensorFlow names a file as it was called before it was renamed.
-        names = [name, f"{folder.name}/"] if outcome.operation.startswith("rename ") else [name]
-        if not outcome.was_killed and not any(each in status.message for each in names):
+        name = _plain_name(outcome.operation)
+        if name not in status.message and not outcome.was_killed:
             return [f"RETRY that does not name {name}: {status.message}"]
         return []
 

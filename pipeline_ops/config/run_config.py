@@ -54,7 +54,17 @@ def load_run_config(
     Raises:
       ConfigError: with a line for each problem.
     """
-    config = load_author_config(file, run_id)
+    return apply_conf(load_author_config(file, run_id), conf, interval)
+
+
+def apply_conf(
+    config: PipelineConfig, conf: Mapping[str, Any] | None, interval: Interval | None = None
+) -> PipelineConfig:
+    """Returns the author's config with the values of a run. `load_run_config` has the arguments.
+
+    Raises:
+      ConfigError: with a line for each problem of the conf.
+    """
     overrides = parse_conf(config, conf) if conf else {}
     source = config.preprocess.source
     source = source.model_copy(update={"path": overrides.get(_SOURCE_PATH, source.path)})

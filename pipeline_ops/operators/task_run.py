@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from pipeline_ops.airflow_connections import use_airflow_connections
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.run_config import load_author_config, load_run_config
+from pipeline_ops.config.run_config import apply_conf, load_author_config
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.storage.store import read_usage
@@ -44,12 +44,13 @@ class TaskRun:
         """
         run = context["dag_run"]
         try:
-            config = load_run_config(
-                config_file, run.conf, context["run_id"], _read_data_interval(run)
-            )
+            author = load_author_config(config_file, context["run_id"])
         except ConfigError as error:
-            is_broken = _is_broken(config_file, context["run_id"])
-            raise (AirflowException if is_broken else AirflowFailException)(str(error)) from None
+            raise AirflowException(str(error)) from None
+        try:
+            config = apply_conf(author, run.conf, _read_data_interval(run))
+        except ConfigError as error:
+            raise AirflowFailException(str(error)) from None
         return cls(config, context)
 
     @property
@@ -69,15 +70,6 @@ class TaskRun:
 def make_airflow_error(exit_code: ExitCode, message: str) -> AirflowException:
     """Makes the error that Airflow answers with a retry, or with a failure for good."""
     return (AirflowException if exit_code.is_retried else AirflowFailException)(message)
-
-
-def _is_broken(config_file: str, run_id: str) -> bool:
-    """Whether the author's own config cannot be used, whatever the run's conf is."""
-    try:
-        load_author_config(config_file, run_id)
-    except ConfigError:
-        return True
-    return False
 
 
 def _read_data_interval(run: DagRunProtocol) -> tuple[dt.datetime, dt.datetime] | None:

@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.storage.store_options import ENDPOINT_VARIABLES, Patience, get_patience
+from pipeline_ops.storage.store_options import Patience, get_patience
 
 if TYPE_CHECKING:
     import fsspec
 
 _S3 = ("s3", "s3a")
+_S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""The variables that its driver reads."""
 _DRIVERS = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "azure", "requests", "urllib3")
 
 
@@ -59,21 +61,30 @@ def describe_place(uri: str) -> str:
     """Describes a URI for a message, with the endpoint if the environment names one."""
     if uri.partition("://")[0] not in _S3:
         return uri
-    endpoint = next(filter(None, map(os.environ.get, ENDPOINT_VARIABLES["s3"])), None)
+    endpoint = next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), None)
     return f"{uri} at {endpoint}" if endpoint else uri
 
 
 def _make_options(scheme: str, patience: Patience) -> dict[str, Any]:
-    """Options of the driver: how long it waits for a silent store. Only that of S3 has some."""
+    """Makes options of the driver: how long it waits for a silent store. Only S3's has some.
+
+    An option of the same name would replace that of fsspec's own configuration, so both are merged.
+    """
     if scheme not in _S3:
         return {}
-    retries = patience.retries // patience.silence - 1
-    seconds = {"connect_timeout": patience.silence, "read_timeout": patience.silence}
-    return {"config_kwargs": {**seconds, "retries": {"max_attempts": retries}}}
+    from fsspec.config import conf
+
+    waiting = {
+        "connect_timeout": patience.silence,
+        "read_timeout": patience.silence,
+        "retries": {"max_attempts": patience.retries // patience.silence - 1},
+    }
+    configured = [conf.get(name, {}).get("config_kwargs", {}) for name in _S3]
+    return {"config_kwargs": {**waiting, **configured[0], **configured[1]}}
 
 
 def _limit_tries(driver: Any, patience: Patience) -> None:
-    """Limits the tries that s3fs adds to those of its client."""
+    """Limits the tries that a driver adds to those of its client, as those of S3 and GCS do."""
     if hasattr(driver, "retries"):
         driver.retries = min(driver.retries, 1 + patience.retries // patience.silence)
 

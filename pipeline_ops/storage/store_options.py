@@ -18,13 +18,13 @@ from pydantic import BaseModel, ConfigDict
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.connections import read_credentials
 
-ENDPOINT_VARIABLES = {
+_ENDPOINT_VARIABLES = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": (),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 _ENDPOINT_KEYS = {"s3": "endpoint", "gs": "base_url", "az": "endpoint"}
-SCHEMES = tuple(ENDPOINT_VARIABLES)
+SCHEMES = tuple(_ENDPOINT_VARIABLES)
 """The schemes of the buckets that a store can be in."""
 _MAX_RETRIES, _REQUEST_SECONDS = 10, 300
 _BACKOFF = {
@@ -45,7 +45,7 @@ _patience = Patience(silence=30, retries=180)
 
 
 def get_patience() -> Patience:
-    """How long a client that is made now waits for its store."""
+    """Returns how long a client that is made now waits for its store."""
     return _patience
 
 
@@ -87,13 +87,13 @@ class StoreOptions(BaseModel):
 
     def find_endpoint(self, root: str) -> str | None:
         """The endpoint for a root, from these options or from the environment."""
-        names = ENDPOINT_VARIABLES[root.partition("://")[0]]
+        names = _ENDPOINT_VARIABLES[root.partition("://")[0]]
         return self.endpoint or next(filter(None, map(os.environ.get, names)), None)
 
     def make_arguments(self, root: str) -> dict[str, Any]:
         """The arguments of obstore's clients. Raises ConfigError for an unreadable CA file."""
         scheme, credentials = root.partition("://")[0], self.read_credentials(root)
-        names = ENDPOINT_VARIABLES[scheme]
+        names = _ENDPOINT_VARIABLES[scheme]
         named = next((credentials.pop(name) for name in names if name in credentials), None)
         endpoint = self.endpoint or named or self.find_endpoint(root)
         client: dict[str, Any] = {

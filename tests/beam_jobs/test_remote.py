@@ -8,13 +8,16 @@ import subprocess
 import sys
 
 import fsspec
+import fsspec.config
 import pytest
 
 from beam_jobs.io.raw import RawReader
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError, ExitCode, MachineError
 from pipeline_ops.raw_data.folder import resolve_raw_folder
+from pipeline_ops.raw_data.fsspec_driver import get_file_system
 from pipeline_ops.raw_data.remote import RemoteFolder
+from pipeline_ops.storage.store_options import fail_soon
 
 
 class Store:
@@ -214,6 +217,16 @@ def test_a_bucket_that_is_not_there_is_named(store):
         DataError, match="s3://no-such-bucket/raw at http://.*: .*Correct preprocess.source.path"
     ):
         RemoteFolder("s3://no-such-bucket/raw").list_files()
+
+
+def test_the_settings_of_fsspec_stay_beside_the_time_that_a_driver_waits(monkeypatch):
+    settings = {"config_kwargs": {"s3": {"addressing_style": "path"}, "read_timeout": 77}}
+    monkeypatch.setitem(fsspec.config.conf, "s3", settings)
+    asked = get_file_system("s3://bucket/raw").config_kwargs
+    assert asked["s3"] == {"addressing_style": "path"} and asked["read_timeout"] == 77
+    with fail_soon():
+        assert get_file_system("s3://bucket/raw").config_kwargs["connect_timeout"] < 10
+    assert asked["connect_timeout"] == 30
 
 
 def test_an_empty_place_says_where_images_belong(animals, store):

@@ -39,6 +39,7 @@ Strategy = Literal[
     "device_placement",
     "dtensor",
 ]
+MAX_EPOCHS = 100_000
 HOSTS_NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 """A plain name, so that the path stays in the folder `hosts/`."""
 PUBLISHED_MODEL_PATTERN = "champion|version [1-9][0-9]{0,8}"
@@ -123,7 +124,7 @@ class TrainOptions(TaskSection):
     micro_batches: int = per_run_field(1, ge=1, le=1024, is_advanced=True)
     """Number of parts into which each replica divides its share of a batch, one after the other, to
     save memory. The gradients are added up."""
-    epochs: int = per_run_field(10, rank=1, ge=1, le=100_000)
+    epochs: int = per_run_field(10, rank=1, ge=1, le=MAX_EPOCHS)
     """Passes over the training data."""
     seed: int = per_run_field(1, ge=0, le=2**32 - 1)
     """Seed of initial weights, the order of examples, augmentation and dropout."""

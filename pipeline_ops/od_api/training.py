@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pipeline_ops.config.train_options import MAX_EPOCHS
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.reader import ConfigReader
 
@@ -78,9 +79,6 @@ def convert_training(
     return converted
 
 
-_MAX_EPOCHS = 100_000
-
-
 def _compute_epochs(
     section: ConfigReader, batch: int, steps: int, num_examples: int | None, share: float
 ) -> int:
@@ -97,11 +95,11 @@ def _compute_epochs(
             "train_input_reader, or set the number: --num-examples N"
         )
     epochs = max(1, math.ceil(steps * batch / (num_examples * share)))
-    if epochs > _MAX_EPOCHS:
+    if epochs > MAX_EPOCHS:
         raise ConfigError(
             f"{section.format_location('num_steps')} is {steps}: with batches of {batch} these "
             f"are {epochs} epochs of {round(num_examples * share)} examples, and train.epochs is "
-            f"at most {_MAX_EPOCHS}. Reduce num_steps."
+            f"at most {MAX_EPOCHS}. Reduce num_steps."
         )
     section.note(
         f"{section.path('num_steps')}: {steps} steps of {batch} are {epochs} epochs of "

@@ -416,7 +416,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
     "description": [{"description": "A *pipeline* of <b>tests</b>."}],
     "owner": [{"owner": "vision"}],
     "tags": [{"tags": ["tests", "random"]}],
-    "export.card.": [{"export.card": {"intended_use": "Tests.", "contact": "nobody"}}],
+    "export.card": [{"export.card": {"intended_use": "Tests.", "contact": "nobody"}}],
 }
 
 
@@ -467,11 +467,13 @@ def _find_bounds(field: ConfigField) -> dict[str, float]:
 
 
 def is_not_drawn(key: str) -> bool:
-    """Whether `NOT_DRAWN` has a reason for a key."""
-    return any(
-        key == name or key.endswith("." + name) or (name.endswith(".") and key.startswith(name))
-        for name in NOT_DRAWN
-    )
+    """Returns whether `NOT_DRAWN` has a reason for a key."""
+    return any(is_meant(key, name) for name in NOT_DRAWN)
+
+
+def is_meant(key: str, name: str) -> bool:
+    """Returns whether an entry of `NOT_DRAWN` is about a key."""
+    return key == name or key.endswith("." + name) or (name.endswith(".") and key.startswith(name))
 
 
 def list_changes() -> list[Change]:

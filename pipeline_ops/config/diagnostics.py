@@ -52,4 +52,5 @@ class Tensorboard(Section):
     histograms: bool = operational_field(False)
     """Histograms of all weights."""
     images: int = operational_field(0, ge=0, le=100)
-    """Number of validation examples that are shown with the model's predictions."""
+    """Number of validation examples that are shown with the model's predictions: its class, or its
+    boxes beside the labelled ones."""

@@ -90,6 +90,15 @@ def _validate_batch(train: TrainOptions) -> None:
             f"({replicas * train.micro_batches}) for tpu, whose shapes are fixed when a step is "
             f"compiled, got {train.global_batch_size}"
         )
+    if train.xla != "none" and train.micro_batches > 1:
+        for workers in range(train.effective_min_workers, train.effective_max_workers + 1):
+            parts = workers * train.devices_per_worker * train.micro_batches
+            if train.global_batch_size % parts:
+                raise ValueError(
+                    f"xla: {train.xla} needs micro_batches of one size, and global_batch_size "
+                    f"{train.global_batch_size} is no multiple of workers x devices_per_worker x "
+                    f"micro_batches ({parts})"
+                )
 
 
 def _validate_normalization(train: TrainOptions) -> None:
@@ -114,6 +123,12 @@ def _validate_normalization(train: TrainOptions) -> None:
 def _validate_xla(train: TrainOptions) -> None:
     if train.xla == "none":
         return
+    for switch in ("numerics", "eager", "dump"):
+        if switch in train.debug:
+            raise ValueError(
+                f"debug: {switch} looks at single operations, and xla: {train.xla} compiles them "
+                "into one. Use one of the two."
+            )
     if train.strategy in ("parameter_server", *_LAYERS):
         raise ValueError(
             f"xla: {train.xla} compiles for one device, and under {train.strategy} a step's "

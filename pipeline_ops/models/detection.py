@@ -71,7 +71,7 @@ class Detection:
     evaluation_batch_size = 32
 
     def __init__(self, image_shape: tuple[int, int, int], head: Head):
-        self._image_shape, self._head, self.metrics = image_shape, head, head.metrics
+        self._image_shape, self.head, self.metrics = image_shape, head, head.metrics
 
     def parse(self, serialized_b: tf.Tensor) -> tuple[tf.Tensor, Boxes]:
         """Returns images uint8 [b, H, W, C] and their boxes.
@@ -89,7 +89,7 @@ class Detection:
         )
 
     def _check_max_boxes(self, labels: tf.RaggedTensor) -> int | None:
-        max_boxes = self._head.max_boxes
+        max_boxes = self.head.max_boxes
         if max_boxes is not None:
             max_found = tf.reduce_max(
                 tf.concat([labels.row_lengths(), tf.zeros([1], labels.row_lengths().dtype)], 0)
@@ -103,4 +103,4 @@ class Detection:
 
     def compute_batch_sums(self, outputs: Any, labels: Boxes, training: bool) -> tf.Tensor:
         """Returns the head's sums: of the loss and of its metrics, and their divisor."""
-        return self._head.compute_sums(outputs, labels)
+        return self.head.compute_sums(outputs, labels)

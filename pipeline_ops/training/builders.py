@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS, DatasetFigures
@@ -30,6 +32,7 @@ from pipeline_ops.training.loops.synchronous import SynchronousLoop
 from pipeline_ops.training.placement import place_layers, place_variables
 from pipeline_ops.training.splits import Splits
 from pipeline_ops.training.strategy import ChosenStrategy
+from pipeline_ops.training.tensorboard_images import draw_boxes, draw_classes
 from pipeline_ops.training.tensorboard_writer import TensorboardWriter
 from pipeline_ops.training.warm_start import read_warm_start
 
@@ -94,18 +97,23 @@ def make_tensorboard_writer(
     """Makes the writer of the chief's TensorBoard files."""
     figures = splits.figures
 
-    def examples() -> tuple[tf.Tensor, tf.Tensor]:
+    def examples() -> tuple[tf.Tensor, Any]:
         images = config.tensorboard.images
         batches = build_evaluation_dataset(splits.validation, task.parse, images)
-        images_NHWC, labels_N = batches.take(1).get_single_element()
-        return images_NHWC, labels_N
+        return batches.take(1).get_single_element()
+
+    def draw(images_NHWC: np.ndarray, labels: Any, outputs: Any) -> np.ndarray:
+        names = figures.class_names
+        if isinstance(task, Detection):
+            return draw_boxes(images_NHWC, labels, task.head.detect(outputs), names)
+        return draw_classes(images_NHWC, labels, outputs, names)
 
     return TensorboardWriter(
         folder,
         config.tensorboard,
-        figures.class_names,
         figures.image_shape,
         examples,
+        draw,
         lambda: make_model(config, request, figures, for_training=False),
     )
 

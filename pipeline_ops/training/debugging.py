@@ -18,6 +18,7 @@ DUMP_FOLDER = "debugger"
 Each worker has a folder in it, because TensorBoard's debugger reads the records of one process.
 """
 _DETECTED = re.compile(r"Detected Infinity or NaN.*? op \S+", re.S)
+_NOT_REPEATABLE = re.compile(r"^.*determinis.*$", re.M | re.I)
 _FRAME = re.compile(r"\+ (\S+ \(L\d+\) \S+)")
 
 
@@ -30,7 +31,8 @@ def enable_debugging(
     The records of a lost incarnation are replaced by those of the next one.
 
     Raises:
-      ConfigError: The numerics check has stopped an operation. The message quotes TensorFlow's.
+      ConfigError: The numerics check has stopped an operation, or an operation has no repeatable
+        form. The message quotes TensorFlow's.
     """
     _enable(switches, tensorboard_folder / DUMP_FOLDER / worker.replace(" ", "-"))
     try:
@@ -43,6 +45,14 @@ def enable_debugging(
         raise ConfigError(
             f"train.debug: numerics: {' '.join(detected.group(0).split())}, "
             f"computed in {' > '.join(user_frames)}. See the log for the whole message."
+        ) from error
+    except tf.errors.UnimplementedError as error:
+        refused = _NOT_REPEATABLE.search(str(error))
+        if "determinism" not in switches or refused is None:
+            raise
+        raise ConfigError(
+            f"train.debug: determinism: {refused.group(0).strip()} Leave out determinism, or "
+            "train.xla if it is set: fewer operations are repeatable under XLA."
         ) from error
     finally:
         # Otherwise it writes its last records when the interpreter shuts down, which a worker's

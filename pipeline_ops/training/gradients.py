@@ -35,10 +35,12 @@ def slice_batch(batch: Any, number: int | tf.Tensor, count: int) -> Any:
 
 def _slice_tensor(values: tf.Tensor, number: int | tf.Tensor, count: int) -> tf.Tensor:
     size = values.shape[0] or tf.shape(values)[0]
-    part = values[number * size // count : (number + 1) * size // count]
-    if values.shape[0] and values.shape[0] % count == 0:
-        part.set_shape([values.shape[0] // count, *values.shape[1:]])
-    return part
+    if values.shape[0] and size % count == 0:
+        # XLA has no tensors whose size is known only in the loop.
+        rank = len(values.shape)
+        start = tf.concat([[number * (size // count)], tf.zeros([rank - 1], tf.int32)], 0)
+        return tf.slice(values, start, [size // count, *[-1] * (rank - 1)])
+    return values[number * size // count : (number + 1) * size // count]
 
 
 def accumulate_gradients(

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from PIL import Image, ImageDraw, ImageOps
 
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.diagnostics import Tensorboard
 from pipeline_ops.training.checkpointing.state import Arrays
 from pipeline_ops.training.gradients import cast_to_float
 
-_MIN_SIDE = 96
-_CAPTION_PIXELS = 14
-_CORRECT_COLOR, _WRONG_COLOR = (40, 160, 70), (200, 50, 40)
+Draw = Callable[[np.ndarray, Any, Any], np.ndarray]
+"""Maps N images uint8 [N, H, W, C], their labels and the model's outputs to pictures."""
 
 
 @dataclasses.dataclass
@@ -33,18 +32,18 @@ class TensorboardWriter:
     Args:
       folder: The folder of the event files.
       config: The section that selects the content.
-      class_names: The class names for captions.
       image_shape: H, W, C.
       examples: Returns `config.images` examples of the validation split, N images uint8 [N, H, W,
-        C] and labels int64 [N]. Called once.
+        C] and their labels. Called once.
+      draw: Draws the pictures of the examples, uint8 [N, H', W', 3].
       build: Builds the second model. Called once, if needed.
     """
 
     folder: Path
     config: Tensorboard
-    class_names: Sequence[str]
     image_shape: tuple[int, int, int]
-    examples: Callable[[], tuple[tf.Tensor, tf.Tensor]]
+    examples: Callable[[], tuple[tf.Tensor, Any]]
+    draw: Draw
     build: Callable[[], keras.Model]
 
     def __post_init__(self) -> None:
@@ -72,7 +71,7 @@ class TensorboardWriter:
         return self.build()
 
     @functools.cached_property
-    def _examples(self) -> tuple[tf.Tensor, tf.Tensor]:
+    def _examples(self) -> tuple[tf.Tensor, Any]:
         return self.examples()
 
     def _write_graph(self) -> None:
@@ -83,28 +82,9 @@ class TensorboardWriter:
         tf.summary.graph(call.get_concrete_function(images).graph)
 
     def _write_images(self, weights: Arrays) -> None:
-        images_NHWC, labels_N = self._examples
+        images_NHWC, labels = self._examples
         model = self._model
         model.set_weights(weights)
-        predictions_N = np.argmax(model(cast_to_float(images_NHWC), training=False), axis=-1)
-        drawn = [
-            _draw_prediction(image, self.class_names[label], self.class_names[prediction])
-            for image, label, prediction in zip(
-                images_NHWC.numpy(), labels_N.numpy(), predictions_N, strict=True
-            )
-        ]
-        tf.summary.image("predictions", np.stack(drawn), max_outputs=len(drawn))
-
-
-def _draw_prediction(image_HWC: np.ndarray, label: str, prediction: str) -> np.ndarray:
-    """Draws an image with its prediction below, and the label if they differ, on green or red."""
-    pixels = image_HWC if image_HWC.shape[-1] == 3 else image_HWC[..., 0]
-    picture = Image.fromarray(pixels).convert("RGB")
-    scale = max(1, -(-_MIN_SIDE // min(picture.size)))
-    picture = ImageOps.scale(picture, scale, Image.Resampling.NEAREST)
-    is_correct = prediction == label
-    color = _CORRECT_COLOR if is_correct else _WRONG_COLOR
-    canvas = ImageOps.expand(picture, (0, 0, 0, _CAPTION_PIXELS), color)
-    caption = prediction if is_correct else f"{prediction}, is {label}"
-    ImageDraw.Draw(canvas).text((2, picture.height + 1), caption, fill=(255, 255, 255))
-    return np.asarray(canvas)
+        outputs = model(cast_to_float(images_NHWC), training=False)
+        drawn = self.draw(images_NHWC.numpy(), labels, outputs)
+        tf.summary.image("predictions", drawn, max_outputs=len(drawn))

@@ -92,6 +92,11 @@ from pipeline_ops.config.train import Train
             "cannot compile the exchange between replicas",
         ),
         ({"xla": "step"}, "xla: step is for one_device and tpu"),
+        (
+            {"xla": "gradients", "workers": 2, "micro_batches": 3, "global_batch_size": 64},
+            "64 is no multiple of workers x devices_per_worker x micro_batches (6)",
+        ),
+        ({"xla": "gradients", "debug": ["numerics"]}, "debug: numerics looks at single operations"),
         ({"strategy": "tpu", "xla": "gradients"}, "the whole step is always compiled"),
         (
             {

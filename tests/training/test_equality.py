@@ -116,6 +116,10 @@ ROWS = {
     "float16": Row(GANG, {"optimizer": SLOW_SGD, "precision": "float16"}, 1e-3),
     "xla for the gradients": Row(GANG | {"xla": "gradients"}),
     "xla for the whole step": Row(ALONE | {"xla": "step"}),
+    "xla and micro-batches": Row(
+        {"xla": "step", "micro_batches": 2}, {"model": "digits_cnn", "optimizer": SGD}
+    ),
+    "xla for the gradients and micro-batches": Row(GANG | {"xla": "gradients", "micro_batches": 2}),
     "one step per call": Row(GANG | {"steps_per_call": 1}),
     "warm-up and cosine": Row(
         GANG,

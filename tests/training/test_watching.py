@@ -93,6 +93,40 @@ def test_tensorboard_has_scalars_graph_histograms_and_pictures(make_job, host_po
 
 
 @pytest.mark.training
+def test_tensorboard_shows_a_detectors_boxes_beside_the_labelled_ones(
+    scenes, make_job_in, tmp_path, host_pool
+):
+    from scenes import DIGIT_SCENES
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    job = make_job_in(tmp_path, scenes, DIGIT_SCENES)(
+        "boxes",
+        **ALONE | QUICK | {"train__epochs": 1},
+        train__model="center_detector",
+        train__model_parameters={"width": 8},
+        train__tensorboard__images=3,
+    )
+    train(job, host_pool)
+    events = EventAccumulator(str(job.work / TENSORBOARD), size_guidance={"tensors": 0})
+    events.Reload()
+    images = events.Tensors("predictions")[-1].tensor_proto.string_val
+    assert len(images) == 2 + 3
+    assert (int(images[0]), int(images[1])) == (2 * 128, 128)
+
+
+@pytest.mark.training
+def test_an_operation_that_cannot_be_repeated_is_an_error_that_names_the_switch(
+    make_job, host_pool
+):
+    """TensorFlow refuses the gradient of a maximum under XLA."""
+    job = make_job(
+        "unrepeatable", **QUICK, **ALONE, train__xla="step", train__debug=["determinism"]
+    )
+    with pytest.raises(ConfigError, match="train.debug: determinism: .*MaxPool.*Leave out"):
+        train(job, host_pool)
+
+
+@pytest.mark.training
 def test_numeric_checks_name_the_operation(make_broken, host_pool):
     with pytest.raises(ConfigError, match="train.debug: numerics: .*own_watchers.py"):
         train(make_broken("numerics", **ALONE, train__debug=["numerics"]), host_pool)

@@ -1,0 +1,107 @@
+"""TensorBoard's pictures: images with a model's answers and their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image, ImageDraw, ImageOps
+
+from pipeline_ops.models.boxes import Boxes, Detections
+
+Rgb = tuple[int, int, int]
+
+_MIN_SIDE = 96
+_CAPTION_PIXELS = 14
+_LABEL_COLOR, _CORRECT_COLOR, _WRONG_COLOR = (40, 110, 220), (40, 160, 70), (200, 50, 40)
+_MIN_SCORE, _MAX_DETECTIONS = 0.2, 20
+"""As the Object Detection API draws them."""
+
+
+def draw_classes(
+    images_NHWC: np.ndarray, labels_N: tf.Tensor, logits_NC: tf.Tensor, class_names: Sequence[str]
+) -> np.ndarray:
+    """Draws each image with its prediction below, and the label if they differ.
+
+    Args:
+      images_NHWC: uint8, with 1 or 3 channels.
+
+    Returns:
+      uint8 [N, H', W', 3], on green where the prediction is right, or on red.
+    """
+    predictions_N = np.argmax(logits_NC, axis=-1)
+    return np.stack(
+        [
+            _draw_class(image, class_names[label], class_names[prediction])
+            for image, label, prediction in zip(
+                images_NHWC, labels_N.numpy(), predictions_N, strict=True
+            )
+        ]
+    )
+
+
+def draw_boxes(
+    images_NHWC: np.ndarray, labels: Boxes, detections: Detections, class_names: Sequence[str]
+) -> np.ndarray:
+    """Draws the detections in each image, and to the right the boxes of its labels.
+
+    Args:
+      images_NHWC: uint8, with 1 or 3 channels.
+
+    Returns:
+      uint8 [N, H', 2 W', 3].
+    """
+    drawn = []
+    for number, image in enumerate(images_NHWC):
+        scores, found = detections.scores[number].numpy(), detections.classes[number].numpy()
+        shown = np.flatnonzero(scores >= _MIN_SCORE)[:_MAX_DETECTIONS]
+        answers = _draw_boxes(
+            image,
+            detections.boxes[number].numpy()[shown],
+            [f"{class_names[found[i]]} {scores[i]:.2f}" for i in shown],
+            _CORRECT_COLOR,
+        )
+        classes = labels.classes[number].numpy()
+        labelled = np.flatnonzero(classes >= 0)
+        expected = _draw_boxes(
+            image,
+            labels.corners[number].numpy()[labelled],
+            [class_names[classes[i]] for i in labelled],
+            _LABEL_COLOR,
+        )
+        drawn.append(np.concatenate([answers, expected], axis=1))
+    return np.stack(drawn)
+
+
+def _draw_class(image_HWC: np.ndarray, label: str, prediction: str) -> np.ndarray:
+    is_correct = prediction == label
+    picture = ImageOps.expand(
+        _make_picture(image_HWC),
+        (0, 0, 0, _CAPTION_PIXELS),
+        _CORRECT_COLOR if is_correct else _WRONG_COLOR,
+    )
+    caption = prediction if is_correct else f"{prediction}, is {label}"
+    top = picture.height - _CAPTION_PIXELS + 1
+    ImageDraw.Draw(picture).text((2, top), caption, fill=(255, 255, 255))
+    return np.asarray(picture)
+
+
+def _draw_boxes(
+    image_HWC: np.ndarray, corners_N4: np.ndarray, captions: Sequence[str], color: Rgb
+) -> np.ndarray:
+    picture = _make_picture(image_HWC)
+    pen = ImageDraw.Draw(picture)
+    sides = np.array([picture.height, picture.width] * 2)
+    for corners, caption in zip(corners_N4 * sides, captions, strict=True):
+        top, left, bottom, right = map(round, corners.tolist())
+        pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=color)
+        pen.text((left + 2, top + 1), caption, fill=color)
+    return np.asarray(picture)
+
+
+def _make_picture(image_HWC: np.ndarray) -> Image.Image:
+    pixels = image_HWC if image_HWC.shape[-1] == 3 else image_HWC[..., 0]
+    picture = Image.fromarray(pixels).convert("RGB")
+    scale = max(1, -(-_MIN_SIDE // min(picture.size)))
+    return ImageOps.scale(picture, scale, Image.Resampling.NEAREST)

@@ -76,7 +76,9 @@ def digest_sources(
         for file in _find_files(root, module):
             relative = file.relative_to(root).as_posix()
             if relative not in found:
-                source = _read(file, relative, file.stat().st_mtime_ns, chosen)
+                modified = file.stat().st_mtime_ns
+                has_catalogue = _has_catalogue(file, modified)
+                source = _read(file, relative, modified, chosen if has_catalogue else frozenset())
                 found[relative] = source.digest
                 waiting += source.imports
     folders = {(root / name).parent for name in found}
@@ -115,6 +117,12 @@ def _find_files(root: Path, module: str) -> list[Path]:
             break
         folder = folder / part
     return files
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_catalogue(file: Path, _modified_ns: int) -> bool:
+    """Returns whether the file may have a catalogue, so that its digest depends on what is used."""
+    return _CATALOGUE.encode() in file.read_bytes()
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,6 +8,7 @@ automatically.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,13 @@ def render_page(template: Path, styles: Sequence[Path] = (), **values: Any) -> s
 
 def render_part(template: Path, **values: Any) -> str:
     """Renders a part that is put into a page. Works like `render_page`."""
+    return _open_environment(template.parent).get_template(template.name).render(**values)
+
+
+@functools.lru_cache(maxsize=8)
+def _open_environment(folder: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([template.parent, _HERE]),
+        loader=jinja2.FileSystemLoader([folder, _HERE]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -45,4 +51,4 @@ def render_part(template: Path, **values: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.globals["draw_legend"] = draw_legend
-    return environment.get_template(template.name).render(**values)
+    return environment

@@ -5,10 +5,13 @@ Nothing here runs their code, except for the packages around a module.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
+import os
+import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pipeline_ops.artifacts.source_code import digest_sources
@@ -73,5 +76,19 @@ def digest_module(module: str, origin: Path, whole_package: bool = False) -> dic
 def find_distributions(modules: Iterable[str]) -> set[str]:
     """Returns the installed distributions that modules come from."""
     modules = list(modules)
-    by_package = importlib.metadata.packages_distributions() if modules else {}
+    by_package = _map_packages(tuple(map(_stamp, sys.path))) if modules else {}
     return {name for module in modules for name in by_package.get(module.partition(".")[0], ())}
+
+
+@functools.lru_cache(maxsize=4)
+def _map_packages(_stamps: tuple[tuple[str, int], ...]) -> Mapping[str, list[str]]:
+    """Returns the distributions by top-level package. Reading what each installed takes long."""
+    return importlib.metadata.packages_distributions()
+
+
+def _stamp(folder: str) -> tuple[str, int]:
+    """Returns what changes when a distribution is installed there, or removed."""
+    try:
+        return folder, os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return folder, 0

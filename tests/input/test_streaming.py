@@ -118,10 +118,11 @@ def measure(folder: Path) -> int:
     return total
 
 
-@pytest.fixture
-def expected(stored, tmp_path):
+@pytest.fixture(scope="module")
+def expected(stored, tmp_path_factory):
     """The keys of the batches from a local folder, by the window."""
-    split = open_train(stored, HostCache(tmp_path / "local", 1 << 30), is_streamed=False)
+    cache = HostCache(tmp_path_factory.mktemp("local"), 1 << 30)
+    split = open_train(stored, cache, is_streamed=False)
     return {window: list(stream(split, window)) for window in (None, 1, 2)}
 
 

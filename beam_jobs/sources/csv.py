@@ -11,6 +11,7 @@ annotated image, and are checked against the file.
 
 from __future__ import annotations
 
+import collections
 import csv
 import io
 from collections import defaultdict
@@ -103,7 +104,7 @@ def _read_header(reader: Iterator[list[str]], source: CsvSource) -> list[str]:
             f"{source.manifest}:1: the header lacks {', '.join(missing)}. "
             f"For {source.task} it needs {','.join(required)}, got {_shorten(','.join(header))}"
         )
-    if twice := sorted({name for name in header if name and header.count(name) > 1}):
+    if twice := sorted(n for n, count in collections.Counter(header).items() if n and count > 1):
         raise DataError(
             f"{source.manifest}:1: the header has {', '.join(map(_shorten, twice))} more than "
             "once. Rename or remove the column."

@@ -6,6 +6,7 @@ data under the names of the labelling interface's tags. Used only by `label_stud
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -81,8 +82,7 @@ def _parse(content: bytes, name: str) -> list[Any]:
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        [(twice, _)] = collections.Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"an object has the key {twice[:80]!a} more than once")
     return found
 

@@ -30,6 +30,8 @@ from pipeline_ops.storage.store_path import MAX_RECORD_BYTES
 CHAMPION, PREVIOUS = "champion", "previous"
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _FOLDER = "aliases"
+_MAX_NUMBER = 99_999_999
+"""A number has eight digits, so that names sort as numbers do."""
 _RECORD = re.compile(r"[0-9]{8}\.json")
 _TRIES = 20
 _PENDING_SECONDS = 0.1
@@ -178,6 +180,7 @@ def move(store: ModelStore, decide: Callable[[Aliases], Aliases]) -> Aliases:
 
     Raises:
       MachineError: other processes move all the time.
+      DataError: there is a record with the highest number, which none of ours has.
     """
     for attempt in range(2 * _TRIES):
         latest = _read_latest(store)
@@ -187,6 +190,12 @@ def move(store: ModelStore, decide: Callable[[Aliases], Aliases]) -> Aliases:
         decided = decide(latest.aliases)
         if decided is latest.aliases:
             return decided
+        if latest.number == _MAX_NUMBER:
+            raise DataError(
+                f"{store.location}/{_FOLDER}/{_MAX_NUMBER}.json has the highest number, so the "
+                "aliases cannot be moved. Remove the file, or give it the number after the last "
+                "other one."
+            )
         try:
             content = f"{decided.model_dump_json(indent=2)}\n".encode()
             store.create_record(_FOLDER, f"{latest.number + 1:08d}.json", content)

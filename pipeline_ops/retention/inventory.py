@@ -137,13 +137,14 @@ def take_inventory(layout: Layout) -> Inventory:
     """Lists everything. Raises MachineError or ConfigError if the store cannot be read."""
     root = layout.root
     jobs = {job: _group(root, layout.artifacts(job).key) for job in _JOBS}
-    runs = _group(root, f"runs/{layout.pipeline}")
+    found = _group(root, f"runs/{layout.pipeline}")
+    runs = [each for each in found if not _is_temporary(each.path)]
     shared = [*_group(root, layout.listings.key), *_group(root, layout.checked_models.key)]
     return Inventory(
         tuple(each for job in _JOBS for each in _find_artifacts(layout, job, jobs[job])),
         tuple(map_requests(lambda content: _read_run(layout, content), runs)),
         tuple(each for each in shared if _SHARED.fullmatch(each.path)),
-        tuple(_find_temporary_files([*runs, *shared, *chain.from_iterable(jobs.values())])),
+        tuple(_find_temporary_files([*found, *shared, *chain.from_iterable(jobs.values())])),
     )
 
 
@@ -178,8 +179,12 @@ def _find_temporary_files(contents: Iterable[Content]) -> list[Content]:
         Content(file.name, (file,))
         for content in contents
         for file in content.files
-        if _TEMPORARY.fullmatch(file.name.rpartition("/")[2])
+        if _is_temporary(file.name)
     ]
+
+
+def _is_temporary(path: str) -> bool:
+    return bool(_TEMPORARY.fullmatch(path.rpartition("/")[2]))
 
 
 def _read_run(layout: Layout, content: Content) -> StoredRun:

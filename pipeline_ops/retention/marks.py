@@ -54,11 +54,15 @@ def write_marks(layout: Layout, marks: dict[str, Mark]) -> None:
 def update_marks(
     before: dict[str, Mark], candidates: Iterable[Candidate], now: float
 ) -> dict[str, Mark]:
-    """The marks of this call. A candidate that was touched since its mark gets a new one."""
+    """The marks of this call.
+
+    A candidate that was touched since its mark gets a new one, and so does one whose mark is of the
+    future, when the clock was ahead.
+    """
     marks = {}
     for candidate in candidates:
         mark = before.get(candidate.path)
-        if mark is None or was_touched(candidate.touched, mark):
+        if mark is None or mark.since > now or was_touched(candidate.touched, mark):
             mark = Mark(since=now, kind=candidate.kind, rule=candidate.rule)
         marks[candidate.path] = mark
     return marks

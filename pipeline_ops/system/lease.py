@@ -22,9 +22,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.lease_records import (
+    MAX_TOKEN,
     LeaseRecord,
     create_record,
     find_tokens,
@@ -207,9 +208,14 @@ def _acquire(
 def _try_create_holder(path: StorePath, last: int) -> bytes | None:
     """Makes this process the holder. Returns its record, or None if another one was faster.
 
-    `last` is the highest number so far, or 0.
+    `last` is the highest number so far, or 0. Raises DataError if there is none above it.
     """
     token = last + 1
+    if token > MAX_TOKEN:
+        raise DataError(
+            f"{get_record_path(path, last)} has the highest number, so nobody can hold the lease. "
+            "Remove this file."
+        )
     try:
         record = create_record(path, token, "held")
     except FileExistsError:

@@ -14,6 +14,8 @@ from pipeline_ops.storage.parsing import parse_json_as
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.processes import ProcessIdentity, get_pid_space
 
+MAX_TOKEN = 99_999_999
+"""A number has eight digits, so that names sort as numbers do."""
 _RECORD_NAME = re.compile(r"([0-9]{8})\.json")
 
 

@@ -124,9 +124,8 @@ def exclusive_lock(
             holder = file.read(32).strip() or "unknown"
             wait.wait(f"{resource} is held by process {holder} ({path})")
         with translate_write_errors(path):
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), str(os.getpid()).encode())  # without a buffer to close
         yield
 
 

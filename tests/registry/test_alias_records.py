@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from publishers import publish
 
+from pipeline_ops.errors import DataError
+
 BAD_RECORDS = [
     b"",
     b"{",
@@ -48,6 +50,17 @@ def test_among_the_records_a_link_and_a_file_of_another_name_are_passed_over(fol
     assert "root:x" not in "".join(folder.read_history().problems)
     folder.set_alias("canary", 1, "try it")
     assert folder.find_by_alias("canary").number == 1
+
+
+def test_a_record_with_the_highest_number_is_an_error_of_the_move(folder):
+    """N7: promote succeeded and changed nothing."""
+    folder.promote(publish(folder, "a").number, "first")
+    record = folder.location / "aliases" / "00000001.json"
+    record.rename(record.with_name("99999999.json"))
+    publish(folder, "b")
+    with pytest.raises(DataError, match=r"99999999\.json has the highest number.*Remove"):
+        folder.promote(2, "second")
+    assert folder.find_champion().number == 1
 
 
 def test_a_reason_of_any_length_is_kept_shortened(folder):

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,24 @@ def test_what_is_marked_goes_after_the_grace_period_and_not_before(pipeline):
     assert [run.name for run in runs] == ["scheduled__0004", "scheduled__0005"]
     assert check_lineage(pipeline) == 1
     assert find_problems(str(find_artifact(pipeline, "preprocess", 5) / NAME)) == []
+
+
+def test_marks_of_a_clock_that_was_ahead_do_not_wait_for_it(pipeline):
+    """N8."""
+    (pipeline.root / "gc" / "digits.json").remove()
+    pipeline.collect(NUM_DAYS + 400)
+    assert pipeline.collect(NUM_DAYS + 2).removed == {}
+    assert pipeline.collect(NUM_DAYS + 3.1).removed.keys() == {"artifact", "run"}
+
+
+def test_a_temporary_file_beside_the_runs_is_one_candidate(pipeline):
+    """N8: it was two, and the collector ended with a KeyError."""
+    file = pipeline.root / "runs" / "digits" / ".x.deadbeef.tmp"
+    file.write(b"")
+    later = (time.time() - pipeline.start) / DAY
+    pipeline.collect(later + 1)
+    assert pipeline.collect(later + 3).removed["temporary"].num_files == 1
+    assert not file.exists()
 
 
 def test_a_dry_run_changes_nothing(pipeline):

@@ -189,6 +189,15 @@ class TestBucket:
         with hold_lease(bucket / "lock", "the thing") as lease:
             assert lease.token == 2
 
+    def test_a_record_with_the_highest_number_is_an_error_and_no_endless_wait(self, bucket):
+        """N7."""
+        with hold_lease(bucket / "lock", "the thing"):
+            content = (bucket / "lock" / "00000001.json").read(1 << 20)
+        (bucket / "lock" / "99999999.json").create(content.replace(b'"held"', b'"released"'))
+        highest = pytest.raises(DataError, match=r"99999999\.json has the highest number.*Remove")
+        with highest, hold_lease(bucket / "lock", "the thing"):
+            pass
+
     def test_a_commit_that_was_killed_is_finished_by_the_next_holder(self, bucket, monkeypatch):
         """A job opens the folder of its artifacts, and `trainyard gc` opens the root."""
         job, gc = open_path(f"{bucket}/folder/lock"), bucket / "folder/lock"

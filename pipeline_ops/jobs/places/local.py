@@ -70,7 +70,11 @@ class LocalPlace(Place):
                 log = folder / attempt.log.name
                 started = start_detached(argv, log, env=environment, cwd=Path("/"))
                 process = ProcessIdentity.from_pid(started.pid)
-                attempt.process.write(format_json(process.to_json()))
+                try:
+                    attempt.process.write(format_json(process.to_json()))
+                except BaseException:  # without this file nobody would find the job
+                    kill_group(process, 0.0)
+                    raise
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
         """The state of a job. For a process on another host, only its status is visible here."""

@@ -172,6 +172,14 @@ def test_a_header_that_lacks_a_column_is_told(read, header, task, message):
         read(header, task=task)
 
 
+@pytest.mark.timeout(60)
+def test_a_header_of_many_columns_is_read_in_linear_time(read):
+    """N3: in quadratic time it takes three minutes."""
+    names = ",".join(f"c{number}" for number in range(100_000))
+    with pytest.raises(DataError, match="the header has c99999 more than once"):
+        read(f"path,label,{names},c99999", task="classification")
+
+
 def test_a_manifest_that_is_not_there_is_told(raw):
     with pytest.raises(
         DataError, match="n.csv: no such file. preprocess.source.manifest names this file"

@@ -399,6 +399,15 @@ def test_a_file_that_is_no_export_is_told(raw, content, message):
         raw.read(type="label_studio", export="a.json")
 
 
+@pytest.mark.timeout(60)
+def test_an_object_of_many_keys_is_read_in_linear_time(raw):
+    """N3: in quadratic time it takes ten minutes."""
+    keys = ", ".join(f'"{number}": 0' for number in range(150_000))
+    raw.add("a.json", f'[{{{keys}, "149999": 0}}]')
+    with pytest.raises(DataError, match="has the key '149999' more than once"):
+        raw.read(type="label_studio", export="a.json")
+
+
 def test_a_file_that_is_missing_is_told(raw):
     raw.add("1.jpg")
     with pytest.raises(DataError, match=r"a.json: no such file. preprocess.source.export"):

@@ -18,6 +18,7 @@ from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
+from pipeline_ops.storage.store_path import StorePath
 
 KINDS = (
     "local",
@@ -48,6 +49,23 @@ def make(kind: Kind, tmp_path, request):
     for job in made:
         job.find_again().end("the test is over")
         job.kill_all()
+
+
+def test_a_job_whose_process_cannot_be_recorded_does_not_run(tmp_path, monkeypatch):
+    """N9: nobody would find it."""
+    with open_kind("local", tmp_path) as kind:
+        job = TinyJob(kind, "wait", "attempt-00000001")
+
+        def refuse(self: StorePath, data: bytes) -> None:
+            if self.name == job.attempt.process.name:
+                raise MachineError(f"{self}: no space left")
+            write(self, data)
+
+        write = StorePath.write
+        with monkeypatch.context() as patch, pytest.raises(MachineError, match="no space left"):
+            patch.setattr(StorePath, "write", refuse)
+            job.start()
+        wait_until(lambda: job.list_processes() == [], 10)
 
 
 def wait_for_outcome(job: TinyJob, seconds: float = 60, lost_seconds: float = 300.0):

@@ -12,8 +12,6 @@ summaries into them. Trainyard and its packages are installed in the same versio
 
 from __future__ import annotations
 
-import os
-
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners import create_runner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
@@ -21,6 +19,7 @@ from apache_beam.runners.runner import PipelineRunner
 
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.system.cores import count_cores
 
 _BEAM_RUNNER_NAMES = {
     "portable": "PortableRunner",
@@ -65,4 +64,4 @@ def compute_num_threads(runner: BeamRunner, num_shards: int) -> int:
     """
     if runner.name != "embedded" or runner.mode == "in_memory":
         return 1
-    return min(runner.workers or len(os.sched_getaffinity(0)), num_shards)
+    return min(runner.workers or count_cores(), num_shards)

@@ -24,6 +24,7 @@ from beam_jobs.statistics.summary import PlanSummary
 from beam_jobs.workers.plan_builder import BuildSpec, PlanCounts, report_failure
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import MachineError
+from pipeline_ops.system.cores import count_cores
 
 _EXIT_TIMEOUT_SECONDS = 5.0
 _BYTES_PER_WORKER, _BYTES_PER_RECORD = 20e6, 10e3
@@ -141,5 +142,5 @@ def compute_num_processes(runner: BeamRunner, plans: Sequence[ShardPlan]) -> int
     size = sum(
         record.file.num_bytes + _BYTES_PER_RECORD for plan in plans for record in plan.records
     )
-    count = min(len(os.sched_getaffinity(0)), len(plans), math.ceil(size / _BYTES_PER_WORKER))
+    count = min(count_cores(), len(plans), math.ceil(size / _BYTES_PER_WORKER))
     return count if count > 1 else 0

@@ -31,10 +31,11 @@ class Hosts(Section):
     launcher: str
     """The kind of hosts."""
     python: str | None = config_field(None, selects_program=True)
-    """The interpreter on the hosts. Null is the same path as on this machine."""
+    """The interpreter on the hosts. Null is the same path as on this machine, and in an image its
+    `python`."""
     code: str | None = config_field(None, selects_program=True)
     """The folder on the hosts that holds `pipeline_ops/`, with the same code as on this machine.
-    Null is the same path as on this machine."""
+    Null is the same path as on this machine, and in an image the installed package."""
     environment: dict[str, str] = config_field({}, selects_program=True)
     """Environment variables of the job, or of every process of the gang."""
     network: Literal["trusted"] | None = None

@@ -9,7 +9,6 @@ Legend: b examples, k examples that they are made of.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from pipeline_ops.input.remote_split import RecordReader, RemoteSplit
 from pipeline_ops.input.split import SplitShards
 from pipeline_ops.input.stateless_random import StatelessRandom
 from pipeline_ops.input.tensorflow_start import tf
+from pipeline_ops.system.cores import count_cores
 
 _MAX_BATCHES_AHEAD, _MAX_BYTES_AHEAD = 16, 64 << 20
 _PATIENCE_SECONDS = 1.0
@@ -166,5 +166,5 @@ def _count_batches_ahead(split: SplitShards, batch: int) -> int:
 
 def _use_own_threads(batches: tf.data.Dataset, waiting: int) -> tf.data.Dataset:
     options = tf.data.Options()
-    options.threading.private_threadpool_size = waiting + len(os.sched_getaffinity(0))
+    options.threading.private_threadpool_size = waiting + count_cores()
     return batches.with_options(options)

@@ -33,7 +33,7 @@ from pipeline_ops.jobs.workspace import make_local_folder, ship_leftovers
 from pipeline_ops.storage.atomic import format_json
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.memory_limit import count_memory_kills
+from pipeline_ops.system.memory_limit import OUT_OF_MEMORY, count_memory_kills
 from pipeline_ops.system.prctl import adopt_orphans
 from pipeline_ops.system.processes import (
     ATTEMPT_VARIABLE,
@@ -150,11 +150,7 @@ class InitProcess:
     def _explain(self, code: int) -> str:
         ending = f"signal {-code}" if code < 0 else f"exit code {code}"
         if count_memory_kills() > self._memory_kills:
-            return (
-                f"out of memory: the job ended with {ending}, and the kernel has killed processes "
-                "that used more memory than its host, container or pod may. Give it more `memory` "
-                "in the hosts file, or lower the batch size"
-            )
+            return f"the job ended with {ending}, {OUT_OF_MEMORY}"
         if self._is_stopping:
             return f"its host has stopped the job, which ended with {ending}"
         return f"the job ended with {ending} and without a status. Its log is {self._attempt.log}"

@@ -45,6 +45,7 @@ from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.system.descendants import end_descendants
 from pipeline_ops.system.gpus import find_gpus
+from pipeline_ops.system.memory_limit import OUT_OF_MEMORY, count_memory_kills
 from pipeline_ops.system.prctl import adopt_orphans, die_with_parent
 from pipeline_ops.system.processes import ProcessIdentity, is_stopped
 from pipeline_ops.system.reachability import find_unreachable
@@ -115,6 +116,7 @@ class Agent:
         self._spec, self._events, self._own_disk = spec, events, own_disk
         self._relay = FileRelay(own_disk.attempt, events) if own_disk else None
         self._pids: dict[str, int] = {}
+        self._memory_kills = count_memory_kills()
         self._reserved_sockets: list[socket.socket] = []
         self._alive: set[str] = set()
         self._wake, wake_writer = os.pipe()
@@ -208,11 +210,13 @@ class Agent:
                 self._pids[event.name] = event.pid
             elif event.event == "ended":
                 self._pids.pop(event.name, None)
+                event = explain_kill(event, self._memory_kills)
                 if self._relay:  # its status comes before the news of its end
                     self._relay.send_all()
             self._report(event)
         if lines is None:
-            self._report(Event(event="ended", name=FORK_SERVER, code=self._fork_server.wait()))
+            end = Event(event="ended", name=FORK_SERVER, code=self._fork_server.wait())
+            self._report(explain_kill(end, self._memory_kills))
         return lines is not None
 
     def _signal(self, number: int, name: str = "") -> None:
@@ -238,6 +242,18 @@ class Agent:
 
     def _report(self, event: Event) -> None:
         send_message(self._events, event)
+
+
+def explain_kill(event: Event, kills_before: int) -> Event:
+    """Returns the end of a process with its cause, if the kernel has killed it for memory.
+
+    Args:
+      event: the end.
+      kills_before: how many processes the kernel had killed here when the agent started.
+    """
+    if event.code != -signal.SIGKILL or count_memory_kills() <= kills_before:
+        return event
+    return event.model_copy(update={"message": OUT_OF_MEMORY})
 
 
 def lock_host(spec: AgentSpec) -> ScratchFolder:

@@ -5,7 +5,8 @@
 It is the main process of an allocation: of Slurm's batch job, and of a pod. A launcher that is
 killed cannot give its hosts back. Its agents end by themselves, and this process ends once there
 has been no agent for SECONDS. It forwards SIGTERM to the agents, because the other processes of a
-pod do not get it.
+pod do not get it. Its exit code is then that of a failure: Kubernetes replaces a pod that was
+drained, evicted or deleted only if it has not succeeded.
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ _POLL_SECONDS = 0.5
 
 
 def main() -> None:
-    hold_allocation(sys.argv[1], float(sys.argv[2]))
+    sys.exit(hold_allocation(sys.argv[1], float(sys.argv[2])))
 
 
-def hold_allocation(run: str, idle_timeout_seconds: float) -> None:
-    """Returns when there has been no agent for that long; after SIGTERM, once there is none."""
-    timeout_seconds, last_seen = idle_timeout_seconds, time.monotonic()
+def hold_allocation(run: str, idle_timeout_seconds: float) -> int:
+    """Returns when there has been no agent for that long; after SIGTERM, once there is none.
+
+    Returns:
+      The exit code: 0, or 143 after SIGTERM.
+    """
+    timeout_seconds, last_seen, exit_code = idle_timeout_seconds, time.monotonic(), 0
 
     def forward_signal(number: int, _frame: object) -> None:
-        nonlocal timeout_seconds
-        timeout_seconds = 0
+        nonlocal timeout_seconds, exit_code
+        timeout_seconds, exit_code = 0, 128 + number
         for agent in find_agents(run):
             with contextlib.suppress(psutil.NoSuchProcess):
                 agent.send_signal(number)
@@ -42,6 +47,7 @@ def hold_allocation(run: str, idle_timeout_seconds: float) -> None:
         if find_agents(run):
             last_seen = time.monotonic() + _POLL_SECONDS
         time.sleep(_POLL_SECONDS)
+    return exit_code
 
 
 def find_agents(run: str) -> list[psutil.Process]:

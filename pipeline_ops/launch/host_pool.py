@@ -207,7 +207,8 @@ class HostPool:
             case "appended":
                 append_to_file(self._folder, event)
             case "ended" if event.name == FORK_SERVER:
-                self._disconnect(host, f"its fork server ended with {event.code}")
+                cause = f", {event.message}" if event.message else ""
+                self._disconnect(host, f"its fork server ended with {event.code}{cause}")
             case "alive" if FORK_SERVER in event.names:
                 host.last_heartbeat = time.monotonic()
                 return [(host.spec.name, event)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import platform
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from pipeline_ops.artifacts.source_code import digest_all_sources
 from pipeline_ops.jobs.gang_protocol import AgentSpec, HostReport
+from pipeline_ops.system.cores import count_cores
 from pipeline_ops.system.gpus import find_gpus
 from pipeline_ops.system.host_check import check_host, describe_problems
 
@@ -26,7 +26,7 @@ def describe_host(spec: AgentSpec) -> HostReport:
         versions=dict(_read_versions()),
         code=digest_all_sources(),
         token=token.read_text() if token.exists() else None,
-        cores=len(os.sched_getaffinity(0)),
+        cores=count_cores(),
         gpus=find_gpus(),
         time=time.time(),
         problems=list(describe_problems(check_host({}))),

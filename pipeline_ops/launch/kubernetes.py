@@ -17,9 +17,9 @@ from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.gang_protocol import AgentSpec
 from pipeline_ops.jobs.places.kubernetes import is_running
 from pipeline_ops.jobs.places.kubernetes_client import Kind, KubernetesClient
-from pipeline_ops.jobs.places.kubernetes_manifest import build_gang
+from pipeline_ops.jobs.places.kubernetes_manifest import build_gang, set_owner
 from pipeline_ops.jobs.places.kubernetes_rights import check_gang_rights
-from pipeline_ops.jobs.places.kubernetes_state import judge_pod
+from pipeline_ops.jobs.places.kubernetes_state import judge_pod, may_replace_pods
 from pipeline_ops.jobs.places.pod_exec import build_exec_command
 from pipeline_ops.launch.launcher import (
     Launcher,
@@ -71,10 +71,14 @@ class KubernetesLauncher(Launcher):
         self._num_allocations += 1
         self._name = f"{self._base_name}-{self._num_allocations}"
         try:
-            for manifest in build_manifests(
+            manifest, *others = build_manifests(
                 self._hosts, self._name, self._run, self._deadline_seconds
-            ):
-                self.client.create(_KINDS[manifest["kind"]], manifest)
+            )
+            job = self.client.create("job", manifest) or self.client.read("job", self._name)
+            if job is None:
+                raise MachineError(f"the Job {self._name} was deleted while it was made")
+            for other in others:
+                self.client.create(_KINDS[other["kind"]], set_owner(other, job))
             self._wait_for_pods(check)
         except BaseException:
             self.release()
@@ -106,7 +110,12 @@ class KubernetesLauncher(Launcher):
         ]
 
     def is_intact(self) -> bool:
-        return bool(self._name) and self.client.read("job", self._name) is not None
+        """Returns whether the Job still replaces each of its pods that is lost.
+
+        It does not once a pod has succeeded, as those do that were without an agent for long.
+        """
+        job = self.client.read("job", self._name) if self._name else None
+        return job is not None and may_replace_pods(job)
 
     def release(self) -> None:
         if self._name:

@@ -65,6 +65,8 @@ class WorkerMonitor:
         self._last_phase: dict[str, str] = {}
         self._ended: dict[str, int] = {}
         """Exit codes, in the order in which the processes ended."""
+        self._causes: dict[str, str] = {}
+        """What the hosts know about these ends."""
         self.start_step = 0
         """The step of the checkpoint from which the gang continued."""
         self.has_stepped = False
@@ -89,6 +91,7 @@ class WorkerMonitor:
         match event.event:
             case "ended" if event.name in self._hosts:
                 self._ended.setdefault(event.name, event.code)
+                self._causes.setdefault(event.name, event.message)
             case "alive":
                 self._stopped[host] = event.stopped
                 alive = [
@@ -167,7 +170,8 @@ class WorkerMonitor:
         code, step = self._ended[name], f"at step {self._last_step.get(name, 0)}"
         if code < 0:
             killer = f"signal {-code} ({signal.Signals(-code).name})"
-            return self._blame(name, f"was killed by {killer} {step}")
+            cause = f": {found}" if (found := self._causes.get(name)) else ""
+            return self._blame(name, f"was killed by {killer} {step}{cause}")
         file = get_status_path(self._attempt, name)
         try:
             status = read_json_as(Status, open_path(file))

@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+OUT_OF_MEMORY = (
+    "out of memory: the kernel has killed processes that used more memory than their host, "
+    "container or pod may. Give it more `memory` in the hosts file, or lower the batch size"
+)
 _V2 = Path("/sys/fs/cgroup/memory.events")
 _V1 = Path("/sys/fs/cgroup/memory/memory.oom_control")
 

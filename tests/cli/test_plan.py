@@ -50,9 +50,9 @@ def test_what_a_cluster_would_be_asked_for_is_printed(capsys, name):
         )
     else:
         assert [item["kind"] for item in json.loads(text[text.index("{") :])["items"]] == [
+            "Job",
             "Service",
             "NetworkPolicy",
-            "Job",
         ]
 
 

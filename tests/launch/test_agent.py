@@ -6,12 +6,14 @@ The commands that carry the pipe are tested here, too.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from launch.running import command, environment, make_agent_spec, pids, wait_until
@@ -19,7 +21,7 @@ from launch.running import command, environment, make_agent_spec, pids, wait_unt
 from pipeline_ops.config.hosts import SshHosts
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec, Command, Event, HostReport
-from pipeline_ops.launch.agent import reserve_ports
+from pipeline_ops.launch.agent import explain_kill, reserve_ports
 from pipeline_ops.launch.allocation_holder import hold_allocation
 from pipeline_ops.launch.host_report import describe_incompatibility
 from pipeline_ops.launch.plan import Host
@@ -240,5 +242,31 @@ def test_the_environment_of_the_hosts_is_on_no_command_line_and_in_no_file_for_o
 
 def test_an_allocation_without_agents_lets_go_of_itself(tmp_path):
     begin = time.monotonic()
-    hold_allocation(str(tmp_path), 1.0)
+    assert hold_allocation(str(tmp_path), 1.0) == 0
     assert 1.0 <= time.monotonic() - begin < 60
+
+
+def test_an_allocation_that_is_asked_to_end_has_failed(tmp_path):
+    """Slurm and Kubernetes tell it from one that has no more use."""
+    command = [sys.executable, "-m", "pipeline_ops.launch.allocation_holder", str(tmp_path), "60"]
+    with subprocess.Popen(command) as holder:
+        wait_until(lambda: is_signal_caught(holder.pid, signal.SIGTERM), 60)
+        holder.terminate()
+        assert holder.wait(30) == 128 + signal.SIGTERM
+
+
+def is_signal_caught(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = int(re.search(r"^SigCgt:\s+([0-9a-f]+)$", status, re.MULTILINE)[1], 16)
+    return bool(caught >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "kills", "is_named"), [(-9, 3, True), (-9, 2, False), (1, 3, False)]
+)
+def test_a_process_that_the_kernel_has_killed_for_memory_says_so(
+    monkeypatch, code, kills, is_named
+):
+    monkeypatch.setattr("pipeline_ops.launch.agent.count_memory_kills", lambda: kills)
+    end = explain_kill(Event(event="ended", name="worker 0", code=code), kills_before=2)
+    assert ("out of memory" in end.message) is is_named

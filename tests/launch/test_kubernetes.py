@@ -86,7 +86,7 @@ def test_the_manifests_are_what_kubernetes_publishes():
 
 
 def test_every_pod_has_a_name_that_the_headless_service_resolves():
-    service, _, job = build()
+    job, service, _ = build()
     assert service["spec"]["clusterIP"] == "None"
     assert job["spec"]["completionMode"] == "Indexed"
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == 3
@@ -98,7 +98,7 @@ def test_every_pod_has_a_name_that_the_headless_service_resolves():
 
 def test_only_pods_of_the_same_gang_reach_a_pod():
     """F5, F17."""
-    _, policy, job = build()
+    job, _, policy = build()
     selected = policy["spec"]["podSelector"]["matchLabels"]
     assert selected == job["spec"]["template"]["metadata"]["labels"]
     assert policy["spec"]["policyTypes"] == ["Ingress"]
@@ -109,7 +109,7 @@ def test_only_pods_of_the_same_gang_reach_a_pod():
 def test_a_pod_has_no_rights_that_it_does_not_need():
     """F17."""
     for named, wanted in ((None, False), ("trainer", True)):
-        _, _, job = build(service_account=named)
+        job, _, _ = build(service_account=named)
         pod = job["spec"]["template"]["spec"]
         assert pod["automountServiceAccountToken"] is wanted
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -122,7 +122,7 @@ def test_a_pod_has_no_rights_that_it_does_not_need():
 
 
 def test_workers_of_a_pod_have_memory_to_share():
-    _, _, job = build()
+    job, _, _ = build()
     volumes = {v["name"]: v for v in job["spec"]["template"]["spec"]["volumes"]}
     [container] = job["spec"]["template"]["spec"]["containers"]
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
@@ -163,6 +163,34 @@ def test_a_restarted_pod_is_reached_under_its_host(cluster, make_launcher):
 
     wait_until(find_other, 60)
     launcher.release()
+
+
+def test_a_drained_pod_is_replaced_under_its_host(cluster, make_launcher):
+    """A pod that has succeeded after SIGTERM would not be, and its host would be lost."""
+    launcher = make_launcher(pods=2)
+    launcher.allocate(check)
+    pods = {pod["metadata"]["name"] for pod in cluster.objects.list("pods")}
+    cluster.drain("gang-1-0")
+
+    def is_replaced() -> bool:
+        running = {
+            pod["metadata"]["name"]
+            for pod in cluster.objects.list("pods")
+            if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+        }
+        return len(running) == 2 and running != pods
+
+    wait_until(is_replaced, 60)
+    assert launcher.is_intact()
+    launcher.release()
+
+
+def test_what_a_killed_supervisor_leaves_goes_with_its_job(cluster, make_launcher):
+    make_launcher().allocate(check)
+    assert cluster.list_names("services") == cluster.list_names("networkpolicies") == ["gang-1"]
+    cluster.objects.remove("jobs", cluster.get("jobs", "gang-1"))  # as ttlSecondsAfterFinished does
+    for resource in ("services", "networkpolicies", "pods"):
+        wait_until(lambda resource=resource: cluster.list_names(resource) == [], 60)
 
 
 def test_a_gang_whose_image_does_not_exist_ends_at_once(cluster, make_launcher):
@@ -237,8 +265,9 @@ def test_missing_rights_are_an_error_before_anything_is_created(
 
 
 @pytest.mark.containers
+@pytest.mark.parametrize("loss", ["kill", "drain"])
 def test_two_workers_of_a_pod_survive_the_loss_of_it(
-    cluster, account, dataset, tmp_path, make_root
+    cluster, account, dataset, tmp_path, make_root, loss
 ):
     root = make_root("s3")
     manifest = upload_dataset(dataset, root.uri)
@@ -246,7 +275,7 @@ def test_two_workers_of_a_pod_survive_the_loss_of_it(
         job = start(is_held=True, train__workers=2, train__epochs=3)
         job.wait_until_held()
         [name] = [name for name in cluster.list_names("jobs") if name.startswith("trainyard-")]
-        cluster.kill(name)
+        getattr(cluster, loss)(name)
         job.wait_until(lambda: job.read_messages("restart"))
         job.release()
         status = job.end()

@@ -2,13 +2,16 @@
 
 The name of the Job follows from the attempt, so of two tries to start it, one succeeds. The access
 to the store is in a Secret that Kubernetes removes with the Job. It is created after the Job,
-because its owner must exist. If the Secret is refused, the Job is deleted. If the starter dies in
-between, the pod waits for a minute, and the next try starts another Job. A pod is never replaced.
+because its owner must exist. Until then the Job is suspended, so that no pod asks for a Secret that
+is not there: the kubelet would look again only after ten seconds or more. If the Secret is refused,
+the Job is deleted. If the starter dies in between, the job counts as ended after a minute, and the
+next try starts another one. A pod is never replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -20,12 +23,14 @@ from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
 from pipeline_ops.jobs.places.kubernetes_client import KubernetesClient
 from pipeline_ops.jobs.places.kubernetes_manifest import (
+    RESUMED,
     build_job,
     build_secret,
     select_secret_values,
+    set_owner,
 )
 from pipeline_ops.jobs.places.kubernetes_rights import check_gang_rights, check_job_rights
-from pipeline_ops.jobs.places.kubernetes_state import judge_job
+from pipeline_ops.jobs.places.kubernetes_state import find_warning, judge_job
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host_check import Finding
@@ -56,16 +61,18 @@ class KubernetesPlace(Place):
         name = name_job(launch.attempt)
         values = select_secret_values(self._hosts, launch.environment, os.environ)
         created = self._client.create("job", build_job(self._hosts, launch, bool(values)))
-        if values:
-            job = created or self._client.read("job", name)
-            if job is None:
+        if not values:
+            return
+        job = created or self._client.read("job", name)
+        try:
+            if job is not None:
+                self._client.create("secret", set_owner(build_secret(name, values), job))
+            if job is None or not self._client.patch("job", name, RESUMED):
                 raise MachineError(f"the Job {name} was deleted while it was started")
-            try:
-                self._client.create("secret", build_secret(name, job["metadata"]["uid"], values))
-            except TrainyardError:  # the pod would wait for it
-                with contextlib.suppress(TrainyardError):
-                    self._client.delete("job", name)
-                raise
+        except TrainyardError:
+            with contextlib.suppress(TrainyardError):
+                self._client.delete("job", name)
+            raise
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
         name = name_job(attempt)
@@ -73,7 +80,15 @@ class KubernetesPlace(Place):
         if any(is_running(pod) for pod in pods):
             return JobState("running")
         job = self._client.read("job", name)
-        return judge_job(job, pods, self._client.server_time, self.queue_seconds)
+        state = judge_job(job, pods, self._client.server_time, self.queue_seconds)
+        if state.phase != "waiting":
+            return state
+        # What the objects do not say: a pod that is not admitted, a sandbox that cannot be made.
+        waiting = pods[-1]["metadata"]["name"] if pods else name
+        warning = find_warning(self._client.list_events(waiting))
+        if not warning or warning in state.message:
+            return state
+        return dataclasses.replace(state, message=f"{state.message}: {warning}")
 
     def read_output(self, attempt: Attempt[StorePath]) -> str:
         pods = self._client.list_pods(name_job(attempt))

@@ -22,13 +22,14 @@ from pipeline_ops.jobs.places.kubernetes_manifest import INSTANCE_LABEL
 if TYPE_CHECKING:
     from kubernetes.client import ApiException
 
-Kind = Literal["job", "pod", "secret", "service", "network_policy", "access_review"]
+Kind = Literal["job", "pod", "secret", "service", "network_policy", "event", "access_review"]
 _APIS: Mapping[Kind, tuple[str, str]] = {
     "job": ("BatchV1Api", "jobs"),
     "pod": ("CoreV1Api", "pods"),
     "secret": ("CoreV1Api", "secrets"),
     "service": ("CoreV1Api", "services"),
     "network_policy": ("NetworkingV1Api", "networkpolicies"),
+    "event": ("CoreV1Api", "events"),
     "access_review": ("AuthorizationV1Api", "selfsubjectaccessreviews"),
 }
 """The client's class for each kind, and the name of the resource in a Role."""
@@ -38,6 +39,10 @@ _MAX_TRIES = 5
 _MAX_PAUSE_SECONDS = 8.0
 _LATER = (0, 408, 410, 429, 500, 502, 503, 504)
 """Status codes of requests that may succeed later. 0 is an error of the network."""
+
+
+_NOT_READY_TRIES = 2
+"""How often a 403 is not believed. A server that has just started does not know all Roles yet."""
 
 
 class KubernetesClient:
@@ -71,6 +76,19 @@ class KubernetesClient:
         """An object, or None if there is none."""
         answer = self._send("read", kind, name, self.namespace)
         return None if answer is None else dict(json.loads(answer))
+
+    def patch(self, kind: Kind, name: str, change: Mapping[str, Any]) -> bool:
+        """Merges a change into an object. Returns False if there is none."""
+        answer = self._send(
+            "patch", kind, name, self.namespace, dict(change), field_validation="Strict"
+        )
+        return answer is not None
+
+    def list_events(self, name: str) -> list[dict[str, Any]]:
+        """The events about an object."""
+        selector = f"involvedObject.name={name}"
+        answer = self._send("list", "event", self.namespace, field_selector=selector)
+        return list(json.loads(answer or b"{}").get("items") or [])
 
     def list_pods(self, instance: str) -> list[dict[str, Any]]:
         """The pods of a job or a gang."""
@@ -133,7 +151,9 @@ class KubernetesClient:
                 is_there = status == 409 and '"AlreadyExists"' in str(error.body)
                 if (status == 404 and verb != "create") or (is_there and verb == "create"):
                     return None
-                if status not in _LATER or "certificate verify failed" in problem:
+                is_starting = status == 403 and number < _NOT_READY_TRIES
+                is_later = status in _LATER or (is_starting and "exceeded quota" not in problem)
+                if not is_later or "certificate verify failed" in problem:
                     raise self._make_error(status, what, problem) from None
                 pause_seconds = _read_pause(error) or pause_seconds
             except OSError as error:

@@ -21,6 +21,13 @@ from pipeline_ops.jobs.places.kubernetes_access import CONTAINER
 from pipeline_ops.jobs.places.place import JobLaunch, name_job
 from pipeline_ops.jobs.remote_host import INIT_MODULE
 
+STARTED = "trainyard/started"
+"""The annotation of a Job whose Secret is there. Another suspended Job waits for its starter."""
+RESUMED: Mapping[str, Any] = {
+    "metadata": {"annotations": {STARTED: "true"}},
+    "spec": {"suspend": False},
+}
+"""What is changed in the Job of `build_job` once its Secret is there."""
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 """The label by which the pods of a job or a gang are found."""
 
@@ -47,7 +54,8 @@ def build_job(hosts: KubernetesHosts, launch: JobLaunch, has_secret: bool) -> di
     Args:
       hosts: the hosts file.
       launch: the job.
-      has_secret: whether variables come from the Secret of `build_secret`.
+      has_secret: whether variables come from the Secret of `build_secret`. If so, the Job is
+        suspended until `RESUMED` is applied.
     """
     name = name_job(launch.attempt)
     metadata = {
@@ -66,6 +74,7 @@ def build_job(hosts: KubernetesHosts, launch: JobLaunch, has_secret: bool) -> di
         "kind": "Job",
         "metadata": metadata,
         "spec": {
+            "suspend": has_secret,
             "backoffLimit": 0,
             "podReplacementPolicy": "Failed",
             # Both rules do what `backoffLimit` does, but name the cause in the Job's condition,
@@ -91,20 +100,14 @@ def build_job(hosts: KubernetesHosts, launch: JobLaunch, has_secret: bool) -> di
     }
 
 
-def build_secret(name: str, job_uid: str, values: Mapping[str, str]) -> dict[str, Any]:
-    """Builds the Secret with variables of a job. Kubernetes removes it together with the Job."""
+def build_secret(name: str, values: Mapping[str, str]) -> dict[str, Any]:
+    """Builds the Secret with variables of a job, to be owned by it."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "Opaque",
         "immutable": True,
-        "metadata": {
-            "name": name,
-            "labels": build_labels(name, "job"),
-            "ownerReferences": [
-                {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job_uid}
-            ],
-        },
+        "metadata": {"name": name, "labels": build_labels(name, "job")},
         "data": {name: base64.b64encode(value.encode()).decode() for name, value in values.items()},
     }
 
@@ -131,9 +134,10 @@ def select_secret_values(
 def build_gang(
     hosts: KubernetesHosts, name: str, command: Sequence[str], deadline_seconds: int
 ) -> list[dict[str, Any]]:
-    """Builds the Service, the NetworkPolicy and the Job of a gang's pods, in the order of creation.
+    """Builds the Job of a gang's pods, and the Service and the NetworkPolicy that it will own.
 
-    A headless Service gives each pod a name of its own, so a restarted pod has its old address.
+    The Job replaces each pod that has not succeeded. A headless Service gives each pod a name of
+    its own, so a restarted pod has its old address.
 
     Args:
       hosts: the hosts file.
@@ -142,12 +146,6 @@ def build_gang(
       deadline_seconds: the cluster ends the pods after that long in any case.
     """
     labels = build_labels(name, "gang")
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True},
-    }
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -165,7 +163,25 @@ def build_gang(
             },
         },
     }
-    return [service, _build_network_policy(name, labels), job]
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True},
+    }
+    return [job, service, _build_network_policy(name, labels)]
+
+
+def set_owner(manifest: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a manifest with its owner. Kubernetes removes the object together with that Job.
+
+    Args:
+      manifest: of the object.
+      job: the Job as Kubernetes has created it.
+    """
+    owner = {"apiVersion": "batch/v1", "kind": "Job"}
+    owner |= {key: job["metadata"][key] for key in ("name", "uid")}
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
 
 
 def build_labels(name: str, component: str) -> dict[str, str]:

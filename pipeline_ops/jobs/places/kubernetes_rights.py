@@ -27,7 +27,8 @@ def _grant(group: str, resource: str, *verbs: str) -> list[Right]:
 
 
 JOB_RIGHTS: Sequence[Right] = [
-    *_grant("batch", "jobs", "create", "get", "delete"),
+    *_grant("batch", "jobs", "create", "get", "patch", "delete"),
+    *_grant("", "events", "list"),
     *_grant("", "pods", "list", "delete"),
     *_grant("", "pods/log", "get"),
     *_grant("", "secrets", "create", "delete"),

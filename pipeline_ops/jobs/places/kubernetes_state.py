@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.places.kubernetes_manifest import STARTED
 from pipeline_ops.jobs.places.place import OWN_NAMES, JobState
 
 _PULL_GRACE_SECONDS = 300.0
@@ -65,6 +66,8 @@ _JOB_REASONS = {
 }
 _EXIT_CODES = (ExitCode.CONFIG, ExitCode.DATA, ExitCode.BUG)
 _CANNOT_START = ("StartError", "ContainerCannotRun")
+_NO_COMMAND = (126, 127)
+"""Exit codes of `env` for a program that cannot be run, or is not there."""
 
 Object = Mapping[str, Any]
 
@@ -86,7 +89,7 @@ def judge_job(
     elif job is None:
         return JobState("absent", "Kubernetes does not know the job: it was deleted, or is gone")
     else:
-        state = _judge_without_pods(job)
+        state = _judge_without_pods(job, now)
     if state.phase == "waiting":
         since = _read_time((job or pods[0])["metadata"].get("creationTimestamp"), now)
         if now - since > queue_seconds:
@@ -140,8 +143,8 @@ def _judge_start(status: Object, container: Object, now: float) -> JobState:
             ExitCode.RETRY if f'secret "{OWN_NAMES}' in text else ExitCode.CONFIG,
         )
     if scheduled.get("status") != "True":
-        text = scheduled.get("message") or scheduled.get("reason") or "waits for a node"
-        return JobState("waiting", f"waits for a node: {text}")
+        text = scheduled.get("message") or scheduled.get("reason")
+        return JobState("waiting", f"waits for a node: {text}" if text else "waits for a node")
     return JobState("waiting", text or "its pod has a node, and starts")
 
 
@@ -149,7 +152,7 @@ def _judge_end(status: Object) -> JobState:
     """Why the pod of a job without an outcome has ended."""
     container = _find_container(status).get("state", {}).get("terminated", {})
     exit_code = ExitCode.RETRY
-    if container.get("reason") in _CANNOT_START:
+    if container.get("reason") in _CANNOT_START or container.get("exitCode") in _NO_COMMAND:
         exit_code = ExitCode.CONFIG
     elif container.get("exitCode") in _EXIT_CODES:
         exit_code = ExitCode(container["exitCode"])
@@ -167,14 +170,15 @@ def _explain_end(status: Object, container: Object) -> str:
     disruption = _find_condition(status, "DisruptionTarget")
     if status.get("reason") or disruption.get("status") == "True":
         return _explain_deletion(status)
-    if container.get("reason") in _CANNOT_START:
+    ending = f"exit code {container.get('exitCode')}"
+    if container.get("reason") in _CANNOT_START or container.get("exitCode") in _NO_COMMAND:
+        problem = " ".join(container.get("message", "").split()) or ending
         return (
-            f"its command can't be run: {' '.join(container.get('message', '').split())}. `image` "
-            "in the hosts file must have this project, or `python` and `code` say where it is"
+            f"its command can't be run: {problem}. `image` in the hosts file must have this "
+            "project, or `python` and `code` say where it is"
         )
     if not container:
         return "its pod has failed before its container was started"
-    ending = f"exit code {container.get('exitCode')}"
     if container.get("exitCode") == 137:
         ending += ", so it was killed by signal 9"
     return f"its container ended with {ending}"
@@ -197,7 +201,29 @@ def _explain_deletion(status: Object) -> str:
     return f"{text}: {' '.join(details.split())}" if details else text
 
 
-def _judge_without_pods(job: Object) -> JobState:
+def may_replace_pods(job: Object) -> bool:
+    """Returns whether the Job of a gang replaces each of its pods: it has not ended, nor any index.
+
+    An index whose pod has succeeded is never run again.
+    """
+    status = job.get("status", {})
+    is_over = any(_find_condition(status, kind) for kind in ("Failed", "FailureTarget", "Complete"))
+    return not is_over and not status.get("succeeded")
+
+
+def find_warning(events: Sequence[Object]) -> str:
+    """Returns the text of the newest warning, or an empty string."""
+    warnings = [event for event in events if event.get("type") == "Warning"]
+    newest = max(warnings, key=_get_event_time, default={})
+    return " ".join(newest.get("message", "").split())
+
+
+def _get_event_time(event: Object) -> str:
+    """The time of an event, as text that sorts. Newer recorders write `eventTime` alone."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def _judge_without_pods(job: Object, now: float) -> JobState:
     conditions = {
         condition["type"]: condition
         for condition in job.get("status", {}).get("conditions") or []
@@ -209,13 +235,14 @@ def _judge_without_pods(job: Object) -> JobState:
         return JobState("ended", "the job ended without a status, and its pod is gone")
     if job["metadata"].get("deletionTimestamp"):
         return JobState("ended", "the job was deleted in Kubernetes")
+    metadata = job["metadata"]
+    if job["spec"].get("suspend") and STARTED not in metadata.get("annotations", {}):
+        if now - _read_time(metadata.get("creationTimestamp"), now) > _START_GRACE_SECONDS:
+            return JobState("ended", "the process that started the job was killed before its end")
+        return JobState("waiting", "its Secret is made")
     if "Suspended" in conditions:
         return JobState("waiting", "the Job is suspended, for example in a queue of the cluster")
-    return JobState(
-        "waiting",
-        "Kubernetes has not made its pod yet. A quota may be used up: see kubectl describe job "
-        f"{job['metadata']['name']}",
-    )
+    return JobState("waiting", "Kubernetes has not made its pod yet")
 
 
 def _explain_failure(condition: Object) -> str:

@@ -33,7 +33,7 @@ def account(cluster, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("trainyard-airflow")))
     yield cluster.accounts["trainyard-airflow"]
     cluster.api.faults.clear()
-    cluster.kubelet.unschedulable = ""
+    cluster.kubelet.unschedulable = cluster.controllers.admission = ""
     cluster.kubelet.pull_errors.clear()
 
 
@@ -87,6 +87,62 @@ def test_the_secret_goes_with_its_job_even_if_airflow_does_not_return(cluster, m
     assert cluster.get("secrets", job.name)
     cluster.objects.remove("jobs", cluster.get("jobs", job.name))  # as ttlSecondsAfterFinished does
     wait_until(lambda: cluster.get("secrets", job.name) is None)
+
+
+def test_a_pod_never_waits_for_its_secret(cluster, make):
+    """A kubelet that has missed a Secret looks again only ten seconds later, or more."""
+    job = make("wait", environment={"TOKEN": "hidden"})
+    cluster.fail("POST .*/secrets", 503, 2)
+    job.start().wait_until_ready()
+    states = [
+        event["object"]["status"] for _, kind, event in cluster.objects.events if kind == "pods"
+    ]
+    assert states and "CreateContainerConfigError" not in json.dumps(states)
+
+
+def test_a_job_whose_starter_was_killed_is_tried_again(cluster, make, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def kill(*_arguments: object) -> None:
+        raise Killed
+
+    job = make("wait", environment={"TOKEN": "hidden"})
+    monkeypatch.setattr("pipeline_ops.jobs.places.kubernetes.build_secret", kill)
+    with pytest.raises(Killed):
+        job.start()
+    assert job.find().phase == "waiting"
+    cluster.age("jobs", job.name, 100)
+    state = job.find()
+    assert (state.phase, state.exit_code) == ("ended", ExitCode.RETRY)
+    assert job.place.clean(job.attempt)
+    assert cluster.list_names("pods") == cluster.list_names("jobs") == []
+
+
+def test_a_pod_that_is_not_admitted_says_why(cluster, make):
+    refusal = 'pods "x" is forbidden: error looking up service account training/missing'
+    cluster.controllers.admission = refusal
+    job = make("wait").start()
+    wait_until(lambda: refusal in job.find().message)
+    assert job.find().phase == "waiting"
+    cluster.controllers.admission = ""
+    job.wait_until_ready()
+
+
+def test_a_sandbox_that_cannot_be_made_says_why(cluster, make):
+    cluster.kubelet.pull_errors[IMAGE] = ("ContainerCreating", "")
+    job = make("wait").start()
+    pod = cluster.find_pod(job.name)
+    cluster.controllers.warn(pod, "FailedCreatePodSandBox", "runc create failed: no space left")
+    wait_until(lambda: "no space left" in job.find().message)
+    assert job.find().phase == "waiting"
+
+
+def test_a_server_that_does_not_know_its_roles_yet_is_asked_again(cluster, make):
+    job = make("wait")
+    cluster.fail("POST .*/jobs", 403, 2)
+    job.start()
+    assert job.find().may_run
 
 
 def test_two_starts_are_one_job(cluster, make):
@@ -259,6 +315,7 @@ def test_a_queue_that_is_too_long_ends_the_wait(cluster, make):
 def test_an_interpreter_that_the_image_lacks_is_an_error_of_the_hosts_file(make):
     job = make(python="/missing/python").start()
     outcome = job.wait_for_outcome()
+    assert outcome.exit_code is ExitCode.CONFIG
     assert "127" in outcome.message and "No such file" in outcome.message
 
 
@@ -370,6 +427,8 @@ def test_each_right_of_airflows_role_is_needed_and_no_other(cluster, make, accou
     job.start()
     job.find()
     job.wait_until(lambda: job.place.read_output(job.attempt))
+    cluster.kubelet.unschedulable = "no node"
+    make("wait").start().find()  # while it waits, its events are read
     job.place.cancel(job.attempt)
     job.find()
     job.place.clean(job.attempt)

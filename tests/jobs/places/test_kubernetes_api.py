@@ -86,7 +86,7 @@ def test_a_pod_finds_the_cluster_around_it(cluster, monkeypatch, tmp_path):
 def test_the_official_watch_sees_what_happens_and_an_old_version_is_gone(cluster, open_client):
     """Trainyard itself asks for lists. So the fake server can be trusted to know versions."""
     opened = open_client("admin")
-    _, _, job = build_gang(make_hosts(), "watched", ["sleep", "60"], 60)
+    job, _, _ = build_gang(make_hosts(), "watched", ["sleep", "60"], 60)
     opened.create("job", job)
     cluster.find_pod("watched", "Running")
     configuration = client.Configuration()
@@ -113,7 +113,7 @@ def test_the_official_watch_sees_what_happens_and_an_old_version_is_gone(cluster
 
 def test_the_server_shows_what_a_real_one_shows(cluster, open_client):
     """All versions of all objects that it has shown so far are valid."""
-    _, _, job = build_gang(make_hosts(), "gang", ["false"], 60)
+    job, _, _ = build_gang(make_hosts(), "gang", ["false"], 60)
     open_client("admin").create("job", job)
     cluster.find_pod("gang", "Failed")
     for _, _, event in cluster.objects.events:
@@ -123,7 +123,7 @@ def test_the_server_shows_what_a_real_one_shows(cluster, open_client):
 
 def test_the_server_refuses_what_a_real_one_refuses(cluster, open_client):
     opened = open_client("admin")
-    service, _, job = build_gang(make_hosts(), "gang", ["true"], 60)
+    job, service, _ = build_gang(make_hosts(), "gang", ["true"], 60)
     assert opened.create("service", service)["metadata"]["uid"]
     assert opened.create("service", service) is None, "409: it exists"
     assert opened.read("service", "missing") is None

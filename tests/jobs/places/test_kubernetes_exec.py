@@ -33,7 +33,7 @@ def pod(cluster) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("admin")))
         client = KubernetesClient(cluster.namespace)
-        _, _, job = build_gang(make_hosts(), "gang", ["sleep", "600"], 600)
+        job, _, _ = build_gang(make_hosts(), "gang", ["sleep", "600"], 600)
         client.create("job", job)
         return cluster.find_pod("gang", "Running")["metadata"]["name"]
 

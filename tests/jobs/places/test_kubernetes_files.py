@@ -62,7 +62,9 @@ def test_nobody_may_read_secrets_or_change_what_runs():
     for rights in read_roles(FOLDER / "rbac.yaml").values():
         for group, resource, verb in rights:
             assert "*" not in (group, resource, verb)
-            assert verb not in ("patch", "update", "deletecollection", "escalate", "bind")
+            assert verb not in ("update", "deletecollection", "escalate", "bind")
+            # A Job is created suspended and then resumed. Its template cannot be changed.
+            assert verb != "patch" or resource == "jobs"
             if resource == "secrets":
                 assert verb in ("create", "delete")
     roles = read_roles(FOLDER / "rbac.yaml")
@@ -117,7 +119,7 @@ def test_each_secret_for_the_store_is_one_that_the_document_creates():
 
 def test_the_network_policy_is_for_all_pods_of_trainyard():
     policy = read("network-policy.yaml")
-    _, _, job = build_gang(load_hosts(FOLDER / "hosts", "gang"), "gang", ["true"], 60)
+    job, _, _ = build_gang(load_hosts(FOLDER / "hosts", "gang"), "gang", ["true"], 60)
     labels = job["spec"]["template"]["metadata"]["labels"]
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
     assert policy["spec"]["ingress"] == []

@@ -11,10 +11,13 @@ from fake_kubernetes.validation import validate
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.hosts_clusters import KubernetesHosts
 from pipeline_ops.jobs.places.kubernetes_manifest import (
+    RESUMED,
+    STARTED,
     build_gang,
     build_job,
     build_secret,
     select_secret_values,
+    set_owner,
 )
 from pipeline_ops.jobs.places.place import JobLaunch, name_job
 from pipeline_ops.storage.open_store import STORES_VARIABLE, open_root
@@ -63,7 +66,7 @@ def find_container(job: dict) -> dict:
 @pytest.mark.parametrize("values", [FULL, LEAST], ids=["full", "least"])
 def test_all_objects_are_what_kubernetes_publishes(values):
     hosts = KubernetesHosts.model_validate(values)
-    secret = build_secret("x", "0-1", {"NAME": "value"})
+    secret = build_secret("x", {"NAME": "value"})
     for manifest in [build(values), secret, *build_gang(hosts, "gang", ["true"], 60)]:
         assert validate(manifest) == []
 
@@ -116,15 +119,33 @@ def test_the_name_and_the_labels_find_the_job_again():
     assert template["labels"] == metadata["labels"]
 
 
+def test_an_object_with_an_owner_goes_with_its_job():
+    job = {"metadata": {"name": "job-1", "uid": "uid-1"}}
+    owned = set_owner(build_secret("name", {"TOKEN": "hidden"}), job)
+    assert validate(owned) == []
+    assert owned["metadata"]["ownerReferences"] == [
+        {"apiVersion": "batch/v1", "kind": "Job", "name": "job-1", "uid": "uid-1"}
+    ]
+
+
+def test_a_job_is_suspended_until_its_secret_is_there():
+    job = build(FULL)
+    assert job["spec"]["suspend"] is True
+    assert STARTED not in job["metadata"]["annotations"]
+    assert RESUMED["spec"]["suspend"] is False
+    assert STARTED in RESUMED["metadata"]["annotations"]
+    hosts = KubernetesHosts.model_validate(LEAST)
+    assert build_job(hosts, LAUNCH, False)["spec"]["suspend"] is False
+
+
 def test_no_secret_is_in_a_job():
     assert "hidden" not in str(build(FULL))
     assert find_container(build(FULL))["envFrom"] == [
         {"secretRef": {"name": name_job(LAUNCH.attempt)}},
         {"secretRef": {"name": "store"}},
     ]
-    secret = build_secret("name", "uid-1", {"TOKEN": "hidden"})
+    secret = build_secret("name", {"TOKEN": "hidden"})
     assert base64.b64decode(secret["data"]["TOKEN"]) == b"hidden"
-    assert secret["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
     hosts = KubernetesHosts.model_validate(LEAST)
     assert find_container(build_job(hosts, LAUNCH, False))["envFrom"] == []
 

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.places.kubernetes_state import judge_job, judge_pod
+from pipeline_ops.jobs.places.kubernetes_manifest import STARTED
+from pipeline_ops.jobs.places.kubernetes_state import (
+    find_warning,
+    judge_job,
+    judge_pod,
+    may_replace_pods,
+)
 
 NOW = 1_800_000_000.0
 IMAGE_MISSING = 'rpc error: code = NotFound desc = failed to pull "x": not found'
@@ -53,8 +59,13 @@ def ended(code: int, reason: str = "Error", **fields: Any) -> dict:
 
 
 def job(*conditions: dict, ago: float = 30.0, **fields: Any) -> dict:
+    spec, status = fields.pop("spec", {}), fields.pop("status", {})
     metadata = {"name": "trainyard-1", "creationTimestamp": at(ago)} | fields
-    return {"metadata": metadata, "status": {"conditions": list(conditions)}}
+    return {
+        "metadata": metadata,
+        "spec": spec,
+        "status": {"conditions": list(conditions)} | status,
+    }
 
 
 def disrupted(reason: str, message: str = "details") -> dict:
@@ -63,7 +74,18 @@ def disrupted(reason: str, message: str = "details") -> dict:
 
 CASES = {
     "no pod yet": (job(), [], "waiting", "has not made its pod", None),
-    "suspended": (job(condition("Suspended")), [], "waiting", "suspended", None),
+    "suspended": (
+        job(condition("Suspended"), spec={"suspend": True}, annotations={STARTED: "true"}),
+        *([], "waiting", "queue of the cluster", None),
+    ),
+    "its Secret is made": (
+        job(condition("Suspended"), spec={"suspend": True}),
+        *([], "waiting", "its Secret is made", None),
+    ),
+    "its starter was killed": (
+        job(condition("Suspended"), spec={"suspend": True}, ago=100.0),
+        *([], "ended", "started the job was killed", ExitCode.RETRY),
+    ),
     "unknown": (None, [], "absent", "does not know", None),
     "unschedulable": (
         job(),
@@ -125,6 +147,10 @@ CASES = {
     "no interpreter": (
         *(job(), [pod("Failed", state=ended(128, "StartError", message="no such file"))]),
         *("ended", "no such file", ExitCode.CONFIG),
+    ),
+    "wrong python": (
+        *(job(), [pod("Failed", state=ended(127))]),
+        *("ended", "`python` and `code` say where", ExitCode.CONFIG),
     ),
     "evicted": (
         job(),
@@ -206,6 +232,10 @@ def test_the_state_of_a_job(case):
         assert state.exit_code is exit_code
 
 
+def test_a_pod_that_no_scheduler_has_seen_waits_for_a_node():
+    assert judge_pod(pod("Pending"), NOW).message == "waits for a node"
+
+
 def test_the_newest_pod_counts():
     old = pod("Failed", state=ended(137), ago=100)
     assert judge_job(job(), [pod("Running", ago=5), old], NOW, 3600).phase == "running"
@@ -222,3 +252,21 @@ def test_a_wait_ends_with_the_time_of_the_hosts_file():
 
 def test_a_pod_without_any_status_waits():
     assert judge_pod({"metadata": {"name": "x"}, "status": {}}, NOW).phase == "waiting"
+
+
+def test_a_gang_whose_pod_has_succeeded_or_whose_job_has_ended_is_not_replaced():
+    assert may_replace_pods(job())
+    assert may_replace_pods(job(status={"failed": 3, "active": 2}))
+    assert not may_replace_pods(job(status={"succeeded": 1}))
+    assert not may_replace_pods(job(condition("Failed", "DeadlineExceeded")))
+    assert not may_replace_pods(job(condition("Complete")))
+
+
+def test_the_newest_warning_is_told():
+    events = [
+        {"type": "Warning", "message": "first", "lastTimestamp": at(20)},
+        {"type": "Warning", "message": "Error creating:  quota", "eventTime": at(5)},
+        {"type": "Normal", "message": "created", "lastTimestamp": at(1)},
+    ]
+    assert find_warning(events) == "Error creating: quota"
+    assert find_warning(events[2:]) == ""

@@ -25,6 +25,7 @@ _KINDS = {
     "secrets": "Secret",
     "services": "Service",
     "networkpolicies": "NetworkPolicy",
+    "events": "Event",
 }
 _REASONS = {
     400: "BadRequest",
@@ -107,6 +108,7 @@ class Api:
                 Route(many, self._create, methods=["POST"]),
                 Route(f"{many}/{{name}}", self._read, methods=["GET"]),
                 Route(f"{many}/{{name}}", self._remove, methods=["DELETE"]),
+                Route(f"{many}/{{name}}", self._patch, methods=["PATCH"]),
             ]
         return Starlette(routes=routes)
 
@@ -157,6 +159,7 @@ class Api:
             return refusal
         namespace, resource = request.path_params["namespace"], request.path_params["resource"]
         selector = request.query_params.get("labelSelector", "")
+        fields = request.query_params.get("fieldSelector", "")
         if is_watch:
             since = int(request.query_params.get("resourceVersion") or self._objects.version)
             if since < self._objects.oldest:
@@ -171,7 +174,11 @@ class Api:
                     "kind": f"{_KINDS[resource]}List",
                     "apiVersion": "v1",
                     "metadata": {"resourceVersion": str(self._objects.version)},
-                    "items": [each for each in found if matches(each, selector)],
+                    "items": [
+                        each
+                        for each in found
+                        if matches(each, selector) and _has_fields(each, fields)
+                    ],
                 }
             )
         return Response(text, media_type="application/json")
@@ -195,6 +202,23 @@ class Api:
             return refusal
         found = self._find(request)
         return JSONResponse(found) if found else self._describe_missing(request)
+
+    async def _patch(self, request: Request) -> Response:
+        if refusal := self._refuse(request, "PATCH", "patch"):
+            return refusal
+        found = self._find(request)
+        if found is None:
+            return self._describe_missing(request)
+        if request.query_params.get("fieldValidation") != "Strict":
+            return make_status(400, "the tests want fieldValidation=Strict")
+        change = await request.json()
+        with self._objects.lock:
+            merged = _merge(found, change)
+            if problems := validate(merged):
+                return make_status(422, f"{found['kind']} is invalid: {'; '.join(problems)}")
+            found.update(merged)
+            self._objects.touch(request.path_params["resource"], found)
+        return JSONResponse(found)
 
     async def _remove(self, request: Request) -> Response:
         if refusal := self._refuse(request, "DELETE", "delete"):
@@ -265,3 +289,24 @@ class Api:
     def _describe_missing(self, request: HTTPConnection) -> JSONResponse:
         parameters = request.path_params
         return make_status(404, f'{parameters["resource"]} "{parameters["name"]}" not found')
+
+
+def _merge(found: Object, change: Object) -> Object:
+    """A merge patch (RFC 7396)."""
+    merged = dict(found)
+    for key, value in change.items():
+        both_are_objects = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both_are_objects else value
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def _has_fields(found: Object, selector: str) -> bool:
+    """Returns whether an object has the fields of `a.b=value,...`."""
+    for term in filter(None, selector.split(",")):
+        path, _, wanted = term.partition("=")
+        value: object = found
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value != wanted:
+            return False
+    return True

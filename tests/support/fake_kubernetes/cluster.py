@@ -42,8 +42,8 @@ class KubernetesCluster:
     def __init__(self, folder: Path, namespace: str = "training"):
         self.namespace, self._folder = namespace, folder
         self.objects = Objects()
-        self._controllers = Controllers(self.objects)
-        self.kubelet = Kubelet(folder, self.objects, self._controllers.finish)
+        self.controllers = Controllers(self.objects)
+        self.kubelet = Kubelet(folder, self.objects, self.controllers.finish)
         self.accounts = {"admin": Account("admin")}
         if RBAC.exists():
             for name, rights in read_roles(RBAC).items():
@@ -52,7 +52,7 @@ class KubernetesCluster:
             self.objects,
             {f"token-of-{name}": account for name, account in self.accounts.items()},
             {namespace},
-            self._controllers.delete,
+            self.controllers.delete,
             self.kubelet.find_log,
             self.kubelet.run_command,
         )
@@ -194,7 +194,7 @@ class KubernetesCluster:
                 pod, "DisruptionTarget", "True", "PreemptionByScheduler", message
             ),
         )
-        self._controllers.delete("pods", pod, grace_seconds)
+        self.controllers.delete("pods", pod, grace_seconds)
 
     def drain(self, job: str, grace_seconds: int = 30) -> None:
         """The pod is evicted through the API, as `kubectl drain` does."""
@@ -206,7 +206,7 @@ class KubernetesCluster:
                 pod, "DisruptionTarget", "True", "EvictionByEvictionAPI", message
             ),
         )
-        self._controllers.delete("pods", pod, grace_seconds)
+        self.controllers.delete("pods", pod, grace_seconds)
 
     def lose_node(self, job: str, is_removed: bool = True) -> None:
         """The pod's node is switched off.
@@ -232,11 +232,11 @@ class KubernetesCluster:
 
         self._change(pod, change)
         if is_removed:
-            self._controllers.finish(pod)
+            self.controllers.finish(pod)
 
     def remove_all(self) -> None:
         """Removes all objects at once, and ends their processes."""
-        for resource in ("jobs", "secrets", "services", "networkpolicies", "pods"):
+        for resource in ("jobs", "secrets", "services", "networkpolicies", "events", "pods"):
             for found in self.objects.list(resource):
                 if resource == "pods":
                     self.kubelet.kill(found)
@@ -261,6 +261,6 @@ class KubernetesCluster:
 
     def _tick(self) -> None:
         while not self._is_over.is_set():
-            self._controllers.tick()
+            self.controllers.tick()
             self.kubelet.tick()
             time.sleep(_TICK_SECONDS)

@@ -20,6 +20,8 @@ class Controllers:
         self._objects = objects
         self._counted: set[str] = set()
         """The uids of pods whose end was counted."""
+        self.admission = ""
+        """Why no pod is admitted; "" if all are."""
         self._done: dict[str, set[int]] = {}
         """The indexes that have succeeded, by the uid of their Job."""
 
@@ -44,6 +46,21 @@ class Controllers:
             self._objects.touch("pods", found)
             if grace == 0:
                 self.finish(found)
+
+    def warn(self, about: Object, reason: str, message: str) -> None:
+        """Records a warning about an object, once."""
+        metadata = about["metadata"]
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{metadata['name']}.{reason.lower()}"},
+            "involvedObject": {"kind": about.get("kind", ""), "name": metadata["name"]},
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+            "lastTimestamp": format_time(),
+        }
+        self._objects.add("events", metadata["namespace"], event)
 
     def finish(self, pod: Object) -> None:
         """Forgets a pod that has ended, after its Job has noticed."""
@@ -78,7 +95,15 @@ class Controllers:
 
     def _make_pods(self, job: Object, pods: list[Object]) -> None:
         spec = job["spec"]
-        if spec.get("suspend"):
+        is_suspended = bool(spec.get("suspend"))
+        if is_suspended != _has_condition(job, "Suspended"):
+            reason = "JobSuspended" if is_suspended else "JobResumed"
+            set_condition(job, "Suspended", str(is_suspended), reason, "")
+            self._objects.touch("jobs", job)
+        if is_suspended:
+            return
+        if self.admission:
+            self.warn(job, "FailedCreate", f"Error creating: {self.admission}")
             return
         is_indexed = spec.get("completionMode") == "Indexed"
         done = self._done.get(job["metadata"]["uid"], set())
@@ -193,6 +218,11 @@ class Controllers:
 def _is_owner(job: Object, pod: Object) -> bool:
     owners = pod["metadata"].get("ownerReferences") or []
     return any(owner["uid"] == job["metadata"]["uid"] for owner in owners)
+
+
+def _has_condition(job: Object, kind: str) -> bool:
+    conditions = job.get("status", {}).get("conditions") or []
+    return any(each["type"] == kind and each["status"] == "True" for each in conditions)
 
 
 def _is_finished(job: Object) -> bool:

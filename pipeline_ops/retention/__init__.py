@@ -23,6 +23,8 @@ Why this is safe beside runs:
   call removes the rest. Two collectors exclude each other by a lease. One that was paused while
   another took over sees the same marks, and checks each of them again at the removal.
 
-Only names that this program makes, at the places of `artifacts/layout.py`, are ever removed. Links
-and folders of other users stay (`storage/own_folders.py`).
+Only what shows that this program has written it is ever removed: a run with a readable record or
+request, an artifact with a manifest or a lock, and names that hold a fingerprint, at the places of
+`artifacts/layout.py`. Everything else is reported as foreign and stays, as do links and folders of
+other users (`storage/own_folders.py`).
 """

@@ -62,6 +62,8 @@ def find_candidates(
             candidates += _find_leftovers(artifact, listed[artifact.job], now)
     for run in inventory.runs:
         if run.name not in needs.runs:
+            if not run.is_ours:
+                continue
             rule = "storage.keep does not ask for this run"
             candidates.append(Candidate("run", run.content, rule))
         else:
@@ -113,7 +115,8 @@ def _find_leftovers(
 def _find_unlisted_files(artifact: StoredArtifact, references: set[str]) -> Iterator[Candidate]:
     """Files in the folder of an artifact that no manifest lists.
 
-    In a folder with a manifest, only uploads are looked for, which lie below a lease's number.
+    In a folder with a manifest, only uploads are looked for, which lie below the number of a lease
+    that was held.
     """
     content, path = _leave_out(artifact.content, references), artifact.content.path
     unlisted = content.files
@@ -122,7 +125,10 @@ def _find_unlisted_files(artifact: StoredArtifact, references: set[str]) -> Iter
             yield Candidate("remains", content, "no manifest lists it", artifact)
         return
     tokens = {file.name.removeprefix(f"{path}/").partition("/")[0] for file in unlisted}
-    for token in sorted(filter(_TOKEN.fullmatch, tokens)):
+    lock = artifact.companions.get("lock")
+    held = [file.name.rpartition("/")[2][:8] for file in lock.files] if lock else []
+    newest = max(filter(_TOKEN.fullmatch, held), default="")
+    for token in sorted(each for each in tokens if _TOKEN.fullmatch(each) and each <= newest):
         files = tuple(file for file in unlisted if file.name.startswith(f"{path}/{token}/"))
         content = Content(f"{path}/{token}", files)
         yield Candidate("upload", content, "its job was killed, or lost its lease", artifact)

@@ -56,6 +56,8 @@ class Report:
     waiting: dict[str, Total] = dataclasses.field(default_factory=dict)
     removed: dict[str, Total] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
+    foreign: list[str] = dataclasses.field(default_factory=list)
+    """The paths of what nothing shows to be Trainyard's. It stays."""
     paths: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     """The marked paths with their rules, as they were before the removal."""
 
@@ -111,6 +113,8 @@ def explain_path(config: PipelineConfig, path: str, options: Options) -> str:
             reason = decision.needs.artifacts.get(artifact.key)
             blocked = "; ".join(decision.needs.problems)
             return f"{key} stays: {reason or blocked or 'a job may still need it, or uses it'}."
+    if any(_is_below(key, each) for each in decision.inventory.foreign):
+        return f"{key} stays: nothing shows that Trainyard has written it."
     raise ConfigError(
         f"--why {path}: {layout.pipeline} has no such path below {layout.root}. Name "
         f"artifacts/{layout.pipeline}/TASK/FINGERPRINT or runs/{layout.pipeline}/RUN, or a file in "
@@ -199,7 +203,9 @@ def _read_store_clock(root: StorePath) -> float:
 
 
 def _make_report(decision: _Decision, marks: dict[str, Mark]) -> Report:
-    report = Report(problems=list(decision.needs.problems))
+    report = Report(
+        problems=list(decision.needs.problems), foreign=list(decision.inventory.foreign)
+    )
     marked = {file.name for each in decision.candidates for file in each.content.files}
     inventory = decision.inventory
     contents = [each.content for each in inventory.runs] + list(inventory.shared)

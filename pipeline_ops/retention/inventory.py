@@ -25,8 +25,8 @@ _COMPANION = re.compile(
     r"\.{1,2}(?P<fingerprint>[0-9a-f]{32})\."
     r"(?P<kind>work|lock|used|(work\.)?[0-9]+(\.[0-9a-f]+)?\.staging)"
 )
-_SHARED = re.compile(r"listings/[0-9a-f]+\.index|checked/[0-9a-f]+\.json")
-_TEMPORARY = re.compile(r"\..+\.([0-9]+\.[0-9]+|[0-9a-f]{8})\.tmp")
+_SHARED = re.compile(r"listings/[0-9a-f]{16}\.index|checked/[0-9a-f]{32}\.json")
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.([0-9]+\.[0-9]+|[0-9a-f]{8})\.tmp")
 _ATTEMPT_FILE = re.compile(r"(?P<attempt>[^/]+/attempt-[0-9a-f]{8})/(?P<rest>.+)")
 Value = TypeVar("Value")
 Found = TypeVar("Found")
@@ -76,6 +76,11 @@ class StoredArtifact:
         return self.job, self.fingerprint
 
     @property
+    def is_ours(self) -> bool:
+        """Returns whether a manifest, a lock or another companion shows that we have made it."""
+        return bool(self.made or self.companions)
+
+    @property
     def made(self) -> float:
         """The time of the manifest; 0 without one."""
         name = f"{self.content.path}/{NAME}"
@@ -99,7 +104,10 @@ class OpenAttempt:
 
 @dataclasses.dataclass(frozen=True)
 class StoredRun:
-    """The folder of a run. `problem` is the reason why a record of it cannot be read."""
+    """The folder of a run. `problem` is the reason why a record of it cannot be read.
+
+    `is_ours` tells it from a folder of somebody else: it has a readable record or request.
+    """
 
     name: str
     content: Content
@@ -107,6 +115,7 @@ class StoredRun:
     open_attempts: tuple[OpenAttempt, ...] = ()
     is_protected: bool = False
     problem: str = ""
+    is_ours: bool = True
 
     @property
     def is_successful(self) -> bool:
@@ -131,20 +140,31 @@ class Inventory:
     """Listings of raw files and verdicts about models, of all pipelines."""
     temporary: tuple[Content, ...] = ()
     """Files whose writers were killed before they gave them their names."""
+    foreign: tuple[str, ...] = ()
+    """The paths of what nothing shows to be ours. It stays."""
 
 
 def take_inventory(layout: Layout) -> Inventory:
     """Lists everything. Raises MachineError or ConfigError if the store cannot be read."""
     root = layout.root
     jobs = {job: _group(root, layout.artifacts(job).key) for job in _JOBS}
-    found = _group(root, f"runs/{layout.pipeline}")
-    runs = [each for each in found if not _is_temporary(each.path)]
-    shared = [*_group(root, layout.listings.key), *_group(root, layout.checked_models.key)]
+    folders = _group(root, f"runs/{layout.pipeline}")
+    runs = list(map_requests(lambda content: _read_run(layout, content), folders))
+    found = [*_group(root, layout.listings.key), *_group(root, layout.checked_models.key)]
+    shared = [each for each in found if _SHARED.fullmatch(each.path)]
+    artifacts = [each for job in _JOBS for each in _find_artifacts(layout, job, jobs[job])]
+    ours = [run.content for run in runs if run.is_ours]
+    ours += [each.content for each in artifacts if each.is_ours]
+    ours += chain.from_iterable(each.companions.values() for each in artifacts)
+    temporary = _find_temporary_files(ours, [*found, *chain.from_iterable(jobs.values())])
+    known = {each.path for each in [*ours, *shared, *temporary]}
+    everything = [*folders, *found, *chain.from_iterable(jobs.values())]
     return Inventory(
-        tuple(each for job in _JOBS for each in _find_artifacts(layout, job, jobs[job])),
-        tuple(map_requests(lambda content: _read_run(layout, content), runs)),
-        tuple(each for each in shared if _SHARED.fullmatch(each.path)),
-        tuple(_find_temporary_files([*found, *shared, *chain.from_iterable(jobs.values())])),
+        tuple(each for each in artifacts if each.is_ours),
+        tuple(run for run in runs if run.is_ours or run.problem),
+        tuple(shared),
+        tuple(temporary),
+        tuple(each.path for each in everything if each.path not in known),
     )
 
 
@@ -174,17 +194,18 @@ def _find_artifacts(layout: Layout, job: str, found: Iterable[Content]) -> list[
     return map_requests(read, sorted(contents.keys() | companions.keys()))
 
 
-def _find_temporary_files(contents: Iterable[Content]) -> list[Content]:
-    return [
-        Content(file.name, (file,))
-        for content in contents
-        for file in content.files
-        if _is_temporary(file.name)
-    ]
-
-
-def _is_temporary(path: str) -> bool:
-    return bool(_TEMPORARY.fullmatch(path.rpartition("/")[2]))
+def _find_temporary_files(ours: Iterable[Content], others: Iterable[Content]) -> list[Content]:
+    """The temporary files in what is ours, and those of files that lie beside it."""
+    inner = (file for each in ours for file in each.files)
+    outer = (file for each in others for file in each.files if file.name == each.path)
+    found = [file for file in inner if _TEMPORARY.fullmatch(file.name.rpartition("/")[2])]
+    for file in outer:
+        folder, _, name = file.name.rpartition("/")
+        if matched := _TEMPORARY.fullmatch(name):
+            is_ours = _COMPANION.fullmatch(matched["name"])
+            if is_ours or _SHARED.fullmatch(f"{folder}/{matched['name']}"):
+                found.append(file)
+    return [Content(file.name, (file,)) for file in found]
 
 
 def _read_run(layout: Layout, content: Content) -> StoredRun:
@@ -199,15 +220,29 @@ def _read_run(layout: Layout, content: Content) -> StoredRun:
                 if record := read_record(root / content.path / name):
                     records[name.removesuffix(".json")] = record
             except DataError as error:
-                problems.append(str(error))
+                problems.append((name, str(error)))
+    is_ours = bool(records) or _has_request(root, content)
+    # The JSON files of others are no damaged records.
+    counted = [text for name, text in problems if is_ours or name.removesuffix(".json") in _JOBS]
     return StoredRun(
         content.path.rpartition("/")[2],
         content,
         records,
         tuple(_find_open_attempts(root, content)),
         PROTECTION in names,
-        "; ".join(problems),
+        "; ".join(counted),
+        is_ours,
     )
+
+
+def _has_request(root: StorePath, content: Content) -> bool:
+    for file in content.files:
+        found = _ATTEMPT_FILE.fullmatch(file.name.removeprefix(f"{content.path}/"))
+        if found and found["rest"] == REQUEST:
+            attempt = Attempt(root / content.path / found["attempt"])
+            if _try_read_request(attempt):
+                return True
+    return False
 
 
 def _find_open_attempts(root: StorePath, content: Content) -> list[OpenAttempt]:

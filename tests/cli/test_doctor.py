@@ -450,7 +450,7 @@ class TestKubernetes:
         monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("trainyard-supervisor")))
         doctor.run_on(pods)
         problem = doctor.examine()["hosts/lab.yaml"]
-        assert "this account may not delete pods, get pods/log" in problem
+        assert "this account may not patch jobs, list events, delete pods, get pods/log" in problem
         assert "docker/kubernetes/rbac.yaml" in problem
 
     def test_a_gang_needs_the_rights_of_a_supervisor(self, doctor, cluster, pods):

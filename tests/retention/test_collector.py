@@ -22,6 +22,7 @@ from pipeline_ops.artifacts.layout import lock_file, usage_file, work_folder
 from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.cli.main import main
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.retention.collector import Options, collect, explain_path
 from pipeline_ops.retention.host_leftovers import remove_host_leftovers
 from pipeline_ops.retention.usage import record_use
@@ -91,14 +92,14 @@ def test_marks_of_a_clock_that_was_ahead_do_not_wait_for_it(pipeline):
     assert pipeline.collect(NUM_DAYS + 3.1).removed.keys() == {"artifact", "run"}
 
 
-def test_a_temporary_file_beside_the_runs_is_one_candidate(pipeline):
-    """N8: it was two, and the collector ended with a KeyError."""
+def test_a_temporary_file_beside_the_runs_stays(pipeline):
+    """N8: it was two candidates, and the collector ended with a KeyError."""
     file = pipeline.root / "runs" / "digits" / ".x.deadbeef.tmp"
     file.write(b"")
     later = (time.time() - pipeline.start) / DAY
     pipeline.collect(later + 1)
-    assert pipeline.collect(later + 3).removed["temporary"].num_files == 1
-    assert not file.exists()
+    assert pipeline.collect(later + 3).foreign == [file.key]
+    assert file.exists()
 
 
 def test_a_dry_run_changes_nothing(pipeline):
@@ -261,6 +262,53 @@ def test_leftovers_of_killed_jobs_go_even_without_rules(tmp_path):
     assert [path for path in leftovers if path.exists()] == []
     assert whole <= list_files(pipeline) | {lock_file(artifact).key}
     assert strange.exists() and link.is_symlink() and (target / "file").exists()
+
+
+FOREIGN = (
+    "README.txt",
+    "exp1/events.out.tfevents.1700000000.host",  # TensorBoard's own default folder is runs/
+    "exp1/train/events.out.tfevents.1700000000.host",
+    "exp2/config.json",
+    "exp3/train.json",
+    "exp4/train/attempt-00000001/request.json",
+    "exp5/train/attempt-00000001/log.txt",
+    "exp6/trials.json",
+    "exp7/notifications/failed.json",
+    ".x.deadbeef.tmp",
+    ".train.json.1.2.tmp",
+    ".hidden/file",
+    "keep/keep",
+    "a b/ü.txt",
+    f"{'a' * 32}/weights.h5",
+    f"{'b' * 32}/00000001/part",
+    f"{'c' * 31}/file",
+    f"{'D' * 32}/file",
+    f".{'e' * 32}.backup",
+    f".{'f' * 32}.lock.old",
+    "0001.index",
+    "model.json",
+)
+
+
+@pytest.mark.parametrize("kind", ["folder", pytest.param("s3", marks=pytest.mark.stores)])
+def test_what_nothing_shows_to_be_ours_stays_and_is_reported(tmp_path, make_root, kind):
+    """N2."""
+    root = make_root(kind)
+    keep = {"runs": 1, "days": 0}
+    pipeline = SimulatedPipeline(make_config(tmp_path, root.uri, keep), start=time.time() - DAY)
+    pipeline.run_day(0)
+    folders = ["runs/digits", *(f"artifacts/digits/{job}" for job in JOBS), "listings", "checked"]
+    for folder in folders:
+        for name in FOREIGN:
+            (pipeline.root / folder / name).write(b"{}")
+    before = list_files(pipeline)
+    pipeline.collect(400)
+    report = pipeline.collect(800)
+    assert list_files(pipeline) == before
+    firsts = {name.partition("/")[0] for name in FOREIGN}
+    for folder in folders:
+        assert {f"{folder}/{first}" for first in firsts} <= set(report.foreign)
+    assert "nothing shows" in explain_path(pipeline.config, "runs/digits/exp1", Options())
 
 
 def test_an_unreadable_manifest_stops_the_removal_of_artifacts(pipeline):

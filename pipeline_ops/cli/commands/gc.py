@@ -13,6 +13,7 @@ from pipeline_ops.retention.collector import Options, Report, collect, explain_p
 from pipeline_ops.retention.host_leftovers import remove_host_leftovers
 from pipeline_ops.retention.removal import Total
 
+_MAX_FOREIGN_SHOWN = 5
 _UNITS = {"d": 86400, "h": 3600}
 _DURATION = re.compile(r"([0-9]{1,6})([dh])")
 _DETAILS = """\
@@ -81,6 +82,10 @@ def format_report(config: PipelineConfig, report: Report, is_dry_run: bool = Fal
         *_format_totals("removed", report.removed),
         *(f"  no artifact is removed, because {problem}" for problem in report.problems),
     ]
+    if report.foreign:
+        shown = ", ".join(report.foreign[:_MAX_FOREIGN_SHOWN])
+        more = len(report.foreign) - _MAX_FOREIGN_SHOWN
+        lines.append(f"  not ours, stays: {shown}" + (f" and {more} more" if more > 0 else ""))
     if is_dry_run:
         lines += [f"  {path}: {rule}" for path, rule in report.paths]
     return "\n".join(lines)

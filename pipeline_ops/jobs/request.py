@@ -2,8 +2,7 @@
 
 An operator writes `request.json` into a fresh attempt folder and starts `python -m <module>
 --request <path>`. The job answers with `status.json` in the same folder, by rename, and with its
-exit code. A job without a status was killed. Only the owner can read the folder and the request,
-because a hosts file may put secrets into the environment of workers.
+exit code. A job without a status was killed. Only the owner can read the folder and the request.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Request(BaseModel):
     config: dict[str, Any]
     """The job's section of the pipeline config, as JSON."""
     hosts: dict[str, Any] | None = None
-    """For training: the hosts file's content. Null for this machine."""
+    """For training: the hosts file's content, without its environment. Null for this machine."""
     inputs: dict[str, Input] = {}
     """Manifests to read, by name."""
     root: str

@@ -32,15 +32,16 @@ from pipeline_ops.registry.object_model_store import ObjectModelStore
 from pipeline_ops.registry.version import Version, read_manifests
 from pipeline_ops.storage.open_store import is_remote, open_root
 from pipeline_ops.storage.own_folders import warn_unowned_folder
+from pipeline_ops.storage.store_path import StorePath
 
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Registry:
-    """The versions of one model. `location` is a local folder, or a URI in an object store."""
+    """The versions of one model. `location` is a local folder, or one in an object store."""
 
-    location: str | Path
+    location: str | Path | StorePath
 
     @functools.cached_property
     def store(self) -> ModelStore:
@@ -48,7 +49,8 @@ class Registry:
         location = str(self.location).rstrip("/")
         if not is_remote(location):
             return LocalModelStore(Path(location))
-        return ObjectModelStore(open_root(location))
+        options = self.location.options if isinstance(self.location, StorePath) else None
+        return ObjectModelStore(open_root(location, options))
 
     def list_versions(self) -> list[Version]:
         """The versions, oldest first, without unfinished and retired ones."""

@@ -183,9 +183,9 @@ def _read_versions(config: PipelineConfig) -> tuple[list[tuple[str, Manifest]], 
     Also returns the problems of unreadable ones.
     """
     models = config.root / "models"
-    locations = {str(models / entry.name) for entry in models.list_folder() if entry.is_folder}
+    locations = [models / entry.name for entry in models.list_folder() if entry.is_folder]
     found, problems = [], []
-    for location in sorted({*locations, config.registry}):
+    for _, location in sorted({str(each): each for each in [*locations, config.registry]}.items()):
         for version in Registry(location).list_versions():
             try:
                 found.append((version.uri, version.read_manifest()))

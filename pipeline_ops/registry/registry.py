@@ -87,9 +87,12 @@ class Registry:
         number = self.read_aliases().names.get(alias)
         return None if number is None else self.get_version(number)
 
-    def read_history(self) -> AliasHistory:
-        """Every move, and the problems of unreadable records."""
-        return aliases.read_records(self.store)
+    def read_history(self, newest: int | None = None) -> AliasHistory:
+        """Every move, or those of the newest records, and the problems of unreadable records.
+
+        In a bucket, each record costs a request.
+        """
+        return aliases.read_records(self.store, newest)
 
     def find_by_training(self, training_digest: str) -> list[Version]:
         """The versions that hold the model of a training's artifact.

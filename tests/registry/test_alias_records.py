@@ -78,6 +78,18 @@ def test_the_newest_moves_are_read_without_the_others(s3_uri):
     assert read_usage().requests - before == 3  # the listing, and the two
 
 
+def test_no_move_is_read_to_see_that_a_new_version_was_never_in_service(s3_uri):
+    """N10: each export read each record."""
+    registry = Registry(s3_uri)
+    for number, digest in enumerate("abc", 1):
+        registry.promote(publish(registry, digest).number, str(number))
+    publish(registry, "d")
+    assert registry.find_earlier_services({1, 3, 4}) == [1, 3]
+    before = read_usage().requests
+    assert registry.find_earlier_services({4}) == []
+    assert read_usage().requests - before == 2  # the listing, and the state
+
+
 def test_a_reason_of_any_length_is_kept_shortened(folder):
     folder.promote(publish(folder, "a").number, "x" * 1_000_000)
     assert folder.read_history().moves[0].reason == "x" * 1000

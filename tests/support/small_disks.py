@@ -41,4 +41,4 @@ def mount_small_disk(folder: Path, limits: str = f"size={DISK_BYTES}") -> Iterat
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)  # a process may be ending

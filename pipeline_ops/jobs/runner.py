@@ -43,7 +43,11 @@ from pipeline_ops.jobs.workspace import (
 )
 from pipeline_ops.storage.atomic import describe_os_error, translate_write_errors
 from pipeline_ops.storage.open_store import open_path
-from pipeline_ops.storage.read_errors import to_exit_code
+from pipeline_ops.storage.read_errors import (
+    has_disk_error_message,
+    summarize_error,
+    to_exit_code,
+)
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.storage.store import read_usage
 from pipeline_ops.storage.store_path import StorePath
@@ -161,6 +165,8 @@ def run_request(work: Callable[[Job], ExitCode], uri: str | Path) -> ExitCode:
 
 def _explain(error: Exception, folders: Iterable[Path]) -> str:
     """The reason of an unexpected error. The system does not say which disk is full."""
+    if has_disk_error_message(error):
+        return f"{summarize_error(error)}. Free disk space or repair the disk, then retry"
     if not isinstance(error, OSError):
         return f"{type(error).__name__}: {error}"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):

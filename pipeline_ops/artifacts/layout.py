@@ -204,6 +204,11 @@ class Attempt(Generic[Place]):
         return self.folder / "status.json"
 
     @property
+    def reserve(self) -> Place:
+        """Room for the status on a disk that is full by then (`jobs/request.py`)."""
+        return self.folder / "status.reserve"
+
+    @property
     def progress(self) -> Place:
         return self.folder / "progress.jsonl"
 

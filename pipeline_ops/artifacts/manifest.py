@@ -9,6 +9,7 @@ are opened without following links.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -108,13 +109,13 @@ class Manifest(BaseModel):
     @model_validator(mode="after")
     def _validate_paths(self) -> Manifest:
         """Checks that each path is listed once, and that no file is the folder of another file."""
-        paths = {file.path for file in self.files}
-        if len(paths) < len(self.files):
-            raise ValueError("files: a path is listed twice")
-        if folder := next(
-            (each for path in paths for each in map(str, Path(path).parents) if each in paths), None
-        ):
-            raise ValueError(f"files: {folder} is listed as a file and as a folder")
+        # With "/" as the lowest character, a folder's first file comes directly after its name.
+        paths = sorted((file.path for file in self.files), key=lambda path: path.replace("/", "\0"))
+        for path, following in itertools.pairwise(paths):
+            if path == following:
+                raise ValueError("files: a path is listed twice")
+            if following.startswith(f"{path}/"):
+                raise ValueError(f"files: {path} is listed as a file and as a folder")
         return self
 
     @property

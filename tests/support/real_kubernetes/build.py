@@ -90,7 +90,7 @@ MODULES = (
 def build_programs() -> Path:
     """The folder of the programs, built if this user does not have them yet.
 
-    On two cores it takes ten minutes or more, and 3 GB of disk, most of it in the caches of Go.
+    It takes twenty minutes of one core, and 3 GB of disk, most of it in the caches of Go.
 
     Raises:
       BuildError: a module is not the expected one, or Go has failed.

@@ -64,7 +64,6 @@ class RealCluster:
 
     Attributes:
       kubeconfig: the access of an administrator.
-      seconds_to_start: without the build of the programs.
     """
 
     def __init__(self, engine: ContainerEngine):
@@ -74,7 +73,7 @@ class RealCluster:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
-        self._programs, began = build_programs(), time.monotonic()
+        self._programs = build_programs()
         with contextlib.ExitStack() as stack:
             # The path of a socket is short, and pytest's folders may be long.
             self._folder = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
@@ -84,7 +83,6 @@ class RealCluster:
             self._start_control_plane()
             self._start_node()
             self._prepare()
-            self.seconds_to_start = time.monotonic() - began
             self._exit = stack.pop_all()
         return self
 

@@ -54,7 +54,7 @@ GROUPS = {
         ),
     ),
     "kubernetes": Group(
-        10, ("docker/kubernetes", "pipeline_ops/jobs/places", "pipeline_ops/launch/kubernetes")
+        12, ("docker/kubernetes", "pipeline_ops/jobs/places", "pipeline_ops/launch/kubernetes")
     ),
     "engines": Group(8, ("beam_jobs", "pipeline_ops/raw_data")),
     "stores": Group(

@@ -49,10 +49,12 @@ GROUPS = {
             "docker",
             "pipeline_ops/jobs/places",
             "pipeline_ops/launch/container",
-            "pipeline_ops/launch/kubernetes",
             "pyproject",
             "requirements",
         ),
+    ),
+    "kubernetes": Group(
+        12, ("docker/kubernetes", "pipeline_ops/jobs/places", "pipeline_ops/launch/kubernetes")
     ),
     "engines": Group(8, ("beam_jobs", "pipeline_ops/raw_data")),
     "stores": Group(

@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 UNIT := --ignore tests/jobs/places $(addprefix tests/,artifacts config jobs pages reaper storage system user_code) \
     $(addprefix tests/test_,borders.py decisions.py groups.py names.py security_page.py)
 # Heavy tests: the marks of pyproject.toml, in the order of .ci/groups.py.
-GROUPS := airflow hosts containers kubernetes engines stores faults training
+GROUPS := airflow stores hosts kubernetes containers engines faults training
 EMPTY :=
 ANY := $(subst $(EMPTY) $(EMPTY), or ,$(GROUPS))
 ifneq ($(filter-out $(GROUPS),$(GROUP)),)

@@ -104,6 +104,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
             "PIL",
             "google_crc32c",
             "google",
+            "pyarrow",
             "sklearn",
             "markupsafe",
         },

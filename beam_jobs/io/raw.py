@@ -1,19 +1,23 @@
 """Finds and reads the image bytes of a record.
 
-The bytes are a file of their own, an object in a store, or a part of a TFRecord file. A plan holds
-the places, which are small, instead of images. The worker that builds a shard reads the bytes.
-Called by `beam_jobs/output/shard.py`, and by other modules that need the bytes of one record.
+The bytes are a file of their own, an object in a store, or a part of a file with many images. A
+plan holds the places, which are small, instead of images. The worker that builds a shard reads the
+bytes. `beam_jobs/output/shard.py` calls this module, and so do others that need single records.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 from beam_jobs.io.example import parse
+from beam_jobs.io.parquet import read_rows
 from beam_jobs.io.tfrecord_reader import CorruptRecord, read_record
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
@@ -23,11 +27,14 @@ from pipeline_ops.raw_data.remote import RemoteFolder
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedImage:
-    """An image inside a tf.train.Example of a TFRecord file.
+    """An image inside a file with many images.
 
-    `num_bytes` and `digest` are the image's own, like a RawFile's. `container` is the TFRecord
-    file, `offset` is the start of the record in it, and `feature` is the name of the feature that
-    holds the image.
+    `num_bytes` and `digest` are the image's own, like a RawFile's. `container` is the file. The
+    place in it depends on `packing`:
+
+      tfrecord   `offset` is the start of a tf.train.Example, `feature` the feature of the image.
+      tar        `offset` is the first byte of the image.
+      parquet    `offset` is the row, `feature` the column, such as `image.bytes`.
     """
 
     key: str
@@ -35,7 +42,8 @@ class PackedImage:
     digest: str
     container: RawFile
     offset: int
-    feature: str
+    feature: str = ""
+    packing: Literal["tfrecord", "tar", "parquet"] = "tfrecord"
 
     def has_content(self, content: bytes) -> bool:
         """Returns whether `content` is the image that was there when the source was read."""
@@ -44,7 +52,9 @@ class PackedImage:
 
 Raw = RawFile | PackedImage
 _MAX_FETCHED_FILES, _MAX_FETCHED_BYTES = 32, 16e6
-"""Limits of one fetch. The first one that is reached counts."""
+"""Limits of one fetch from a store. The first one that is reached counts."""
+_MAX_ROW_BYTES = 256e6
+"""Maximum size of the images that are read ahead from Parquet files, per worker."""
 
 
 def find_raw_file(raw: Raw) -> RawFile:
@@ -100,7 +110,8 @@ class RawReader:
     """Reads records one after another, in the order of `raws`.
 
     Some records may be left out. Records in an object store are fetched together, a few ahead. If
-    they were fetched one by one, a worker would always wait for the network.
+    they were fetched one by one, a worker would always wait for the network. Rows of Parquet files
+    are fetched ahead as well, because the smallest part that can be read is a row group.
     """
 
     def __init__(self, raws: Iterable[Raw], folder: RawFolder):
@@ -109,25 +120,46 @@ class RawReader:
 
     def read(self, raw: Raw) -> bytes:
         """Reads a record as `read_raw` does."""
-        if not isinstance(self._folder, RemoteFolder):
+        if isinstance(self._folder, RemoteFolder):
+            while raw.key not in self._fetched:
+                raws = self._take_next(_MAX_FETCHED_FILES, _MAX_FETCHED_BYTES)
+                files = list(map(find_raw_file, raws))
+                contents = self._folder.read(files)
+                self._fetched = {file.key: c for file, c in zip(files, contents, strict=True)}
+        elif isinstance(raw, PackedImage) and raw.packing == "parquet":
+            while raw.key not in self._fetched:
+                self._fetched = _read_ahead(self._take_next(None, _MAX_ROW_BYTES), self._folder)
+        else:
             return read_raw(raw, self._folder)
-        while raw.key not in self._fetched:
-            files = self._take_next_files()
-            contents = self._folder.read(files)
-            self._fetched = {file.key: c for file, c in zip(files, contents, strict=True)}
         return self._fetched.pop(raw.key)
 
-    def _take_next_files(self) -> list[RawFile]:
-        files: list[RawFile] = []
+    def _take_next(self, max_files: int | None, max_bytes: float) -> list[Raw]:
+        raws: list[Raw] = []
         num_bytes = 0
-        while (
-            len(files) < _MAX_FETCHED_FILES
-            and num_bytes < _MAX_FETCHED_BYTES
-            and (file := next(self._upcoming, None))
-        ):
-            files.append(find_raw_file(file))
-            num_bytes += file.num_bytes
-        return files
+        for raw in itertools.islice(self._upcoming, max_files):
+            raws.append(raw)
+            num_bytes += raw.num_bytes
+            if num_bytes >= max_bytes:
+                break
+        return raws
+
+
+def _read_ahead(raws: Iterable[Raw], folder: Path) -> dict[str, bytes]:
+    """Images in Parquet files, by key. Each row group is read once, one at a time."""
+    groups: dict[tuple[bytes, str], list[PackedImage]] = defaultdict(list)
+    for raw in raws:
+        if isinstance(raw, PackedImage):
+            groups[raw.container.to_path(folder), raw.feature].append(raw)
+    found = {}
+    for (path, column), members in groups.items():
+        with translate_read_errors(members[0].container.key):
+            rows = read_rows(path, column, [raw.offset for raw in members])
+        for raw in members:
+            image = rows.pop(raw.offset, None)
+            if image is None or not raw.has_content(image):
+                raise MachineError(f"{raw.key} has changed since the run started. Retry.")
+            found[raw.key] = image
+    return found
 
 
 def _read_file(raw: RawFile, folder: Path) -> bytes | None:
@@ -154,10 +186,22 @@ def _read_file(raw: RawFile, folder: Path) -> bytes | None:
 
 
 def _read_packed(raw: PackedImage, folder: Path) -> bytes | None:
-    """The bytes of an image inside a TFRecord file, or None if it has changed."""
+    """The bytes of an image inside another file, or None if it has changed."""
+    path = raw.container.to_path(folder)
+    match raw.packing:
+        case "tfrecord":
+            image = _read_feature(path, raw)
+        case "tar":
+            with open(path, "rb", buffering=0) as file:
+                image = os.pread(file.fileno(), raw.num_bytes, raw.offset)
+        case "parquet":
+            image = read_rows(path, raw.feature, [raw.offset]).get(raw.offset)
+    return image if image is not None and raw.has_content(image) else None
+
+
+def _read_feature(path: bytes, raw: PackedImage) -> bytes | None:
     try:
-        values = parse(read_record(raw.container.to_path(folder), raw.offset)).get(raw.feature)
+        values = parse(read_record(path, raw.offset)).get(raw.feature)
     except (CorruptRecord, ValueError):
         return None
-    image = values[0] if values else None
-    return image if isinstance(image, bytes) and raw.has_content(image) else None
+    return values[0] if values and isinstance(values[0], bytes) else None

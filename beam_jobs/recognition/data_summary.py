@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from pydantic import TypeAdapter
 
-from beam_jobs.io.raw import read_raw
+from beam_jobs.io.raw import RawReader
 from beam_jobs.planning.empty_splits import explain_from_plan
 from beam_jobs.planning.plan import (
     Record,
@@ -24,11 +24,11 @@ from beam_jobs.planning.plan import (
     infer_task,
 )
 from beam_jobs.planning.splits import split_records
-from beam_jobs.recognition.folder_view import is_image_name
 from beam_jobs.recognition.listing_sample import sample_listing
 from beam_jobs.recognition.source_match import count
 from beam_jobs.sources import read_records, validate_listing
 from beam_jobs.sources.collect import SourceRecords
+from beam_jobs.sources.parsing import is_image_name
 from beam_jobs.stages.decode import Decode, decode
 from beam_jobs.stages.stage import Box, Reject
 from beam_jobs.statistics.summary import RejectedRecord
@@ -180,9 +180,10 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
     is_grey, num_lossless = True, 0
     for group in (usual, unusual):
         tried, before = group[:MAX_DECODED], len(rejected)
+        reader = RawReader((record.file for record in tried), folder)
         for record in tried:
             try:
-                example = decode(record.to_example(read_raw(record.file, folder)), Decode())
+                example = decode(record.to_example(reader.read(record.file)), Decode())
             except Reject as reject:
                 rejected.append(
                     RejectedRecord(

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from beam_jobs.sources.parsing import is_image_name
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.entries import walk_entries
 from pipeline_ops.raw_data.listing import Listing
@@ -29,9 +30,6 @@ MAX_CANDIDATES = 20
 """Number of files of one kind that a recogniser opens."""
 START_BYTES = 1 << 16
 """Number of bytes that are read from the start, or the end, of a file."""
-_IMAGE_SUFFIXES = frozenset(
-    (".bmp", ".gif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,11 +160,6 @@ def view_folder(path: Path, max_files: int = MAX_FILES) -> FolderView:
         name,
         is_complete,
     )
-
-
-def is_image_name(key: str) -> bool:
-    """Returns whether a name ends as that of an image file does."""
-    return posixpath.splitext(key)[1].lower() in _IMAGE_SUFFIXES
 
 
 def iterate_parents(key: str) -> Iterator[str]:

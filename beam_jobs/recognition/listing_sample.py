@@ -7,9 +7,10 @@ import posixpath
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from beam_jobs.recognition.folder_view import is_image_name
 from beam_jobs.recognition.source_match import count
-from pipeline_ops.config.sources import AnySource, TfrecordSource
+from beam_jobs.sources.parsing import is_image_name
+from pipeline_ops.config.packed_sources import PackedSource
+from pipeline_ops.config.sources import AnySource
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
 
@@ -31,12 +32,12 @@ def sample_listing(
       source: the source.
       listing: all of its files.
       max_files: the approximate number of annotation files to keep.
-      max_bytes: the number of bytes of TFRecord files to keep of each part, if it has several.
+      max_bytes: the number of bytes to keep of each part, if its files hold many images each.
 
     Returns:
       The part, the number of times that it is contained in the whole, and remarks.
     """
-    if isinstance(source, TfrecordSource):
+    if isinstance(source, PackedSource):
         return _sample_containers(source, listing, max_bytes)
     folder = _FILE_PER_IMAGE.get(source.type, "")
     annotations = [file for file in listing.files if _is_in(folder, file)]
@@ -58,7 +59,7 @@ def sample_listing(
 
 
 def _sample_containers(
-    source: TfrecordSource, listing: Listing, max_bytes: int
+    source: PackedSource, listing: Listing, max_bytes: int
 ) -> tuple[Listing, float, Sequence[str]]:
     """Keeps the first files of each part, up to a number of bytes, and at least one."""
     left_out: set[str] = set()
@@ -75,7 +76,7 @@ def _sample_containers(
     if not left_out:
         return listing, 1.0, ()
     files = tuple(file for file in listing.files if file.key not in left_out)
-    remark = f"{used / total:.0%} of the TFRecord files were read, so a rare class may be missing"
+    remark = f"{used / total:.0%} of the bytes were read, so a rare class may be missing"
     return Listing(listing.folder, files, listing.rejected), total / used, (remark,)
 
 

@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from beam_jobs.io.example import parse
+from beam_jobs.io.parquet import CorruptParquet, iterate_rows, open_parquet
 from beam_jobs.io.tfrecord_reader import CorruptRecord, scan_records
 from beam_jobs.recognition.folder_view import MAX_CANDIDATES, START_BYTES, FolderView
 from beam_jobs.recognition.source_match import Certainty, SourceMatch, count, find_split, join_names
+from beam_jobs.sources.fields import find_field
+from beam_jobs.sources.parsing import CORNERS, parse_json_object
+from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile
 
 _TFRECORD_NAME = re.compile(r"\.(tfrecords?|tfrec|record)(-\d+-of-\d+)?$|-\d+-of-\d+$")
 _SHARD_NUMBER = re.compile(r"-\d+-of-(\d+)")
-_PARQUET_MAGIC, _MAX_METADATA_BYTES = b"PAR1", 1 << 20
+_PARQUET_MAGIC = b"PAR1"
 _TAR_BLOCK, _TAR_TYPE, _TAR_MAGIC, _MAX_MEMBERS = 512, slice(156, 157), slice(257, 262), 20
-_BOX_KEY = re.compile(rb'"(boxes|bbox|xmin|objects)"')
+_BOXES = ("boxes", "bbox", "bboxes", "objects", "annotations")
+_LABELS = (
+    "label",
+    "labels",
+    "class",
+    "class_name",
+    "category",
+    "categories",
+    "category_id",
+    "category_name",
+)
+_XYXY = ("xmin", "ymin", "xmax", "ymax")
+"""Names of fields that are looked for, the usual ones first."""
+_Fields = Mapping[str, Any]
 
 
 def recognise_tfrecord(view: FolderView) -> Iterator[SourceMatch]:
@@ -83,42 +101,125 @@ def _get_pattern(file: RawFile) -> str:
 
 
 def recognise_parquet(view: FolderView) -> Iterator[SourceMatch]:
-    """Finds Parquet files. The names of the columns are looked for in the bytes of the first."""
+    """Finds Parquet files with a column of images. The first rows of the first file are read."""
     files = view.list_candidates(".parquet")
     if not any(view.read_start(file, 4) == _PARQUET_MAGIC for file in files[:MAX_CANDIDATES]):
         return
-    columns = _find_parquet_words(view, files[0])
-    fields: dict[str, str] = {"image": "img"} if "img" in columns and "image" not in columns else {}
-    if {"objects", "bbox"} <= columns:  # as in data sets of Hugging Face
-        label = "category" if "category" in columns else "label"
-        fields |= {"bbox": "objects.bbox", "label": f"objects.{label}"}
-    has_boxes = bool({"bbox", "boxes", "xmin"} & columns)
-    keys: dict[str, Any] = {"task": "detection" if has_boxes else "classification"}
-    keys |= _list_parts(files) | ({"fields": fields} if fields else {})
-    reason = f"{count(len(files), 'Parquet file')} with {'boxes' if has_boxes else 'labels'}"
+    try:
+        with open_parquet(files[0].to_path(view.folder)) as opened:
+            names = opened.schema_arrow.names
+            groups = range(opened.num_row_groups)
+            every = (row for group in groups for row in iterate_rows(opened, group, names))
+            rows = list(itertools.islice(every, _MAX_MEMBERS))
+    except (CorruptParquet, OSError) as error:
+        yield SourceMatch("parquet", Certainty.UNUSABLE, f"{files[0].key}: {error}")
+        return
+    image, fields = _guess_image_column(view, rows), _guess_fields(rows)
+    if image is None or not fields:
+        missing = "images" if image is None else "labels or boxes"
+        reason = f"{files[0].key} has no known column with {missing}, but {join_names(names)}"
+        yield SourceMatch("parquet", Certainty.UNUSABLE, reason)
+        return
+    kind = "boxes" if fields["task"] == "detection" else "labels"
+    reason = f"{count(len(files), 'Parquet file')} with {kind}"
+    keys = {**fields, **_list_parts(files), **image}
     yield SourceMatch("parquet", Certainty.CERTAIN, reason, keys)
 
 
-def _find_parquet_words(view: FolderView, file: RawFile) -> set[str]:
-    """The words in the metadata at the end of a file. The names of the columns are among them."""
-    tail = view.read_part(file, max(0, file.num_bytes - 8), 8)
-    length = min(int.from_bytes(tail[:4], "little"), _MAX_METADATA_BYTES)
-    metadata = view.read_part(file, max(0, file.num_bytes - 8 - length), length)
-    return {word.decode() for word in re.findall(rb"[A-Za-z_]+", metadata)}
+def _guess_image_column(view: FolderView, rows: Sequence[_Fields]) -> dict[str, Any] | None:
+    """The keys `image` and `images` of a Parquet source. None if no column can be the images."""
+    paths: dict[str, list[str]] = {}
+    for name in rows[0] if rows else ():
+        values = [row[name] for row in rows]
+        values = [each.get("bytes") if isinstance(each, dict) else each for each in values]
+        if any(isinstance(value, bytes) for value in values):
+            return _omit_default("image", name)
+        paths[name] = [value for value in values if isinstance(value, str)]
+    for name, found in paths.items():
+        folder, number = view.find_images_folder(found, "")
+        if number:
+            return {**_omit_default("image", name), "images": folder}
+    return None
+
+
+def _guess_fields(rows: Sequence[_Fields]) -> dict[str, Any]:
+    """The keys `task`, `label`, `boxes` and so on of a source, from its first annotations.
+
+    Empty if there are neither labels nor boxes.
+    """
+    names = (*_BOXES, *(f"{outer}.{inner}" for outer in _BOXES for inner in _BOXES))
+    for name in names:
+        values = [value for row in rows if (value := find_field(row, name)) is not None]
+        boxes = [box for value in values for box in _as_list(value)]
+        if values and all(map(_is_box, boxes)):
+            keys = {"task": "detection", **_omit_default("boxes", name)}
+            return {**keys, **_guess_numbers(rows, name, boxes)} if boxes else keys
+        if values and all(map(_has_corners, boxes)):
+            return {"task": "detection", **_omit_default("boxes", name)}
+    if any(all(_has_value(row, name) for name in CORNERS) for row in rows):
+        columns = ([_as_list(find_field(row, name)) for name in _XYXY] for row in rows)
+        boxes = [box for row in columns for box in zip(*row, strict=False)]
+        found = _guess_numbers(rows, "", boxes)
+        return {"task": "detection", "corners": list(_XYXY), **found}
+    label = _find_label(rows, "")
+    return {"task": "classification", **_omit_default("label", label)} if label else {}
+
+
+def _is_box(value: Any) -> bool:
+    is_list = isinstance(value, list) and len(value) == 4
+    return is_list and all(isinstance(number, int | float) for number in value)
+
+
+def _has_corners(value: Any) -> bool:
+    return isinstance(value, dict) and {*CORNERS, "label"} <= {*value}
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _guess_numbers(
+    rows: Sequence[_Fields], boxes: str, numbers: Sequence[Sequence[float]]
+) -> dict[str, Any]:
+    """The label, the format and the unit of boxes of four numbers."""
+    outer = boxes.rpartition(".")[0]
+    label = (outer and _find_label(rows, f"{outer}.")) or _find_label(rows, "") or "label"
+    is_xywh = any(c < a or d < b for a, b, c, d in numbers)
+    is_fraction = bool(numbers) and max(map(max, numbers)) <= 1
+    keys = _omit_default("label", label) | ({"box_format": "xywh"} if is_xywh else {})
+    return keys | ({"units": "fractions"} if is_fraction else {})
+
+
+def _find_label(rows: Sequence[_Fields], before: str) -> str:
+    """The first usual name of labels that has a value in a row, or "" if there is none."""
+    names = [f"{before}{name}" for name in _LABELS]
+    return next((name for name in names if any(_has_value(row, name) for row in rows)), "")
+
+
+def _has_value(row: _Fields, name: str) -> bool:
+    return any(value is not None for value in _as_list(find_field(row, name)))
+
+
+def _omit_default(key: str, value: str) -> dict[str, Any]:
+    return {} if value == key else {key: value}
 
 
 def recognise_webdataset(view: FolderView) -> Iterator[SourceMatch]:
     """Finds tar files whose first members are images and annotations of the same names."""
     files = view.list_candidates(".tar")
     members = _list_members(view, files[0]) if files else []
-    suffixes = {name.partition(".")[2].lower(): part for name, part in members}
-    if annotations := [name for name in ("cls", "json", "txt") if name in suffixes]:
-        annotation = annotations[0]
-        has_boxes = annotation == "json" and bool(_BOX_KEY.search(suffixes["json"]))
-        keys: dict[str, Any] = {"task": "detection" if has_boxes else "classification"}
+    suffixes = {name.partition(".")[2].lower() for name, _ in members}
+    objects = [_parse_object(part) for name, part in members if name.lower().endswith(".json")]
+    fields = _guess_fields(objects)
+    if fields or suffixes & {"cls", "txt"}:
+        keys: dict[str, Any] = {"task": "classification", "annotation": "txt"}
+        if fields.get("task") == "detection":
+            keys = fields
+        elif "cls" in suffixes:
+            keys = {"task": "classification"}
+        elif fields:
+            keys = {**fields, "annotation": "json"}
         keys |= _list_parts(files)
-        if not has_boxes and annotation != "cls":
-            keys["annotation"] = annotation
         reason = (
             f"{count(len(files), 'tar file')} of samples with the members "
             f"{join_names(sorted(suffixes))}"
@@ -137,6 +238,13 @@ def recognise_webdataset(view: FolderView) -> Iterator[SourceMatch]:
     elif packed := view.list_candidates(".tar.gz", ".tgz"):
         reason = f"{packed[0].key} is compressed. Use gunzip first"
         yield SourceMatch("webdataset", Certainty.UNUSABLE, reason)
+
+
+def _parse_object(content: bytes) -> dict[str, Any]:
+    try:
+        return parse_json_object(content)
+    except Reject:
+        return {}
 
 
 def _list_members(view: FolderView, file: RawFile) -> list[tuple[str, bytes]]:

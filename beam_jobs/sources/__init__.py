@@ -18,9 +18,11 @@ from beam_jobs.sources import (
     image_folder,
     jsonl,
     label_studio,
+    parquet,
     tfds,
     tfrecord,
     voc,
+    webdataset,
     yolo,
 )
 from beam_jobs.sources.collect import SourceRecords
@@ -39,6 +41,8 @@ CATALOGUE: Mapping[str, Callable[[Any, Listing], SourceRecords]] = {
     "jsonl": jsonl.read_records,
     "tfds": tfds.read_records,
     "tfrecord": tfrecord.read_records,
+    "webdataset": webdataset.read_records,
+    "parquet": parquet.read_records,
     "yolo": yolo.read_records,
     "label_studio": label_studio.read_records,
     "cvat": cvat.read_records,

@@ -10,12 +10,11 @@ empty list of boxes is an image without boxes. A missing list is an error.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.manifest import add_entry, find_key_or_location
-from beam_jobs.sources.parsing import CORNERS, parse_box
+from beam_jobs.sources.parsing import parse_box_object, parse_json_object
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import JsonlSource
 from pipeline_ops.raw_data.listing import Listing
@@ -42,13 +41,7 @@ def read_records(source: JsonlSource, listing: Listing) -> SourceRecords:
 def _parse(line: bytes) -> dict[str, Any]:
     if len(line) > _MAX_LINE_BYTES:
         raise Reject("too_large", f"a line of {len(line)} bytes, allowed are {_MAX_LINE_BYTES}")
-    try:
-        value = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
-    except (ValueError, RecursionError) as error:
-        raise Reject("malformed", f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise Reject("malformed", f"must be an object, got {type(value).__name__}")
-    return value
+    return parse_json_object(line)
 
 
 def _parse_boxes(value: dict[str, Any], source: JsonlSource) -> tuple[Box, ...] | None:
@@ -57,11 +50,4 @@ def _parse_boxes(value: dict[str, Any], source: JsonlSource) -> tuple[Box, ...] 
     boxes = value.get("boxes")
     if not isinstance(boxes, list):
         raise Reject("malformed", "must have a list of boxes, which may be empty")
-    for box in boxes:
-        if not isinstance(box, dict):
-            raise Reject(
-                "malformed", "a box must be an object with xmin, ymin, xmax, ymax and label"
-            )
-        if missing := [name for name in (*CORNERS, "label") if name not in box]:
-            raise Reject("malformed", f"a box lacks {', '.join(missing)}")
-    return tuple(map(parse_box, boxes))
+    return tuple(map(parse_box_object, boxes))

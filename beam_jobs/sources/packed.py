@@ -1,4 +1,4 @@
-"""Images inside TFRecord files: the shared part of the sources `tfrecord` and `tfds`.
+"""Images inside other files: the shared part of `tfrecord`, `tfds`, `webdataset` and `parquet`.
 
 The driver reads each file once, from beginning to end. It keeps the place, the size and the digest
 of every image.
@@ -7,6 +7,7 @@ of every image.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector
 from beam_jobs.sources.parsing import make_box
 from beam_jobs.stages.stage import Box, Reject
+from pipeline_ops.config.packed_sources import PackedSource
+from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
 from pipeline_ops.raw_data.remote import RemoteFolder
@@ -25,10 +28,29 @@ Features = Mapping[str, list[Any]]
 
 
 def find_local_folder(listing: Listing) -> Path:
-    """The folder of the listing. The config allows only local folders for TFRecord files."""
+    """The folder of the listing. The config allows only local folders for these files."""
     if isinstance(listing.folder, RemoteFolder):
-        raise TypeError(f"{listing.folder}: TFRecord files are read from local folders only")
+        raise TypeError(f"{listing.folder}: files of many images are read from local folders only")
     return listing.folder
+
+
+def find_containers(source: PackedSource, listing: Listing) -> list[tuple[RawFile, str | None]]:
+    """Each file of the parts once, with its split. Raises DataError: a pattern is wrong."""
+    found: dict[str, tuple[RawFile, str | None]] = {}
+    for index, part in enumerate(source.parts):
+        files = [file for file in listing.files if fnmatchcase(file.key, part.files)]
+        if not files:
+            raise DataError(
+                f"{listing.folder}: no file matches {part.files}. "
+                f"Correct preprocess.source.parts.{index}.files."
+            )
+        if twice := [file.key for file in files if file.key in found]:
+            raise DataError(
+                f"{listing.folder}: {twice[0]} belongs to two parts. "
+                f"Correct preprocess.source.parts.{index}.files, now {part.files}."
+            )
+        found |= {file.key: (file, part.split) for file in files}
+    return [found[key] for key in sorted(found)]
 
 
 def add_containers(

@@ -5,7 +5,9 @@ Each takes a value as a file has it, of any type, and raises Reject if the value
 
 from __future__ import annotations
 
+import json
 import math
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -13,6 +15,9 @@ from typing import Any
 from beam_jobs.stages.given_boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 
+_IMAGE_SUFFIXES = frozenset(
+    (".bmp", ".gif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+)
 _MAX_PATH_CHARACTERS, _MAX_PATH_PARTS = 4096, 64
 CORNERS = ("ymin", "xmin", "ymax", "xmax")
 SPLITS = {
@@ -25,6 +30,11 @@ SPLITS = {
     "testing": "test",
 }
 """Our splits by the names that annotations and folders have for them."""
+
+
+def is_image_name(key: str) -> bool:
+    """Returns whether a name ends as that of an image file does."""
+    return posixpath.splitext(key)[1].lower() in _IMAGE_SUFFIXES
 
 
 def make_box(
@@ -45,6 +55,26 @@ def parse_box(fields: Mapping[str, Any]) -> Box:
         fields.get("is_difficult", 0),
         fields.get("is_crowd", 0),
     )
+
+
+def parse_box_object(box: Any) -> Box:
+    """A box as an object of JSON. Raises Reject: malformed."""
+    if not isinstance(box, Mapping):
+        raise Reject("malformed", "a box must be an object with xmin, ymin, xmax, ymax and label")
+    if missing := [name for name in (*CORNERS, "label") if name not in box]:
+        raise Reject("malformed", f"a box lacks {', '.join(missing)}")
+    return parse_box(box)
+
+
+def parse_json_object(content: bytes) -> dict[str, Any]:
+    """An object of JSON. Raises Reject: malformed."""
+    try:
+        value = json.loads(content.removeprefix(b"\xef\xbb\xbf"))
+    except (ValueError, RecursionError) as error:
+        raise Reject("malformed", f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise Reject("malformed", f"must be an object, got {type(value).__name__}")
+    return value
 
 
 def parse_number(value: Any) -> float:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.plan import Record
@@ -21,6 +20,7 @@ from beam_jobs.sources.label_map import LabelMap, parse_label_map
 from beam_jobs.sources.packed import (
     Features,
     add_containers,
+    find_containers,
     find_local_folder,
     make_packed_image,
     read_boxes,
@@ -31,8 +31,7 @@ from beam_jobs.stages.given_boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.artifacts import manifest
-from pipeline_ops.config.sources import TfrecordSource
-from pipeline_ops.errors import DataError
+from pipeline_ops.config.packed_sources import TfrecordSource
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
 
@@ -44,29 +43,10 @@ def read_records(source: TfrecordSource, listing: Listing) -> SourceRecords:
     """Raises DataError: a pattern matches no file, or the label map is not valid."""
     collector = Collector(source.class_names)
     names = _read_class_names(source, listing)
-    for container, split in _find_containers(source, listing):
+    for container, split in find_containers(source, listing):
         make_record = functools.partial(_make_record, task=source.task, split=split, names=names)
         add_containers([container], find_local_folder(listing), collector, make_record)
     return collector.to_source_records()
-
-
-def _find_containers(source: TfrecordSource, listing: Listing) -> list[tuple[RawFile, str | None]]:
-    """Each file once, with its split."""
-    found: dict[str, tuple[RawFile, str | None]] = {}
-    for index, part in enumerate(source.parts):
-        files = [file for file in listing.files if fnmatchcase(file.key, part.files)]
-        if not files:
-            raise DataError(
-                f"{listing.folder}: no file matches {part.files}. "
-                f"Correct preprocess.source.parts.{index}.files."
-            )
-        if twice := [file.key for file in files if file.key in found]:
-            raise DataError(
-                f"{listing.folder}: {twice[0]} belongs to two parts. "
-                f"Correct preprocess.source.parts.{index}.files, now {part.files}."
-            )
-        found |= {file.key: (file, part.split) for file in files}
-    return [found[key] for key in sorted(found)]
 
 
 def _read_class_names(source: TfrecordSource, listing: Listing) -> LabelMap:

@@ -23,9 +23,9 @@ class Source(Section):
 
     path: str = operational_field(..., is_path=True)
     """The folder that holds all of the raw data, or a URI such as s3://bucket/folder. All files
-    below it are in the fingerprint, for `tfrecord` those that the config names. For data by day or
-    by hour, `raw/{start:%Y-%m-%d}` contains the start of the run's data interval (`{end}` its end),
-    which backfills need."""
+    below it are in the fingerprint, for `tfrecord`, `webdataset` and `parquet` those that the
+    config names. For data by day or by hour, `raw/{start:%Y-%m-%d}` contains the start of the run's
+    data interval (`{end}` its end), which backfills need."""
 
     @property
     def folder(self) -> str:
@@ -98,7 +98,8 @@ def validate_local(value: str) -> str:
     """Raises ValueError: the path is a URI."""
     if "://" in validate_no_credentials(value):
         raise ValueError(
-            f"TFRecords are read from local folders only, got {value}. Copy or mount them."
+            "files that hold many images are read from local folders only, "
+            f"got {value}. Copy or mount them."
         )
     return value
 

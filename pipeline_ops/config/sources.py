@@ -7,7 +7,6 @@ cover.
 
 from __future__ import annotations
 
-import glob
 import re
 from typing import Literal
 
@@ -15,6 +14,7 @@ from pydantic import Field, field_validator
 
 from pipeline_ops.config.base import Section, advanced_field, operational_field
 from pipeline_ops.config.labelling_sources import CvatSource, LabelStudioSource, YoloSource
+from pipeline_ops.config.packed_sources import ParquetSource, TfrecordSource, WebdatasetSource
 from pipeline_ops.config.source_base import AnnotatedSource, Source, SplitName, validate_local
 
 
@@ -138,39 +138,6 @@ class TfdsSource(AnnotatedSource):
         return f"{self.path}/{_to_snake_case(name)}"
 
 
-class TfrecordPart(Section):
-    """TFRecord files, given by a pattern such as `train-*`, below `source.path`."""
-
-    files: str
-    split: SplitName | None = None
-    """Our split. With null, `preprocess.split` decides."""
-
-
-class TfrecordSource(AnnotatedSource):
-    """TFRecords of tf.train.Example.
-
-    They are ours, or come from the scripts of the TensorFlow Object Detection API.
-    """
-
-    type: Literal["tfrecord"]
-    task: Literal["classification", "detection"]
-    parts: list[TfrecordPart] = Field(min_length=1)
-    label_map: str | None = advanced_field(None)
-    """A `.pbtxt` file below `source.path` with names for the class numbers of the records."""
-
-    @property
-    def required_files(self) -> dict[str, str]:
-        return {"label_map": self.label_map} if self.label_map else {}
-
-    @property
-    def file_patterns(self) -> tuple[str, ...]:
-        """The records, the label map, and the manifest of shards of ours."""
-        label_map = (glob.escape(self.label_map),) if self.label_map else ()
-        return (*(part.files for part in self.parts), *label_map, "manifest.json")
-
-    _is_local = field_validator("path")(validate_local)
-
-
 def _to_snake_case(name: str) -> str:
     """The folder's name in TensorFlow Datasets: `my_cells` for `MyCells`."""
     return re.sub(
@@ -186,6 +153,8 @@ AnySource = (
     | JsonlSource
     | TfdsSource
     | TfrecordSource
+    | WebdatasetSource
+    | ParquetSource
     | YoloSource
     | LabelStudioSource
     | CvatSource

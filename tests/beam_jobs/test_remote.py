@@ -296,11 +296,11 @@ def test_a_driver_that_is_not_installed_is_named():
                 "task": "detection",
                 "parts": [{"files": "*"}],
             },
-            "TFRecords are read from local folders only, got s3://b/raw",
+            "files that hold many images are read from local folders only, got s3://b/raw",
         ),
         (
             {"type": "tfds", "path": "s3://b/raw", "builder": "voc", "parts": [{"name": "train"}]},
-            "TFRecords are read from local folders only, got s3://b/raw",
+            "files that hold many images are read from local folders only, got s3://b/raw",
         ),
     ],
 )

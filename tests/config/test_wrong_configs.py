@@ -190,8 +190,8 @@ from pipeline_ops.errors import ConfigError
             "type: zip",
             (
                 "preprocess.source.type: unknown type 'zip'; "
-                "valid names are coco, csv, cvat, image_folder, jsonl, label_studio, tfds, "
-                "tfrecord, voc, yolo"
+                "valid names are coco, csv, cvat, image_folder, jsonl, label_studio, parquet, "
+                "tfds, tfrecord, voc, webdataset, yolo"
             ),
         ),
         ("type: image_folder", "type: [voc]", "small.yaml:3: preprocess.source.type: unknown type"),

@@ -91,6 +91,12 @@ _SOURCE_COMMENTS = {
     "images": "the folder in which the paths in the manifest start",
     "task": "one class for each image, or boxes",
     "units": "of the boxes",
+    "box_format": "the order of the numbers of a box, as the first boxes suggest",
+    "label": "the field with the classes",
+    "boxes": "the field with the boxes",
+    "corners": "the columns with the boxes",
+    "annotation": "the member of a sample with its annotation",
+    "image": "the column with the images",
     "parts": "files, with the split that their names tell; without one, `split` decides",
     "label_map": "names of the classes",
 }

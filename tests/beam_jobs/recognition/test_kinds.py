@@ -1,6 +1,6 @@
 """Each kind of data is recognised by names and the start of a few files, with its keys.
 
-The files of YOLO, Parquet, WebDataset, Label Studio and CVAT are looked at and not read here.
+The files of YOLO, Label Studio and CVAT are looked at and not read here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from beam_jobs.recognition.folder_view import view_folder
 from beam_jobs.recognition.source_match import Certainty, SourceMatch
 from pipeline_ops.errors import DataError
 
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+OBJECT = {"bbox": [1, 2, 3, 4], "class": 1}
 YOLO = "train: images/train\nval: images/val\nnames: [cat, dog]\n"
 TASK = {"id": 1, "data": {"image": "/data/upload/1/a.jpg"}, "annotations": []}
 RECTANGLE = {"type": "rectanglelabels", "value": {"x": 1, "rectanglelabels": ["cat"]}}
@@ -74,11 +76,36 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
             },
         ),
         (
-            {"x.parquet": make_table(img=[b"x"], objects=[{"bbox": [[1.0]], "category": ["cat"]}])},
+            {
+                "x.parquet": make_table(
+                    img=[{"bytes": b"x", "path": "1.jpg"}] * 2,
+                    objects=[
+                        {"bbox": [], "category": []},
+                        {"bbox": [[9, 8, 7, 6.5]], "category": ["cat"]},
+                    ],
+                )
+            },
             "parquet",
             {
                 "task": "detection",
-                "fields": {"image": "img", "bbox": "objects.bbox", "label": "objects.category"},
+                "boxes": "objects.bbox",
+                "label": "objects.category",
+                "box_format": "xywh",
+                "image": "img",
+            },
+        ),
+        (
+            {
+                "x.parquet": make_table(file=["1.jpg"], **dict.fromkeys(CORNERS, [[0.5]])),
+                "a/1.jpg": "",
+            },
+            "parquet",
+            {
+                "task": "detection",
+                "corners": ["xmin", "ymin", "xmax", "ymax"],
+                "units": "fractions",
+                "image": "file",
+                "images": "a",
             },
         ),
         (
@@ -90,6 +117,20 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
             {"a.tar": make_tar(a__jpg="", a__json='{"boxes": []}')},
             "webdataset",
             {"task": "detection"},
+        ),
+        (
+            {
+                "a.tar": make_tar(
+                    a__jpg="", a__json='{"objects": [{"bbox": [1, 2, 3, 4], "class": 1}]}'
+                )
+            },
+            "webdataset",
+            {"task": "detection", "boxes": "objects.bbox", "label": "objects.class"},
+        ),
+        (
+            {"a.tar": make_tar(a__jpg="", a__json='{"class_name": "cat"}', a__txt="A cat.")},
+            "webdataset",
+            {"task": "classification", "label": "class_name", "annotation": "json"},
         ),
         (
             {"val.tar": make_tar(a__jpg="x" * 600, a__txt="cat")},
@@ -148,6 +189,10 @@ def test_a_data_yaml_in_a_folder_below_is_the_folder_of_the_source(tmp_path):
         ({"x.tar": "none"}, NO_TAR),
         ({"x.tar": make_tar(a__jpg="").replace(b"00000000000\0", b"99999999999\0", 1)}, NO_TAR),
         ({"x.parquet": "none"}, "(1 .parquet)"),
+        ({"x.parquet": "PAR1"}, "parquet       x.parquet: Parquet"),
+        ({"x.parquet": make_table(a=[1], label=["cat"])}, "no known column with images"),
+        ({"x.parquet": make_table(image=[b"x"])}, "no known column with labels or boxes"),
+        ({"x.parquet": make_table(image=[], label=[])}, "no known column with images"),
         ({"x.json": "[" * 70_000}, "(1 .json)"),
         ({"x.xml": CVAT.format("")}, "x.xml is an export of CVAT without its images"),
         ({"x.csv": "path,label\n" + '"' * 70_000}, "none of its images"),

@@ -10,7 +10,8 @@ from beam_jobs.recognition.folder_view import view_folder
 from beam_jobs.recognition.listing_sample import sample_listing
 from beam_jobs.recognition.source_match import find_split
 from beam_jobs.sources import read_records
-from pipeline_ops.config.sources import TfrecordSource, VocSource
+from pipeline_ops.config.packed_sources import TfrecordSource
+from pipeline_ops.config.sources import VocSource
 from pipeline_ops.raw_data.listing import Listing
 
 ANNOTATION = "<annotation><object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"  # noqa: E501
@@ -53,7 +54,7 @@ def test_of_large_tfrecord_files_the_first_of_each_part_are_read(tmp_path):
     part, factor, [remark] = sample_listing(source, view(tmp_path), max_bytes=150)
     assert [file.key for file in part.files] == ["train-0", "val-0"]
     assert factor == 2
-    assert remark.startswith("50% of the TFRecord files were read")
+    assert remark.startswith("50% of the bytes were read")
 
 
 def test_the_listing_of_a_folder_with_too_many_files_ends(tmp_path):

@@ -21,6 +21,8 @@ MORE = {
     "label_studio": {"export": "a.json"},
     "tfds": {"builder": "voc", "parts": [{"name": "train"}]},
     "tfrecord": {"task": "detection", "parts": [{"files": "*"}]},
+    "parquet": {"task": "detection"},
+    "webdataset": {"task": "detection"},
 }
 
 

@@ -1,0 +1,172 @@
+"""Parquet files with one image per row: its bytes, Hugging Face's `{bytes, path}`, or its path.
+
+The key of an image is its place, `<file>#<row>`, or its path if it is a file of its own. The names
+of the classes of Hugging Face's `ClassLabel` are in the metadata of a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from beam_jobs.io.parquet import CorruptParquet, iterate_rows, open_parquet
+from beam_jobs.io.raw import PackedImage, Raw, digest_image, translate_read_errors
+from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
+from beam_jobs.sources.fields import find_field, make_record
+from beam_jobs.sources.packed import find_containers, find_local_folder
+from beam_jobs.stages.stage import Reject
+from pipeline_ops.config.packed_sources import ParquetSource
+from pipeline_ops.config.yaml_source import suggest_name
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.raw_file import RawFile
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+_MAX_GROUP_BYTES = 1 << 30
+
+
+def read_records(source: ParquetSource, listing: Listing) -> SourceRecords:
+    """Raises DataError: a pattern matches no file, a file is no Parquet file, lacks a column, or
+    has a row group that is too large."""
+    collector, files = Collector(source.class_names), ListedFiles(listing)
+    folder = find_local_folder(listing)
+    for container, split in find_containers(source, listing):
+        with translate_read_errors(container.key):
+            try:
+                with open_parquet(container.to_path(folder)) as file:
+                    reader = _FileReader(file, container, source, files)
+                    reader.add_records(collector, split)
+            except CorruptParquet as error:
+                raise DataError(
+                    f"{folder / container.key}: not a Parquet file, or a damaged one: {error}. "
+                    "Write or copy it again."
+                ) from None
+    return collector.to_source_records()
+
+
+class _FileReader:
+    """One file. Raises DataError: a column is missing or of a wrong type."""
+
+    def __init__(
+        self, file: ParquetFile, container: RawFile, source: ParquetSource, files: ListedFiles
+    ):
+        self._file, self._container, self._source, self._files = file, container, source, files
+        self._columns = list(dict.fromkeys(self._find_columns()))
+        self._bytes_column = self._find_bytes_column()
+        self._names = _read_class_names(file, source.label) or source.class_names
+
+    def add_records(self, collector: Collector, split: str | None) -> None:
+        source, first = self._source, 0
+        for group in range(self._file.num_row_groups):
+            self._check_size(group)
+            row, end = first, first + self._file.metadata.row_group(group).num_rows
+            try:
+                for row, fields in enumerate(
+                    iterate_rows(self._file, group, self._columns), start=first
+                ):
+                    with collector.catch_reject(place := f"{self._container.key}#{row:06d}"):
+                        image = self._make_image(find_field(fields, source.image), row, place)
+                        record = make_record(image, fields, source, split, self._names)
+                        collector.add(record, place, scope=self._container.key)
+                    first = row + 1
+            except CorruptParquet as error:
+                for lost in range(first, end):
+                    key = f"{self._container.key}#{lost:06d}"
+                    collector.reject(key, "corrupt", f"row group {group} is damaged: {error}")
+            first = end
+
+    def _find_columns(self) -> Iterator[str]:
+        """The columns to read. A field inside a column is read with the whole column."""
+        source, known = self._source, self._file.schema_arrow.names
+        needed = {"image": source.image, "split": source.split, "group": source.group}
+        if source.task == "classification":
+            needed["label"] = source.label
+        elif source.corners:
+            needed |= {"label": source.label} | {
+                f"corners.{index}": name for index, name in enumerate(source.corners)
+            }
+        else:
+            needed["boxes"] = source.boxes  # which may hold the labels
+        for key, name in needed.items():
+            column = name if name is None or name in known else name.partition(".")[0]
+            if column is not None and column not in known:
+                raise DataError(
+                    f"{self._container.key}: there is no column {column}; "
+                    f"{suggest_name(column, known)}. Correct preprocess.source.{key}."
+                )
+            if column is not None:
+                yield column
+        label = source.label if source.label in known else source.label.partition(".")[0]
+        if "label" not in needed and label in known:
+            yield label
+
+    def _find_bytes_column(self) -> str:
+        from pyarrow import types
+
+        kind = self._file.schema_arrow.field(self._columns[0]).type
+        is_struct = types.is_struct(kind)
+        inner = [field.type for field in kind] if is_struct else [kind]
+        has_bytes = any(types.is_binary(each) or types.is_large_binary(each) for each in inner)
+        has_paths = any(types.is_string(each) or types.is_large_string(each) for each in inner)
+        if is_struct and not has_bytes or not (has_bytes or has_paths):
+            raise DataError(
+                f"{self._container.key}: the column {self._source.image} is of the type {kind}, "
+                "and must hold bytes, {bytes, path}, or paths. Correct preprocess.source.image."
+            )
+        if not has_bytes and self._source.images is None:
+            raise DataError(
+                f"{self._container.key}: the column {self._source.image} holds text. If these are "
+                "paths, set preprocess.source.images to the folder at which they start."
+            )
+        return f"{self._columns[0]}.bytes" if is_struct else self._columns[0]
+
+    def _check_size(self, group: int) -> None:
+        metadata = self._file.metadata.row_group(group)
+        columns = map(metadata.column, range(metadata.num_columns))
+        num_bytes = sum(
+            column.total_uncompressed_size
+            for column in columns
+            if f"{column.path_in_schema}.".startswith(f"{self._bytes_column}.")
+        )
+        if num_bytes > _MAX_GROUP_BYTES:
+            raise DataError(
+                f"{self._container.key}: the images of row group {group} have {num_bytes} bytes, "
+                f"allowed are {_MAX_GROUP_BYTES}. Write the file with fewer rows per group "
+                "(row_group_size=100 of pyarrow.parquet.write_table)."
+            )
+
+    def _make_image(self, value: Any, row: int, place: str) -> Raw:
+        """Raises Reject: no_image, malformed, missing_image."""
+        path = value.get("path") if isinstance(value, Mapping) else value
+        content = value.get("bytes") if isinstance(value, Mapping) else value
+        if isinstance(content, bytes):
+            return PackedImage(
+                place,
+                len(content),
+                digest_image(content),
+                self._container,
+                row,
+                self._bytes_column,
+                "parquet",
+            )
+        if path is None or self._source.images is None:
+            raise Reject("no_image", f"the column {self._source.image} holds no bytes")
+        return self._files.find_image(self._source.images, path)
+
+
+def _read_class_names(file: ParquetFile, label: str) -> Sequence[str] | None:
+    """The names of a ClassLabel in the metadata that Hugging Face's `datasets` writes, or None."""
+    try:
+        feature = json.loads(file.schema_arrow.metadata[b"huggingface"])["info"]["features"]
+        for part in label.split("."):
+            while part not in feature and "feature" in feature:  # of a list
+                feature = feature["feature"]
+            feature = feature[0][part] if isinstance(feature, list) else feature[part]
+        while "feature" in feature:
+            feature = feature["feature"]
+        return [str(name) for name in feature["names"]]
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError):
+        return None  # other tools have no such metadata

@@ -1,0 +1,185 @@
+"""Tar shards of WebDataset: a sample is the members with one name up to its first dot.
+
+    photos/000017.jpg  photos/000017.cls          a number or a name
+    photos/000017.jpg  photos/000017.txt          a name
+    photos/000017.jpg  photos/000017.json         an object with a label or boxes
+
+The members of a sample follow one another. Members without a dot in their name, and folders, belong
+to no sample. Nothing is extracted: the driver reads headers, annotations and the bytes of images,
+and keeps the place of each image. The key of an image is its name in the archive, and rejected
+samples are named `<file>#<sample>`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from beam_jobs.io.raw import PackedImage, digest_image, translate_read_errors
+from beam_jobs.planning.plan import Record
+from beam_jobs.sources.collect import MAX_IMAGE_BYTES, Collector, SourceRecords
+from beam_jobs.sources.fields import make_record
+from beam_jobs.sources.packed import find_containers, find_local_folder
+from beam_jobs.sources.parsing import is_image_name, parse_json_object
+from beam_jobs.stages.stage import Reject
+from pipeline_ops.config.packed_sources import WebdatasetSource
+from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
+
+_NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
+"""The name of a sample, and the rest: `a/7` and `seg.png` for `a/7.seg.png`."""
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+_MAX_ANNOTATION_BYTES, _MAX_PADDING_BYTES = 16 << 20, 1 << 20
+
+
+def read_records(source: WebdatasetSource, listing: Listing) -> SourceRecords:
+    """Raises DataError: a pattern matches no file."""
+    collector, folder = Collector(source.class_names), find_local_folder(listing)
+    for container, split in find_containers(source, listing):
+        with (
+            translate_read_errors(container.key),
+            open(container.to_path(folder), "rb") as file,
+        ):
+            samples = itertools.groupby(_scan(file, container.num_bytes), key=_find_sample)
+            for name, members in samples:
+                key = f"{container.key}#{name}" if name else container.key
+                with collector.catch_reject(to_raw_key(os.fsencode(key))):
+                    sample = _Sample(file, container, list(members))
+                    collector.add(sample.make_record(source, split), key, scope=container.key)
+    return collector.to_source_records()
+
+
+def _find_sample(member: tarfile.TarInfo | Reject) -> str:
+    """The name of the sample of a member. Damage has none."""
+    return "" if isinstance(member, Reject) else _NAME.fullmatch(member.name)[1]  # type: ignore[index]
+
+
+def _scan(file: BinaryIO, num_bytes: int) -> Iterator[tarfile.TarInfo | Reject]:
+    """Yields the members that belong to samples, in order, and then the damage if there is any."""
+    if file.read(8).startswith(_COMPRESSED):
+        yield Reject(
+            "compressed",
+            "a compressed archive, in which no image can be found by its place. Unpack it with "
+            "gunzip, bunzip2, unxz or unzstd to a .tar file. Images get no smaller by compression",
+        )
+        return
+    file.seek(0)
+    end = 0
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            while member := tar.next():
+                tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
+                end = tar.offset
+                if not member.offset < end <= num_bytes:
+                    yield Reject("truncated", f"the file ends inside of {member.name}. Copy again")
+                    return
+                member.name = member.name.removeprefix("./")
+                if not member.isdir() and _NAME.fullmatch(member.name):
+                    yield member
+            end = tar.offset
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        yield Reject("corrupt", f"no tar file, or damaged after byte {end}: {error}. Write again")
+        return
+    file.seek(end)
+    rest = file.read(_MAX_PADDING_BYTES)
+    if not rest:
+        yield Reject("truncated", f"the end of the archive is missing at byte {end}. Copy it again")
+    elif rest.strip(b"\0"):
+        yield Reject(
+            "corrupt",
+            f"no member begins at byte {end}, and the file goes on. It is damaged, or several "
+            "archives were joined. Write one archive",
+        )
+
+
+class _Sample:
+    """The members of one sample. Raises Reject: they are not one image and its annotation."""
+
+    def __init__(self, file: BinaryIO, container: RawFile, members: list[tarfile.TarInfo | Reject]):
+        self._file, self._container = file, container
+        self._members: dict[str, tarfile.TarInfo] = {}
+        for member in members:
+            if isinstance(member, Reject):
+                raise member
+            _check_member(member)
+            suffix = _NAME.fullmatch(member.name)[2].lower()  # type: ignore[index]
+            if suffix in self._members:
+                raise Reject("duplicate", f"{member.name} is there twice")
+            self._members[suffix] = member
+
+    def make_record(self, source: WebdatasetSource, split: str | None) -> Record:
+        member = self._find_image(source.image)
+        annotation = self._members.get(source.annotation_suffix)
+        if annotation is None:
+            raise Reject(
+                "no_annotation" if source.task == "detection" else "no_label",
+                f"has no .{source.annotation_suffix} next to it, but "
+                f"{', '.join(self._members)}. The members of a sample must follow one another",
+            )
+        fields = self._read_fields(annotation, source)
+        content = self._read(member, MAX_IMAGE_BYTES)
+        image = PackedImage(
+            to_raw_key(os.fsencode(member.name)),
+            len(content),
+            digest_image(content),
+            self._container,
+            member.offset_data,
+            packing="tar",
+        )
+        return make_record(image, fields, source, split, source.class_names)
+
+    def _find_image(self, suffix: str | None) -> tarfile.TarInfo:
+        images = [
+            member
+            for name, member in self._members.items()
+            if (is_image_name(member.name) if suffix is None else name == suffix.lower())
+        ]
+        if not images:
+            raise Reject(
+                "no_image",
+                f"no image among the members {', '.join(self._members)}. "
+                "The members of a sample must follow one another",
+            )
+        if len(images) > 1:
+            raise Reject(
+                "ambiguous_image",
+                f"the images {' and '.join(image.name for image in images)}. Name the suffix of "
+                "one in preprocess.source.image",
+            )
+        return images[0]
+
+    def _read_fields(self, member: tarfile.TarInfo, source: WebdatasetSource) -> dict[str, object]:
+        content = self._read(member, _MAX_ANNOTATION_BYTES)
+        if source.annotation_suffix == "json":
+            return parse_json_object(content)
+        try:
+            label = content.decode("utf-8-sig").strip()
+        except UnicodeDecodeError:
+            raise Reject("malformed", f"{member.name} is not UTF-8: {content[:40]!r}") from None
+        is_number = source.annotation_suffix == "cls" and re.fullmatch("-?[0-9]{1,18}", label)
+        return {source.label: int(label) if is_number else label}
+
+    def _read(self, member: tarfile.TarInfo, max_bytes: int) -> bytes:
+        if member.size > max_bytes:
+            raise Reject(
+                "too_large",
+                f"{member.name} has {member.size} bytes, allowed are {max_bytes}",
+            )
+        self._file.seek(member.offset_data)
+        return self._file.read(member.size)
+
+
+def _check_member(member: tarfile.TarInfo) -> None:
+    """Raises Reject: a name outside of the archive, or no file."""
+    if member.name.startswith("/") or ".." in member.name.split("/"):
+        raise Reject("malformed", f"the name {member.name} leads out of the archive")
+    if not member.isreg() or member.issparse():
+        raise Reject(
+            "not_regular",
+            f"{member.name} is a link, a device or a sparse file. Pack the file itself "
+            "(tar --hard-dereference --dereference)",
+        )

@@ -53,7 +53,7 @@ class PackedImage:
 Raw = RawFile | PackedImage
 _MAX_FETCHED_FILES, _MAX_FETCHED_BYTES = 32, 16e6
 """Limits of one fetch from a store. The first one that is reached counts."""
-_MAX_ROW_BYTES = 256e6
+_MAX_ROW_BYTES = 128e6
 """Maximum size of the images that are read ahead from Parquet files, per worker."""
 
 

@@ -88,8 +88,8 @@ class WebdatasetSource(FieldsSource):
     type: Literal["webdataset"]
     parts: list[FilesPart] = Field([FilesPart(files="*.tar")], min_length=1)
     annotation: Literal["cls", "txt", "json"] | None = None
-    """The member of a sample with its annotation: a number or a name in `cls`, a name in `txt`, or
-    `json` with the fields `label` or `boxes`. Null is `cls`, and `json` for detection."""
+    """For `webdataset`, the member of a sample with its annotation: a number or a name in `cls`, a
+    name in `txt`, or fields in `json`. Null is `cls`, and `json` for detection."""
     image: str | None = advanced_field(None)
     """For `webdataset`, the part of the image's name after the first dot, such as `jpg`. Null is
     the only image of a sample."""

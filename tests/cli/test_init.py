@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tarfile
 from pathlib import Path
 
 import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from job_chain import run_jobs
@@ -281,6 +285,49 @@ def test_shards_of_ours_are_recognised_as_tfrecords_with_their_splits(data, tmp_
     assert (source["type"], source["task"]) == ("tfrecord", "detection")
     assert [part["split"] for part in source["parts"]] == ["test", "train", "validation"]
     assert source["parts"][1]["files"] == "train-?????-of-00008.tfrecord"
+
+
+def test_tar_shards_become_a_config_that_runs_through_the_preprocess_job(data, tmp_path):
+    for split in ("train", "val"):
+        names = data.add_images(f"images/{split}", 40)
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            for index, name in enumerate(names):
+                tar.add(data.folder / "images" / split / name, f"{split}{name}")
+                info = tarfile.TarInfo(f"{split}{name[:-4]}.cls")
+                info.size = 1
+                tar.addfile(info, io.BytesIO(b"%d" % (index % 2)))
+        data.add(f"shards/{split}-000.tar", file.getvalue())
+    config, output = data.write(path="../data/shards")
+    source = config["preprocess"]["source"]
+    assert (source["type"], source["task"]) == ("webdataset", "classification")
+    assert [part["split"] for part in source["parts"]] == ["train", "validation"]
+    assert "2 tar files of samples with the members cls, jpg" in output
+    manifest = run_jobs(data.configs[0], tmp_path, "preprocess")["preprocess"]
+    assert read_manifest(manifest).figures["class_names"] == ["0", "1"]
+
+
+def test_parquet_files_of_hugging_face_become_a_config_with_their_class_names(data):
+    images = [(data.folder / "x" / name).read_bytes() for name in data.add_images("x", 40)]
+    category = {"names": ["cat", "dog"], "_type": "ClassLabel"}
+    features = {"objects": {"feature": {"category": category}, "_type": "Sequence"}}
+    objects = [{"bbox": [[60.0, 40.0, 20.0, 30.0]], "category": [i % 2]} for i in range(40)]
+    table = pa.table({"image": [{"bytes": each} for each in images], "objects": objects})
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    file = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(metadata), file)
+    data.add("parquet/train-00000-of-00001.parquet", file.getvalue())
+    config, output = data.write(path="../data/parquet")
+    source = config["preprocess"]["source"]
+    assert source.pop("parts") and source == {
+        "type": "parquet",
+        "path": "../../data/parquet",
+        "task": "detection",
+        "boxes": "objects.bbox",
+        "label": "objects.category",
+        "box_format": "xywh",
+    }
+    assert "2: cat, dog" in output
 
 
 def test_yolo_is_recognised_by_its_data_yaml(data):

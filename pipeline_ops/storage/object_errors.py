@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
+import shlex
 from collections.abc import Iterator
 
 from obstore import exceptions
 
-from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError
 
 _MAX_TEXT = 400
 _QUERY = re.compile(r"\?[^\s)]+")
@@ -27,6 +28,8 @@ _CAUSES = {
 }
 _CAUSE = re.compile("|".join(_CAUSES), re.IGNORECASE)
 """Causes that only the client's debug output has."""
+_PATH = re.compile(r'[Pp]ath "([^"]*)"')
+"""The key in the message about an invalid one."""
 _BUCKET_MISSING = re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
 _NOT_FOUND = re.compile(r"status code: 404\b")
 _FULL = re.compile("507 |QuotaExceeded|InsufficientStorage|StorageFull|XMinioStorageFull")
@@ -53,6 +56,7 @@ def translate_errors(uri: str, root: str, can_be_missing: bool = True) -> Iterat
       FileNotFoundError: there is no such file.
       FileExistsError: a condition was not met.
       ConfigError: the bucket, its rights or the credentials have to be changed.
+      DataError: a listing has met a key that is no path.
       MachineError: a retry may help.
     """
     try:
@@ -67,6 +71,8 @@ def _translate(error: Exception, uri: str, root: str, can_be_missing: bool) -> E
     text = _shorten(error)
     if _BUCKET_MISSING.search(str(error)):
         return ConfigError(f"{root}: there is no such bucket: {text}. Create it, or name another.")
+    if isinstance(error, exceptions.InvalidPathError):
+        return _describe_invalid_key(error, uri)
     if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
         return FileExistsError(errno.EEXIST, "exists already", uri)
     if isinstance(error, FileNotFoundError | exceptions.NotFoundError) or (
@@ -91,6 +97,17 @@ def _translate(error: Exception, uri: str, root: str, can_be_missing: bool) -> E
     if isinstance(error, exceptions.UnknownConfigurationKeyError | ValueError):
         return ConfigError(f"{root}: {text}. Use a URI such as s3://bucket/folder.")
     return MachineError(f"{uri}: {text} ({root}). Check that the store can be reached, then retry.")
+
+
+def _describe_invalid_key(error: Exception, uri: str) -> DataError:
+    found, bucket = _PATH.search(str(error)), "/".join(uri.split("/", 3)[:3])
+    key = f"{bucket}/{found[1]}" if found else uri
+    recursive = "--recursive " if key.endswith("/") else ""
+    return DataError(
+        f'{key}: {uri} cannot be listed, because a part of this key is empty, "." or ".."',
+        f"Remove this object, in the store's console or with its command (aws s3 rm {recursive}"
+        f"{shlex.quote(key)}).",
+    )
 
 
 def _shorten(error: Exception) -> str:

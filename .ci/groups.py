@@ -56,13 +56,14 @@ GROUPS = {
     ),
     "engines": Group(8, ("beam_jobs", "pipeline_ops/raw_data")),
     "stores": Group(
-        10,
+        13,
         (
             "pipeline_ops/artifacts",
             "pipeline_ops/raw_data",
             "pipeline_ops/registry",
             "pipeline_ops/retention",
             "pipeline_ops/storage",
+            "pipeline_ops/system/lease",
         ),
     ),
     "faults": Group(

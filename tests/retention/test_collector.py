@@ -351,7 +351,7 @@ def test_a_key_that_is_no_path_is_the_problem_of_its_pipeline(tmp_path, make_roo
     for day in range(4):
         pipeline.run_day(day, publish=day == 0)
     for key in ("models/cats//x", "artifacts/cats/train//x", "checked//x"):
-        root.server.put_object(f"{bucket}/{key}", b"")
+        root.server.put_empty_object(f"{bucket}/{key}")
     pipeline.collect(400)
     report = pipeline.collect(402)
     assert "artifact" in report.removed and report.problems == []

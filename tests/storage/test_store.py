@@ -280,7 +280,7 @@ class TestBucket:
         """N5."""
         root = make_root("s3")
         key = f"{root.uri.removeprefix('s3://')}/folder/{part}/x"
-        root.server.put_object(key, b"")
+        root.server.put_empty_object(key)
         folder = open_root(root.uri) / "folder"
         with pytest.raises(DataError, match=r"Remove this object.*aws s3 rm") as walked:
             folder.walk()

@@ -43,8 +43,9 @@ class Patience(NamedTuple):
     retries: int
 
 
-_patience = Patience(silence=30, retries=180)
-LONGEST_TRY_SECONDS = _patience.silence + _RETRY_SECONDS
+JOB_PATIENCE = Patience(silence=30, retries=180)
+_patience = JOB_PATIENCE
+LONGEST_TRY_SECONDS = JOB_PATIENCE.silence + _RETRY_SECONDS
 """The time in which the client notices that its store is away."""
 _repeat_seconds: contextvars.ContextVar[int | None] = contextvars.ContextVar(
     "trainyard_repeat_seconds", default=None

@@ -226,11 +226,11 @@ class ListedFiles:
     def get(self, key: str) -> RawFile | None:
         return self._by_key.get(key)
 
-    def read(self, path: str, named_by: str) -> bytes:
+    def read(self, path: str, named_by: str, max_bytes: int = MAX_ANNOTATION_BYTES) -> bytes:
         """The bytes of a file that the config names under the key `named_by`. Raises as `load`."""
-        return self.load(path, f"preprocess.source.{named_by} names this file.")
+        return self.load(path, f"preprocess.source.{named_by} names this file.", max_bytes)
 
-    def load(self, path: str, cause: str) -> bytes:
+    def load(self, path: str, cause: str, max_bytes: int = MAX_ANNOTATION_BYTES) -> bytes:
         """The bytes of a file. `cause` says why it is read, for the message of an error.
 
         Raises:
@@ -242,10 +242,9 @@ class ListedFiles:
             fault = entry.detail
         elif file is None:
             fault = "no such file"
-        elif file.num_bytes > MAX_ANNOTATION_BYTES:
+        elif file.num_bytes > max_bytes:
             fault = (
-                f"has {file.num_bytes} bytes, allowed are {MAX_ANNOTATION_BYTES}. "
-                "Divide it into several files"
+                f"has {file.num_bytes} bytes, allowed are {max_bytes}. Divide it into several files"
             )
         else:
             return read_raw(file, self._folder)

@@ -12,20 +12,20 @@
 
 A polygon, a mask and a rotated box become the smallest upright box around them. `occluded` and all
 attributes are ignored. An image without shapes is an example without boxes. The subsets Train,
-Validation and Test are the splits. The whole file is parsed at once, in memory.
+Validation and Test are the splits. Beside the text of the file, memory holds only its boxes.
 """
 
 from __future__ import annotations
 
 import posixpath
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.outlines import clip_outline, enclose, enclose_rotated
 from beam_jobs.sources.parsing import make_box, parse_number, parse_size, parse_split, parse_text
-from beam_jobs.sources.xml_parsing import parse_xml
+from beam_jobs.sources.xml_parsing import iterate_children
 from beam_jobs.stages.given_boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.labelling_sources import CvatSource
@@ -33,6 +33,8 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
 
+_MAX_BYTES = 512 << 20
+"""Four million boxes, whose XML is parsed in about a minute."""
 _DEFAULT_SUBSET = "default"
 """CVAT's name for the images of no subset."""
 
@@ -41,17 +43,8 @@ def read_records(source: CvatSource, listing: Listing) -> SourceRecords:
     """Raises DataError: the file is missing, or is no export of CVAT for images."""
     collector, files = Collector(source.class_names), ListedFiles(listing)
     name = source.annotations
-    try:
-        root = parse_xml(files.read(name, "annotations"), "annotations")
-    except Reject as reject:
-        raise DataError(
-            f"{name}: {reject.detail}. Export the task from CVAT again, as CVAT for images 1.1."
-        ) from None
-    if root.find("track") is not None:
-        raise DataError(
-            f"{name}: is an export of CVAT for video. Export the task as CVAT for images 1.1."
-        )
-    for index, element in enumerate(root.findall("image")):
+    content = files.read(name, "annotations", _MAX_BYTES)
+    for index, element in enumerate(_iterate_images(content, name)):
         location = f"{name}#image-{index}"
         image = _find_image(element, source, files)
         with collector.catch_reject(location if isinstance(image, Reject) else image.key):
@@ -60,6 +53,22 @@ def read_records(source: CvatSource, listing: Listing) -> SourceRecords:
                 raise image
             collector.add(_make_record(element, image, source), location)
     return collector.to_source_records()
+
+
+def _iterate_images(content: bytes, name: str) -> Iterator[ElementTree.Element]:
+    try:
+        for element in iterate_children(content, "annotations"):
+            if element.tag == "track":
+                raise DataError(
+                    f"{name}: is an export of CVAT for video. "
+                    "Export the task as CVAT for images 1.1."
+                )
+            if element.tag == "image":
+                yield element
+    except Reject as reject:
+        raise DataError(
+            f"{name}: {reject.detail}. Export the task from CVAT again, as CVAT for images 1.1."
+        ) from None
 
 
 def _list_labels(element: ElementTree.Element, source: CvatSource) -> list[str]:

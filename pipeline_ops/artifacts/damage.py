@@ -11,32 +11,32 @@ from typing import IO
 from pipeline_ops.artifacts.manifest import NAME, Manifest, ManifestFile, read_manifest
 from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.storage.checksums import compute_checksums, map_in_threads
-from pipeline_ops.storage.open_store import is_remote, open_path, open_root
+from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.safe_paths import open_below
 from pipeline_ops.storage.staging import withdraw_folder
 from pipeline_ops.storage.store_path import StorePath
 
 
-def check_files(uri: str | Path, manifest: Manifest, files: Iterable[ManifestFile]) -> None:
+def check_files(path: Path | StorePath, manifest: Manifest, files: Iterable[ManifestFile]) -> None:
     """Reads some of an artifact's files. Raises DataError that names the damaged ones."""
-    damage = find_damage(uri, manifest.model_copy(update={"files": list(files)}), checksums=True)
+    damage = find_damage(path, manifest.model_copy(update={"files": list(files)}), checksums=True)
     if damage:
         raise DataError(
             "; ".join(damage) + ". Remove the artifact that holds it, and run the task again."
         )
 
 
-def find_damage(
-    uri: str | Path | StorePath, manifest: Manifest, checksums: bool = False
-) -> list[str]:
+def find_damage(path: Path | StorePath, manifest: Manifest, checksums: bool = False) -> list[str]:
     """The problems of an artifact's files: missing, a link, wrong size or wrong checksum.
+
+    The artifact is given by its manifest's path.
 
     The checksums are computed only if `checksums` is true. In a bucket they never are, because each
     file is compared with its manifest when it is fetched.
     """
-    if is_remote(str(uri)):
-        return _find_remote_damage(open_path(str(uri)).parent, manifest)
-    folder = Path(str(uri)).parent
+    if isinstance(path, StorePath) and not path.is_local:
+        return _find_remote_damage(path.parent, manifest)
+    folder = Path(str(path)).parent
 
     def describe(file: ManifestFile) -> str | None:
         try:
@@ -56,14 +56,15 @@ def has_damage(manifest: StorePath) -> bool:
     if not manifest.exists():
         return False
     try:
-        return bool(find_damage(str(manifest), read_manifest(manifest)))
+        return bool(find_damage(manifest, read_manifest(manifest)))
     except DataError:
         return True
 
 
 def _find_remote_damage(folder: StorePath, manifest: Manifest) -> list[str]:
     """The missing files and the wrong sizes of an artifact in a bucket, from listings alone."""
-    artifacts, found = open_root(str(folder).rpartition("/")[0]), dict[str, int]()
+    artifacts = open_root(str(folder).rpartition("/")[0], folder.options)
+    found = dict[str, int]()
     places = {file.stored_at or f"{folder.name}/{file.path}" for file in manifest.files}
     for name in {place.partition("/")[0] for place in places}:
         found |= {f"{name}/{each.name}": each.num_bytes for each in (artifacts / name).walk()}

@@ -69,19 +69,20 @@ class Layout:
     def manifest(self, job: str, fingerprint: str) -> StorePath:
         return self.artifact(job, fingerprint) / NAME
 
-    def check_manifest(self, job: str, uri: str) -> str:
+    def check_manifest(self, job: str, uri: str) -> StorePath:
         """Checks a manifest URI that came from outside.
 
         Raises:
           DataError: the URI is not that of an artifact of this job.
         """
         fingerprint = uri.rpartition(f"/{NAME}")[0].rpartition("/")[2]
-        if not _FINGERPRINT.fullmatch(fingerprint) or uri != str(self.manifest(job, fingerprint)):
+        manifest = self.manifest(job, fingerprint)
+        if not _FINGERPRINT.fullmatch(fingerprint) or uri != str(manifest):
             raise DataError(
                 f"{uri[:300]!r} is not a manifest of the job {job} of the pipeline {self.pipeline} "
                 f"below {self.root}. Clear the task that has left it, and it runs again."
             )
-        return uri
+        return manifest
 
     def locate(self, file: StorePath) -> StorePath:
         """The same file as one below the storage root, so that no folder on the way is a link."""
@@ -201,6 +202,11 @@ class Attempt(Generic[Place]):
     @property
     def status(self) -> Place:
         return self.folder / "status.json"
+
+    @property
+    def reserve(self) -> Place:
+        """Room for the status on a disk that is full by then (`jobs/request.py`)."""
+        return self.folder / "status.reserve"
 
     @property
     def progress(self) -> Place:

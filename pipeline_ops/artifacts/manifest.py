@@ -9,6 +9,7 @@ are opened without following links.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -108,13 +109,13 @@ class Manifest(BaseModel):
     @model_validator(mode="after")
     def _validate_paths(self) -> Manifest:
         """Checks that each path is listed once, and that no file is the folder of another file."""
-        paths = {file.path for file in self.files}
-        if len(paths) < len(self.files):
-            raise ValueError("files: a path is listed twice")
-        if folder := next(
-            (each for path in paths for each in map(str, Path(path).parents) if each in paths), None
-        ):
-            raise ValueError(f"files: {folder} is listed as a file and as a folder")
+        # With "/" as the lowest character, a folder's first file comes directly after its name.
+        paths = sorted((file.path for file in self.files), key=lambda path: path.replace("/", "\0"))
+        for path, following in itertools.pairwise(paths):
+            if path == following:
+                raise ValueError("files: a path is listed twice")
+            if following.startswith(f"{path}/"):
+                raise ValueError(f"files: {path} is listed as a file and as a folder")
         return self
 
     @property
@@ -174,28 +175,27 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_json(folder / NAME, manifest.model_dump(mode="json"))
 
 
-def read_manifest(uri: str | Path | StorePath) -> Manifest:
-    """Reads an artifact's manifest from the manifest's own URI.
+def read_manifest(path: Path | StorePath) -> Manifest:
+    """Reads an artifact's manifest from the manifest's own path.
 
     Raises:
       DataError: there is no manifest, or it is invalid.
-      ConfigError: the URI is not one of a store.
       MachineError: the manifest cannot be read.
     """
-    return parse_manifest(read_manifest_bytes(uri), str(uri))
+    return parse_manifest(read_manifest_bytes(path), str(path))
 
 
-def read_manifest_bytes(uri: str | Path | StorePath) -> bytes:
+def read_manifest_bytes(path: Path | StorePath) -> bytes:
     """Reads a manifest without parsing it, because a signature covers its bytes."""
     try:
-        return (uri if isinstance(uri, StorePath) else open_path(uri)).read(MAX_BYTES)
+        return (path if isinstance(path, StorePath) else open_path(path)).read(MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
-            f"{uri}: there is no such manifest. Run the task that makes it again."
+            f"{path}: there is no such manifest. Run the task that makes it again."
         ) from None
     except OSError as error:
         raise MachineError(
-            f"{uri} cannot be read: {error.strerror}. Repair the disk, then retry."
+            f"{path} cannot be read: {error.strerror}. Repair the disk, then retry."
         ) from error
 
 
@@ -211,29 +211,28 @@ def parse_manifest(content: bytes, uri: str | Path) -> Manifest:
     raise DataError(f"{uri}: not a manifest of this version of Trainyard: {problem}")
 
 
-def locate_file(uri: str | Path | StorePath, file: ManifestFile) -> StorePath:
-    """The place of a file of an artifact, by the URI of the artifact's manifest."""
-    folder = open_path(str(uri)).root
-    artifacts = open_root(str(folder).rpartition("/")[0])
-    return artifacts / (file.stored_at or f"{str(folder).rpartition('/')[2]}/{file.path}")
+def locate_file(manifest: StorePath, file: ManifestFile) -> StorePath:
+    """The place of a file of an artifact, by the path of the artifact's manifest."""
+    folder, name, _ = str(manifest).rsplit("/", 2)
+    return open_root(folder, manifest.options) / (file.stored_at or f"{name}/{file.path}")
 
 
-def find_file(uri: str | Path | StorePath, path: str) -> StorePath | None:
+def find_file(manifest: StorePath, path: str) -> StorePath | None:
     """The place of a file of an artifact by its path. None if the artifact has no such file.
 
     Raises the errors of `read_manifest`.
     """
-    files = (file for file in read_manifest(uri).files if file.path == path)
-    return next((locate_file(uri, file) for file in files), None)
+    files = (file for file in read_manifest(manifest).files if file.path == path)
+    return next((locate_file(manifest, file) for file in files), None)
 
 
 def read_input(entry: Input) -> Manifest:
-    """Reads the manifest of an input.
+    """Reads the manifest of an input, in a job.
 
     Raises:
       DataError: the manifest is gone, or differs from the one that the job was planned with.
     """
-    manifest = read_manifest(entry.uri)
+    manifest = read_manifest(open_path(entry.uri))
     if manifest.digest != entry.digest:
         raise DataError(
             f"{entry.uri}: its digest is {manifest.digest}, but was {entry.digest} when this job "

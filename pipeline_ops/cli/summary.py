@@ -20,14 +20,18 @@ from pipeline_ops.jobs.task_record import find_report
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.trials import read_search
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.store import StoreUsage
 
 
 def summarize_run(config: PipelineConfig, run: RunStatus) -> dict[str, Any]:
     """Summarizes a run. Raises DataError if a manifest that a task left is gone."""
-    uris = {task.name: _get_manifest_uri(task) for task in run.tasks}
-    manifests = {job: read_manifest(uri) for job in JOBS if (uri := uris[job])}
-    report = find_report(uris["evaluate"], uris["export"])
+    paths = {
+        task.name: open_near(config.root, uri) if (uri := _get_manifest_uri(task)) else None
+        for task in run.tasks
+    }
+    manifests = {job: read_manifest(path) for job in JOBS if (path := paths[job])}
+    report = find_report(paths["evaluate"], paths["export"])
     return {
         "pipeline": config.pipeline,
         "run_id": run.run_id,

@@ -42,7 +42,7 @@ from pipeline_ops.config.storage import Storage
 from pipeline_ops.config.train import Train
 from pipeline_ops.config.validation import validate_section
 from pipeline_ops.config.yaml_source import ConfigFile, ConfigText
-from pipeline_ops.storage.open_store import is_remote, open_root, register_store
+from pipeline_ops.storage.open_store import is_remote, open_near, open_root
 from pipeline_ops.storage.store_options import StoreOptions
 from pipeline_ops.storage.store_path import StorePath
 
@@ -177,8 +177,7 @@ class PipelineConfig(Section):
         """The storage root."""
         if not is_remote(self.storage.root):
             return open_root(self.resolve_path(self.storage.root))
-        register_store(self.storage.root, self.store_options)
-        return open_root(self.storage.root)
+        return open_root(self.storage.root, self.store_options)
 
     @property
     def store_options(self) -> StoreOptions:
@@ -210,15 +209,12 @@ class PipelineConfig(Section):
         return load_hosts(self.file.parent / "hosts", name, where) if name else None
 
     @property
-    def registry(self) -> str:
-        """The location of the model's versions: an absolute path, or a URI."""
-        root = self.root  # registers how to reach its bucket, which may hold this location, too
-        location = self.export.registry
-        if location is not None and is_remote(location):
-            return f"{location.rstrip('/')}/{self.export.model}"
-        if location:
-            return str(self.resolve_path(location) / self.export.model)
-        return str(root / "models" / self.export.model)
+    def registry(self) -> StorePath:
+        """The location of the model's versions. In another bucket, it has no options."""
+        location = self.export.registry or str(self.root / "models")
+        if not is_remote(location):
+            location = str(self.resolve_path(location))
+        return open_near(self.root, f"{location.rstrip('/')}/{self.export.model}")
 
     def resolve_interpreter(self, job: str) -> Path | None:
         """The Python of a task's job, absolute, or None for the interpreter of the caller.

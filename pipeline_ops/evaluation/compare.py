@@ -30,6 +30,7 @@ from pipeline_ops.evaluation.report_rows import (
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.pages.charts import Line, draw_line_chart, draw_share_chart
 from pipeline_ops.pages.page import render_page
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
 
 _JOBS = ("preprocess", "train", "evaluate")
@@ -73,9 +74,10 @@ def read_run(folder: StorePath) -> ComparedRun:
                 f"{folder}: {job} of this run did not succeed, so there is nothing to compare. "
                 "Wait for the run, or name another one."
             )
-        manifests[job] = read_manifest(record.manifest)
+        manifest = open_path(record.manifest, folder.options)
+        manifests[job] = read_manifest(manifest)
         if job == "evaluate":
-            file = find_file(record.manifest, METRICS)
+            file = find_file(manifest, METRICS)
             metrics = json.loads(file.read(_MAX_METRICS_BYTES)) if file else None
     if not metrics or not metrics.get("precision_at_recall"):
         raise DataError(

@@ -36,6 +36,7 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.local_inputs import use_local_inputs
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.registry.registry import fetch_version
+from pipeline_ops.storage.open_store import open_path
 
 _DESCRIPTION = (QUARANTINE, INDEX, STATISTICS)
 NO_CHAMPION = "there is no champion to compare it with"
@@ -162,7 +163,7 @@ def read_inputs(request: Request) -> Inputs:
         (champion, champion.manifest.files if champion else []),
     ):
         if artifact:
-            check_files(artifact.uri, artifact.manifest, files)
+            check_files(open_path(artifact.uri), artifact.manifest, files)
     return Inputs(dataset, challenger, champion)
 
 

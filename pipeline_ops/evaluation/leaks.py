@@ -16,6 +16,7 @@ from pipeline_ops.artifacts.moved_root import find_input
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import Champion, Dataset
 from pipeline_ops.jobs.local_inputs import fetch_input
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
 
 _MAX_NAMED_LEAKS = 3
@@ -85,7 +86,7 @@ def _find_index(dataset_uri: str) -> Path | None:
 
 def _find_champion_index(champion: Champion, root: StorePath) -> Path | None:
     try:
-        training = read_manifest(find_input(champion.manifest.inputs["train"], root).uri)
+        training = read_manifest(open_path(find_input(champion.manifest.inputs["train"], root).uri))
         return _find_index(find_input(training.inputs["preprocess"], root).uri)
     except (DataError, KeyError):
         return None

@@ -16,7 +16,7 @@ from pipeline_ops.artifacts.results import LAST_EVALUATION, EvaluationFigures
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import Inputs
 from pipeline_ops.jobs.request import Request
-from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.open_store import open_path, open_root
 
 _MAX_LINE = 200
 
@@ -111,7 +111,7 @@ def _find_changes_since_last_run(request: Request, inputs: Inputs) -> ChangesSin
     if last is None:
         return None
     try:
-        evaluation = read_manifest(last.uri)
+        evaluation = read_manifest(open_path(last.uri))
         changes = {
             **_find_changes(request, inputs, evaluation),
             "evaluate": describe_changes(request.fingerprint, evaluation.fingerprint),
@@ -129,8 +129,8 @@ def _find_changes(request: Request, inputs: Inputs, older: Manifest) -> dict[str
       DataError, KeyError: the older artifact cannot be followed back to its data.
     """
     root = open_root(request.root)
-    training = read_manifest(find_input(older.inputs["train"], root).uri)
-    dataset = read_manifest(find_input(training.inputs["preprocess"], root).uri)
+    training = read_manifest(open_path(find_input(older.inputs["train"], root).uri))
+    dataset = read_manifest(open_path(find_input(training.inputs["preprocess"], root).uri))
     return {
         "preprocess": describe_changes(inputs.dataset.manifest.fingerprint, dataset.fingerprint),
         "train": describe_changes(inputs.challenger.manifest.fingerprint, training.fingerprint),

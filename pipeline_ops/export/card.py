@@ -21,6 +21,7 @@ from pipeline_ops.config.export import Card, Export
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.storage.atomic import write_atomically, write_json
+from pipeline_ops.storage.open_store import open_path
 
 CARD_JSON, CARD_MARKDOWN = "model_card.json", "MODEL_CARD.md"
 _FORMAT_KEYS = {
@@ -176,11 +177,12 @@ def _read_data_figures(entry: Input | None) -> dict[str, Any] | None:
     The digest in the lineage still names it.
     """
     try:
-        figures = DatasetFigures.model_validate(read_manifest(entry.uri).figures) if entry else None
+        manifest = read_manifest(open_path(entry.uri)) if entry else None
     except DataError:
         return None
-    if figures is None:
+    if manifest is None:
         return None
+    figures = DatasetFigures.model_validate(manifest.figures)
     return figures.model_dump(include={"num_examples", "labels", "num_rejected"})
 
 

@@ -19,7 +19,6 @@ from pipeline_ops.export.staged_version import stage_version
 from pipeline_ops.export.trained_model import read_trained_model
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.jobs.runner import Job, run_job
-from pipeline_ops.registry.aliases import CHAMPION
 from pipeline_ops.registry.minisign import read_secret_key
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.version import Version
@@ -75,19 +74,15 @@ def _promote(
     same_model_versions = {
         each.number for each in registry.find_by_training(request.inputs["train"].digest)
     }
-    earlier_versions = [
-        move.version
-        for move in registry.read_history().moves
-        if move.alias == CHAMPION and move.version in same_model_versions
-    ]
-    if earlier_versions and champion and champion.number not in same_model_versions:
+    expected = evaluation.champion_version
+    if champion and champion.number in same_model_versions:
+        expected = champion.number
+    elif champion and (earlier := registry.find_earlier_services(same_model_versions)):
         return (
-            f"version {earlier_versions[-1]} was in service before "
+            f"version {earlier[-1]} was in service before "
             f"and was replaced by version {champion.number}. "
             "A person may put it in service again, a run does not"
         )
-    is_same_model = champion and champion.number in same_model_versions
-    expected = champion.number if champion and is_same_model else evaluation.champion_version
     reason = (
         f"run {request.run_id} of {request.pipeline}: "
         f"{'; '.join(rule.text for rule in evaluation.rules)}"

@@ -17,6 +17,7 @@ from pipeline_ops.artifacts.results import (
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.local_inputs import use_local_inputs
 from pipeline_ops.jobs.request import Request
+from pipeline_ops.storage.open_store import open_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,9 @@ def read_trained_model(request: Request) -> TrainedModel:
         )
     if not figures.gate_passed:
         raise DataError(f"{evaluate.uri}: the gate was not passed, so nothing is published.")
-    check_files(train.uri, training, [file for file in training.files if _is_needed(file.path)])
-    check_files(evaluate.uri, evaluation, evaluation.files)
+    needed = [file for file in training.files if _is_needed(file.path)]
+    check_files(open_path(train.uri), training, needed)
+    check_files(open_path(evaluate.uri), evaluation, evaluation.files)
     return TrainedModel(
         Path(train.uri).parent,
         training,

@@ -24,7 +24,7 @@ from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.checksums import ChecksumAccumulator
 from pipeline_ops.storage.digest import compute_digest
-from pipeline_ops.storage.open_store import is_remote
+from pipeline_ops.storage.open_store import is_remote, open_path
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.disk_cache import HostCache
 
@@ -65,7 +65,7 @@ class HostDataset:
 
     def locate(self, file: ManifestFile) -> StorePath:
         """The location of a file in the store."""
-        return locate_file(self.uri, file)
+        return locate_file(open_path(self.uri), file)
 
     def read_file(self, path: str) -> bytes | None:
         """Reads a small file. Returns None if the data set has no such file.
@@ -111,7 +111,7 @@ def open_host_dataset(
         and the remedy.
       DataError: there is no such manifest.
     """
-    manifest = read_manifest(uri)
+    manifest = read_manifest(open_path(uri))
     is_streamed = is_remote(uri) or config.local_copy == "always"
     if is_streamed:
         shards = list_shards(manifest, "train")
@@ -145,6 +145,6 @@ def _compute_disk_identity(uri: str, manifest: Manifest) -> str:
 
 
 def _check_dataset(uri: str, manifest: Manifest, folder: Path) -> None:
-    if damage := find_damage(uri, manifest, checksums=True):
+    if damage := find_damage(Path(uri), manifest, checksums=True):
         raise MachineError(f"the data set is damaged: {'; '.join(damage[:5])}. {REMEDY}")
     write_json(folder / "checked.json", {"uri": uri, "digest": manifest.digest})

@@ -24,7 +24,7 @@ from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.host_dataset import open_host_cache
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.storage.digest import compute_digest
-from pipeline_ops.storage.open_store import is_remote
+from pipeline_ops.storage.open_store import is_remote, open_path
 from pipeline_ops.storage.snapshot import map_requests
 
 Select = Callable[[str], bool]
@@ -54,7 +54,7 @@ def fetch_input(entry: Input, is_needed: Select) -> Input:
     """An input whose needed files are on this host. Raises as `use_local_inputs` does."""
     if not is_remote(entry.uri):
         return entry
-    manifest = read_manifest(entry.uri)
+    manifest = read_manifest(open_path(entry.uri))
     files = [file for file in manifest.files if is_needed(file.path)]
     folder = open_host_cache(InputOptions()).get_or_create(
         "artifact",
@@ -68,7 +68,7 @@ def _fetch(uri: str, manifest: Manifest, files: list[ManifestFile], folder: Path
     """Fetches files into a folder, with a manifest that finds all of them there."""
 
     def fetch(file: ManifestFile) -> None:
-        place = locate_file(uri, file)
+        place = locate_file(open_path(uri), file)
         try:
             found = place.download(folder / file.path, file.num_bytes)
         except FileNotFoundError:

@@ -74,10 +74,10 @@ class ProgressWriter:
     """
 
     def __init__(self, path: Path, worker: int | None = None):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        with translate_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, flags, 0o644)
         weakref.finalize(self, os.close, self._descriptor)
         self._path, self._worker = path, worker
         self._phase, self._phase_start, self._done_at_start = "", 0.0, 0

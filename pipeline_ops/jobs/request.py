@@ -2,12 +2,13 @@
 
 An operator writes `request.json` into a fresh attempt folder and starts `python -m <module>
 --request <path>`. The job answers with `status.json` in the same folder, by rename, and with its
-exit code. A job without a status was killed. Only the owner can read the folder and the request,
-because a hosts file may put secrets into the environment of workers.
+exit code. A job without a status was killed. Only the owner can read the folder and the request.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.manifest import Input
-from pipeline_ops.errors import DataError, ExitCode
+from pipeline_ops.errors import DataError, ExitCode, MachineError
 from pipeline_ops.jobs.planned_training import PlannedTraining
 from pipeline_ops.storage.atomic import format_json, translate_write_errors
 from pipeline_ops.storage.digest import compute_digest
@@ -26,6 +27,8 @@ from pipeline_ops.storage.store_path import StorePath
 
 _MAX_REQUEST_BYTES = 64 << 20
 _MAX_MESSAGE = 100_000
+_RESERVE_BYTES = 4096
+_MAX_RESERVED_MESSAGE = 1000
 
 
 class Request(BaseModel):
@@ -40,7 +43,7 @@ class Request(BaseModel):
     config: dict[str, Any]
     """The job's section of the pipeline config, as JSON."""
     hosts: dict[str, Any] | None = None
-    """For training: the hosts file's content. Null for this machine."""
+    """For training: the hosts file's content, without its environment. Null for this machine."""
     inputs: dict[str, Input] = {}
     """Manifests to read, by name."""
     root: str
@@ -86,6 +89,7 @@ def write_request(attempt: Attempt[StorePath], request: Request) -> None:
     """Writes the request. In a folder, only the owner can read the folder and the file."""
     if attempt.folder.is_local:
         make_private_folder(attempt)
+        attempt.reserve.write(bytes(_RESERVE_BYTES))
     attempt.request.write((request.model_dump_json(indent=2) + "\n").encode(), mode=0o600)
 
 
@@ -113,7 +117,34 @@ def compute_request_digest(request: Request) -> str:
 
 
 def write_status(attempt: Attempt[StorePath], status: Status) -> None:
-    attempt.status.write(format_json(status.model_dump(mode="json")))
+    """Writes the status, on a full disk into the room that `write_request` has reserved for it.
+
+    Raises:
+      MachineError: the disk or the store refused it.
+    """
+    try:
+        attempt.status.write(format_json(status.model_dump(mode="json")))
+    except MachineError:
+        if not (attempt.folder.is_local and attempt.reserve.exists()):
+            raise
+        _write_into_reserve(attempt, status)
+    if attempt.folder.is_local:
+        attempt.reserve.remove()
+
+
+def _write_into_reserve(attempt: Attempt[StorePath], status: Status) -> None:
+    """Overwrites the reserved file in place, which needs no room, and gives it its final name."""
+    message = status.message[:_MAX_RESERVED_MESSAGE]
+    content = format_json(status.model_copy(update={"message": message}).model_dump(mode="json"))
+    claimed = attempt.status.local.with_name(f".{attempt.status.name}.{secrets.token_hex(4)}.tmp")
+    with translate_write_errors(attempt.status.local):
+        attempt.reserve.local.rename(claimed)  # the deadline's thread may write a status, too
+        with open(os.open(claimed, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "wb") as file:
+            file.write(content)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        claimed.rename(attempt.status.local)
 
 
 def read_status(attempt: Attempt[StorePath]) -> Status | None:

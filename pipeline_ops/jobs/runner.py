@@ -14,13 +14,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,9 +41,13 @@ from pipeline_ops.jobs.workspace import (
     open_workspace,
     read_planned_request,
 )
-from pipeline_ops.storage.atomic import translate_write_errors
+from pipeline_ops.storage.atomic import describe_os_error, translate_write_errors
 from pipeline_ops.storage.open_store import open_path
-from pipeline_ops.storage.read_errors import to_exit_code
+from pipeline_ops.storage.read_errors import (
+    has_disk_error_message,
+    summarize_error,
+    to_exit_code,
+)
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.storage.store import read_usage
 from pipeline_ops.storage.store_path import StorePath
@@ -50,6 +56,8 @@ from pipeline_ops.system.temp_dirs import use_temporary_folder
 
 INIT_VARIABLE = "TRAINYARD_INIT"
 """Set by the init process of a place other than Airflow's host (`init_process.py`)."""
+_FULL_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,18 +148,36 @@ def run_request(work: Callable[[Job], ExitCode], uri: str | Path) -> ExitCode:
     except MemoryError as error:
         status = Status(exit_code=ExitCode.RETRY, message=f"out of memory: {error}")
     except Exception as error:  # the log must show the traceback
-        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        folders = find_local_folder(attempt.folder), Path(tempfile.gettempdir())
         status = Status(
-            exit_code=to_exit_code(error), message=f"{kind}{error}. The log is {attempt.log}."
+            exit_code=to_exit_code(error),
+            message=f"{_explain(error, folders)}. The log is {attempt.log}.",
         )
-        traceback.print_exc()
+        _log.exception("the job has failed")  # a full disk that refuses the log is no error of it
     if status.message:
-        logging.getLogger(__name__).info("%s: %s", status.exit_code.name, status.message)
+        _log.info("%s: %s", status.exit_code.name, status.message)
     # Files of this host are known elsewhere by their places in the store.
     message = status.message.replace(str(find_local_folder(attempt.folder)), str(attempt.folder))
     status = status.model_copy(update={"message": message, "store": read_usage()})
     write_status(attempt, status)
     return status.exit_code
+
+
+def _explain(error: Exception, folders: Iterable[Path]) -> str:
+    """The reason of an unexpected error. The system does not say which disk is full."""
+    if has_disk_error_message(error):
+        return f"{summarize_error(error)}. Free disk space or repair the disk, then retry"
+    if not isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}"
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return str(error)
+    full = [
+        f", and the disk of {folder} is full"
+        for folder in folders
+        if folder.exists() and shutil.disk_usage(folder).free < _FULL_BYTES
+    ]
+    file = error.filename or "a file"
+    return f"cannot write {file}: {describe_os_error(error)}{''.join(full)}. Free space, then retry"
 
 
 def _make_status(error: TrainyardError, attempt: Attempt[StorePath]) -> Status:

@@ -13,7 +13,6 @@ from pipeline_ops.artifacts.layout import Layout, parse_artifact_uri
 from pipeline_ops.artifacts.manifest import find_file, read_manifest
 from pipeline_ops.artifacts.results import REPORT
 from pipeline_ops.storage.atomic import format_json
-from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store import StoreUsage
 from pipeline_ops.storage.store_path import StorePath
@@ -48,7 +47,7 @@ def read_record(path: StorePath) -> TaskRecord | None:
     return read_json_as(TaskRecord, path)
 
 
-def find_recorded_manifest(layout: Layout, run_id: str, task: str, job: str) -> str | None:
+def find_recorded_manifest(layout: Layout, run_id: str, task: str, job: str) -> StorePath | None:
     """The manifest that a task of a run has left or found. None if there is none.
 
     If the storage root was moved since, it is the same manifest below the present root.
@@ -60,11 +59,11 @@ def find_recorded_manifest(layout: Layout, run_id: str, task: str, job: str) -> 
     if record is None or record.state != "success" or record.manifest is None:
         return None
     if (place := parse_artifact_uri(record.manifest)) and place[:2] == (layout.pipeline, job):
-        return str(layout.manifest(job, place[2]))
+        return layout.manifest(job, place[2])
     return layout.check_manifest(job, record.manifest)
 
 
-def find_report(evaluate: str | None, export: str | None) -> StorePath | None:
+def find_report(evaluate: StorePath | None, export: StorePath | None) -> StorePath | None:
     """The page of a run, by the manifests of its evaluation and its export.
 
     It is the export's page, which also shows the published models, if it is about this evaluation,
@@ -73,8 +72,8 @@ def find_report(evaluate: str | None, export: str | None) -> StorePath | None:
     if evaluate is None:
         return None
     manifest = evaluate
-    if export and open_path(export).exists():
+    if export and export.exists():
         evaluated = read_manifest(export).inputs.get("evaluate")
-        if evaluated and evaluated.uri == evaluate:
+        if evaluated and evaluated.uri == str(evaluate):
             manifest = export
     return find_file(manifest, REPORT)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.jobs.progress import ProgressEvent
+from pipeline_ops.storage.atomic import translate_write_errors
 
 _MAX_BYTES = 1 << 20
 """The limit for one log at a time.
@@ -63,7 +64,7 @@ class GangLog:
             f"{_format_time(seconds)}  {name:<9}  {line}\n" for seconds, name, line in lines
         )
         if text:
-            with open(self.path, "a", encoding="utf-8") as file:
+            with translate_write_errors(self.path), open(self.path, "a", encoding="utf-8") as file:
                 file.write(text)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import select
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from pipeline_ops.launch.host_report import describe_host, describe_incompatibil
 from pipeline_ops.launch.launcher import Launcher
 from pipeline_ops.launch.plan import Host
 from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.system.readiness import wait_until_ready
 
 _RETRY_SECONDS = 5.0
 _FENCE_SLACK_SECONDS = 2.0
@@ -140,7 +140,7 @@ class HostPool:
         """Returns the reports of the hosts' processes by host, and does everything that is due."""
         self._open_connections()
         connections = {host.connection: host for host in self.hosts.values() if host.connection}
-        readable, _, _ = select.select(list(connections), [], [], timeout_seconds)
+        readable, _ = wait_until_ready(list(connections), timeout_seconds=timeout_seconds)
         events = []
         for connection in readable:
             for event in connection.read_events():

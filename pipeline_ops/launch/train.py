@@ -26,7 +26,7 @@ from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.jobs.file_exchange import fetch_files
 from pipeline_ops.jobs.gang_protocol import STATE, Isolation, StoredWork, format_worker_digest_name
 from pipeline_ops.jobs.host_dataset import open_host_cache, open_host_dataset
-from pipeline_ops.jobs.places.environment import collect_store_environment
+from pipeline_ops.jobs.places.environment import collect_store_environment, read_hosts_variable
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
 from pipeline_ops.launch.candidate import export_saved_model
@@ -42,7 +42,7 @@ from pipeline_ops.launch.ssh import SshLauncher
 from pipeline_ops.launch.stop_request import StopRequest
 from pipeline_ops.storage.atomic import read_json
 from pipeline_ops.storage.digest import compute_digest
-from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.open_store import open_path, open_root
 
 
 def train(job: Job) -> ExitCode:
@@ -114,10 +114,11 @@ def build_host_environment(job: Job, hosts: Hosts) -> dict[str, str]:
 
     On this host, its processes inherit them.
     """
+    own = read_hosts_variable(os.environ)
     if job.stored_attempt is None or isinstance(hosts, LocalHosts):
-        return hosts.environment
+        return own
     digest = {name: os.environ[name] for name in (REQUEST_VARIABLE,) if name in os.environ}
-    return collect_store_environment(os.environ) | digest | hosts.environment
+    return collect_store_environment(os.environ) | digest | own
 
 
 def fetch_results(plan: LaunchPlan, work: Path) -> None:
@@ -185,7 +186,7 @@ def check_dataset(job: Job, config: Train) -> None:
       MachineError: shards do not match their manifest. Preprocessing can repair that.
     """
     uri = job.request.inputs["preprocess"].uri
-    manifest = read_manifest(uri)
+    manifest = read_manifest(open_path(uri))
     task = DatasetFigures.model_validate(manifest.figures).task
     model_task = get_model_task(config.model)
     if task != model_task:
@@ -221,7 +222,7 @@ def summarize_training(
             "This is a bug of Trainyard"
         )
     dataset = DatasetFigures.model_validate(
-        read_manifest(job.request.inputs["preprocess"].uri).figures
+        read_manifest(open_path(job.request.inputs["preprocess"].uri)).figures
     )
     return TrainingFigures(
         strategy=state["strategy"],

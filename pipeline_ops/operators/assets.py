@@ -34,6 +34,7 @@ from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.operators.raw_files import RawFilesTrigger
 from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.raw_data.folder import find_raw_folder
+from pipeline_ops.storage.store_path import StorePath
 
 
 def make_asset(config: PipelineConfig, job: str) -> Asset | None:
@@ -47,13 +48,13 @@ def make_outlets(config: PipelineConfig, job: str) -> list[AssetAlias]:
     return [AssetAlias(asset.name)] if asset else []
 
 
-def add_asset_event(run: TaskRun, job: str, uri: str) -> None:
+def add_asset_event(run: TaskRun, job: str, path: StorePath) -> None:
     """Adds the event of a new artifact. Airflow sends it when the task has succeeded."""
     if asset := make_asset(run.config, job):
-        manifest = read_manifest(uri)
+        manifest = read_manifest(path)
         extra = _summarize_model(manifest) if job == "export" else _summarize_dataset(manifest)
         run.context["outlet_events"][AssetAlias(asset.name)].add(
-            asset, extra=extra | {"manifest": uri, "run_id": run.run_id}
+            asset, extra=extra | {"manifest": str(path), "run_id": run.run_id}
         )
 
 

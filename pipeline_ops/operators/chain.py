@@ -22,7 +22,9 @@ from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.planning.warm_start import check_warm_start
+from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.snapshot import read_once
+from pipeline_ops.storage.store_path import StorePath
 
 
 class PreprocessOperator(JobOperator):
@@ -63,7 +65,7 @@ class PreprocessOperator(JobOperator):
         )
         return plan
 
-    def on_result(self, run: TaskRun, manifest: str) -> None:
+    def on_result(self, run: TaskRun, manifest: StorePath) -> None:
         notify_drift(run, manifest)
 
 
@@ -80,7 +82,7 @@ class EvaluateOperator(JobOperator):
     job = "evaluate"
     ui_color = "#a3744f"
 
-    def on_result(self, run: TaskRun, manifest: str) -> None:
+    def on_result(self, run: TaskRun, manifest: StorePath) -> None:
         notify_gate(run, manifest)
 
 
@@ -108,7 +110,8 @@ def skip_unless_passed(run: TaskRun, evaluation: str) -> EvaluationFigures:
 
     Then export's record contains the reason.
     """
-    figures = EvaluationFigures.model_validate(read_manifest(evaluation).figures)
+    manifest = read_manifest(open_near(run.config.root, evaluation))
+    figures = EvaluationFigures.model_validate(manifest.figures)
     if not figures.gate_passed:
         reason = "; ".join(rule.text for rule in figures.rules if not rule.passed)
         raise AirflowSkipException(record_unpublished(run, reason, ExitCode.GATE_NOT_PASSED))

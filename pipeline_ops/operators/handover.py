@@ -14,6 +14,7 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.task_record import find_recorded_manifest
 from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.store_path import StorePath
 
 _MAX_SHOWN_CHARS = 200
 
@@ -34,7 +35,7 @@ def pull_manifests(run: TaskRun, tasks: Iterable[str]) -> dict[str, str]:
     return {task: _check(run, task, found) for task, found in zip(tasks, recorded, strict=True)}
 
 
-def _check(run: TaskRun, task: str, recorded: str | None) -> str:
+def _check(run: TaskRun, task: str, recorded: StorePath | None) -> str:
     """Returns the recorded manifest of a task, if its XCom has the same value."""
     pulled = run.context["ti"].xcom_pull(task_ids=task)
     if not pulled or recorded is None:
@@ -42,10 +43,10 @@ def _check(run: TaskRun, task: str, recorded: str | None) -> str:
             f"{task} has left no manifest, so it was marked a success before it had ended. "
             f"Clear {task} to run it again."
         )
-    if pulled != recorded:
+    if pulled != str(recorded):
         raise DataError(
             f"the XCom of {task} is {str(pulled)[:_MAX_SHOWN_CHARS]!r}, "
             f"but the task has left {recorded}, so the XCom was edited. "
             f"Clear {task} to run it again."
         )
-    return recorded
+    return str(recorded)

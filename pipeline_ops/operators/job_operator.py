@@ -36,6 +36,7 @@ from pipeline_ops.planning.plan import JobPlan, plan_job
 from pipeline_ops.planning.prefetching import prefetch_for_plan, prefetch_manifests
 from pipeline_ops.retention.usage import record_use
 from pipeline_ops.storage.snapshot import read_once
+from pipeline_ops.storage.store_path import StorePath
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -90,7 +91,7 @@ class JobOperator(BaseOperator):
             if plan.is_cached:
                 self.log.info("Nothing to do: %s. %s", plan.reason, plan.manifest)
                 record = TaskRecord(state="success", cached=True, reason=plan.reason)
-                return self._succeed(run, str(plan.manifest), record)
+                return self._succeed(run, plan.manifest, record)
             self.log.info("Starting the job, because: %s", plan.reason)
             with self._fail_on_error(run):
                 self._handle = prepare_job(plan, run.layout, self.record_name, place)
@@ -129,7 +130,7 @@ class JobOperator(BaseOperator):
     def check_preconditions(self, run: TaskRun, manifests: Mapping[str, str]) -> None:
         """Raises if the results of the earlier tasks leave nothing to do. For subclasses."""
 
-    def on_result(self, run: TaskRun, manifest: str) -> None:
+    def on_result(self, run: TaskRun, manifest: StorePath) -> None:
         """Sends notifications about the job's result, which may be cached. For subclasses."""
 
     def on_kill(self) -> None:
@@ -236,12 +237,12 @@ class JobOperator(BaseOperator):
         )
         return self._succeed(run, manifest, record)
 
-    def _succeed(self, run: TaskRun, manifest: str, record: TaskRecord) -> str:
-        run.write_record(self.record_name, record.model_copy(update={"manifest": manifest}))
+    def _succeed(self, run: TaskRun, manifest: StorePath, record: TaskRecord) -> str:
+        run.write_record(self.record_name, record.model_copy(update={"manifest": str(manifest)}))
         if not record.cached:
             add_asset_event(run, self.job, manifest)
         self.on_result(run, manifest)
-        return manifest
+        return str(manifest)
 
     @contextlib.contextmanager
     def _fail_on_error(self, run: TaskRun) -> Iterator[None]:

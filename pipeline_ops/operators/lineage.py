@@ -29,11 +29,12 @@ from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
 from pipeline_ops.artifacts.results import LAST_EVALUATION, ModelFigures
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.raw_data.folder import find_raw_folder
+from pipeline_ops.storage.store_path import StorePath
 
 
-def build_lineage(config: PipelineConfig, uri: str) -> OperatorLineage[Any, Any]:
-    """Builds the lineage of the artifact that a task has made or found, from its manifest's URI."""
-    manifest = read_manifest(uri)
+def build_lineage(config: PipelineConfig, path: StorePath) -> OperatorLineage[Any, Any]:
+    """Builds the lineage of the artifact that a task has made or found, by its manifest."""
+    manifest = read_manifest(path)
     inputs = [
         _to_input_dataset(config, entry)
         for name, entry in manifest.inputs.items()
@@ -42,21 +43,21 @@ def build_lineage(config: PipelineConfig, uri: str) -> OperatorLineage[Any, Any]
     if digest := manifest.fingerprint.inputs.get(RAW_FILES):
         raw_files = _to_namespace_and_name(str(find_raw_folder(config)))
         inputs.append(InputDataset(*raw_files, facets=_to_version_facet(digest)))
-    return OperatorLineage(inputs=inputs, outputs=[_to_output_dataset(config, uri, manifest)])
+    return OperatorLineage(inputs=inputs, outputs=[_to_output_dataset(config, str(path), manifest)])
 
 
 def _to_input_dataset(config: PipelineConfig, entry: Input) -> InputDataset:
     folder, version, _ = entry.uri.rsplit("/", 2)
     return InputDataset(
         *_to_namespace_and_name(folder),
-        facets=_to_version_facet(version if folder == config.registry else entry.digest),
+        facets=_to_version_facet(version if folder == str(config.registry) else entry.digest),
     )
 
 
 def _to_output_dataset(config: PipelineConfig, uri: str, manifest: Manifest) -> OutputDataset:
     if manifest.job == "export":
         figures = ModelFigures.model_validate(manifest.figures)
-        uri_or_path, version = config.registry, str(figures.version)
+        uri_or_path, version = str(config.registry), str(figures.version)
     else:
         uri_or_path, version = uri.rsplit("/", 2)[0], manifest.digest
     counts = [file.num_examples for file in manifest.files if file.num_examples is not None]

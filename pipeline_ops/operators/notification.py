@@ -109,10 +109,10 @@ async def notify_late(config_file: str, context: Mapping[str, Any]) -> None:
         await sync_to_async(_notify_late_now)(run)
 
 
-def notify_gate(run: TaskRun, evaluation: str) -> None:
+def notify_gate(run: TaskRun, evaluation: StorePath) -> None:
     """Sends a notification if an evaluation's gate was not passed.
 
-    The evaluation is given by its manifest's URI.
+    The evaluation is given by its manifest's path.
     """
     if not _is_configured(run.config, "gate_not_passed"):
         return
@@ -122,10 +122,10 @@ def notify_gate(run: TaskRun, evaluation: str) -> None:
         _notify(run, "gate_not_passed", f"trained, not published: {reasons}", figures.rules)
 
 
-def notify_drift(run: TaskRun, dataset: str) -> None:
+def notify_drift(run: TaskRun, dataset: StorePath) -> None:
     """Sends a notification if a data set is too far from the champion's.
 
-    The data set is given by its manifest's URI. A failure that is caused by drift is reported as a
+    The data set is given by its manifest's path. A failure that is caused by drift is reported as a
     failure.
     """
     if not _is_configured(run.config, "drift"):

@@ -52,8 +52,11 @@ def start_job(plan: JobPlan, handle: JobHandle) -> None:
     launch = JobLaunch(
         attempt=handle.attempt,
         module=KINDS[request.job].module,
-        environment=make_store_environment(request.root)
-        | {REQUEST_VARIABLE: handle.request_digest},
+        environment={
+            **make_store_environment(handle.attempt.folder.root),
+            **plan.environment,
+            REQUEST_VARIABLE: handle.request_digest,
+        },
         deadline_seconds=request.deadline_seconds,
         pipeline=request.pipeline,
         job=request.job,

@@ -21,7 +21,7 @@ from pipeline_ops.airflow_connections import use_airflow_connections
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.raw_data.folder import read_folder_state, resolve_raw_folder
 from pipeline_ops.storage.atomic import format_json
-from pipeline_ops.storage.open_store import open_path, register_store
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_options import StoreOptions, wait_at_most
 from pipeline_ops.storage.store_path import StorePath
@@ -57,7 +57,7 @@ class RawFilesTrigger(BaseEventTrigger):
     ):
         super().__init__()  # type: ignore[no-untyped-call]
         self.options = options or {}
-        register_store(state.rpartition("/")[0], StoreOptions.model_validate(self.options))
+        self._options = StoreOptions.model_validate(self.options)
         self.folder, self.state, self.every_seconds = folder, state, every_seconds
         self.patterns = None if patterns is None else list(patterns)
         self._is_failing = False
@@ -72,7 +72,7 @@ class RawFilesTrigger(BaseEventTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        before, state = None, open_path(self.state)
+        before, state = None, open_path(self.state, self._options)
         while True:
             now, reported = await asyncio.to_thread(self._look, state)
             if now is not None and is_new(before, now, reported):

@@ -22,6 +22,7 @@ from pipeline_ops.errors import TrainyardError
 from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest, read_record
 from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.planning.job_kinds import JOBS
+from pipeline_ops.storage.store_path import StorePath
 
 _TITLES = {
     "failed": "run failed",
@@ -96,7 +97,7 @@ def read_gate_rules(run: TaskRun) -> list[RuleVerdict]:
         return []
 
 
-def find_drifted_features(manifest: str, limits: Drift) -> list[RuleVerdict]:
+def find_drifted_features(manifest: StorePath, limits: Drift) -> list[RuleVerdict]:
     """Returns a rule for each feature that is further from the reference than allowed."""
     file = find_file(manifest, STATISTICS)
     statistics = json.loads(file.read(_MAX_STATISTICS_BYTES)) if file else {}

@@ -21,7 +21,7 @@ from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.open_place import make_place
 from pipeline_ops.operators.process import ProgressLog
-from pipeline_ops.storage.open_store import open_root, register_store
+from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_options import StoreOptions, wait_at_most
 
 use_airflow_connections()
@@ -71,9 +71,9 @@ class JobTrigger(BaseTrigger):
             "runs_on": runs_on,
             "log_offset": log_offset,
         }
-        register_store(root, StoreOptions.model_validate(options))
+        opened = open_root(root, StoreOptions.model_validate(options))
         self._job = JobHandle(
-            Layout(open_root(root), pipeline).attempt(run_id, record, attempt),
+            Layout(opened, pipeline).attempt(run_id, record, attempt),
             make_place(parse_hosts(runs_on) if runs_on else None),
         )
         self._progress = ProgressLog(self._job.attempt, offset, log_offset)

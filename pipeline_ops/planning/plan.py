@@ -19,6 +19,7 @@ from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, read_manifest
 from pipeline_ops.artifacts.results import LAST_EVALUATION, TEST_SPLIT, ModelFigures
 from pipeline_ops.config.hosts_base import Hosts
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.jobs.places.environment import make_hosts_variable
 from pipeline_ops.jobs.places.open_place import open_place
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.planning.base_dataset import choose_base
@@ -34,7 +35,7 @@ from pipeline_ops.planning.reference_dataset import find_reference
 from pipeline_ops.planning.warm_start import find_warm_start
 from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_interval
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.snapshot import read_once
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.models import digest_user_code, find_user_versions
@@ -54,6 +55,8 @@ class JobPlan:
     reason: str
     damage: tuple[str, ...] = ()
     """The damage of an existing artifact, whose manifest the job removes first."""
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Variables of the job's process. They may be secret, so the request lacks them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +74,11 @@ class _Run:
 
     def inputs(self, job: str) -> dict[str, Input]:
         """The artifacts of earlier jobs that a job reads, by job."""
-        return {name: _as_input(self.manifests[name]) for name in KINDS[job].reads}
+        return {name: self._as_input(self.manifests[name]) for name in KINDS[job].reads}
+
+    def _as_input(self, manifest: str) -> Input:
+        found = read_manifest(open_near(self.config.root, manifest))
+        return Input(uri=manifest, digest=found.digest)
 
 
 def plan_job(
@@ -137,15 +144,16 @@ def _plan_train(run: _Run) -> JobPlan:
     if warm_start := find_warm_start(config, fingerprint):
         fingerprint = fingerprint.with_inputs({WARM_START: warm_start.digest})
         inputs[WARM_START] = warm_start
-    return _decide(_request("train", run, fingerprint, inputs, hosts=hosts), run)
+    plan = _decide(_request("train", run, fingerprint, inputs, hosts=hosts), run)
+    return dataclasses.replace(plan, environment=make_hosts_variable(hosts))
 
 
 def _plan_evaluate(run: _Run) -> JobPlan:
     inputs = run.inputs("evaluate")
     if champion := find_baseline(run.config, inputs["train"]):
         inputs["champion"] = champion
-    test_split = compute_split_digest(read_manifest(run.manifests["preprocess"]), "test")
-    digests = _digests(inputs) | {TEST_SPLIT: test_split}
+    dataset = read_manifest(open_near(run.config.root, run.manifests["preprocess"]))
+    digests = _digests(inputs) | {TEST_SPLIT: compute_split_digest(dataset, "test")}
     fingerprint = _fingerprint("evaluate", run, digests)
     prefetch_artifact(run.layout.artifact("evaluate", fingerprint.digest))
     if previous := find_previous_evaluation(run.layout, fingerprint):
@@ -158,7 +166,8 @@ def _plan_export(run: _Run) -> JobPlan:
     # Another pipeline may have installed the optional packages. That changes no fingerprint here.
     packages = _ONNX if "onnx" in config.export.formats else ()
     fingerprint = _fingerprint("export", run, _digests(inputs), packages=packages)
-    resolved = {"registry": config.registry, "signing_key": key and str(config.resolve_path(key))}
+    signing_key = key and str(config.resolve_path(key))
+    resolved = {"registry": str(config.registry), "signing_key": signing_key}
     return _decide(_request("export", run, fingerprint, inputs, resolved), run)
 
 
@@ -209,7 +218,7 @@ def _request(
         run_id=run.run_id,
         config_file=str(config.file),
         config=section.model_dump(mode="json") | resolved,
-        hosts=hosts.model_dump(mode="json") if hosts else None,
+        hosts=hosts.model_dump(mode="json", exclude={"environment"}) if hosts else None,
         inputs=inputs,
         root=str(config.root),
         artifact=str(run.layout.artifact(job, fingerprint.digest)),
@@ -238,27 +247,29 @@ def _digests(inputs: Mapping[str, Input]) -> dict[str, str]:
 
 
 def _decide(request: Request, run: _Run) -> JobPlan:
-    path = open_path(request.artifact) / NAME
+    path = open_near(run.config.root, request.artifact) / NAME
     prefetch_artifact(path.parent)
     _record_use(run, path.parent)
     if not path.exists():
         reason = _why_new(request, run.layout)
         return JobPlan(request, path, False, reason)
     manifest = read_manifest(path)
-    if damage := tuple(find_damage(path, manifest) or _find_unpublished(request, manifest)):
+    if damage := tuple(
+        find_damage(path, manifest) or _find_unpublished(request, run.config, manifest)
+    ):
         damaged = request.model_copy(update={"is_damaged": True})
         reason = f"the artifact was damaged: {damage[0]}"
-        return JobPlan(damaged, path, False, reason, damage)
+        return JobPlan(damaged, path, False, reason, tuple(damage))
     reason = "unchanged: same inputs, config, code and package versions"
     return JobPlan(request, path, True, reason)
 
 
-def _find_unpublished(request: Request, manifest: Manifest) -> list[str]:
+def _find_unpublished(request: Request, config: PipelineConfig, manifest: Manifest) -> list[str]:
     """The damage of an export whose published version was removed from the registry."""
     if request.job != "export":
         return []
     figures = ModelFigures.model_validate(manifest.figures)
-    published = {version.number for version in Registry(request.config["registry"]).list_versions()}
+    published = {version.number for version in Registry(config.registry).list_versions()}
     is_gone = figures.version not in published
     return [f"version {figures.version} of the model {figures.name} is gone"] if is_gone else []
 
@@ -280,7 +291,3 @@ def _why_new(request: Request, layout: Layout) -> str:
         damage = find_damage(path, newest)
         changes += [f"the last artifact is damaged: {problem}" for problem in damage[:1]]
     return "; ".join(changes) or "the last artifact is gone"
-
-
-def _as_input(manifest: str) -> Input:
-    return Input(uri=manifest, digest=read_manifest(manifest).digest)

@@ -15,7 +15,7 @@ from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.planning.reference_dataset import find_champion_dataset
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.storage.open_store import is_remote
+from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.snapshot import prefetch, remember
 from pipeline_ops.storage.store_path import StorePath
 
@@ -32,7 +32,7 @@ def _list_questions(job: str, config: PipelineConfig) -> Iterator[Callable[[], o
             yield partial(_read_newest, artifacts)
         if job == "preprocess":
             yield partial(find_champion_dataset, config)
-    if is_remote(config.registry):
+    if not config.registry.is_local:
         registry = Registry(config.registry)
         if job == "evaluate":
             yield partial(_read_champion, registry)
@@ -44,7 +44,7 @@ def _list_questions(job: str, config: PipelineConfig) -> Iterator[Callable[[], o
 def prefetch_manifests(config: PipelineConfig, manifests: Iterable[str]) -> None:
     """Starts to read the manifests that earlier tasks have left."""
     if not config.root.is_local:
-        prefetch(*(partial(read_manifest, uri) for uri in manifests))
+        prefetch(*(partial(read_manifest, open_near(config.root, uri)) for uri in manifests))
 
 
 def prefetch_artifact(artifact: StorePath) -> None:

@@ -28,7 +28,7 @@ from pipeline_ops.artifacts.moved_root import find_input
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.digest import compute_digest
-from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.store_path import StorePath
 
 if TYPE_CHECKING:
@@ -86,11 +86,13 @@ def find_champion_dataset(config: PipelineConfig) -> tuple[str, Manifest] | None
         return None
     try:
         train = find_input(champion.read_manifest().inputs["train"], config.root)
-        uri = find_input(read_manifest(train.uri).inputs["preprocess"], config.root).uri
-        manifest = read_manifest(uri)
+        training = read_manifest(open_near(config.root, train.uri))
+        uri = find_input(training.inputs["preprocess"], config.root).uri
+        path = open_near(config.root, uri)
+        manifest = read_manifest(path)
     except TrainyardError:
         return None
-    return (uri, manifest) if _is_described(open_path(uri), manifest) else None
+    return (uri, manifest) if _is_described(path, manifest) else None
 
 
 def _find_previous_dataset(layout: Layout, fingerprint: Fingerprint) -> tuple[str, Manifest] | None:

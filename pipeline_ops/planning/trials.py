@@ -20,6 +20,7 @@ from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.search import MAX_TRIALS, Range, Search
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.storage.store_path import StorePath
 
 
 class Trial(BaseModel):
@@ -151,7 +152,7 @@ def get_monitor(config: PipelineConfig) -> str:
     return searched or config.train.best_monitor or "validation_loss"
 
 
-def read_trial_result(trial: Trial, manifest: str, monitor: str) -> TrialResult:
+def read_trial_result(trial: Trial, manifest: StorePath, monitor: str) -> TrialResult:
     """Returns the result of a trial that ended well.
 
     The figure is that of the epoch whose weights became the model. A figure that is not a number
@@ -161,7 +162,7 @@ def read_trial_result(trial: Trial, manifest: str, monitor: str) -> TrialResult:
     figure = figures.history[figures.best_epoch].metrics[monitor]
     if math.isnan(figure):
         return TrialResult(trial=trial, message=f"its {monitor} is not a number")
-    return TrialResult(trial=trial, manifest=manifest, figure=figure)
+    return TrialResult(trial=trial, manifest=str(manifest), figure=figure)
 
 
 def choose_best_trial(results: Sequence[TrialResult], monitor: str) -> SearchResult | None:

@@ -21,6 +21,7 @@ from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.checksums import compute_checksums
 from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.open_store import open_near
 
 CHAMPION = "champion"
 _VERSION = re.compile(r"version (\d+)")
@@ -62,7 +63,9 @@ def _find_champion_input(config: PipelineConfig, fingerprint: Fingerprint) -> In
         return None
     manifest = champion.read_manifest()
     with contextlib.suppress(DataError):  # its training may have been removed
-        training = read_manifest(find_input(manifest.inputs["train"], config.root).uri)
+        training = read_manifest(
+            open_near(config.root, find_input(manifest.inputs["train"], config.root).uri)
+        )
         start = training.inputs.get(WARM_START)
         digests = {WARM_START: start.digest} if start else {}
         if training.fingerprint.digest == fingerprint.with_inputs(digests).digest:

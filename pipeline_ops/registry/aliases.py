@@ -137,7 +137,7 @@ class Aliases(BaseModel):
 
 @dataclasses.dataclass(frozen=True)
 class AliasHistory:
-    """Every move, oldest first, and the problems of invalid records."""
+    """Moves, oldest first, and the problems of invalid records."""
 
     moves: list[AliasMove]
     problems: list[str]
@@ -158,9 +158,10 @@ def read_aliases(store: ModelStore) -> Aliases:
     return _read_latest(store).aliases
 
 
-def read_records(store: ModelStore) -> AliasHistory:
-    """Reads all records. An unreadable record is one problem."""
+def read_records(store: ModelStore, newest: int | None = None) -> AliasHistory:
+    """Reads all records, or the newest ones. An unreadable record is one problem."""
     names, records = store.list_records(_FOLDER), AliasHistory([], [])
+    names = names[-newest:] if newest else names
     for name, content in zip(names, store.read_records(_FOLDER, names), strict=True):
         parsed = _parse_record_or_error(store, name, content)
         if isinstance(parsed, DataError):

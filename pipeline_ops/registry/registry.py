@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from types import EllipsisType
 
@@ -32,15 +33,16 @@ from pipeline_ops.registry.object_model_store import ObjectModelStore
 from pipeline_ops.registry.version import Version, read_manifests
 from pipeline_ops.storage.open_store import is_remote, open_root
 from pipeline_ops.storage.own_folders import warn_unowned_folder
+from pipeline_ops.storage.store_path import StorePath
 
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Registry:
-    """The versions of one model. `location` is a local folder, or a URI in an object store."""
+    """The versions of one model. `location` is a local folder, or one in an object store."""
 
-    location: str | Path
+    location: str | Path | StorePath
 
     @functools.cached_property
     def store(self) -> ModelStore:
@@ -48,7 +50,8 @@ class Registry:
         location = str(self.location).rstrip("/")
         if not is_remote(location):
             return LocalModelStore(Path(location))
-        return ObjectModelStore(open_root(location))
+        options = self.location.options if isinstance(self.location, StorePath) else None
+        return ObjectModelStore(open_root(location, options))
 
     def list_versions(self) -> list[Version]:
         """The versions, oldest first, without unfinished and retired ones."""
@@ -87,9 +90,26 @@ class Registry:
         number = self.read_aliases().names.get(alias)
         return None if number is None else self.get_version(number)
 
-    def read_history(self) -> AliasHistory:
-        """Every move, and the problems of unreadable records."""
-        return aliases.read_records(self.store)
+    def read_history(self, newest: int | None = None) -> AliasHistory:
+        """Every move, or those of the newest records, and the problems of unreadable records.
+
+        In a bucket, each record costs a request.
+        """
+        return aliases.read_records(self.store, newest)
+
+    def find_earlier_services(self, numbers: Collection[int]) -> list[int]:
+        """Those of some versions that came into service, in this order.
+
+        If all of them are newer than every version that was moved, no move is read.
+        """
+        highest = self.read_aliases().highest
+        if highest is not None and highest < min(numbers):
+            return []
+        return [
+            move.version
+            for move in self.read_history().moves
+            if move.alias == CHAMPION and move.version and move.version in numbers
+        ]
 
     def find_by_training(self, training_digest: str) -> list[Version]:
         """The versions that hold the model of a training's artifact.

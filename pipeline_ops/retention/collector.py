@@ -198,21 +198,22 @@ class _Versions:
 def _read_versions(config: PipelineConfig, layout: Layout) -> _Versions:
     """Reads the manifests of all versions in the pipeline's registry and below the root."""
     found, models = _Versions(), layout.root / "models"
-    locations = {config.registry}
+    locations = {str(config.registry): config.registry}
     try:
-        locations |= {str(models / each.name) for each in models.list_folder() if each.is_folder}
+        folders = (models / each.name for each in models.list_folder() if each.is_folder)
+        locations |= {str(folder): folder for folder in folders}
     except DataError as error:
         found.problems.append(str(error))
-    for location in sorted(locations):
+    for uri, location in sorted(locations.items()):
         manifests, problems = _read_registry(location)
         found.manifests += manifests
         if problems:
-            is_ours = location == config.registry or _may_be_of(layout, location, manifests)
+            is_ours = uri == str(config.registry) or _may_be_of(layout, uri, manifests)
             (found.problems if is_ours else found.others).extend(problems)
     return found
 
 
-def _read_registry(location: str) -> tuple[list[tuple[str, Manifest]], list[str]]:
+def _read_registry(location: StorePath) -> tuple[list[tuple[str, Manifest]], list[str]]:
     """The manifests of the versions there, and the problems of unreadable ones."""
     found, problems = [], []
     try:
@@ -227,7 +228,7 @@ def _read_registry(location: str) -> tuple[list[tuple[str, Manifest]], list[str]
     return found, problems
 
 
-def _may_be_of(layout: Layout, location: str, manifests: list[tuple[str, Manifest]]) -> bool:
+def _may_be_of(layout: Layout, uri: str, manifests: list[tuple[str, Manifest]]) -> bool:
     """Returns whether a pipeline may have made versions in a registry other than its own.
 
     The readable ones tell. Without any, the registry is that of the pipeline of its name, if there
@@ -235,7 +236,7 @@ def _may_be_of(layout: Layout, location: str, manifests: list[tuple[str, Manifes
     """
     if manifests:
         return any(manifest.pipeline == layout.pipeline for _, manifest in manifests)
-    name = location.rpartition("/")[2]
+    name = uri.rpartition("/")[2]
     other = layout.root / "artifacts" / name
     return name == layout.pipeline or not other.list_folder()
 

@@ -46,6 +46,10 @@ class LocalStore:
     def root(self) -> str:
         return str(self.folder)
 
+    @property
+    def options(self) -> None:
+        return None
+
     def read(self, key: str, max_bytes: int) -> bytes:
         return read_below(self.folder, key, max_bytes)
 

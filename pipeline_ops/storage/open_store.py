@@ -1,8 +1,8 @@
 """Opens the store of a path or URI.
 
-A URI in a manifest or in a request does not say how to reach its bucket. The options of a root are
-therefore registered once in each process: when it reads a config, or by a variable in its
-environment.
+A URI does not say how to reach its bucket. A process of Airflow serves many pipelines, and takes
+the options from the config of the one that it works for. A job serves one pipeline, and has its
+options in its environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pipeline_ops.storage.store_options import SCHEMES, StoreOptions
 from pipeline_ops.storage.store_path import StorePath
 
 STORES_VARIABLE = "TRAINYARD_STORES"
-_options: dict[str, StoreOptions] = {}
 
 
 def is_remote(path_or_uri: str | Path) -> bool:
@@ -44,27 +43,22 @@ def validate_no_credentials(uri: str) -> str:
     return uri
 
 
-def register_store(root: str, options: StoreOptions) -> None:
-    """Sets the options for all URIs below a root, for this process."""
-    _options[root.rstrip("/")] = options
-
-
-def make_store_environment(root: str) -> dict[str, str]:
+def make_store_environment(root: StorePath) -> dict[str, str]:
     """The variables with which a child process reaches a root, with credentials of a connection.
 
     Raises:
       ConfigError: the connection cannot be read.
     """
-    if not is_remote(root):
+    if root.options is None:
         return {}
-    options = find_options(root)
-    inherited = options.model_dump(exclude={"connection"})
-    return options.read_credentials(root) | {STORES_VARIABLE: json.dumps({root: inherited})}
+    inherited = root.options.model_dump(exclude={"connection"})
+    stores = json.dumps({str(root): inherited})
+    return root.options.read_credentials(str(root)) | {STORES_VARIABLE: stores}
 
 
-def find_options(uri: str) -> StoreOptions:
-    """The options of the longest registered root that holds a URI."""
-    known = _parse_stores(os.environ.get(STORES_VARIABLE, "{}")) | _options
+def _find_options(uri: str) -> StoreOptions:
+    """The options in the environment of this process, of the longest root that holds a URI."""
+    known = _parse_stores(os.environ.get(STORES_VARIABLE, "{}"))
     roots = [root for root in known if f"{uri}/".startswith(f"{root}/")]
     return known[max(roots, key=len)] if roots else StoreOptions()
 
@@ -74,30 +68,42 @@ def _parse_stores(text: str) -> dict[str, StoreOptions]:
     return TypeAdapter(dict[str, StoreOptions]).validate_json(text)
 
 
-def open_root(root: str | Path) -> StorePath:
+def open_root(root: str | Path, options: StoreOptions | None = None) -> StorePath:
     """The root of a store.
+
+    Args:
+      root: a local folder, or a URI.
+      options: how to reach a bucket. None for what the environment says.
 
     Raises:
       ConfigError: the URI is not one of a bucket.
     """
     if not is_remote(root):
         return StorePath(LocalStore(Path(os.path.abspath(str(root).removeprefix("file://")))))
-    return StorePath(_open_bucket(str(root).rstrip("/")))
+    return StorePath(_open_bucket(str(root).rstrip("/"), options))
 
 
-def open_path(uri: str | Path) -> StorePath:
+def open_path(uri: str | Path, options: StoreOptions | None = None) -> StorePath:
     """A file or folder by its path or URI. The folder that holds it is its store's root.
 
-    Raises the errors of `open_root`.
+    Takes the arguments of `open_root`, and raises its errors.
     """
     if is_remote(uri):
         folder, _, name = str(uri).rstrip("/").rpartition("/")
-        return open_root(folder) / name
+        return open_root(folder, options) / name
     path = Path(os.path.abspath(str(uri).removeprefix("file://")))
     return open_root(path.parent) / path.name
 
 
-def _open_bucket(root: str) -> Store:
+def open_near(root: StorePath, uri: str) -> StorePath:
+    """A file or folder by its path or URI, with the options of a root if it is below that.
+
+    Raises the errors of `open_root`.
+    """
+    return open_path(uri, root.options if uri.startswith(f"{root}/") else None)
+
+
+def _open_bucket(root: str, options: StoreOptions | None) -> Store:
     scheme, _, rest = root.partition("://")
     if scheme not in SCHEMES or not rest or "::" in root:
         raise ConfigError(
@@ -107,4 +113,4 @@ def _open_bucket(root: str) -> Store:
     # Here, because most processes use a folder only.
     from pipeline_ops.storage.object_store import ObjectStore
 
-    return ObjectStore(root, find_options(root))
+    return ObjectStore(root, _find_options(root) if options is None else options)

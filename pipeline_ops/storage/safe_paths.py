@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from pipeline_ops.errors import DataError
 MAX_PATH = 1024
 """The maximum length of a relative path, in characters."""
 _MAX_NAME_BYTES = 255
+_FORBIDDEN, _SURROGATE = re.compile(r"[\x00-\x1f\x7f\\]"), re.compile("[\ud800-\udfff]")
 _SYS_OPENAT2 = 437  # the same number on every architecture
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
 _RESOLVE = _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
@@ -61,16 +63,15 @@ RelativePath = Annotated[str, AfterValidator(parse_relative_path)]
 def _find_path_problem(text: str) -> str | None:
     if not 0 < len(text) <= MAX_PATH:
         return f"it has {len(text)} characters, and 1 to {MAX_PATH} are allowed"
-    if any(ord(char) < 32 or ord(char) == 127 or char == "\\" for char in text):
+    if _FORBIDDEN.search(text):
         return "it has a control character or a backslash"
-    if any("\ud800" <= char <= "\udfff" for char in text):
+    if _SURROGATE.search(text):
         return "it is not valid Unicode"
-    parts = text.split("/")
     if text.startswith("/"):
         return "it is absolute"
-    if any(part in ("", ".", "..") for part in parts):
+    if not {"", ".", ".."}.isdisjoint(text.split("/")):
         return "it has a part that is empty, '.' or '..'"
-    if any(len(part.encode()) > _MAX_NAME_BYTES for part in parts):
+    if max(map(len, text.encode().split(b"/"))) > _MAX_NAME_BYTES:
         return f"it has a part of more than {_MAX_NAME_BYTES} bytes"
     return None
 

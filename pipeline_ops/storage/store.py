@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from pipeline_ops.storage.checksums import Checksums
+from pipeline_ops.storage.store_options import StoreOptions
 
 BLOCK_BYTES = 4 << 20
 """The size of the parts in which large files are read."""
@@ -57,6 +58,10 @@ class Store(Protocol):
     @property
     def root(self) -> str:
         """A path or a URI, without a slash at the end."""
+
+    @property
+    def options(self) -> StoreOptions | None:
+        """How to reach the bucket. None for a folder."""
 
     def read(self, key: str, max_bytes: int) -> bytes:
         """The content of a file. Raises UnsafePath if it is larger than allowed, or a link."""

@@ -16,6 +16,7 @@ from typing import IO
 from pipeline_ops.storage.checksums import Checksums
 from pipeline_ops.storage.local_store import LocalStore
 from pipeline_ops.storage.store import Entry, LogWriter, Store
+from pipeline_ops.storage.store_options import StoreOptions
 
 MAX_RECORD_BYTES = 4 << 20
 """The size limit for a small file that one process writes and another one reads."""
@@ -62,6 +63,11 @@ class StorePath:
     def is_local(self) -> bool:
         """Returns whether it is in a folder of this host's file systems."""
         return isinstance(self.store, LocalStore)
+
+    @property
+    def options(self) -> StoreOptions | None:
+        """How to reach its bucket. None for a place in a folder."""
+        return self.store.options
 
     @property
     def local(self) -> Path:

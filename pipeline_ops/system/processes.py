@@ -22,6 +22,8 @@ import psutil
 import pydantic
 import pydantic.dataclasses
 
+from pipeline_ops.storage.atomic import translate_write_errors
+
 _STATE, _START_TICKS = 0, 19  # fields of /proc/<pid>/stat after the command's name
 _DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 _POLL_SECONDS = 0.05
@@ -124,9 +126,15 @@ def find_environment_values(name: str) -> set[str]:
 def start_detached(
     argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Starts a process as the leader of its own session. Appends both of its outputs to `log`."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "ab") as output:
+    """Starts a process as the leader of its own session. Appends both of its outputs to `log`.
+
+    Raises:
+      MachineError: the disk refused the log.
+    """
+    with contextlib.ExitStack() as stack:
+        with translate_write_errors(log):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            output = stack.enter_context(open(log, "ab"))
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 import time
 from collections.abc import Iterable
+
+from pipeline_ops.system.readiness import wait_until_ready
 
 
 def find_unreachable(addresses: Iterable[str], timeout_seconds: float) -> dict[str, str]:
@@ -34,7 +35,7 @@ def find_unreachable(addresses: Iterable[str], timeout_seconds: float) -> dict[s
         waiting[connection] = address
     deadline = time.monotonic() + timeout_seconds
     while pending := [each for each in waiting if each.fileno() >= 0]:
-        _, writable, _ = select.select([], pending, [], max(0.0, deadline - time.monotonic()))
+        _, writable = wait_until_ready([], pending, max(0.0, deadline - time.monotonic()))
         for connection in writable:
             if number := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 problems.setdefault(waiting[connection], os.strerror(number))

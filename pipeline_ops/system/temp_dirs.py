@@ -117,14 +117,24 @@ def try_acquire_scratch_folder(name: str) -> ScratchFolder | None:
     _make_root()
     try:
         with _open_root(_root()) as root:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, mode=0o700, dir_fd=root)
+            _make_folder(root, name)
             scratch = _try_lock_folder(root, name)
     except FileNotFoundError:  # another sweep has removed the empty root
         return None
     if scratch:
         empty_folder(scratch.lock)
     return scratch
+
+
+def _make_folder(root: int, name: str) -> None:
+    try:
+        os.mkdir(name, mode=0o700, dir_fd=root)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise make_write_error(get_scratch_path(name), error) from error
 
 
 def sweep() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import re
 import select
@@ -18,7 +19,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -38,6 +38,7 @@ from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.read_errors import to_exit_code
 from pipeline_ops.system.prctl import die_with_parent
 
+_log = logging.getLogger(__name__)
 _TEMPORARY_VARIABLES = re.compile(r"([^/\s]+)_temp/part-\d+-of-\d+([\w.-]*)")
 
 
@@ -186,7 +187,7 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
     except TrainyardError as error:
         status = Status(exit_code=error.exit_code, message=str(error))
     except Exception as error:
-        traceback.print_exc()
+        _log.exception("the process has failed")  # a full disk may refuse the log
         retried = (
             errors.UnavailableError,
             errors.DeadlineExceededError,

@@ -25,6 +25,7 @@ from pipeline_ops.artifacts.manifest import find_file
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.jobs.task_record import find_recorded_manifest, find_report
 from pipeline_ops.storage.store_options import wait_at_most
+from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.ui.model_routes import SIGNED_IN
 from pipeline_ops.ui.model_routes import router as model_routes
 from pipeline_ops.ui.pages import (
@@ -141,7 +142,7 @@ def _find_page(run: PipelineRun, page: str) -> Callable[[int], bytes] | None:
       DataError: a record of the run is damaged, or does not name an artifact of the pipeline.
     """
 
-    def read_task_manifest(task: str) -> str | None:
+    def read_task_manifest(task: str) -> StorePath | None:
         return find_recorded_manifest(run.layout, run.run_id, task, task)
 
     if page == "report":

@@ -58,7 +58,7 @@ def view_model(config: PipelineConfig) -> ModelView:
     """Reads a model's registry. Raises MachineError or OSError if it cannot be reached."""
     registry = Registry(config.registry)
     aliases, versions = registry.read_aliases(), registry.list_versions()
-    history = registry.read_history()
+    history = registry.read_history(newest=_MAX_MOVES)
     shown = versions[-_MAX_VERSIONS:]
     views = [
         _view_version(version.number, aliases.find_names(version.number), manifest)
@@ -76,8 +76,8 @@ def view_model(config: PipelineConfig) -> ModelView:
         num_hidden=len(versions) - len(shown),
         metrics=metrics,
         charts=_draw_charts(views, metrics),
-        moves=history.moves[: -_MAX_MOVES - 1 : -1],
-        problems=history.problems[:_MAX_MOVES],
+        moves=history.moves[::-1],
+        problems=history.problems,
     )
 
 

@@ -20,7 +20,6 @@ from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.jobs.progress import ProgressEvent, read_last_event
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
-from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.ui.charts import Chart, draw_metric_charts
 from pipeline_ops.ui.curves import TrainingCurves, read_curves
@@ -155,10 +154,10 @@ def _view_dataset(run: PipelineRun, record: TaskRecord | None) -> DatasetView | 
     """The data set of a preprocessing; None if there is none, or if it has been removed since."""
     if record is None or record.manifest is None:
         return None
-    uri = run.layout.check_manifest("preprocess", record.manifest)
-    if not open_path(uri).exists():
+    path = run.layout.check_manifest("preprocess", record.manifest)
+    if not path.exists():
         return None
-    manifest = read_manifest(uri)
+    manifest = read_manifest(path)
     figures = DatasetFigures.model_validate(manifest.figures)
     return DatasetView(
         splits=[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import google_crc32c
@@ -198,12 +199,30 @@ def test_a_value_out_of_its_range_is_refused(changes):
         parse_manifest(json.dumps(manifest_json(**changes)).encode(), "there")
 
 
-@pytest.mark.parametrize("paths", [["a", "a"], ["a", "a/b"], ["a/b/c", "a/b"]])
+@pytest.mark.parametrize(
+    "paths", [["a", "a"], ["a", "a/b"], ["a/b/c", "a/b"], ["a-", "a/b", "a", "a!"]]
+)
 def test_two_files_can_not_have_the_same_place(paths):
     """F7."""
     value = manifest_json() | {"files": [manifest_json(path=path)["files"][0] for path in paths]}
     with pytest.raises(DataError, match="listed"):
         parse_manifest(json.dumps(value).encode(), "there")
+
+
+def test_the_check_of_the_paths_is_as_much_work_for_deep_ones():
+    """N10: every folder of every path was made and looked up, 10 million for 20,000 files."""
+
+    def count_calls(depth: int) -> int:
+        paths = [f"{'a/' * depth}{number}" for number in range(100)]
+        files = [manifest_json(path=path)["files"][0] for path in paths]
+        content, calls = json.dumps(manifest_json() | {"files": files}).encode(), []
+        sys.setprofile(lambda frame, event, function: calls.append(event))
+        parse_manifest(content, "there")
+        sys.setprofile(None)
+        return len(calls)
+
+    count_calls(1)
+    assert count_calls(500) == count_calls(1)
 
 
 def test_a_manifest_has_limits_and_a_message_repeats_nothing_of_it():

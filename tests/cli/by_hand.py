@@ -6,7 +6,6 @@ The files hold no data. Manifests, fingerprints and the registry are real.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pipeline_ops.artifacts.dataset import build_shard_name
@@ -113,7 +112,7 @@ def make_artifact(
 
 def publish(config: PipelineConfig, number: int, inputs: Mapping[str, str] | None = None) -> None:
     """Publishes a version of the model. `inputs` are URIs of manifests, by job."""
-    folder = Path(config.registry) / str(number)
+    folder = config.registry.local / str(number)
     folder.mkdir(parents=True)
     fingerprint = {"config": {}, "inputs": {}, "code": {}, "versions": {}}
     write_manifest(

@@ -48,7 +48,7 @@ def check_whole(root: str, jobs: set[str]) -> None:
     made = {job: [*iterate_manifests(layout.artifacts(job))] for job in JOBS}
     assert {job for job in JOBS if made[job]} == jobs
     for path, manifest in itertools.chain.from_iterable(made.values()):
-        assert find_damage(str(path), manifest) == []
+        assert find_damage(path, manifest) == []
 
 
 def test_a_slow_failing_bucket_gives_the_bytes_of_a_folder_to_two_runs_at_once(tmp_path, proxy):

@@ -10,7 +10,7 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.preprocess import Rejects
 from pipeline_ops.config.yaml_source import parse_value, suggest_name
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage.open_store import find_options
+from pipeline_ops.storage.open_store import open_near
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 
@@ -28,7 +28,7 @@ def test_the_root_may_be_a_bucket(load, scheme):
     )
     assert not config.root.is_local
     assert str(config.root / "models") == f"{scheme}://bucket/folder/models"
-    assert config.registry == f"{scheme}://bucket/folder/models/small"
+    assert str(config.registry) == f"{scheme}://bucket/folder/models/small"
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,23 @@ def test_a_registry_in_the_bucket_of_the_root_is_reached_like_it_and_others_by_t
         "export:\n  model: small\n",
         f"export: {{model: small, registry: '{registry}'}}\nstorage: {storage}\n",
     )
-    assert config.registry == f"{registry}/small"
-    assert find_options(config.registry).endpoint == endpoint
+    assert str(config.registry) == f"{registry}/small"
+    assert config.registry.options.endpoint == endpoint
+
+
+@pytest.mark.parametrize("root", ["s3://b/prod", "s3://b/prod/models/digits", "s3://b"])
+def test_a_yaml_does_not_change_how_the_store_of_another_pipeline_is_reached(load, root):
+    """N1."""
+
+    def load_root(storage: str):
+        return load("pipeline: small", f"pipeline: small\nstorage: {storage}")
+
+    ours = load_root("{root: 's3://b/prod', endpoint: 'http://127.0.0.1:8'}")
+    places = [ours.root, ours.registry]
+    theirs = load_root(f"{{root: '{root}', endpoint: 'http://127.0.0.1:9'}}")
+    assert theirs.root.options.endpoint == "http://127.0.0.1:9"
+    places += [ours.root, ours.registry, open_near(ours.root, f"{ours.root}/artifacts/x")]
+    assert {place.options.endpoint for place in places} == {"http://127.0.0.1:8"}
 
 
 def test_a_runner_on_other_hosts_is_refused_with_a_bucket(load):

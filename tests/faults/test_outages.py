@@ -195,4 +195,4 @@ def test_an_outage_of_a_minute_costs_no_try_and_is_said_once(
         assert len(find_lines(read_text(gang.worker_log(worker)), AWAY)) <= 1
     for job in JOBS:
         for uri, manifest in iterate_manifests(LAYOUT.artifacts(job)):
-            assert find_damage(str(uri), manifest) == []
+            assert find_damage(uri, manifest) == []

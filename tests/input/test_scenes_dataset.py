@@ -10,6 +10,7 @@ import pytest
 from pipeline_ops.artifacts.dataset import DatasetFigures, list_shard_paths, list_shards
 from pipeline_ops.artifacts.manifest import locate_file, read_manifest
 from pipeline_ops.config.input import AugmentOptions, InputOptions
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.disk_cache import HostCache
 
 BATCH = 24
@@ -169,7 +170,7 @@ def test_streamed_scenes_and_mosaics_are_the_same(split, scenes, changes, tmp_pa
 
     shards = []
     for file in list_shards(read_manifest(scenes), "train"):
-        place = locate_file(scenes, file)
+        place = locate_file(open_path(scenes), file)
         count = len(read_record_offsets(place.local))
         shards.append(RemoteShard(place, file.model_copy(update={"num_examples": count})))
     remote = RemoteSplit(tuple(shards), HostCache(tmp_path, 1 << 30), shards[0].file.num_bytes)

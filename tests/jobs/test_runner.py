@@ -8,8 +8,14 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+from manifests import EMPTY_FINGERPRINT
+
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.request import Request, read_status, write_request
 from pipeline_ops.jobs.runner import Job
 from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE
+from pipeline_ops.storage.open_store import open_root
 
 
 def test_a_job_whose_time_is_up_ends_also_if_it_cannot_write_its_status(tmp_path):
@@ -35,3 +41,35 @@ def test_a_host_of_a_killed_job_is_also_one_for_a_gang(tmp_path, monkeypatch):
     job.make_work()
     assert stat.S_IMODE(job.work.stat().st_mode) == 0o700
     job.make_work()
+
+
+def test_a_full_disk_of_tensorflow_is_named_with_its_cure(tmp_path):
+    """N9."""
+    program = (
+        "import sys\n"
+        "from pipeline_ops.jobs.runner import run_request\n"
+        "def work(job):\n"
+        "    raise RuntimeError('/disk/file; No space left on device [Op:WriteFile]')\n"
+        "run_request(work, sys.argv[1])\n"
+    )
+    folder = tmp_path / "root" / "runs" / "digits" / "run" / "train" / "attempt-00000001"
+    attempt = Attempt(open_root(folder))
+    request = Request(
+        job="train",
+        pipeline="digits",
+        run_id="run",
+        config_file="digits.yaml",
+        config={},
+        root=str(tmp_path / "root"),
+        artifact=str(tmp_path / "root" / "artifacts" / "digits" / "train" / ("0" * 32)),
+        fingerprint=EMPTY_FINGERPRINT,
+        deadline_seconds=60,
+    )
+    write_request(attempt, request)
+    argv = [sys.executable, "-c", program, str(attempt.request)]
+    subprocess.run(argv, stderr=subprocess.PIPE, check=True, start_new_session=True)
+    status = read_status(attempt)
+    assert status.exit_code is ExitCode.RETRY
+    assert status.message.startswith(
+        "/disk/file; No space left on device. Free disk space or repair the disk, then retry."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -22,10 +23,11 @@ from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import AgentSpec
+from pipeline_ops.jobs.places.environment import HOSTS_VARIABLE
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.jobs.runner import Job
-from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.system.processes import ProcessIdentity, kill_group, start_detached
 
 INTERVAL = 15
@@ -88,7 +90,8 @@ def starting(
     ) -> RunningJob:
         content = {"environment": {"TMPDIR": str(temporary)}} | hosts | (lab or {})
         make = make_job_in(folder, dataset, config_with_hosts(folder, content))
-        started.append(RunningJob(make(name, **(QUICK | defaults | overrides)), temporary, is_held))
+        job = make(name, **(QUICK | defaults | overrides))
+        started.append(RunningJob(job, temporary, content["environment"], is_held))
         return started[-1]
 
     try:
@@ -104,10 +107,13 @@ class RunningJob:
     Args:
       job: its request and its folder.
       temporary: the temporary folder of its hosts.
+      environment: that of its hosts file.
       is_held: whether it stops at the end of its first epoch until `release` is called.
     """
 
-    def __init__(self, job: Job, temporary: Path, is_held: bool = False):
+    def __init__(
+        self, job: Job, temporary: Path, environment: dict[str, str], is_held: bool = False
+    ):
         self.job, self.temporary = job, temporary
         self._attempt = Attempt(open_root(job.attempt.folder))
         if is_held:
@@ -121,7 +127,7 @@ class RunningJob:
                 str(job.attempt.request),
             ],
             job.attempt.log,
-            env=os.environ | {"TMPDIR": str(temporary)},
+            env=os.environ | {"TMPDIR": str(temporary), HOSTS_VARIABLE: json.dumps(environment)},
             cwd=job.attempt.folder,
         )
         self.identity = ProcessIdentity.from_pid(self.process.pid)
@@ -222,9 +228,9 @@ class RunningJob:
         return ProgressReader(self._attempt.worker_progress(worker)).read_new()
 
     def figures(self) -> TrainingFigures:
-        uri = read_status(self._attempt).manifest
-        manifest = read_manifest(uri)
-        assert find_damage(uri, manifest, checksums=True) == []
+        path = open_path(read_status(self._attempt).manifest)
+        manifest = read_manifest(path)
+        assert find_damage(path, manifest, checksums=True) == []
         return TrainingFigures.model_validate(manifest.figures)
 
     def survivors(self, seconds: float = 5.0) -> list[str]:

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
+from small_disks import DISK_BYTES
+
 from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.progress import ProgressReader, ProgressWriter
 from pipeline_ops.launch.gang_log import GangLog
 from pipeline_ops.storage.open_store import open_path
@@ -35,3 +39,10 @@ def test_each_line_has_its_time_and_its_worker_and_comes_once(tmp_path):
         "gang       the end",
         "gang       of it",
     ]
+
+
+def test_a_full_disk_is_named(small_disk):
+    """N9."""
+    log = GangLog(Attempt(small_disk))
+    with pytest.raises(MachineError, match=r"cannot write .*gang\.log: no space left.* Free disk"):
+        log.write_message("x" * 2 * DISK_BYTES)

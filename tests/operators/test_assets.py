@@ -14,6 +14,7 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.operators.assets import add_asset_event
 from pipeline_ops.operators.factory import make_dag
 from pipeline_ops.operators.task_run import TaskRun
+from pipeline_ops.storage.open_store import open_path
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 FIGURES = {
@@ -91,7 +92,7 @@ def test_an_event_says_version_and_figures(tmp_path, job, asset, news):
     }
     uri = str(tmp_path / "manifest.json")
     context = {"outlet_events": events, "run_id": "run-1"}
-    add_asset_event(TaskRun(load_config(DIGITS), context), job, uri)
+    add_asset_event(TaskRun(load_config(DIGITS), context), job, open_path(uri))
     [(of, extra)] = calls
     assert of == Asset(asset)
     assert news.items() <= extra.items()

@@ -28,7 +28,7 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.task_record import TaskRecord, find_report, read_record
 from pipeline_ops.operators.chain import EvaluateOperator, ExportOperator, TrainOperator
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.open_store import open_path, open_root
 
 pytestmark = pytest.mark.airflow
 
@@ -250,14 +250,14 @@ def test_only_what_was_published_is_announced(outcomes, chain):
 
 def test_the_page_of_a_run_says_what_was_published_and_that_of_another_what_was_not(outcomes):
     published, unpublished = outcomes["better"], outcomes["fewer steps"]
-    page = find_report(published.evaluate, published.export.manifest).local
+    page = find_report(open_path(published.evaluate), open_path(published.export.manifest)).local
     assert page == Path(published.export.manifest).with_name(REPORT)
     assert (
         "Published as version 2 of digits" in page.read_text()
         and "Version 2 is in service." in page.read_text()
     )
     assert json.loads(page.with_name(METRICS).read_bytes())["publication"]["version"] == 2
-    page = find_report(unpublished.evaluate, unpublished.export.manifest).local
+    page = find_report(open_path(unpublished.evaluate), unpublished.export.manifest).local
     assert page == Path(unpublished.evaluate).with_name(REPORT)
     assert (
         "Trained, not published. Version 1 stays in service." in page.read_text()

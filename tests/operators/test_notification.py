@@ -35,7 +35,8 @@ from pipeline_ops.operators.factory import make_dag
 from pipeline_ops.operators.notification import notify_drift, notify_failure, notify_late
 from pipeline_ops.operators.run_summary import Notification
 from pipeline_ops.operators.task_run import TaskRun
-from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.storage.store_path import StorePath
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 SMTP = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
@@ -192,7 +193,7 @@ def test_a_notifier_that_fails_fails_nothing_and_what_it_missed_goes_out_with_th
     assert [letter["event"] for letter in letters(mailbox)] == ["drift", "failed", "failed"]
 
 
-def drifting(folder: Path) -> str:
+def drifting(folder: Path) -> StorePath:
     """The manifest of a data set that has drifted."""
     distances = [
         {"feature": "brightness", "jensen_shannon": 0.3, "l_infinity": 0.25, "is_above": True},
@@ -201,12 +202,12 @@ def drifting(folder: Path) -> str:
     return compared(folder / "drifting", {"drift": distances})
 
 
-def compared(folder: Path, comparison: dict | None) -> str:
+def compared(folder: Path, comparison: dict | None) -> StorePath:
     """The manifest of a data set with the result of its comparison."""
     folder.mkdir()
     (folder / STATISTICS).write_text(json.dumps({"comparison": comparison}))
     write_manifest(folder, make_manifest(files=list_files(folder)))
-    return str(folder / NAME)
+    return open_path(folder / NAME)
 
 
 def test_drift_is_told_feature_by_feature_and_no_drift_or_no_reference_is_not(tmp_path, mailbox):

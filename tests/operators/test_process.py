@@ -4,6 +4,7 @@ is real and idle."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
@@ -16,14 +17,16 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from airflow.sdk.exceptions import TaskDeferralTimeout
+from launch.running import config_with_hosts
 from manifests import EMPTY_FINGERPRINT
 
 from pipeline_ops.artifacts.layout import Layout, lock_file
 from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.cancellation import STORE_KEY, read_cancellation_reason, request_cancellation
 from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.places.environment import build_job_environment
+from pipeline_ops.jobs.places.environment import HOSTS_VARIABLE, build_job_environment
 from pipeline_ops.jobs.places.local import LocalPlace, build_bridge_environment, read_process
 from pipeline_ops.jobs.progress import read_last_event
 from pipeline_ops.jobs.request import Request, read_status
@@ -31,7 +34,7 @@ from pipeline_ops.operators.chain import TrainOperator
 from pipeline_ops.operators.claim import find_running_job
 from pipeline_ops.operators.process import prepare_job, start_job
 from pipeline_ops.operators.task_run import TaskRun
-from pipeline_ops.planning.plan import JobPlan
+from pipeline_ops.planning.plan import JobPlan, plan_job
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.system.lease import hold_lease
@@ -126,6 +129,19 @@ def test_who_is_killed_before_it_has_started_its_job_leaves_a_folder_that_says_s
         f"the job in {handle.attempt.folder} was not started"
     )
     assert handle.reason == "never made before"
+
+
+def test_the_environment_of_a_hosts_file_reaches_the_job_but_no_file(dataset, tmp_path):
+    """N4: it may hold secrets, and a bucket has readers."""
+    content = {"launcher": "local", "environment": {"HF_TOKEN": "s3cret"}}
+    file = config_with_hosts(tmp_path / "configs", content)
+    values = {"train.hosts": "lab", "storage.root": str(tmp_path / "root")}
+    config = load_config(file, values)
+    plan = plan_job("train", config, "run", {"preprocess": dataset})
+    assert json.loads(plan.environment[HOSTS_VARIABLE]) == {"HF_TOKEN": "s3cret"}
+    prepare_job(plan, Layout(config.root, config.pipeline), "train")
+    files = [path for path in (tmp_path / "root").rglob("*") if path.is_file()]
+    assert files and not any(b"s3cret" in path.read_bytes() for path in files)
 
 
 def test_a_damaged_artifact_loses_its_manifest_once_the_job_holds_its_lease(plan, tmp_path):

@@ -6,6 +6,8 @@ import pytest
 from publishers import publish
 
 from pipeline_ops.errors import DataError
+from pipeline_ops.registry.registry import Registry
+from pipeline_ops.storage.store import read_usage
 
 BAD_RECORDS = [
     b"",
@@ -61,6 +63,31 @@ def test_a_record_with_the_highest_number_is_an_error_of_the_move(folder):
     with pytest.raises(DataError, match=r"99999999\.json has the highest number.*Remove"):
         folder.promote(2, "second")
     assert folder.find_champion().number == 1
+
+
+def test_the_newest_moves_are_read_without_the_others(s3_uri):
+    """N10: the page of a model read each of 3,000 records, to show a hundred."""
+    registry = Registry(s3_uri)
+    publish(registry, "a")
+    for number in range(5):
+        registry.set_alias("canary", 1, str(number))
+        registry.set_alias("canary", None, "and back")
+    before = read_usage().requests
+    moves = registry.read_history(newest=2).moves
+    assert [move.reason for move in moves] == ["4", "and back"]
+    assert read_usage().requests - before == 3  # the listing, and the two
+
+
+def test_no_move_is_read_to_see_that_a_new_version_was_never_in_service(s3_uri):
+    """N10: each export read each record."""
+    registry = Registry(s3_uri)
+    for number, digest in enumerate("abc", 1):
+        registry.promote(publish(registry, digest).number, str(number))
+    publish(registry, "d")
+    assert registry.find_earlier_services({1, 3, 4}) == [1, 3]
+    before = read_usage().requests
+    assert registry.find_earlier_services({4}) == []
+    assert read_usage().requests - before == 2  # the listing, and the state
 
 
 def test_a_reason_of_any_length_is_kept_shortened(folder):

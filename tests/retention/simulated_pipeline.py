@@ -174,16 +174,17 @@ class SimulatedPipeline:
 
 
 def make_input(uri: str) -> Input:
-    return Input(uri=uri, digest=read_manifest(uri).digest)
+    return Input(uri=uri, digest=read_manifest(open_path(uri)).digest)
 
 
 def find_problems(uri: str) -> list[str]:
     """Missing files and wrong checksums of an artifact, in a folder or in a bucket."""
-    manifest = read_manifest(uri)
-    problems = find_damage(uri, manifest, checksums=True)
+    path = open_path(uri)
+    manifest = read_manifest(path)
+    problems = find_damage(path, manifest, checksums=True)
     for file in manifest.files if not problems else ():
         content = ChecksumAccumulator()
-        for _ in content.pass_through(locate_file(uri, file).read_blocks()):
+        for _ in content.pass_through(locate_file(path, file).read_blocks()):
             pass
         if not file.has_content(content.result):
             problems.append(f"{file.path} has another content")

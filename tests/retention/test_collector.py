@@ -387,6 +387,27 @@ def test_what_a_job_on_a_lost_host_left_in_a_bucket_goes_and_a_damaged_lease_sto
     assert "Remove it while no job uses what it protects" in problem
 
 
+@pytest.mark.stores
+def test_a_yaml_with_another_endpoint_for_the_same_root_changes_no_decision(
+    tmp_path, s3_address, s3_root, monkeypatch
+):
+    """N1. The endpoint is in the config alone, as two teams on two stores have it."""
+    pipeline = SimulatedPipeline(make_config(tmp_path, str(s3_root), KEEP), start=2e9)
+    for day in range(3):
+        pipeline.run_day(day, publish=True)
+    for name in s3_address.build_environment():
+        if "ENDPOINT" in name:
+            monkeypatch.delenv(name)
+    storage = {"root": str(s3_root), "endpoint": s3_address.address, "keep": KEEP}
+    pipeline.config = pipeline.config.with_overrides({"storage": storage})
+    before = pipeline.collect(3)
+    theirs = {"root": f"{s3_root}/models/digits", "endpoint": "http://127.0.0.1:9"}
+    config = pipeline.config.with_overrides({"storage": theirs})
+    assert config.root.options.endpoint == "http://127.0.0.1:9"
+    assert [version.number for version in pipeline.registry.list_versions()] == [1, 2, 3]
+    assert pipeline.collect(3) == before and not before.problems
+
+
 def test_one_path_is_explained(pipeline):
     def why(path) -> str:
         return explain_path(pipeline.config, str(path), Options())

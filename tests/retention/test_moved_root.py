@@ -34,7 +34,7 @@ def test_a_versions_lineage_is_whole_also_after_gc(moved):
 
 def test_the_records_of_older_runs_name_the_artifacts_here(moved):
     found = find_recorded_manifest(moved.layout, "scheduled__0001", "train", "train")
-    assert found.startswith(f"{moved.root}/") and read_manifest(found).job == "train"
+    assert str(found).startswith(f"{moved.root}/") and read_manifest(found).job == "train"
 
 
 def test_an_input_that_differs_here_is_not_taken(moved):

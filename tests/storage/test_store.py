@@ -16,7 +16,7 @@ import pytest
 from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.storage.checksums import compute_checksums
 from pipeline_ops.storage.object_log import SEGMENT_BYTES
-from pipeline_ops.storage.open_store import open_path, open_root, register_store
+from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.safe_paths import UnsafePath
 from pipeline_ops.storage.snapshot import read_once
 from pipeline_ops.storage.store import BLOCK_BYTES, read_usage
@@ -303,9 +303,9 @@ class TestBucket:
 
 
 def test_a_ca_file_that_is_missing_is_named(tmp_path):
-    register_store("s3://elsewhere", StoreOptions(ca_file=str(tmp_path / "ca.pem")))
+    options = StoreOptions(ca_file=str(tmp_path / "ca.pem"))
     with pytest.raises(ConfigError, match=r"storage.ca_file: .*ca\.pem cannot be read"):
-        open_root("s3://elsewhere/x").list_folder()
+        open_root("s3://elsewhere/x", options).list_folder()
 
 
 @pytest.mark.parametrize("uri", ["ftp://x/y", "http://x/y", "s3://", "simplecache::s3://x/y"])

@@ -262,7 +262,7 @@ class RunWriter:
                 files=[],
                 figures=figures,
             )
-            folder = Path(self.config.registry) / str(number)
+            folder = self.config.registry.local / str(number)
             folder.mkdir(parents=True, exist_ok=True)
             write_manifest(folder, manifest)
             self.registry.promote(number, "passed the gate")

@@ -21,12 +21,12 @@ def small_disk(tmp_path):
 
 
 @contextlib.contextmanager
-def mount_small_disk(folder: Path) -> Iterator[Path]:
-    """Makes a folder with its own file system of 64 KiB."""
+def mount_small_disk(folder: Path, limits: str = f"size={DISK_BYTES}") -> Iterator[Path]:
+    """Makes a folder with its own file system, of 64 KiB or with other limits of tmpfs."""
     folder.mkdir(parents=True)
     mounted = (
         subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)],
+            ["mount", "-t", "tmpfs", "-o", limits, "tmpfs", str(folder)],
             capture_output=True,
             text=True,
         )
@@ -38,5 +38,7 @@ def mount_small_disk(folder: Path) -> Iterator[Path]:
             "a file system can't be mounted here: "
             f"{mounted.stderr.strip() if mounted else 'there is no mount'}"
         )
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)  # a process may be ending

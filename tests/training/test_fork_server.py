@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pipeline_ops.training.fork_server import name_final_file
+import sys
+
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.training.fork_server import name_final_file, run_entry
 
 
 def test_a_full_disk_names_the_file_as_it_would_be_called():
@@ -12,3 +15,16 @@ def test_a_full_disk_names_the_file_as_it_would_be_called():
         "variables.data-00000-of-00001); No space left"
     )
     assert name_final_file("/x/_temp/a; No space left") == "/x/_temp/a; No space left"
+
+
+def test_an_error_is_reported_also_if_the_log_is_on_the_full_disk(tmp_path, monkeypatch):
+    """N9."""
+
+    def fill_disk() -> None:
+        raise OSError(28, "No space left on device", "/disk/file")
+
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        status, _ = run_entry(fill_disk, tmp_path / "status.json")
+    assert status.exit_code is ExitCode.RETRY and "No space left on device" in status.message
+    assert (tmp_path / "status.json").exists()

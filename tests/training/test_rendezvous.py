@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import resource
 import socket
 import threading
 import time
@@ -101,6 +102,17 @@ def wait_until(is_so, seconds: float = TIMEOUT_SECONDS) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_process_with_many_open_files_joins_and_computes():
+    """N10: `select` takes no descriptor above 1,023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.enter_context(open(os.devnull))
+        assert together(near_addresses(2), sum_of_ones) == [[2] * 3] * 2
 
 
 def test_a_client_without_the_token_gets_a_challenge_and_nothing_else():

@@ -27,6 +27,7 @@ from pipeline_ops.planning.trials import (
     plan_trials,
     read_trial_result,
 )
+from pipeline_ops.storage.open_store import open_near
 
 _PLACEHOLDER_RUN_ID = "explain"  # the run id takes no part in a fingerprint
 
@@ -105,7 +106,7 @@ def _forecast_trials(
             trained[trial.number] = trial_manifests["train"]
         yield Forecast(trial.name, forecast.action, f"{forecast.reason} ({trial})")
     results = [
-        read_trial_result(trial, trained[trial.number], monitor)
+        read_trial_result(trial, open_near(config.root, trained[trial.number]), monitor)
         for trial in trials
         if trial.number in trained
     ]
@@ -125,7 +126,7 @@ def _forecast_job(
     if upstream := [name for name in KINDS[job].reads if name in runs]:
         verb = "runs" if len(upstream) == 1 else "run"
         return Forecast(job, "runs", f"because {' and '.join(upstream)} {verb}")
-    if job == "export" and (failed := _list_failed_rules(manifests["evaluate"])):
+    if job == "export" and (failed := _list_failed_rules(config, manifests["evaluate"])):
         return Forecast(job, "skipped", f"the gate did not pass: {'; '.join(failed)}")
     plan = plan_job(job, config, _PLACEHOLDER_RUN_ID, manifests)
     if plan.is_cached:
@@ -133,7 +134,8 @@ def _forecast_job(
     return Forecast(job, "cached" if plan.is_cached else "runs", plan.reason)
 
 
-def _list_failed_rules(manifest: str) -> list[str]:
-    evaluation = EvaluationFigures.model_validate(read_manifest(manifest).figures)
+def _list_failed_rules(config: PipelineConfig, uri: str) -> list[str]:
+    manifest = read_manifest(open_near(config.root, uri))
+    evaluation = EvaluationFigures.model_validate(manifest.figures)
     failed = [rule.text for rule in evaluation.rules if not rule.passed]
     return [] if evaluation.gate_passed else failed

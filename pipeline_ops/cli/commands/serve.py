@@ -12,7 +12,8 @@ from pipeline_ops.cli.arguments import Commands, add_command, add_verify
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.registry.aliases import CHAMPION
-from pipeline_ops.storage.open_store import make_store_environment
+from pipeline_ops.storage.open_store import make_store_environment, open_root
+from pipeline_ops.storage.store_path import StorePath
 
 _YAML_SUFFIXES = (".yaml", ".yml")
 _DETAILS = """\
@@ -79,8 +80,8 @@ def serve(arguments: argparse.Namespace) -> int:
         )
     model = arguments.model if "@" in arguments.model else f"{arguments.model}@{CHAMPION}"
     requested_model, _, alias = model.rpartition("@")
-    name, model_uri = _resolve_model(requested_model, arguments.registry)
-    options = {"model": model_uri, "name": name, "alias": alias, "host": arguments.host}
+    name, versions = _resolve_model(requested_model, arguments.registry)
+    options = {"model": str(versions), "name": name, "alias": alias, "host": arguments.host}
     argv = [
         sys.executable,
         "-m",
@@ -91,11 +92,11 @@ def serve(arguments: argparse.Namespace) -> int:
         *([f"--verify={arguments.verify.resolve()}"] if arguments.verify else []),
     ]
     sys.stdout.flush()
-    os.execve(argv[0], argv, os.environ | make_store_environment(model_uri))  # noqa: S606
+    os.execve(argv[0], argv, os.environ | make_store_environment(versions))  # noqa: S606
 
 
-def _resolve_model(requested_model: str, registry: str | None) -> tuple[str, str]:
-    """Returns the name of the model and the URI of its versions."""
+def _resolve_model(requested_model: str, registry: str | None) -> tuple[str, StorePath]:
+    """Returns the name of the model and the location of its versions."""
     if Path(requested_model).suffix in _YAML_SUFFIXES:
         config = load_config(Path(requested_model))
         return config.export.model, config.registry
@@ -103,4 +104,4 @@ def _resolve_model(requested_model: str, registry: str | None) -> tuple[str, str
         raise ConfigError(
             f"serve: {requested_model} is not a YAML file. For a model name, also pass --registry."
         )
-    return requested_model, f"{registry.rstrip('/')}/{requested_model}"
+    return requested_model, open_root(f"{registry.rstrip('/')}/{requested_model}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.open_store import STORES_VARIABLE
 from pipeline_ops.system.processes import SAFE_PATH
 
+HOSTS_VARIABLE = "TRAINYARD_HOSTS_ENVIRONMENT"
+"""A variable of a training with the `environment` of its hosts file as JSON, for its gang."""
 _CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
 _KEY_FILE, _KEY = "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"
 _AIRFLOW_PREFIXES = ("AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
@@ -51,6 +54,16 @@ def collect_store_environment(environment: Mapping[str, str]) -> dict[str, str]:
         except OSError as error:
             raise ConfigError(f"{_KEY_FILE}: {file} can't be read: {error.strerror}") from None
     return found
+
+
+def make_hosts_variable(hosts: Hosts | None) -> dict[str, str]:
+    """The variable that tells a training the environment of its gang. Empty if there is none."""
+    return {HOSTS_VARIABLE: json.dumps(hosts.environment)} if hosts and hosts.environment else {}
+
+
+def read_hosts_variable(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the gang, from the variables of the training."""
+    return dict(json.loads(environment.get(HOSTS_VARIABLE, "{}")))
 
 
 def build_python_command(hosts: Hosts, module: str, *arguments: str) -> list[str]:

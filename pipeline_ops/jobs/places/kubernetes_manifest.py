@@ -117,6 +117,8 @@ def select_secret_values(
 ) -> dict[str, str]:
     """The variables that a job gets by a Secret of its own, among them the access to the store.
 
+    Those of the hosts file are there, too, because they may be secret.
+
     If the hosts file names a Secret or an account, these have the access, and no credentials of
     Airflow's host are sent.
 
@@ -128,7 +130,7 @@ def select_secret_values(
     access = collect_store_environment({**environment, **launch})
     if hosts.secret or hosts.service_account:
         access = _omit_credentials(access)
-    return _omit_credentials(launch) | access
+    return _omit_credentials(launch) | access | hosts.environment
 
 
 def build_gang(
@@ -200,10 +202,10 @@ def build_pod_spec(
     Args:
       hosts: the hosts file.
       command: of the container.
-      secrets: names of Secrets with variables, besides that of the hosts file, which is the last
-        one and therefore wins.
+      secrets: names of Secrets with variables, besides that of the hosts file. A variable in
+        several of them has the value of the last.
     """
-    sources = [*secrets, *([hosts.secret] if hosts.secret else [])]
+    sources = [*([hosts.secret] if hosts.secret else []), *secrets]
     pod = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _STOP_SECONDS,
@@ -241,7 +243,8 @@ def _omit_credentials(variables: Mapping[str, str]) -> dict[str, str]:
 def _build_container(
     hosts: KubernetesHosts, command: Sequence[str], secrets: Sequence[str]
 ) -> dict[str, Any]:
-    variables = _ENVIRONMENT | build_python_environment(hosts) | hosts.environment
+    variables = _ENVIRONMENT | build_python_environment(hosts)
+    given = hosts.environment  # from the Secret of a job, or from the launcher of a gang
     resources = {
         "cpu": hosts.cpu,
         "memory": hosts.memory,
@@ -252,7 +255,9 @@ def _build_container(
         "name": CONTAINER,
         "image": hosts.image,
         "command": list(command),
-        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "env": [
+            {"name": name, "value": value} for name, value in variables.items() if name not in given
+        ],
         "envFrom": [{"secretRef": {"name": secret}} for secret in secrets],
         "resources": {"requests": limits, "limits": limits},
         "securityContext": {

@@ -127,7 +127,7 @@ class SshPlace(Place):
         return None
 
     def _ask_about(self, host: str, command: str, attempt: Attempt[StorePath]) -> Answer:
-        connection = make_store_environment(str(attempt.folder.root))
+        connection = make_store_environment(attempt.folder.root)
         environment = self._build_environment(connection)
         question = Question(attempt=str(attempt.folder), environment=environment)
         return self.ask(host, command, question)

@@ -15,13 +15,13 @@ import hashlib
 import hmac
 import ipaddress
 import secrets
-import select
 import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline_ops.errors import MachineError
+from pipeline_ops.system.readiness import wait_until_ready
 from pipeline_ops.training.collectives.ring import Ring
 
 _TOKEN_BYTES = 16
@@ -220,8 +220,9 @@ def accept_peer(
         while (now := time.monotonic()) < deadline:
             for expired in [key for key, candidate in pending.items() if now > candidate.deadline]:
                 pending.pop(expired).connection.close()
-            readable, _, _ = select.select(
-                [*listeners, *pending], [], [], min(_HANDSHAKE_SECONDS, deadline - now) / 4
+            readable, _ = wait_until_ready(
+                [*listeners, *pending],
+                timeout_seconds=min(_HANDSHAKE_SECONDS, deadline - now) / 4,
             )
             for ready in readable:
                 if ready in pending:

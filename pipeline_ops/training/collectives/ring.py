@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from itertools import accumulate
 import numpy as np
 
 from pipeline_ops.errors import MachineError
+from pipeline_ops.system.readiness import wait_until_ready
 
 _READY = b"r"
 _POLL_SECONDS = 0.0005
@@ -213,7 +213,7 @@ class Ring:
         """Returns the sockets that can be read and those that can be written."""
         readable, writable = self._poll(sources, targets) if self._reads_memory else ([], [])
         if not readable and not writable:
-            readable, writable, _ = select.select(sources, targets, [], self._timeout_seconds)
+            readable, writable = wait_until_ready(sources, targets, self._timeout_seconds)
         if not readable and not writable:
             silent = self._describe_neighbor(-1 if sources else +1)
             raise MachineError(
@@ -229,7 +229,7 @@ class Ring:
         """Polls for `_POLL_SECONDS`. Returns the same as `_wait_for`, or empty lists."""
         end = time.perf_counter() + _POLL_SECONDS
         while True:
-            readable, writable, _ = select.select(sources, targets, [], 0)
+            readable, writable = wait_until_ready(sources, targets, 0)
             if readable or writable or time.perf_counter() > end:
                 return readable, writable
             os.sched_yield()

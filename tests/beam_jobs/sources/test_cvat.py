@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from beam_jobs.stages.stage import Box
@@ -329,6 +331,30 @@ def test_deeply_nested_elements_are_no_danger(raw):
     content = "<a>" * depth + "</a>" * depth
     raw.add("annotations.xml", EXPORT % an_image(content))
     assert raw.read(type="cvat")[1]["images/1.jpg"][0] == "unknown_shape"
+
+
+def test_memory_does_not_grow_with_what_is_not_kept_of_the_xml(raw):
+    """N10: 100 MB of XML took 2.5 GB."""
+    attributes = '<attribute name="a">b</attribute>' * 1000
+    image = an_image(f"{BOX}>{attributes}</box>")
+
+    def measure_peak(count: int) -> int:
+        raw.add("annotations.xml", EXPORT % (image * count))
+        tracemalloc.start()
+        raw.read(type="cvat")
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak_bytes
+
+    measure_peak(1)
+    growth = measure_peak(200) - measure_peak(100)
+    assert growth < 2 * 100 * len(image)  # the text itself
+
+
+def test_an_element_without_end_is_refused_before_all_of_it_is_in_memory(read):
+    """N10."""
+    with pytest.raises(DataError, match="an element has more than 33554432 bytes. Export"):
+        read(an_image(f"<a>{' ' * (34 << 20)}</a>"))
 
 
 def test_a_file_that_is_missing_is_told(raw):

@@ -153,7 +153,7 @@ class TinyJob:
         self.launch = JobLaunch(
             attempt=self.attempt,
             module="tiny_job",
-            environment=dict(kind.environment) | make_store_environment(kind.root),
+            environment=dict(kind.environment) | make_store_environment(layout.root),
             deadline_seconds=300,
             pipeline="digits",
             job="evaluate",

@@ -40,7 +40,7 @@ FULL = {
     "image_pull_secrets": ["pull"],
     "python": "/usr/bin/python3",
     "code": "/app",
-    "environment": {"OMP_NUM_THREADS": "4"},
+    "environment": {"HF_TOKEN": "hidden", "TMPDIR": "/data/tmp"},
     "queue_timeout_seconds": 600,
 }
 LEAST = {"launcher": "kubernetes", "image": IMAGE}
@@ -141,9 +141,14 @@ def test_a_job_is_suspended_until_its_secret_is_there():
 def test_no_secret_is_in_a_job():
     assert "hidden" not in str(build(FULL))
     assert find_container(build(FULL))["envFrom"] == [
-        {"secretRef": {"name": name_job(LAUNCH.attempt)}},
         {"secretRef": {"name": "store"}},
+        {"secretRef": {"name": name_job(LAUNCH.attempt)}},
     ]
+    hosts = KubernetesHosts.model_validate(FULL)
+    values = select_secret_values(hosts, LAUNCH.environment, {})
+    assert values == LAUNCH.environment | hosts.environment
+    assert not values.keys() & {each["name"] for each in find_container(build(FULL))["env"]}
+    assert "hidden" not in str(build_gang(hosts, "gang", ["sleep"], 60))
     secret = build_secret("name", {"TOKEN": "hidden"})
     assert base64.b64decode(secret["data"]["TOKEN"]) == b"hidden"
     hosts = KubernetesHosts.model_validate(LEAST)
@@ -189,7 +194,7 @@ def test_a_pod_has_no_rights_that_it_does_not_need():
 
 
 def test_a_pod_can_write_to_folders_of_its_own_and_nowhere_else():
-    container = find_container(build(FULL))
+    container = find_container(build(FULL, environment={}))
     volumes = build(FULL)["spec"]["template"]["spec"]["volumes"]
     kinds = {volume["name"]: volume.get("emptyDir") for volume in volumes}
     mounts = {mount["mountPath"]: kinds[mount["name"]] for mount in container["volumeMounts"]}
@@ -197,7 +202,6 @@ def test_a_pod_can_write_to_folders_of_its_own_and_nowhere_else():
     variables = {variable["name"]: variable["value"] for variable in container["env"]}
     for name in ("HOME", "TMPDIR", "TRAINYARD_LOCAL_FOLDER"):
         assert any(variables[name].startswith(path) for path in ("/work", "/tmp"))
-    assert variables["OMP_NUM_THREADS"] == "4"
 
 
 def test_resources_and_the_choice_of_nodes_are_fields():

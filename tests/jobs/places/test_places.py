@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from jobs.places.kinds import Kind, TinyJob, open_kind
 from launch.running import wait_until
 from processes import Stopwatch
+from small_disks import mount_small_disk
 
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.job_handle import JobHandle
@@ -66,6 +68,39 @@ def test_a_job_whose_process_cannot_be_recorded_does_not_run(tmp_path, monkeypat
             patch.setattr(StorePath, "write", refuse)
             job.start()
         wait_until(lambda: job.list_processes() == [], 10)
+
+
+@pytest.mark.parametrize(
+    "limits", [*(f"size={pages * 4}k" for pages in range(3, 9)), "nr_inodes=9"]
+)
+def test_a_full_disk_is_named_whatever_file_it_refuses(tmp_path, limits):
+    """N9: five sizes of a disk were reported as a job that was killed, or whose host went down."""
+    full = r"cannot write .*: no space left on device.* Free .*, then retry"
+    with mount_small_disk(tmp_path / "root", limits), open_kind("local", tmp_path) as kind:
+        job = TinyJob(kind, "succeed")
+        try:
+            job.start()
+        except MachineError as error:  # nothing runs
+            assert re.match(full, str(error))
+        else:
+            status = wait_for_outcome(job)
+            assert status.exit_code == ExitCode.RETRY and re.match(full, status.message)
+            assert str(tmp_path / "root") in status.message
+            assert not job.attempt.reserve.exists()
+        finally:
+            job.kill_all()
+            wait_until(lambda: job.list_processes() == [], 10)
+
+
+def test_a_temporary_folder_that_cannot_be_made_is_named(tmp_path):
+    """N9."""
+    with open_kind("local", tmp_path) as kind, mount_small_disk(tmp_path / "t", "nr_inodes=2"):
+        kind.environment |= {"TMPDIR": str(tmp_path / "t")}
+        job = TinyJob(kind, "succeed")
+        job.start()
+        status = wait_for_outcome(job)
+    assert status.exit_code == ExitCode.RETRY
+    assert re.match(rf"cannot write {tmp_path}/t/.*: no space left on device", status.message)
 
 
 def wait_for_outcome(job: TinyJob, seconds: float = 60, lost_seconds: float = 300.0):

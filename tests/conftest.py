@@ -44,6 +44,7 @@ pytest_plugins = [
     "object_servers.fixtures",
     "engines.fixtures",
     "images",
+    "real_kubernetes.fixtures",
 ]
 
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"

@@ -5,35 +5,21 @@ The supervisor is a container, too. It reaches the daemon over TLS.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
 import subprocess
 import time
-from collections.abc import Callable
 
 import pytest
-import yaml
 from containers import ContainerEngine
-from launch.on_bucket import upload_dataset
-from launch.running import INTERVAL, config_with_hosts
+from launch.placed_training import PlacedTraining
+from launch.running import INTERVAL
 
-from pipeline_ops.artifacts.layout import Layout, work_folder
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.config.hosts_clusters import ContainerHosts
-from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.errors import ExitCode, MachineError
+from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.gang_protocol import AgentSpec
-from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.container_daemon import Daemon
-from pipeline_ops.jobs.places.open_place import open_place
-from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.launch import container
 from pipeline_ops.launch.container import ContainerLauncher, build_gang, describe_hosts
-from pipeline_ops.operators.process import prepare_job, start_job
-from pipeline_ops.planning.plan import plan_job
-from pipeline_ops.storage.open_store import open_path
 
 HOSTS = {
     "launcher": "container",
@@ -188,95 +174,37 @@ class TestLauncher:
         )
 
 
-@dataclasses.dataclass
-class Training:
-    """A train job in a container, whose gang is in others."""
-
-    handle: JobHandle
-    artifact: str
-    engine: ContainerEngine
-
-    def list_gang(self) -> list[str]:
-        names = self.engine.docker("ps", "--format", "{{.Names}}").split()
-        return sorted(name for name in names if name.startswith("trainyard-digits-"))
-
-    def wait_until(self, is_so: Callable[[], object], seconds: float = 900) -> None:
-        deadline = time.monotonic() + seconds
-        while not is_so():
-            outcome = self.handle.read_outcome()
-            assert outcome is None, f"{outcome}\n{self.read_log()}"
-            assert time.monotonic() < deadline, self.read_log()
-            time.sleep(0.5)
-
-    def read_log(self) -> str:
-        return self.handle.attempt.log.read_log_end(5000)[1].decode(errors="replace")
-
-    def has_checkpoint(self) -> bool:
-        """Returns whether a checkpoint after the first steps is whole in the bucket."""
-        names = [entry.name for entry in work_folder(open_path(self.artifact)).list_folder()]
-        found = [re.search(r"(\d{9})\.json$", name) for name in names]
-        return any(int(match[1]) >= INTERVAL for match in found if match)
-
-    def read_messages(self, phase: str) -> list[str]:
-        events = ProgressReader(self.handle.attempt.progress).read_new()
-        return [event.message for event in events if event.phase == phase]
+def list_gang(engine: ContainerEngine) -> list[str]:
+    names = engine.docker("ps", "--format", "{{.Names}}").split()
+    return sorted(name for name in names if name.startswith("trainyard-digits-"))
 
 
 @pytest.fixture
 def training(engine, image, bucket, dataset, tmp_path):
     common = {"launcher": "container", "image": image("jobs"), "pull": "never"}
-    lab = common | {"containers": 2, "network": "trusted", "daemon": engine.secure_address}
-    file = config_with_hosts(tmp_path, lab | {"environment": {"DOCKER_CERT_PATH": "/tls"}})
+    variables = {"environment": {"DOCKER_CERT_PATH": "/tls"}}
+    hosts = common | {"containers": 2, "network": "trusted", "daemon": engine.secure_address}
     dockerfile = f"FROM {image('jobs')}\nCOPY *.pem /tls/\n"
     engine.build_image("supervisor", dockerfile, engine.certificates)
-    supervisor = common | {
-        "image": "supervisor",
-        "daemon": engine.address,
-        "environment": {"DOCKER_CERT_PATH": "/tls"},
-    }
-    (tmp_path / "hosts" / "supervisor.yaml").write_text(yaml.safe_dump(supervisor))
-    values = {
-        "storage.root": f"{bucket}/root",
-        "train.hosts": "lab",
-        "train.runs_on": "supervisor",
-        "train.workers": 2,
-        "train.epochs": 12,
-        "train.steps_per_call": 5,
-        "train.early_stopping": None,
-        "train.checkpoint_every_steps": INTERVAL,
-        "train.start_timeout_seconds": 600,
-        "train.heartbeat_timeout_seconds": 60,
-    }
-    config = load_config(file, values)
-    manifest = upload_dataset(dataset, f"{bucket}/root")
-    plan = plan_job("train", config, "run", {"preprocess": manifest})
-    place = open_place(config, "train")
-    handle = prepare_job(plan, Layout(config.root, config.pipeline), "train", place)
-    start_job(plan, handle)
-    yield Training(handle, plan.request.artifact, engine)
-    place.cancel(handle.attempt)
-    place.clean(handle.attempt)
+    supervisor = common | {"image": "supervisor", "daemon": engine.address}
+    training = PlacedTraining(
+        tmp_path, f"{bucket}/root", dataset, hosts | variables, supervisor | variables
+    )
+    yield training
+    training.remove()
 
 
 @pytest.mark.containers
 @pytest.mark.timeout(3600)
 def test_a_gang_survives_the_container_of_its_chief(training, engine):
     training.wait_until(training.has_checkpoint)
-    gang = training.list_gang()
+    gang = list_gang(engine)
     assert len(gang) == 2
     engine.docker("kill", gang[0])
     training.wait_until(lambda: training.read_messages("restart"))
-    outcomes: list = []
-    deadline = time.monotonic() + 1800
-    while not outcomes or outcomes[-1] is None:
-        assert time.monotonic() < deadline, training.read_log()
-        outcomes.append(training.handle.read_outcome())
-        time.sleep(0.5)
-    assert outcomes[-1].exit_code is ExitCode.SUCCESS, f"{outcomes[-1]}\n{training.read_log()}"
-    figures = TrainingFigures.model_validate(read_manifest(outcomes[-1].manifest).figures)
+    figures = training.end()
     assert (figures.workers, figures.restarts) == (2, 1)
-    events = ProgressReader(training.handle.attempt.worker_progress("worker 0")).read_new()
-    assert [event.done for event in events if event.phase == "restored"][-1] >= INTERVAL
-    assert training.list_gang() == [], "its containers are gone with the training"
+    assert training.read_steps("restored")[-1] >= INTERVAL
+    assert list_gang(engine) == [], "its containers are gone with the training"
     with Daemon(engine.address).connect() as api:
         assert not api.networks(filters={"name": "trainyard-digits"})

@@ -222,7 +222,7 @@ def test_a_wait_that_is_no_longer_needed_gives_the_pods_back(cluster, make_launc
     assert cluster.list_names("jobs") == []
 
 
-@pytest.mark.containers
+@pytest.mark.kubernetes
 def test_a_pod_that_shares_only_a_bucket_trains_and_is_deleted_after_it(
     cluster, account, dataset, tmp_path, make_root
 ):
@@ -264,7 +264,7 @@ def test_missing_rights_are_an_error_before_anything_is_created(
     assert other.used == other.refused == set()
 
 
-@pytest.mark.containers
+@pytest.mark.kubernetes
 @pytest.mark.parametrize("loss", ["kill", "drain"])
 def test_two_workers_of_a_pod_survive_the_loss_of_it(
     cluster, account, dataset, tmp_path, make_root, loss

@@ -69,20 +69,25 @@ def why_not() -> str | None:
     """The reason why no daemon can be started here. Installs missing packages if it may."""
     if os.geteuid() != 0:
         return "only root can start a Docker daemon"
-    if missing := _find_missing():
+    missing = install_missing(_PACKAGES)
+    return f"{', '.join(missing)} not installed" if missing else None
+
+
+def install_missing(packages: Mapping[str, str]) -> list[str]:
+    """Installs Debian's packages by the programs in them. Returns those that are still missing."""
+    if missing := _find_missing(packages):
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
         install = ["apt-get", "-qq", "install", "-y", "--no-install-recommends", *missing]
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             for command in (["apt-get", "-qq", "update"], install):
                 subprocess.run(command, env=environment, check=True, capture_output=True)
-    missing = _find_missing()
-    return f"{', '.join(missing)} not installed" if missing else None
+    return _find_missing(packages)
 
 
-def _find_missing() -> list[str]:
+def _find_missing(packages: Mapping[str, str]) -> list[str]:
     return [
         package
-        for program, package in _PACKAGES.items()
+        for program, package in packages.items()
         if shutil.which(program, path=_PATH) is None
     ]
 
@@ -216,7 +221,7 @@ class ContainerEngine:
         with open(self._folder / "log", "ab") as log:
             daemon = subprocess.Popen(
                 [
-                    *("nsenter", f"--net=/run/netns/{self._namespace}", "dockerd", "--tlsverify"),
+                    *(*self.enter_network(), "dockerd", "--tlsverify"),
                     *("-H", self.address, "-H", self.secure_address),
                     *(str(word) for pair in arguments.items() for word in pair),
                     *(["--live-restore"] if self._survives else []),
@@ -230,6 +235,10 @@ class ContainerEngine:
             )
         self._process = daemon
         wait_until(lambda: self.docker.run("docker", "version").returncode == 0, self._read_log)
+
+    def enter_network(self) -> list[str]:
+        """The words before a command that is to run in the daemon's network namespace."""
+        return ["nsenter", f"--net=/run/netns/{self._namespace}"]
 
     def stop(self) -> None:
         """Ends the daemon as a shutdown of its host does."""

@@ -162,7 +162,7 @@ def test_two_starts_are_one_job(cluster, make):
     assert job.find().phase == "ended", "it is not started again after its end"
 
 
-@pytest.mark.containers
+@pytest.mark.kubernetes
 def test_a_job_whose_secret_is_refused_does_not_stay(cluster, make):
     job = make(environment={"TOKEN": "hidden"})
     cluster.fail("POST .*/secrets", 500, times=5)
@@ -204,7 +204,7 @@ def test_a_pod_on_a_node_that_does_not_answer_is_forgotten(cluster, make):
     assert job.find().phase == "absent"
 
 
-@pytest.mark.containers
+@pytest.mark.kubernetes
 def test_the_cluster_may_be_away_while_a_job_runs(cluster, make):
     job = make().start().wait_until_ready()
     processes = cluster.list_processes(job.name)

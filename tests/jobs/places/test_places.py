@@ -26,7 +26,7 @@ KINDS = (
     "local",
     pytest.param("ssh", marks=pytest.mark.hosts),
     pytest.param("slurm", marks=pytest.mark.hosts),
-    pytest.param("kubernetes", marks=pytest.mark.containers),
+    pytest.param("kubernetes", marks=pytest.mark.kubernetes),
 )
 
 

@@ -92,6 +92,7 @@ class KubernetesCluster:
             ssl_certfile=str(self._certificate),
             ssl_keyfile=str(self._key),
             log_level="critical",
+            log_config=None,  # uvicorn's would close absl's handler, and with it a stream of pytest
             lifespan="off",
             timeout_graceful_shutdown=1,
         )

@@ -43,13 +43,14 @@ GROUPS = {
         ),
     ),
     "stores": Group(
-        10,
+        15,
         (
             "pipeline_ops/artifacts",
             "pipeline_ops/raw_data",
             "pipeline_ops/registry",
             "pipeline_ops/retention",
             "pipeline_ops/storage",
+            "pipeline_ops/system/lease",
         ),
     ),
     "hosts": Group(8, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),

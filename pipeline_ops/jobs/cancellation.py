@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import Cancelled, DataError, TrainyardError
+from pipeline_ops.storage.outage import StoreAway
 from pipeline_ops.storage.parsing import describe_validation_error, read_json_as
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.processes import find_group_members
@@ -179,7 +180,9 @@ def _poll_request(attempt: Attempt[StorePath], is_over: threading.Event) -> None
     while not is_over.wait(_CHECK_SECONDS if attempt.folder.is_local else _BUCKET_CHECK_SECONDS):
         try:
             reason = read_cancellation_reason(attempt)
-        except TrainyardError as error:  # the bucket is away: that is no reason to end
+        except StoreAway:  # `outage.py` has said so, and it is no reason to end
+            continue
+        except TrainyardError as error:
             logging.getLogger(__name__).warning("%s", error)
             continue
         if reason:

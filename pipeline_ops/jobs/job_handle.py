@@ -16,10 +16,13 @@ from pipeline_ops.jobs.cancellation import LOST, read_cancellation_reason, reque
 from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.places.place import JobState, Place
 from pipeline_ops.jobs.request import Status, read_request, read_status
+from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.storage.store_path import StorePath
 
 _FINAL_CHECK_SECONDS = 0.5
 _LOST_SECONDS = 300.0
+_REQUEST_SECONDS = 10
+"""How long the end of a job waits for a store that is away, before its processes are killed."""
 _log = logging.getLogger(__name__)
 
 
@@ -100,7 +103,8 @@ class JobHandle:
         if its place can't be reached from here.
         """
         try:
-            request_cancellation(self.attempt, reason)
+            with wait_at_most(_REQUEST_SECONDS):
+                request_cancellation(self.attempt, reason)
         finally:  # a full disk must not keep it alive
             try:
                 self.place.cancel(self.attempt)

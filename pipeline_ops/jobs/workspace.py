@@ -23,6 +23,7 @@ from pipeline_ops.jobs.request import Request, compute_request_digest, read_requ
 from pipeline_ops.jobs.user_files import write_user_files
 from pipeline_ops.storage.atomic import make_write_error, write_atomically
 from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.outage import StoreAway
 from pipeline_ops.storage.own_folders import open_private_folder
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.storage.store import LogWriter
@@ -146,8 +147,10 @@ class _Shipper:
     def run(self, is_over: threading.Event) -> None:
         while not is_over.wait(_SHIP_SECONDS):
             try:
-                self.ship()
-            except TrainyardError as error:  # the next round copies the same bytes
+                self.ship()  # after an error, the next round copies the same bytes
+            except StoreAway:
+                continue  # `outage.py` has said so
+            except TrainyardError as error:
                 _log.warning("The progress of this job cannot be stored: %s", error)
 
     def ship(self) -> None:

@@ -66,6 +66,8 @@ class CollectOperator(BaseOperator):
             raise make_airflow_error(error.exit_code, str(error)) from None
         for problem in report.problems:
             self.log.warning("No artifact is removed, because %s", problem)
+        for problem in report.others:
+            self.log.warning("A problem of others: %s", problem)
         for path in report.foreign:
             self.log.info("Not ours, stays: %s", path)
         for verb, totals in (("marked", report.waiting), ("removed", report.removed)):

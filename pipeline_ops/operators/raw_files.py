@@ -23,7 +23,7 @@ from pipeline_ops.raw_data.folder import read_folder_state, resolve_raw_folder
 from pipeline_ops.storage.atomic import format_json
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import read_json_as
-from pipeline_ops.storage.store_options import StoreOptions
+from pipeline_ops.storage.store_options import StoreOptions, wait_at_most
 from pipeline_ops.storage.store_path import StorePath
 
 FolderVersion = tuple[Annotated[str, Field(max_length=1000)], Annotated[int, Field(ge=0, lt=2**63)]]
@@ -60,6 +60,7 @@ class RawFilesTrigger(BaseEventTrigger):
         self._options = StoreOptions.model_validate(self.options)
         self.folder, self.state, self.every_seconds = folder, state, every_seconds
         self.patterns = None if patterns is None else list(patterns)
+        self._is_failing = False
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return "pipeline_ops.operators.raw_files.RawFilesTrigger", {
@@ -73,8 +74,7 @@ class RawFilesTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         before, state = None, open_path(self.state, self._options)
         while True:
-            now = await asyncio.to_thread(self._try_read_version)
-            reported = await asyncio.to_thread(self._read_reported, state)
+            now, reported = await asyncio.to_thread(self._look, state)
             if now is not None and is_new(before, now, reported):
                 if reported is not None:
                     event = {"folder": self.folder, "version": now[0], "num_files": now[1]}
@@ -95,16 +95,26 @@ class RawFilesTrigger(BaseEventTrigger):
             return None
         return reported.root if reported else None
 
-    def _try_read_version(self) -> FolderVersion | None:
-        """Reads the present version; None if the files cannot be listed.
+    def _look(self, state: StorePath) -> tuple[FolderVersion | None, FolderVersion | None]:
+        """Reads the present version and the last reported one.
 
-        Such a failure may pass and is not a change.
+        Both are None if the files or the state cannot be read. Such a failure may pass and is not a
+        change. It is said once. The threads of the triggerer do not wait for it.
         """
         try:
-            return read_folder_state(resolve_raw_folder(self.folder, Path("/")), self.patterns)
+            with wait_at_most(0):
+                reported = self._read_reported(state)
+                folder = resolve_raw_folder(self.folder, Path("/"))
+                now = read_folder_state(folder, self.patterns)
         except TrainyardError as error:
-            self.log.warning("cannot list the raw files, trying again later: %s", error)
-            return None
+            if not self._is_failing:
+                self.log.warning("cannot list the raw files, trying again later: %s", error)
+            self._is_failing = True
+            return None, None
+        if self._is_failing:
+            self.log.warning("the raw files can be listed again")
+        self._is_failing = False
+        return now, reported
 
 
 def is_new(

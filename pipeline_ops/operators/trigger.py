@@ -22,7 +22,7 @@ from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.open_place import make_place
 from pipeline_ops.operators.process import ProgressLog
 from pipeline_ops.storage.open_store import open_root
-from pipeline_ops.storage.store_options import StoreOptions
+from pipeline_ops.storage.store_options import StoreOptions, wait_at_most
 
 use_airflow_connections()
 
@@ -77,6 +77,7 @@ class JobTrigger(BaseTrigger):
             make_place(parse_hosts(runs_on) if runs_on else None),
         )
         self._progress = ProgressLog(self._job.attempt, offset, log_offset)
+        self._is_away = False
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return "pipeline_ops.operators.trigger.JobTrigger", self._arguments
@@ -90,13 +91,22 @@ class JobTrigger(BaseTrigger):
         yield TriggerEvent({"attempt": self._arguments["attempt"]})  # type: ignore[no-untyped-call]
 
     def _look(self) -> bool:
-        """Logs the progress. Returns whether the job has ended."""
+        """Logs the progress. Returns whether the job has ended.
+
+        A store that is away is said once. The threads of the triggerer do not wait for it.
+        """
         try:
-            has_ended = self._job.read_outcome() is not None
-            self._progress.write_due_lines(self.log.info)
-        except MachineError as error:  # the bucket is away: the job goes on, and so does this
-            self.log.warning("%s", error)
+            with wait_at_most(0):
+                has_ended = self._job.read_outcome() is not None
+                self._progress.write_due_lines(self.log.info)
+        except MachineError as error:  # the job goes on, and so does this
+            if not self._is_away:
+                self.log.warning("%s Waiting for it, as long as the task may run.", error)
+            self._is_away = True
             return False
+        if self._is_away:
+            self.log.warning("The store is there again.")
+        self._is_away = False
         return has_ended
 
     async def on_kill(self) -> None:

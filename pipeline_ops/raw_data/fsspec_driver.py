@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.storage.outage import StoreAway
 from pipeline_ops.storage.store_options import Patience, get_patience
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 _S3 = ("s3", "s3a")
 _S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """The variables that its driver reads."""
+_AWAY = re.compile("^(?!.*Certificate).*(Connect|Disconnect|Timeout|ClientOSError)")
+"""The names of the drivers' errors when a store gives no answer."""
 _DRIVERS = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "azure", "requests", "urllib3")
 
 
@@ -113,6 +117,8 @@ def translate_errors(uri: str) -> Iterator[None]:
 
 
 def _make_unreachable_error(uri: str, error: Exception) -> MachineError:
-    return MachineError(
-        f"{describe_place(uri)}: {error}. Check that the store can be reached, then retry."
+    kind = StoreAway if _AWAY.search(type(error).__name__) else MachineError
+    text = str(error).rstrip(".")
+    return kind(
+        f"{describe_place(uri)}: {text}", "Check that the store can be reached, then retry."
     )

@@ -27,6 +27,7 @@ from pipeline_ops.raw_data.fsspec_driver import (
     translate_errors,
 )
 from pipeline_ops.raw_data.raw_file import RawFile, new_hash, to_raw_key
+from pipeline_ops.storage.outage import repeat_while_away
 
 if TYPE_CHECKING:
     import fsspec
@@ -71,11 +72,16 @@ class RemoteFolder:
           MachineError: the store can't be reached.
         """
         root = f"{self._path}/"
-        try:
+        # Otherwise a web server that is down has no files.
+        strictly = {"on_error": "raise"} if self.uri.startswith("http") else {}
+
+        def find() -> dict[str, dict[str, Any]]:
             with translate_errors(self.uri):
-                # Otherwise a web server that is down has no files.
-                strictly = {"on_error": "raise"} if self.uri.startswith("http") else {}
-                found = self._driver.find(root, detail=True, **strictly)
+                found: dict[str, dict[str, Any]] = self._driver.find(root, detail=True, **strictly)
+                return found
+
+        try:
+            found = repeat_while_away(describe_place(self.uri), find)
         except FileNotFoundError as error:
             raise DataError(
                 f"{describe_place(self.uri)}: {error}. Correct preprocess.source.path."
@@ -106,11 +112,15 @@ class RemoteFolder:
           MachineError: a file is gone or has changed since it was listed, or the store can't be
             reached.
         """
-        contents = self._fetch(files)
-        contents |= self._fetch(
-            [file for file in files if isinstance(contents[file.key], FileNotFoundError)]
-        )  # a store may have been wrong
-        return [self._check_content(file, contents[file.key]) for file in files]
+
+        def read() -> list[bytes]:
+            contents = self._fetch(files)
+            contents |= self._fetch(
+                [file for file in files if isinstance(contents[file.key], FileNotFoundError)]
+            )  # a store may have been wrong
+            return [self._check_content(file, contents[file.key]) for file in files]
+
+        return repeat_while_away(describe_place(self.uri), read)
 
     def _fetch(self, files: Sequence[RawFile]) -> dict[str, bytes | Exception]:
         """Fetches contents or errors, by key.
@@ -132,11 +142,15 @@ class RemoteFolder:
 
     def read_beginning(self, file: RawFile, num_bytes: int) -> bytes:
         """Reads up to `num_bytes` of a file, without checking that it is still the listed one."""
-        with _translate_missing_file(file), translate_errors(self / file.key):
-            content: bytes = self._driver.cat_file(
-                self._to_object_path(file), start=0, end=min(num_bytes, file.num_bytes)
-            )
-            return content
+
+        def read() -> bytes:
+            with _translate_missing_file(file), translate_errors(self / file.key):
+                content: bytes = self._driver.cat_file(
+                    self._to_object_path(file), start=0, end=min(num_bytes, file.num_bytes)
+                )
+                return content
+
+        return repeat_while_away(describe_place(self.uri), read)
 
     def _check_content(self, file: RawFile, content: bytes | Exception) -> bytes:
         with _translate_missing_file(file), translate_errors(self / file.key):

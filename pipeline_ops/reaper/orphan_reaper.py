@@ -43,6 +43,7 @@ from pipeline_ops.jobs.cancellation import (
 )
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.storage.parsing import parse_json_as
+from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.storage.store_path import StorePath
 
 _CHECK_SECONDS = 1.0
@@ -252,7 +253,7 @@ def _check_forever() -> None:
     while True:
         time.sleep(_CHECK_SECONDS)
         try:
-            with create_session() as session:
+            with create_session() as session, wait_at_most(0):
                 reaper.check_jobs(session)
         except Exception:  # the database may be down; the next check finds the missed jobs
             if not is_failing:

@@ -56,6 +56,9 @@ class Report:
     waiting: dict[str, Total] = dataclasses.field(default_factory=dict)
     removed: dict[str, Total] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
+    """The reasons why no artifact is removed."""
+    others: list[str] = dataclasses.field(default_factory=list)
+    """The problems of other pipelines, and of folders that all pipelines share."""
     foreign: list[str] = dataclasses.field(default_factory=list)
     """The paths of what nothing shows to be Trainyard's. It stays."""
     paths: list[tuple[str, str]] = dataclasses.field(default_factory=list)
@@ -68,6 +71,7 @@ class _Decision:
     needs: Needs
     candidates: list[Candidate]
     now: float
+    others: list[str]
 
 
 def collect(config: PipelineConfig, options: Options) -> Report:
@@ -76,6 +80,7 @@ def collect(config: PipelineConfig, options: Options) -> Report:
     Raises:
       MachineError: another collector works on this root, or the store failed.
       ConfigError: the store refuses a listing, a removal or a condition.
+      DataError: a key below the pipeline's own folders cannot be listed.
     """
     layout = Layout(config.root, config.pipeline)
     if options.is_dry_run:
@@ -165,10 +170,11 @@ def _decide(config: PipelineConfig, layout: Layout, options: Options, now: float
         pinned_dataset=config.preprocess.dataset,
     )
     inventory = take_inventory(layout)
-    versions, problems = _read_versions(config)
-    needs = find_needs(inventory, versions, policy, config.pipeline, now)
-    needs.problems += problems
-    return _Decision(inventory, needs, find_candidates(inventory, needs, policy, now), now)
+    versions = _read_versions(config, layout)
+    needs = find_needs(inventory, versions.manifests, policy, config.pipeline, now)
+    needs.problems += versions.problems
+    candidates = find_candidates(inventory, needs, policy, now)
+    return _Decision(inventory, needs, candidates, now, [*versions.others, *inventory.problems])
 
 
 def _choose_keep(keep: Keep | None, older_than_days: int | None) -> Keep | None:
@@ -177,21 +183,62 @@ def _choose_keep(keep: Keep | None, older_than_days: int | None) -> Keep | None:
     return (keep or Keep()).model_copy(update={"days": older_than_days})
 
 
-def _read_versions(config: PipelineConfig) -> tuple[list[tuple[str, Manifest]], list[str]]:
-    """The manifests of all versions in the pipeline's registry and below the root.
+@dataclasses.dataclass
+class _Versions:
+    """The manifests of versions with their URIs, and the problems of unreadable ones.
 
-    Also returns the problems of unreadable ones.
+    `others` are the problems in the models of other pipelines.
     """
-    models = config.root / "models"
-    locations = [models / entry.name for entry in models.list_folder() if entry.is_folder]
+
+    manifests: list[tuple[str, Manifest]] = dataclasses.field(default_factory=list)
+    problems: list[str] = dataclasses.field(default_factory=list)
+    others: list[str] = dataclasses.field(default_factory=list)
+
+
+def _read_versions(config: PipelineConfig, layout: Layout) -> _Versions:
+    """Reads the manifests of all versions in the pipeline's registry and below the root."""
+    found, models = _Versions(), layout.root / "models"
+    locations = {str(config.registry): config.registry}
+    try:
+        folders = (models / each.name for each in models.list_folder() if each.is_folder)
+        locations |= {str(folder): folder for folder in folders}
+    except DataError as error:
+        found.problems.append(str(error))
+    for uri, location in sorted(locations.items()):
+        manifests, problems = _read_registry(location)
+        found.manifests += manifests
+        if problems:
+            is_ours = uri == str(config.registry) or _may_be_of(layout, uri, manifests)
+            (found.problems if is_ours else found.others).extend(problems)
+    return found
+
+
+def _read_registry(location: StorePath) -> tuple[list[tuple[str, Manifest]], list[str]]:
+    """The manifests of the versions there, and the problems of unreadable ones."""
     found, problems = [], []
-    for _, location in sorted({str(each): each for each in [*locations, config.registry]}.items()):
-        for version in Registry(location).list_versions():
-            try:
-                found.append((version.uri, version.read_manifest()))
-            except DataError as error:
-                problems.append(str(error))
+    try:
+        versions = Registry(location).list_versions()
+    except DataError as error:
+        return [], [str(error)]
+    for version in versions:
+        try:
+            found.append((version.uri, version.read_manifest()))
+        except DataError as error:
+            problems.append(str(error))
     return found, problems
+
+
+def _may_be_of(layout: Layout, uri: str, manifests: list[tuple[str, Manifest]]) -> bool:
+    """Returns whether a pipeline may have made versions in a registry other than its own.
+
+    The readable ones tell. Without any, the registry is that of the pipeline of its name, if there
+    is one.
+    """
+    if manifests:
+        return any(manifest.pipeline == layout.pipeline for _, manifest in manifests)
+    name = uri.rpartition("/")[2]
+    other = layout.root / "artifacts" / name
+    return name == layout.pipeline or not other.list_folder()
 
 
 def _read_store_clock(root: StorePath) -> float:
@@ -204,7 +251,9 @@ def _read_store_clock(root: StorePath) -> float:
 
 def _make_report(decision: _Decision, marks: dict[str, Mark]) -> Report:
     report = Report(
-        problems=list(decision.needs.problems), foreign=list(decision.inventory.foreign)
+        problems=list(decision.needs.problems),
+        others=list(decision.others),
+        foreign=list(decision.inventory.foreign),
     )
     marked = {file.name for each in decision.candidates for file in each.content.files}
     inventory = decision.inventory

@@ -142,15 +142,27 @@ class Inventory:
     """Files whose writers were killed before they gave them their names."""
     foreign: tuple[str, ...] = ()
     """The paths of what nothing shows to be ours. It stays."""
+    problems: tuple[str, ...] = ()
+    """The reasons why a folder that all pipelines share cannot be listed. Nothing in it goes."""
 
 
 def take_inventory(layout: Layout) -> Inventory:
-    """Lists everything. Raises MachineError or ConfigError if the store cannot be read."""
+    """Lists everything.
+
+    Raises:
+      MachineError, ConfigError: the store cannot be read.
+      DataError: a key below the pipeline's own folders cannot be listed.
+    """
     root = layout.root
     jobs = {job: _group(root, layout.artifacts(job).key) for job in _JOBS}
     folders = _group(root, f"runs/{layout.pipeline}")
     runs = list(map_requests(lambda content: _read_run(layout, content), folders))
-    found = [*_group(root, layout.listings.key), *_group(root, layout.checked_models.key)]
+    found, problems = list[Content](), []
+    for folder in (layout.listings.key, layout.checked_models.key):
+        try:
+            found += _group(root, folder)
+        except DataError as error:
+            problems.append(str(error))
     shared = [each for each in found if _SHARED.fullmatch(each.path)]
     artifacts = [each for job in _JOBS for each in _find_artifacts(layout, job, jobs[job])]
     ours = [run.content for run in runs if run.is_ours]
@@ -165,6 +177,7 @@ def take_inventory(layout: Layout) -> Inventory:
         tuple(shared),
         tuple(temporary),
         tuple(each.path for each in everything if each.path not in known),
+        tuple(problems),
     )
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
+import shlex
 from collections.abc import Iterator
 
 from obstore import exceptions
 
-from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError
+from pipeline_ops.storage.outage import StoreAway
 
 _MAX_TEXT = 400
 _QUERY = re.compile(r"\?[^\s)]+")
@@ -24,11 +26,17 @@ _CAUSES = {
     "invalidcertificate": "its certificate is not signed by a known authority",
     "kind: timeout": "it did not answer in time",
     "dns error": "its host name is unknown",
+    "incompletemessage": "it ended the connection without an answer",
+    "connectionreset": "it ended the connection without an answer",
 }
 _CAUSE = re.compile("|".join(_CAUSES), re.IGNORECASE)
 """Causes that only the client's debug output has."""
+_PATH = re.compile(r'[Pp]ath "([^"]*)"')
+"""The key in the message about an invalid one."""
 _BUCKET_MISSING = re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
 _NOT_FOUND = re.compile(r"status code: 404\b")
+_AWAY = re.compile(r"HTTP error|status code: (408|429|500|502|503|504)\b")
+"""No answer, or one of a store that cannot work now."""
 _FULL = re.compile("507 |QuotaExceeded|InsufficientStorage|StorageFull|XMinioStorageFull")
 _DENIED = re.compile(
     "40[13] |AccessDenied|AuthorizationFailure|InvalidAccessKeyId|SignatureDoesNot"
@@ -53,6 +61,8 @@ def translate_errors(uri: str, root: str, can_be_missing: bool = True) -> Iterat
       FileNotFoundError: there is no such file.
       FileExistsError: a condition was not met.
       ConfigError: the bucket, its rights or the credentials have to be changed.
+      DataError: a listing has met a key that is no path.
+      StoreAway: the store does not work now.
       MachineError: a retry may help.
     """
     try:
@@ -67,6 +77,8 @@ def _translate(error: Exception, uri: str, root: str, can_be_missing: bool) -> E
     text = _shorten(error)
     if _BUCKET_MISSING.search(str(error)):
         return ConfigError(f"{root}: there is no such bucket: {text}. Create it, or name another.")
+    if isinstance(error, exceptions.InvalidPathError):
+        return _describe_invalid_key(error, uri)
     if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
         return FileExistsError(errno.EEXIST, "exists already", uri)
     if isinstance(error, FileNotFoundError | exceptions.NotFoundError) or (
@@ -90,7 +102,20 @@ def _translate(error: Exception, uri: str, root: str, can_be_missing: bool) -> E
         return MachineError(f"{uri}: the bucket is full: {text}. Make room in it, then retry.")
     if isinstance(error, exceptions.UnknownConfigurationKeyError | ValueError):
         return ConfigError(f"{root}: {text}. Use a URI such as s3://bucket/folder.")
-    return MachineError(f"{uri}: {text} ({root}). Check that the store can be reached, then retry.")
+    is_away = _AWAY.search(str(error)) and text != _CAUSES["invalidcertificate"]
+    kind = StoreAway if is_away else MachineError
+    return kind(f"{uri}: {text} ({root})", "Check that the store can be reached, then retry.")
+
+
+def _describe_invalid_key(error: Exception, uri: str) -> DataError:
+    found, bucket = _PATH.search(str(error)), "/".join(uri.split("/", 3)[:3])
+    key = f"{bucket}/{found[1]}" if found else uri
+    recursive = "--recursive " if key.endswith("/") else ""
+    return DataError(
+        f'{key}: {uri} cannot be listed, because a part of this key is empty, "." or ".."',
+        f"Remove this object, in the store's console or with its command (aws s3 rm {recursive}"
+        f"{shlex.quote(key)}).",
+    )
 
 
 def _shorten(error: Exception) -> str:

@@ -3,8 +3,8 @@
 There are no renames and no locks. A put is whole or absent, and a conditional put creates a file
 once. `object_log.py` has files that grow.
 
-obstore repeats failed requests. It takes credentials from the environment, as the tools of each
-cloud do.
+Requests are repeated, also through an outage of minutes (`outage.py`). obstore takes credentials
+from the environment, as the tools of each cloud do.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import dataclasses
 import functools
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 import obstore
 
@@ -32,6 +32,7 @@ from pipeline_ops.storage.object_log import (
     read_object_log,
     read_object_log_end,
 )
+from pipeline_ops.storage.outage import StoreAway, repeat_while_away
 from pipeline_ops.storage.safe_paths import UnsafePath, parse_relative_path
 from pipeline_ops.storage.snapshot import map_requests, remember
 from pipeline_ops.storage.store import BLOCK_BYTES, Entry, count_usage
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
 
 _PARALLEL_READS = 4
+_UPLOAD_MISSING = "NoSuchUpload"
+"""The answer if the last request of an upload is repeated, or the parts are gone."""
+_Answer = TypeVar("_Answer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +88,10 @@ class ObjectStore:
     def read_range(self, key: str, start: int, num_bytes: int) -> bytes:
         if num_bytes == 0:
             return b""
-        with self._translate_errors(key):
+
+        def get() -> bytes:
             try:
-                content = bytes(
+                return bytes(
                     obstore.get_range(
                         self._client, self._to_object(key), start=start, length=num_bytes
                     )
@@ -94,7 +99,9 @@ class ObjectStore:
             except obstore.exceptions.GenericError as error:
                 if not is_empty_range(error):
                     raise
-                content = b""
+                return b""
+
+        content = self._ask(key, get)
         count_usage(read=len(content))
         return content
 
@@ -106,20 +113,23 @@ class ObjectStore:
 
         The first request asks for a part, too: its answer has the size of the whole file.
         """
-        with self._translate_errors(key):
+
+        def get_first() -> tuple[bytes, int]:
             try:
-                first = obstore.get(
+                found = obstore.get(
                     self._client, self._to_object(key), options={"range": (0, BLOCK_BYTES)}
                 )
-                content = bytes(first.bytes())
+                return bytes(found.bytes()), found.meta["size"]
             except obstore.exceptions.GenericError as error:
                 if not is_empty_range(error):
                     raise
-                count_usage()
-                return
+                return b"", 0
+
+        content, size = self._ask(key, get_first)
         count_usage(read=len(content))
+        if not content:
+            return
         yield content
-        size = first.meta["size"]
         if max_bytes is not None:
             size = min(size, max_bytes + 1)
         starts = range(BLOCK_BYTES, size, BLOCK_BYTES)
@@ -141,17 +151,12 @@ class ObjectStore:
         self._put(key, data, "overwrite")
 
     def create(self, key: str, data: bytes) -> None:
-        for tries_left in (2, 1, 0):
-            try:
-                self._put(key, data, "create")
-                break
-            except FileExistsError:
-                if not self._has_content(key, data):
-                    raise
-                break  # it is this put's own, whose answer was lost
-            except MachineError:  # the client does not repeat a conditional put after a timeout
-                if not tries_left:
-                    raise
+        try:
+            self._put(key, data, "create")
+        except FileExistsError:
+            if not self._has_content(key, data):
+                raise
+            # It is this put's own, whose answer was lost.
 
     def _has_content(self, key: str, data: bytes) -> bool:
         try:
@@ -160,17 +165,26 @@ class ObjectStore:
             return False
 
     def _put(self, key: str, data: bytes, mode: Literal["create", "overwrite"]) -> None:
-        with self._translate_errors(key, can_be_missing=False):
+        def put() -> None:
             obstore.put(self._client, self._to_object(key), data, mode=mode, use_multipart=False)
+
+        self._ask(key, put, can_be_missing=False)
         count_usage(written=len(data))
 
     def upload(self, key: str, file: Path) -> None:
         num_bytes = file.stat().st_size
-        try:
-            with self._translate_errors(key, can_be_missing=False):
+
+        def put() -> None:
+            try:
                 obstore.put(self._client, self._to_object(key), file, max_concurrency=4)
-        except (FileNotFoundError, MachineError) as error:
-            # The answer to the last request may be lost, and its repetition is refused.
+            except (obstore.exceptions.BaseError, OSError) as error:
+                if _UPLOAD_MISSING not in str(error):
+                    raise
+                raise StoreAway(f"{self._to_uri(key)}: the store has ended the upload") from error
+
+        try:
+            self._ask(key, put, can_be_missing=False)
+        except MachineError as error:  # the answer may be lost
             if not self._has_file(key, file):
                 raise MachineError(f"{self._to_uri(key)} was not uploaded: {error}") from error
         count_usage(requests=1 + num_bytes // (5 << 20), written=num_bytes)
@@ -192,8 +206,7 @@ class ObjectStore:
 
     def _stat(self, key: str) -> Entry | None:
         try:
-            with self._translate_errors(key):
-                meta = obstore.head(self._client, self._to_object(key))
+            meta = self._ask(key, lambda: obstore.head(self._client, self._to_object(key)))
         except FileNotFoundError:
             return None
         finally:
@@ -204,11 +217,15 @@ class ObjectStore:
         return remember(("list", self._to_uri(key)), lambda: self._list_folder(key))
 
     def _list_folder(self, key: str) -> list[Entry]:
-        with self._translate_errors(key, can_be_missing=False):
-            found = obstore.list_with_delimiter(self._client, self._to_object(key) or None)
+        folder = self._to_object(key)
+        found = self._ask(
+            key,
+            lambda: obstore.list_with_delimiter(self._client, folder or None),
+            can_be_missing=False,
+        )
         count_usage(requests=1 + len(found["objects"]) // 1000)
         folders = (prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"])
-        entries = [_to_entry(meta, self._to_object(key)) for meta in found["objects"]]
+        entries = [_to_entry(meta, folder) for meta in found["objects"]]
         entries += [Entry(name, 0, 0.0, is_folder=True) for name in folders]
         return sorted(entries, key=lambda entry: entry.name)
 
@@ -230,9 +247,12 @@ class ObjectStore:
         return remember(("walk", self._to_uri(key)), lambda: self._walk(key))
 
     def _walk(self, key: str) -> list[Entry]:
-        with self._translate_errors(key, can_be_missing=False):
-            folder = self._to_object(key)
-            found = obstore.list(self._client, folder or None, chunk_size=1000).collect()
+        folder = self._to_object(key)
+        found = self._ask(
+            key,
+            lambda: obstore.list(self._client, folder or None, chunk_size=1000).collect(),
+            can_be_missing=False,
+        )
         count_usage(requests=1 + len(found) // 1000)
         return sorted((_to_entry(meta, folder) for meta in found), key=lambda entry: entry.name)
 
@@ -245,8 +265,12 @@ class ObjectStore:
     def _delete(self, keys: list[str]) -> None:
         if not keys:
             return
-        with contextlib.suppress(FileNotFoundError), self._translate_errors(keys[0]):
-            obstore.delete(self._client, [self._to_object(key) for key in keys])
+        objects = [self._to_object(key) for key in keys]
+        try:
+            self._ask(keys[0], lambda: obstore.delete(self._client, objects))
+        except FileNotFoundError:  # the first missing one ends the request
+            if len(keys) > 1:
+                map_requests(self.remove, keys)
         count_usage(requests=1 + len(keys) // 1000)
 
     def open_log(self, key: str) -> ObjectLogWriter:
@@ -261,12 +285,17 @@ class ObjectStore:
     def _to_uri(self, key: str) -> str:
         return f"{self.root}/{key}" if key else self.root
 
-    def _translate_errors(
-        self, key: str, can_be_missing: bool = True
-    ) -> contextlib.AbstractContextManager[None]:
-        endpoint = self.options.find_endpoint("/".join(self.root.split("/", 3)[:3]))
-        root = f"{self.root} at {endpoint}" if endpoint else self.root
-        return translate_errors(self._to_uri(key), root, can_be_missing)
+    def _ask(self, key: str, send: Callable[[], _Answer], can_be_missing: bool = True) -> _Answer:
+        """Sends a request, again while the store is away. Translates its errors."""
+        bucket = "/".join(self.root.split("/", 3)[:3])
+        endpoint = self.options.find_endpoint(bucket)
+        at = f" at {endpoint}" if endpoint else ""
+
+        def send_once() -> _Answer:
+            with translate_errors(self._to_uri(key), f"{self.root}{at}", can_be_missing):
+                return send()
+
+        return repeat_while_away(f"{bucket}{at}", send_once)
 
 
 def _to_entry(meta: ObjectMeta, folder: str) -> Entry:

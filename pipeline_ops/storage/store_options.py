@@ -7,6 +7,7 @@ obstore takes credentials from the environment (`AWS_ACCESS_KEY_ID`, `AZURE_STOR
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import datetime as dt
 import os
 from collections.abc import Iterator
@@ -26,22 +27,29 @@ _ENDPOINT_VARIABLES = {
 _ENDPOINT_KEYS = {"s3": "endpoint", "gs": "base_url", "az": "endpoint"}
 SCHEMES = tuple(_ENDPOINT_VARIABLES)
 """The schemes of the buckets that a store can be in."""
-_MAX_RETRIES, _REQUEST_SECONDS = 10, 300
+_MAX_RETRIES, _RETRY_SECONDS, _REQUEST_SECONDS = 10, 5, 300
+"""The limits of the client. An outage that is longer is waited for in `outage.py`."""
 _BACKOFF = {
     "init_backoff": dt.timedelta(seconds=0.1),
-    "max_backoff": dt.timedelta(seconds=10),
+    "max_backoff": dt.timedelta(seconds=3),
     "base": 2,
 }
 
 
 class Patience(NamedTuple):
-    """Seconds of silence that end a request, and seconds after which none is repeated."""
+    """Seconds of silence that end a request, and seconds for which an outage is waited for."""
 
     silence: int
     retries: int
 
 
-_patience = Patience(silence=30, retries=180)
+JOB_PATIENCE = Patience(silence=30, retries=180)
+_patience = JOB_PATIENCE
+LONGEST_TRY_SECONDS = JOB_PATIENCE.silence + _RETRY_SECONDS
+"""The time in which the client notices that its store is away."""
+_repeat_seconds: contextvars.ContextVar[int | None] = contextvars.ContextVar(
+    "trainyard_repeat_seconds", default=None
+)
 
 
 def get_patience() -> Patience:
@@ -49,9 +57,28 @@ def get_patience() -> Patience:
     return _patience
 
 
+def get_repeat_seconds() -> int:
+    """Returns for how many seconds a request that is made now waits for a store that is away."""
+    seconds = _repeat_seconds.get()
+    return _patience.retries if seconds is None else seconds
+
+
+@contextlib.contextmanager
+def wait_at_most(seconds: int) -> Iterator[None]:
+    """Limits how long the requests of the block wait for a store that is away, in this thread.
+
+    It is for servers, whose threads must not all wait for one store.
+    """
+    token = _repeat_seconds.set(seconds)
+    try:
+        yield
+    finally:
+        _repeat_seconds.reset(token)
+
+
 @contextlib.contextmanager
 def fail_soon() -> Iterator[None]:
-    """Lets the clients that are made in the block give up on a store after seconds.
+    """Lets this process give up on a store after seconds in the block.
 
     It is for a person who waits at a terminal. A job waits for minutes, because nobody does.
     """
@@ -115,7 +142,7 @@ class StoreOptions(BaseModel):
             "client_options": client,
             "retry_config": {
                 "max_retries": _MAX_RETRIES,
-                "retry_timeout": dt.timedelta(seconds=_patience.retries),
+                "retry_timeout": dt.timedelta(seconds=_RETRY_SECONDS),
                 "backoff": _BACKOFF,
             },
         }

@@ -8,7 +8,8 @@ of numbered records, each created once. The one with the highest number is valid
     00000002.json    released, or committed, or held by the next process
 
 A holder whose beat stays the same for `LEASE_SECONDS`, by the clock of the one who waits, has lost
-the lease: the waiting process creates the next record. No two clocks are compared. A commit takes
+the lease: the waiting process creates the next record. No two clocks are compared, and the time in
+which the store was away does not count. A commit takes
 the next number, too. A holder that was paused for long therefore finds the number taken, and cannot
 commit any more. A process that is killed after its commit record leaves the rest to the next one.
 """
@@ -42,6 +43,9 @@ from pipeline_ops.system.processes import get_pid_space
 LEASE_SECONDS = 30.0
 """The time without a new beat after which a holder counts as lost."""
 _BEAT_SECONDS = 5.0
+_LOOK_SECONDS = 10.0
+"""The most that counts between two looks at a beat. After a longer time the store was away, for the
+holder as well."""
 
 
 class Lease:
@@ -233,7 +237,8 @@ class _HolderWatch:
 
     def __init__(self, path: StorePath):
         self._path = path
-        self._token, self._beat, self._since = 0, b"", 0.0
+        self._token, self._beat, self._silence = 0, b"", 0.0
+        self._looked = time.monotonic()
 
     def find_living(self, token: int) -> LeaseRecord | None:
         """The record of a number, if its holder may be alive. None if the lease can be had."""
@@ -246,9 +251,11 @@ class _HolderWatch:
         if record.pid_space == get_pid_space():
             return record if record.holder.is_alive() else None
         beat = read_optional(get_beat_path(self._path, token))
+        before, self._looked = self._looked, time.monotonic()
+        self._silence += min(self._looked - before, _LOOK_SECONDS)
         if (token, beat) != (self._token, self._beat):
-            self._token, self._beat, self._since = token, beat, time.monotonic()
-        return record if time.monotonic() - self._since <= LEASE_SECONDS else None
+            self._token, self._beat, self._silence = token, beat, 0.0
+        return record if self._silence <= LEASE_SECONDS else None
 
 
 def _check_conditions(path: StorePath, token: int) -> None:

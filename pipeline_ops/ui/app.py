@@ -24,6 +24,7 @@ from pipeline_ops.artifacts.dataset import DATA_PAGE
 from pipeline_ops.artifacts.manifest import find_file
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.jobs.task_record import find_recorded_manifest, find_report
+from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.ui.model_routes import SIGNED_IN
 from pipeline_ops.ui.model_routes import router as model_routes
@@ -46,13 +47,16 @@ CAN_READ_RUN = Depends(requires_access_dag("GET", DagAccessEntity.RUN))
 _PAGES = ("report", "data")
 _Page = Literal["report", "data"]
 _MAX_PAGE_BYTES = 64 << 20
+_STORE_SECONDS = 10
+"""How long a page waits for a store that is away."""
 
 
 @app.middleware("http")
-async def set_security_headers(
+async def set_headers_and_patience(
     request: Request, call_next: Callable[[Request], Awaitable[Response]]
 ) -> Response:
-    response = await call_next(request)
+    with wait_at_most(_STORE_SECONDS):
+        response = await call_next(request)
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
     return response

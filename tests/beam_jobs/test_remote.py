@@ -6,10 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import fsspec.config
 import pytest
+from object_servers.fault_proxy import FaultProxy
+from object_servers.faults import Faults
+from object_servers.fixtures import set_environment
+from publishers import forget_clients
 
 from beam_jobs.io.raw import RawReader
 from pipeline_ops.config.pipeline import load_config
@@ -17,7 +23,7 @@ from pipeline_ops.errors import ConfigError, DataError, ExitCode, MachineError
 from pipeline_ops.raw_data.folder import resolve_raw_folder
 from pipeline_ops.raw_data.fsspec_driver import get_file_system
 from pipeline_ops.raw_data.remote import RemoteFolder
-from pipeline_ops.storage.store_options import fail_soon
+from pipeline_ops.storage.store_options import fail_soon, wait_at_most
 
 
 class Store:
@@ -241,9 +247,34 @@ def test_a_store_that_does_not_answer_is_a_reason_to_retry(store, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     fsspec.filesystem("s3").clear_instance_cache()
-    with pytest.raises(MachineError, match="Check that the store can be reached, then retry"):
+    retried = pytest.raises(MachineError, match="Check that the store can be reached, then retry")
+    with wait_at_most(0), retried:
         RemoteFolder("s3://trainyard/raw").list_files()
     fsspec.filesystem("s3").clear_instance_cache()
+
+
+@pytest.mark.stores
+def test_raw_files_outlast_an_outage_of_which_one_line_speaks(make_root, monkeypatch, caplog):
+    """N6: s3fs gives up after 13 to 18 s."""
+    root = make_root("s3")
+    with FaultProxy(root.server.address) as proxy:
+        set_environment(monkeypatch, root.server.build_environment(proxy.address))
+        forget_clients()
+        Store(root.uri).put("a.png", b"content")
+        folder = RemoteFolder(root.uri)
+        files = folder.list_files()
+        with ThreadPoolExecutor(3) as pool, proxy.failing(refused=True):
+            calls = [
+                pool.submit(folder.list_files),
+                pool.submit(folder.read, files),
+                pool.submit(folder.read_beginning, files[0], 3),
+            ]
+            time.sleep(30)
+            proxy.faults = Faults()
+            assert [call.result() for call in calls] == [files, [b"content"], b"con"]
+    forget_clients()
+    [begin] = [each for each in caplog.messages if "The store is away since" in each]
+    assert f"{root.uri}" in begin and proxy.address in begin
 
 
 def test_without_credentials_the_message_says_where_they_are_looked_for(store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -71,6 +72,25 @@ def test_a_slow_failing_bucket_gives_the_bytes_of_a_folder_to_two_runs_at_once(t
     versions = Registry("s3://bucket/slow/models/digits").list_versions()
     assert {each["model"]["version"] for each in summaries} <= {each.number for each in versions}
     check_whole("s3://bucket/slow", {*JOBS})
+
+
+def test_an_outage_ends_neither_a_run_nor_the_command_that_follows_it(tmp_path, proxy):
+    """N6."""
+    root = "s3://bucket/outage"
+    trainyard = Trainyard(tmp_path, storage__root=root, **NO_RETRY, **TRAIN)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(trainyard.run)
+        runs = open_root(root) / "runs/digits"
+        while not any("/train/attempt-" in entry.name for entry in runs.walk()):
+            assert not call.done(), call.result().stderr
+            time.sleep(0.2)
+        with proxy.failing(refused=True):
+            time.sleep(30)
+        ended = call.result()
+    summary = parse_summary(ended)
+    assert not cached_tasks(summary)
+    assert ended.stderr.count("The store is away since") == 1, ended.stderr
+    check_whole(root, {*JOBS})
 
 
 @pytest.mark.parametrize(

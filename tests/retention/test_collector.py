@@ -21,7 +21,7 @@ from retention.simulated_pipeline import (
 from pipeline_ops.artifacts.layout import lock_file, usage_file, work_folder
 from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.cli.main import main
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.retention.collector import Options, collect, explain_path
 from pipeline_ops.retention.host_leftovers import remove_host_leftovers
@@ -317,6 +317,54 @@ def test_an_unreadable_manifest_stops_the_removal_of_artifacts(pipeline):
     report = pipeline.collect(NUM_DAYS + 1.1)
     assert "artifact" not in report.removed and "run" in report.removed
     assert "not a manifest of this version" in report.problems[0]
+
+
+def test_a_broken_version_of_another_pipeline_stops_the_removal_of_its_artifacts_only(pipeline):
+    """N5."""
+    models = pipeline.root / "models"
+    (models / "cats/1/manifest.json").write(b"{}")
+    report = pipeline.collect(NUM_DAYS + 1.1)
+    assert "cats/1" in report.problems[0]  # nothing tells whose it is
+    assert "artifact" not in report.removed
+    (pipeline.root / "artifacts/cats/train" / ("c" * 32) / NAME).write(b"{}")
+    pipeline.collect(NUM_DAYS + 1.2)
+    report = pipeline.collect(NUM_DAYS + 2.3)
+    assert report.problems == [] and "cats/1" in report.others[0]
+    assert "artifact" in report.removed
+
+
+def test_a_broken_version_beside_one_of_this_pipeline_stops_the_removal_of_artifacts(pipeline):
+    """N5."""
+    models = pipeline.root / "models"
+    shutil.copytree((models / "digits").local, (models / "cats").local)
+    (models / "cats/7/manifest.json").write(b"{}")
+    (pipeline.root / "artifacts/cats/train" / ("c" * 32) / NAME).write(b"{}")
+    report = pipeline.collect(NUM_DAYS + 1.1)
+    assert "cats/7" in report.problems[0] and "artifact" not in report.removed
+
+
+def test_a_key_that_is_no_path_is_the_problem_of_its_pipeline(tmp_path, make_root, capsys):
+    """N5."""
+    root = make_root("s3")
+    now, bucket = time.time(), root.uri.removeprefix("s3://")
+    pipeline = SimulatedPipeline(make_config(tmp_path, root.uri, KEEP), start=now - DAY)
+    for day in range(4):
+        pipeline.run_day(day, publish=day == 0)
+    for key in ("models/cats//x", "artifacts/cats/train//x", "checked//x"):
+        root.server.put_empty_object(f"{bucket}/{key}")
+    pipeline.collect(400)
+    report = pipeline.collect(402)
+    assert "artifact" in report.removed and report.problems == []
+    assert [each.partition(": ")[0] for each in report.others] == [
+        f"{root.uri}/models/cats//x",
+        f"{root.uri}/checked//",
+    ]
+    other = tmp_path / "cats.yaml"
+    other.write_text(pipeline.config.file.read_text().replace("pipeline: digits", "pipeline: cats"))
+    assert main(["gc", str(other), str(pipeline.config.file)]) == ExitCode.DATA
+    output = capsys.readouterr().out
+    assert f"nothing is removed, because {root.uri}/artifacts/cats/train//" in output
+    assert f"digits: {root.uri}\n  stays" in output
 
 
 def test_what_a_job_on_a_lost_host_left_in_a_bucket_goes_and_a_damaged_lease_stops_no_other(

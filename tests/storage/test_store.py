@@ -275,6 +275,20 @@ class TestBucket:
             with pytest.raises(ConfigError, match="no-such-bucket"):
                 ask()
 
+    @pytest.mark.parametrize("part", ["", ".", ".."])
+    def test_a_key_that_is_no_path_is_named_with_the_cure(self, make_root, part):
+        """N5."""
+        root = make_root("s3")
+        key = f"{root.uri.removeprefix('s3://')}/folder/{part}/x"
+        root.server.put_empty_object(key)
+        folder = open_root(root.uri) / "folder"
+        with pytest.raises(DataError, match=r"Remove this object.*aws s3 rm") as walked:
+            folder.walk()
+        assert f"s3://{key}" in str(walked.value)
+        with pytest.raises(DataError, match=r"aws s3 rm --recursive") as listed:
+            folder.list_folder()
+        assert f"s3://{key.removesuffix('x')}" in str(listed.value)
+
     def test_a_forked_process_gets_an_error_and_does_not_hang(self, bucket):
         (bucket / "file").write(b"")
         child = os.fork()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline_ops.cli.arguments import Commands, add_command, add_configs, list_config_files
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.errors import ExitCode
+from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.retention.collector import Options, Report, collect, explain_path
 from pipeline_ops.retention.host_leftovers import remove_host_leftovers
 from pipeline_ops.retention.removal import Total
@@ -64,13 +64,20 @@ def collect_all(arguments: argparse.Namespace) -> int:
     if arguments.why:
         print(_explain(configs, arguments.why, options))
         return ExitCode.SUCCESS
+    failed = None
     for config in configs:
-        print(format_report(config, collect(config, options), arguments.dry_run))
+        try:
+            report = collect(config, options)
+        except DataError as error:  # another pipeline may have none
+            failed = error
+            print(f"{config.pipeline}: {config.root}\n  nothing is removed, because {error}")
+        else:
+            print(format_report(config, report, arguments.dry_run))
     for config in {config.train.input: config for config in configs}.values():
         removed = remove_host_leftovers(config.train.input, arguments.dry_run)
         for line in _format_totals("would remove" if arguments.dry_run else "removed", removed):
             print(line)
-    return ExitCode.SUCCESS
+    return failed.exit_code if failed else ExitCode.SUCCESS
 
 
 def format_report(config: PipelineConfig, report: Report, is_dry_run: bool = False) -> str:
@@ -81,6 +88,7 @@ def format_report(config: PipelineConfig, report: Report, is_dry_run: bool = Fal
         *_format_totals("marked" if not is_dry_run else "would be marked", report.waiting),
         *_format_totals("removed", report.removed),
         *(f"  no artifact is removed, because {problem}" for problem in report.problems),
+        *(f"  a problem of others: {problem}" for problem in report.others),
     ]
     if report.foreign:
         shown = ", ".join(report.foreign[:_MAX_FOREIGN_SHOWN])

@@ -43,6 +43,7 @@ from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.planning.trials import plan_trials
 from pipeline_ops.raw_data.folder import validate_interval
+from pipeline_ops.storage.store_options import JOB_PATIENCE, wait_at_most
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -175,7 +176,8 @@ def list_task_names(config: PipelineConfig) -> list[str]:
 
 
 def _follow(monitor: RunMonitor, server: AirflowServer, console: Console) -> RunStatus:
-    with terminal_view(console) as show:
+    # The tasks outlast an outage of the store, so the one who watches them does, too.
+    with terminal_view(console) as show, wait_at_most(JOB_PATIENCE.retries):
         while True:
             status = monitor.poll()
             show(status)

@@ -37,6 +37,10 @@ class S3Server(ServerProcess):
         status = send(f"{self.address}/{name}", "PUT", {"Authorization": _SIGNATURE})
         assert status == 200, f"the bucket {name} could not be made: {status}"
 
+    def put_empty_object(self, key: str) -> None:
+        """Puts an object of any key, also of one that clients refuse: `bucket/a//b`."""
+        assert send(f"{self.address}/{key}", "PUT", {"Authorization": _SIGNATURE}) == 200
+
     def build_environment(self, address: str | None = None) -> dict[str, str]:
         """Returns the variables with which a client reaches the server, or a proxy before it."""
         return _ENVIRONMENT | {"AWS_ENDPOINT_URL": address or self.address}

@@ -5,11 +5,8 @@ pyarrow is imported where it is needed, because other sources do without it.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import itertools
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,15 +37,26 @@ def open_parquet(path: bytes) -> Iterator[ParquetFile]:
         yield opened
 
 
-def iterate_rows(file: ParquetFile, group: int, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a row group. Raises CorruptParquet."""
+def iterate_rows(
+    file: ParquetFile, group: int, columns: Sequence[str], wanted: Container[int] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the rows of a row group with their numbers in it, all or the wanted ones.
+
+    Raises CorruptParquet.
+    """
+    start = 0
     with _translate_errors():
         for batch in file.iter_batches(_BATCH_ROWS, [group], list(columns), use_threads=False):
-            yield from batch.to_pylist()
+            numbers = range(start, start + batch.num_rows)
+            chosen = [number for number in numbers if wanted is None or number in wanted]
+            if chosen:
+                rows = batch.take([number - start for number in chosen])
+                yield from zip(chosen, rows.to_pylist(), strict=True)
+            start += batch.num_rows
 
 
-def read_rows(path: bytes, column: str, rows: Sequence[int]) -> dict[int, bytes]:
-    """The bytes in a column such as `image` or `image.bytes`, by row.
+def read_rows(path: bytes, column: str, rows: Iterable[int]) -> dict[int, bytes]:
+    """The bytes in a column of bytes or of `{bytes, path}`, by row.
 
     Rows without bytes are missing, and so are the rows of a damaged file.
 
@@ -56,34 +64,22 @@ def read_rows(path: bytes, column: str, rows: Sequence[int]) -> dict[int, bytes]
     """
     found: dict[int, bytes] = {}
     with contextlib.suppress(CorruptParquet), open_parquet(path) as file:
-        counts = (file.metadata.row_group(g).num_rows for g in range(file.num_row_groups))
-        starts = list(itertools.accumulate(counts, initial=0))
-        by_group: dict[int, set[int]] = defaultdict(set)
-        for row in rows:
-            by_group[bisect.bisect_right(starts, row) - 1].add(row)
-        for group, wanted in sorted(by_group.items()):
-            if group >= file.num_row_groups:
-                continue
-            found |= _read_group(file, group, column, starts[group], wanted)
+        first = 0
+        for group in range(file.num_row_groups):
+            num_rows = file.metadata.row_group(group).num_rows
+            wanted = {row - first for row in rows if first <= row < first + num_rows}
+            for number, fields in iterate_rows(file, group, [column], wanted) if wanted else ():
+                if isinstance(image := find_bytes(fields.get(column)), bytes):
+                    found[first + number] = image
+                if number == max(wanted):
+                    break
+            first += num_rows
     return found
 
 
-def _read_group(
-    file: ParquetFile, group: int, column: str, start: int, wanted: set[int]
-) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    with _translate_errors():
-        for batch in file.iter_batches(_BATCH_ROWS, [group], [column], use_threads=False):
-            values = batch.column(0) if batch.num_columns else ()
-            for row in wanted.intersection(range(start, start + len(values))):
-                value = values[row - start].as_py()
-                image = value.get("bytes") if isinstance(value, dict) else value
-                if isinstance(image, bytes):
-                    found[row] = image
-            start += len(values)
-            if start > max(wanted):
-                break
-    return found
+def find_bytes(value: Any) -> Any:
+    """The bytes of an image in a column of bytes or of `{bytes, path}`."""
+    return value.get("bytes") if isinstance(value, dict) else value
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ class PackedImage:
 
       tfrecord   `offset` is the start of a tf.train.Example, `feature` the feature of the image.
       tar        `offset` is the first byte of the image.
-      parquet    `offset` is the row, `feature` the column, such as `image.bytes`.
+      parquet    `offset` is the row, `feature` the column.
     """
 
     key: str

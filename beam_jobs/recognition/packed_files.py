@@ -109,7 +109,7 @@ def recognise_parquet(view: FolderView) -> Iterator[SourceMatch]:
         with open_parquet(files[0].to_path(view.folder)) as opened:
             names = opened.schema_arrow.names
             groups = range(opened.num_row_groups)
-            every = (row for group in groups for row in iterate_rows(opened, group, names))
+            every = (row for group in groups for _, row in iterate_rows(opened, group, names))
             rows = list(itertools.islice(every, _MAX_MEMBERS))
     except (CorruptParquet, OSError) as error:
         yield SourceMatch("parquet", Certainty.UNUSABLE, f"{files[0].key}: {error}")

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from beam_jobs.io.parquet import CorruptParquet, iterate_rows, open_parquet
+from beam_jobs.io.parquet import CorruptParquet, find_bytes, iterate_rows, open_parquet
 from beam_jobs.io.raw import PackedImage, Raw, digest_image, translate_read_errors
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.fields import find_field, make_record
@@ -55,73 +55,62 @@ class _FileReader:
     ):
         self._file, self._container, self._source, self._files = file, container, source, files
         self._columns = list(dict.fromkeys(self._find_columns()))
-        self._bytes_column = self._find_bytes_column()
+        self._check_image_column()
         self._names = _read_class_names(file, source.label) or source.class_names
 
     def add_records(self, collector: Collector, split: str | None) -> None:
         source, first = self._source, 0
         for group in range(self._file.num_row_groups):
             self._check_size(group)
-            row, end = first, first + self._file.metadata.row_group(group).num_rows
+            end = first + self._file.metadata.row_group(group).num_rows
+            places = [f"{self._container.key}#{row:06d}" for row in range(first, end)]
+            number = -1
             try:
-                for row, fields in enumerate(
-                    iterate_rows(self._file, group, self._columns), start=first
-                ):
-                    with collector.catch_reject(place := f"{self._container.key}#{row:06d}"):
-                        image = self._make_image(find_field(fields, source.image), row, place)
+                for number, fields in iterate_rows(self._file, group, self._columns):
+                    with collector.catch_reject(place := places[number]):
+                        value = find_field(fields, source.image)
+                        image = self._make_image(value, first + number, place)
                         record = make_record(image, fields, source, split, self._names)
                         collector.add(record, place, scope=self._container.key)
-                    first = row + 1
             except CorruptParquet as error:
-                for lost in range(first, end):
-                    key = f"{self._container.key}#{lost:06d}"
-                    collector.reject(key, "corrupt", f"row group {group} is damaged: {error}")
+                for place in places[number + 1 :]:
+                    collector.reject(place, "corrupt", f"row group {group} is damaged: {error}")
             first = end
 
     def _find_columns(self) -> Iterator[str]:
         """The columns to read. A field inside a column is read with the whole column."""
         source, known = self._source, self._file.schema_arrow.names
         needed = {"image": source.image, "split": source.split, "group": source.group}
-        if source.task == "classification":
-            needed["label"] = source.label
-        elif source.corners:
-            needed |= {"label": source.label} | {
-                f"corners.{index}": name for index, name in enumerate(source.corners)
-            }
-        else:
-            needed["boxes"] = source.boxes  # which may hold the labels
+        if source.task == "detection":
+            needed |= {f"corners.{index}": name for index, name in enumerate(source.corners or ())}
+            needed |= {} if source.corners else {"boxes": source.boxes}
+        needed["label"] = source.label  # which boxes of their own labels do without
         for key, name in needed.items():
-            column = name if name is None or name in known else name.partition(".")[0]
-            if column is not None and column not in known:
+            if name is None:
+                continue
+            column = name if name in known else name.partition(".")[0]
+            if column in known:
+                yield column
+            elif key != "label" or source.task == "classification":
                 raise DataError(
                     f"{self._container.key}: there is no column {column}; "
                     f"{suggest_name(column, known)}. Correct preprocess.source.{key}."
                 )
-            if column is not None:
-                yield column
-        label = source.label if source.label in known else source.label.partition(".")[0]
-        if "label" not in needed and label in known:
-            yield label
 
-    def _find_bytes_column(self) -> str:
-        from pyarrow import types
-
+    def _check_image_column(self) -> None:
         kind = self._file.schema_arrow.field(self._columns[0]).type
-        is_struct = types.is_struct(kind)
-        inner = [field.type for field in kind] if is_struct else [kind]
-        has_bytes = any(types.is_binary(each) or types.is_large_binary(each) for each in inner)
-        has_paths = any(types.is_string(each) or types.is_large_string(each) for each in inner)
-        if is_struct and not has_bytes or not (has_bytes or has_paths):
-            raise DataError(
-                f"{self._container.key}: the column {self._source.image} is of the type {kind}, "
-                "and must hold bytes, {bytes, path}, or paths. Correct preprocess.source.image."
-            )
-        if not has_bytes and self._source.images is None:
+        inner = {kind.field(index).name: kind.field(index).type for index in range(kind.num_fields)}
+        content = str(inner.get("bytes", kind))
+        if content.endswith("string") and self._source.images is None:
             raise DataError(
                 f"{self._container.key}: the column {self._source.image} holds text. If these are "
                 "paths, set preprocess.source.images to the folder at which they start."
             )
-        return f"{self._columns[0]}.bytes" if is_struct else self._columns[0]
+        if not content.endswith(("binary", "string")):
+            raise DataError(
+                f"{self._container.key}: the column {self._source.image} is of the type {kind}, "
+                "and must hold bytes, {bytes, path}, or paths. Correct preprocess.source.image."
+            )
 
     def _check_size(self, group: int) -> None:
         metadata = self._file.metadata.row_group(group)
@@ -129,7 +118,7 @@ class _FileReader:
         num_bytes = sum(
             column.total_uncompressed_size
             for column in columns
-            if f"{column.path_in_schema}.".startswith(f"{self._bytes_column}.")
+            if column.path_in_schema.partition(".")[0] == self._columns[0]
         )
         if num_bytes > _MAX_GROUP_BYTES:
             raise DataError(
@@ -140,18 +129,10 @@ class _FileReader:
 
     def _make_image(self, value: Any, row: int, place: str) -> Raw:
         """Raises Reject: no_image, malformed, missing_image."""
+        if isinstance(content := find_bytes(value), bytes):
+            digest, column = digest_image(content), self._columns[0]
+            return PackedImage(place, len(content), digest, self._container, row, column, "parquet")
         path = value.get("path") if isinstance(value, Mapping) else value
-        content = value.get("bytes") if isinstance(value, Mapping) else value
-        if isinstance(content, bytes):
-            return PackedImage(
-                place,
-                len(content),
-                digest_image(content),
-                self._container,
-                row,
-                self._bytes_column,
-                "parquet",
-            )
         if path is None or self._source.images is None:
             raise Reject("no_image", f"the column {self._source.image} holds no bytes")
         return self._files.find_image(self._source.images, path)

@@ -21,20 +21,18 @@ class CorruptParquet(Exception):
 
 @contextlib.contextmanager
 def open_parquet(path: bytes) -> Iterator[ParquetFile]:
-    """Opens a file.
+    """Opens a file for the block.
 
     Raises:
-      CorruptParquet: it is no Parquet file.
+      CorruptParquet: it is no Parquet file, or the block finds damage in it.
       OSError: the file cannot be read.
     """
     from pyarrow.parquet import ParquetFile
 
-    with open(path, "rb") as file:
-        with _translate_errors():
-            opened = ParquetFile(
-                file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
-            )
-        yield opened
+    with open(path, "rb") as file, _translate_errors():
+        yield ParquetFile(
+            file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+        )
 
 
 def iterate_rows(
@@ -88,7 +86,7 @@ def _translate_errors() -> Iterator[None]:
 
     try:
         yield
-    except (ArrowException, OSError) as error:
+    except (ArrowException, UnicodeDecodeError, OSError) as error:
         if getattr(error, "errno", None):  # the disk, and not the content
             raise
         raise CorruptParquet(" ".join(str(error).split())[:200]) from None

@@ -12,9 +12,9 @@ import dataclasses
 import itertools
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from beam_jobs.io.example import parse
 from beam_jobs.io.parquet import read_rows
@@ -77,7 +77,7 @@ def read_raw(raw: Raw, folder: RawFolder) -> bytes:
       MachineError: the file cannot be read, or has changed since the run started.
     """
     if isinstance(folder, RemoteFolder):
-        return folder.read([find_raw_file(raw)])[0]
+        return _fetch([raw], folder)[raw.key]
     with translate_read_errors(raw.key):
         content = (
             _read_packed(raw, folder) if isinstance(raw, PackedImage) else _read_file(raw, folder)
@@ -106,6 +106,13 @@ def read_beginning(file: RawFile, folder: RawFolder, num_bytes: int) -> bytes:
         return opened.read(num_bytes)
 
 
+def open_raw(file: RawFile, folder: RawFolder) -> BinaryIO:
+    """Opens a file of many images, to read it from its beginning to its end."""
+    if isinstance(folder, RemoteFolder):
+        return folder.open(file)
+    return open(file.to_path(folder), "rb")
+
+
 class RawReader:
     """Reads records one after another, in the order of `raws`.
 
@@ -123,9 +130,7 @@ class RawReader:
         if isinstance(self._folder, RemoteFolder):
             while raw.key not in self._fetched:
                 raws = self._take_next(_MAX_FETCHED_FILES, _MAX_FETCHED_BYTES)
-                files = list(map(find_raw_file, raws))
-                contents = self._folder.read(files)
-                self._fetched = {file.key: c for file, c in zip(files, contents, strict=True)}
+                self._fetched = _fetch(raws, self._folder)
         elif isinstance(raw, PackedImage) and raw.packing == "parquet":
             while raw.key not in self._fetched:
                 self._fetched = _read_ahead(self._take_next(None, _MAX_ROW_BYTES), self._folder)
@@ -142,6 +147,20 @@ class RawReader:
             if num_bytes >= max_bytes:
                 break
         return raws
+
+
+def _fetch(raws: Sequence[Raw], folder: RemoteFolder) -> dict[str, bytes]:
+    """Objects, and images in tar files in a store, by key."""
+    packed = [raw for raw in raws if isinstance(raw, PackedImage)]
+    images = folder.read_parts([(raw.container, raw.offset, raw.num_bytes) for raw in packed])
+    found = {raw.key: image for raw, image in zip(packed, images, strict=True)}
+    for raw in packed:
+        if not raw.has_content(found[raw.key]):
+            raise MachineError(f"{raw.key} has changed since the run started. Retry.")
+    if files := [raw for raw in raws if isinstance(raw, RawFile)]:
+        contents = folder.read(files)
+        found |= {file.key: content for file, content in zip(files, contents, strict=True)}
+    return found
 
 
 def _read_ahead(raws: Iterable[Raw], folder: Path) -> dict[str, bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beam_jobs.io.parquet import CorruptParquet, find_bytes, iterate_rows, open_parquet
@@ -37,7 +38,7 @@ def read_records(source: ParquetSource, listing: Listing) -> SourceRecords:
         with translate_read_errors(container.key):
             try:
                 with open_parquet(container.to_path(folder)) as file:
-                    reader = _FileReader(file, container, source, files)
+                    reader = _FileReader(file, container, folder, source, files)
                     reader.add_records(collector, split)
             except CorruptParquet as error:
                 raise DataError(
@@ -51,31 +52,42 @@ class _FileReader:
     """One file. Raises DataError: a column is missing or of a wrong type."""
 
     def __init__(
-        self, file: ParquetFile, container: RawFile, source: ParquetSource, files: ListedFiles
+        self,
+        file: ParquetFile,
+        container: RawFile,
+        folder: Path,
+        source: ParquetSource,
+        files: ListedFiles,
     ):
         self._file, self._container, self._source, self._files = file, container, source, files
+        self._path = folder / container.key
         self._columns = list(dict.fromkeys(self._find_columns()))
         self._check_image_column()
         self._names = _read_class_names(file, source.label) or source.class_names
 
     def add_records(self, collector: Collector, split: str | None) -> None:
+        """Adds the rows. If a row group is damaged, each of its unread rows is rejected."""
         source, first = self._source, 0
         for group in range(self._file.num_row_groups):
             self._check_size(group)
+            number, fault = -1, "it ends early"
             end = first + self._file.metadata.row_group(group).num_rows
-            places = [f"{self._container.key}#{row:06d}" for row in range(first, end)]
-            number = -1
             try:
                 for number, fields in iterate_rows(self._file, group, self._columns):
-                    with collector.catch_reject(place := places[number]):
-                        value = find_field(fields, source.image)
-                        image = self._make_image(value, first + number, place)
+                    row = first + number
+                    with collector.catch_reject(place := self._make_place(row)):
+                        image = self._make_image(find_field(fields, source.image), row)
                         record = make_record(image, fields, source, split, self._names)
                         collector.add(record, place, scope=self._container.key)
             except CorruptParquet as error:
-                for place in places[number + 1 :]:
-                    collector.reject(place, "corrupt", f"row group {group} is damaged: {error}")
+                fault = str(error)
+            for row in range(first + number + 1, end):
+                detail = f"row group {group} is damaged: {fault}"
+                collector.reject(self._make_place(row), "corrupt", detail)
             first = end
+
+    def _make_place(self, row: int) -> str:
+        return f"{self._container.key}#{row:06d}"
 
     def _find_columns(self) -> Iterator[str]:
         """The columns to read. A field inside a column is read with the whole column."""
@@ -88,12 +100,13 @@ class _FileReader:
         for key, name in needed.items():
             if name is None:
                 continue
-            column = name if name in known else name.partition(".")[0]
+            is_whole = key == "image" or name in known
+            column = name if is_whole else name.partition(".")[0]
             if column in known:
                 yield column
             elif key != "label" or source.task == "classification":
                 raise DataError(
-                    f"{self._container.key}: there is no column {column}; "
+                    f"{self._path}: there is no column {column}; "
                     f"{suggest_name(column, known)}. Correct preprocess.source.{key}."
                 )
 
@@ -103,12 +116,12 @@ class _FileReader:
         content = str(inner.get("bytes", kind))
         if content.endswith("string") and self._source.images is None:
             raise DataError(
-                f"{self._container.key}: the column {self._source.image} holds text. If these are "
+                f"{self._path}: the column {self._source.image} holds text. If these are "
                 "paths, set preprocess.source.images to the folder at which they start."
             )
         if not content.endswith(("binary", "string")):
             raise DataError(
-                f"{self._container.key}: the column {self._source.image} is of the type {kind}, "
+                f"{self._path}: the column {self._source.image} is of the type {kind}, "
                 "and must hold bytes, {bytes, path}, or paths. Correct preprocess.source.image."
             )
 
@@ -122,16 +135,24 @@ class _FileReader:
         )
         if num_bytes > _MAX_GROUP_BYTES:
             raise DataError(
-                f"{self._container.key}: the images of row group {group} have {num_bytes} bytes, "
+                f"{self._path}: the images of row group {group} have {num_bytes} bytes, "
                 f"allowed are {_MAX_GROUP_BYTES}. Write the file with fewer rows per group "
                 "(row_group_size=100 of pyarrow.parquet.write_table)."
             )
 
-    def _make_image(self, value: Any, row: int, place: str) -> Raw:
+    def _make_image(self, value: Any, row: int) -> Raw:
         """Raises Reject: no_image, malformed, missing_image."""
         if isinstance(content := find_bytes(value), bytes):
             digest, column = digest_image(content), self._columns[0]
-            return PackedImage(place, len(content), digest, self._container, row, column, "parquet")
+            return PackedImage(
+                self._make_place(row),
+                len(content),
+                digest,
+                self._container,
+                row,
+                column,
+                packing="parquet",
+            )
         path = value.get("path") if isinstance(value, Mapping) else value
         if path is None or self._source.images is None:
             raise Reject("no_image", f"the column {self._source.image} holds no bytes")

@@ -19,11 +19,11 @@ import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from beam_jobs.io.raw import PackedImage, digest_image, translate_read_errors
+from beam_jobs.io.raw import PackedImage, digest_image, open_raw, translate_read_errors
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import MAX_IMAGE_BYTES, Collector, SourceRecords
 from beam_jobs.sources.fields import make_record
-from beam_jobs.sources.packed import find_containers, find_local_folder
+from beam_jobs.sources.packed import find_containers
 from beam_jobs.sources.parsing import is_image_name, parse_json_object
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.packed_sources import WebdatasetSource
@@ -38,12 +38,9 @@ _MAX_ANNOTATION_BYTES, _MAX_PADDING_BYTES = 16 << 20, 1 << 20
 
 def read_records(source: WebdatasetSource, listing: Listing) -> SourceRecords:
     """Raises DataError: a pattern matches no file."""
-    collector, folder = Collector(source.class_names), find_local_folder(listing)
+    collector = Collector(source.class_names)
     for container, split in find_containers(source, listing):
-        with (
-            translate_read_errors(container.key),
-            open(container.to_path(folder), "rb") as file,
-        ):
+        with translate_read_errors(container.key), open_raw(container, listing.folder) as file:
             samples = itertools.groupby(_scan(file, container.num_bytes), key=_find_sample)
             for name, members in samples:
                 key = f"{container.key}#{name}" if name else container.key

@@ -29,8 +29,6 @@ class PackedSource(AnnotatedSource):
     def file_patterns(self) -> tuple[str, ...] | None:
         return tuple(part.files for part in self.parts)
 
-    _is_local = field_validator("path")(validate_local)
-
 
 class TfrecordSource(PackedSource):
     """TFRecords of tf.train.Example.
@@ -51,6 +49,8 @@ class TfrecordSource(PackedSource):
         """The records, the label map, and the manifest of shards of ours."""
         label_map = (glob.escape(self.label_map),) if self.label_map else ()
         return (*(part.files for part in self.parts), *label_map, "manifest.json")
+
+    _is_local = field_validator("path")(validate_local)
 
 
 class FieldsSource(PackedSource):
@@ -125,3 +125,5 @@ class ParquetSource(FieldsSource):
     @property
     def file_patterns(self) -> tuple[str, ...] | None:
         return super().file_patterns if self.images is None else None
+
+    _is_local = field_validator("path")(validate_local)

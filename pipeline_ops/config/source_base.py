@@ -98,7 +98,7 @@ def validate_local(value: str) -> str:
     """Raises ValueError: the path is a URI."""
     if "://" in validate_no_credentials(value):
         raise ValueError(
-            "files that hold many images are read from local folders only, "
+            "TFRecord and Parquet files are read from local folders only, "
             f"got {value}. Copy or mount them."
         )
     return value

@@ -15,9 +15,10 @@ import dataclasses
 import datetime
 import difflib
 import hashlib
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote_to_bytes
 
 from pipeline_ops.errors import DataError, MachineError
@@ -44,6 +45,7 @@ _ETAG_KEYS = (
     "created",
 )
 """The drivers' names for the etag of an object, the best first."""
+_BUFFER_BYTES = 8 << 20
 _MD5 = re.compile("[0-9a-f]{32}")
 
 
@@ -122,6 +124,25 @@ class RemoteFolder:
 
         return repeat_while_away(describe_place(self.uri), read)
 
+    def read_parts(self, parts: Sequence[tuple[RawFile, int, int]]) -> list[bytes]:
+        """Parts of files, each with its offset and size, fetched together.
+
+        Nothing checks that the files are still the listed ones. Raises as `read`.
+        """
+        paths = [self._to_object_path(file) for file, _, _ in parts]
+        starts = [offset for _, offset, _ in parts]
+        ends = [offset + size for _, offset, size in parts]
+
+        def read() -> list[bytes]:
+            with _translate_missing_file(parts[0][0]), translate_errors(self.uri):
+                return list(self._driver.cat_ranges(paths, starts, ends, on_error="raise"))
+
+        return repeat_while_away(describe_place(self.uri), read) if parts else []
+
+    def open(self, file: RawFile) -> BinaryIO:
+        """Opens a file that is too large for memory. Raises as `read_parts` while it is read."""
+        return io.BufferedReader(_RemoteFile(self, file), _BUFFER_BYTES)
+
     def _fetch(self, files: Sequence[RawFile]) -> dict[str, bytes | Exception]:
         """Fetches contents or errors, by key.
 
@@ -184,6 +205,36 @@ class RemoteFolder:
 
     def _to_object_path(self, file: RawFile) -> str:
         return f"{self._path}/{unquote_to_bytes(file.key).decode()}"
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file whose every read is a request, so that reading it outlasts an outage."""
+
+    def __init__(self, folder: RemoteFolder, file: RawFile):
+        super().__init__()
+        self._folder, self._file, self._position = folder, file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._file.num_bytes)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        size = min(len(buffer), self._file.num_bytes - self._position)
+        if size <= 0:
+            return 0
+        [content] = self._folder.read_parts([(self._file, self._position, size)])
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@ a file that was dropped there runs nothing (F10)."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 
@@ -34,6 +35,8 @@ def records() -> tuple[Record, ...]:
         Record(file, "a"),
         Record(file),
         Record(packed, boxes=()),
+        Record(dataclasses.replace(packed, packing="tar", feature="")),
+        Record(dataclasses.replace(packed, packing="parquet")),
         Record(packed, boxes=(box, box), split="test", group="patient 1", frame=(1.0, 1.0)),
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,10 +20,13 @@ from object_servers.fixtures import set_environment
 from publishers import forget_clients
 
 from beam_jobs.io.raw import RawReader
+from beam_jobs.sources import read_records
+from pipeline_ops.config.packed_sources import WebdatasetSource
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError, ExitCode, MachineError
 from pipeline_ops.raw_data.folder import resolve_raw_folder
 from pipeline_ops.raw_data.fsspec_driver import get_file_system
+from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.remote import RemoteFolder
 from pipeline_ops.storage.store_options import fail_soon, wait_at_most
 
@@ -151,6 +156,29 @@ def test_annotations_and_images_of_voc_yolo_and_manifests_are_read_from_s3(pipel
     for source in (manifest, voc, {"type": "yolo", "path": f"{store.uri}/yolo"}):
         figures = succeeded(pipeline.run(source=source)).manifest.figures
         assert sum(counts["cell"] for counts in figures["labels"].values()) == 40
+
+
+def test_images_in_tar_shards_are_read_by_range_from_s3(pipeline, store, encode):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for index in range(41):
+            for suffix, content in (("png", encode(seed=index % 40)), ("cls", b"%d" % (index % 2))):
+                info = tarfile.TarInfo(f"{index}.{suffix}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    store.put("shards/a.tar", file.getvalue())
+    (pipeline.raw / "a.tar").write_bytes(file.getvalue())
+    source = {"type": "webdataset", "path": f"{store.uri}/shards", "task": "classification"}
+    far = succeeded(pipeline.run(source=source, duplicates="remove_exact"))
+    near = succeeded(pipeline.run(source=source | {"path": "../raw"}, duplicates="remove_exact"))
+    assert far.shards == near.shards
+    assert far.quarantine == near.quarantine and len(far.quarantine) == 1
+    folder = RemoteFolder(f"{store.uri}/shards")
+    section = WebdatasetSource.model_validate(source)
+    [*records], _, _ = read_records(section, Listing(folder, folder.list_files()))
+    store.put("shards/a.tar", bytes(len(file.getvalue())))
+    with pytest.raises(MachineError, match="0.png has changed since the run started"):
+        RawReader([records[0].file], folder).read(records[0].file)
 
 
 def test_equal_objects_are_duplicates(remote, encode):
@@ -327,11 +355,11 @@ def test_a_driver_that_is_not_installed_is_named():
                 "task": "detection",
                 "parts": [{"files": "*"}],
             },
-            "files that hold many images are read from local folders only, got s3://b/raw",
+            "TFRecord and Parquet files are read from local folders only, got s3://b/raw",
         ),
         (
             {"type": "tfds", "path": "s3://b/raw", "builder": "voc", "parts": [{"name": "train"}]},
-            "files that hold many images are read from local folders only, got s3://b/raw",
+            "TFRecord and Parquet files are read from local folders only, got s3://b/raw",
         ),
     ],
 )

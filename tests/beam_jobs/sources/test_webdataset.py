@@ -357,7 +357,6 @@ def test_only_shards_are_in_the_fingerprint_and_an_unknown_pattern_is_told(raw, 
     [
         ({"task": "detection", "annotation": "cls"}, "task: detection needs annotation: json"),
         ({"task": "classification", "split": "s"}, "split needs annotation: json, got annotation"),
-        ({"task": "detection", "path": "s3://b/c"}, "are read from local folders only"),
         ({"task": "detection", "corners": ["x"]}, "at least 4 items"),
     ],
 )

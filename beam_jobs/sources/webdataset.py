@@ -17,7 +17,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from beam_jobs.io.raw import PackedImage, digest_image, open_raw, translate_read_errors
 from beam_jobs.planning.plan import Record
@@ -41,21 +41,31 @@ def read_records(source: WebdatasetSource, listing: Listing) -> SourceRecords:
     collector = Collector(source.class_names)
     for container, split in find_containers(source, listing):
         with translate_read_errors(container.key), open_raw(container, listing.folder) as file:
-            samples = itertools.groupby(_scan(file, container.num_bytes), key=_find_sample)
+            samples = itertools.groupby(_scan(file, container.num_bytes), key=_get_sample)
             for name, members in samples:
-                key = f"{container.key}#{name}" if name else container.key
-                with collector.catch_reject(to_raw_key(os.fsencode(key))):
+                key = f"{container.key}#{_to_key(name)}" if name else container.key
+                with collector.catch_reject(key):
                     sample = _Sample(file, container, list(members))
                     collector.add(sample.make_record(source, split), key, scope=container.key)
     return collector.to_source_records()
 
 
-def _find_sample(member: tarfile.TarInfo | Reject) -> str:
+class _Member(NamedTuple):
+    sample: str
+    suffix: str
+    info: tarfile.TarInfo
+
+
+def _get_sample(member: _Member | Reject) -> str:
     """The name of the sample of a member. Damage has none."""
-    return "" if isinstance(member, Reject) else _NAME.fullmatch(member.name)[1]  # type: ignore[index]
+    return "" if isinstance(member, Reject) else member.sample
 
 
-def _scan(file: BinaryIO, num_bytes: int) -> Iterator[tarfile.TarInfo | Reject]:
+def _to_key(name: str) -> str:
+    return to_raw_key(os.fsencode(name))
+
+
+def _scan(file: BinaryIO, num_bytes: int) -> Iterator[_Member | Reject]:
     """Yields the members that belong to samples, in order, and then the damage if there is any."""
     if file.read(8).startswith(_COMPRESSED):
         yield Reject(
@@ -75,8 +85,9 @@ def _scan(file: BinaryIO, num_bytes: int) -> Iterator[tarfile.TarInfo | Reject]:
                     yield Reject("truncated", f"the file ends inside of {member.name}. Copy again")
                     return
                 member.name = member.name.removeprefix("./")
-                if not member.isdir() and _NAME.fullmatch(member.name):
-                    yield member
+                parts = _NAME.fullmatch(member.name)
+                if parts and not member.isdir():
+                    yield _Member(parts[1], parts[2].lower(), member)
             end = tar.offset
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         yield Reject("corrupt", f"no tar file, or damaged after byte {end}: {error}. Write again")
@@ -96,17 +107,16 @@ def _scan(file: BinaryIO, num_bytes: int) -> Iterator[tarfile.TarInfo | Reject]:
 class _Sample:
     """The members of one sample. Raises Reject: they are not one image and its annotation."""
 
-    def __init__(self, file: BinaryIO, container: RawFile, members: list[tarfile.TarInfo | Reject]):
+    def __init__(self, file: BinaryIO, container: RawFile, members: list[_Member | Reject]):
         self._file, self._container = file, container
         self._members: dict[str, tarfile.TarInfo] = {}
         for member in members:
             if isinstance(member, Reject):
                 raise member
-            _check_member(member)
-            suffix = _NAME.fullmatch(member.name)[2].lower()  # type: ignore[index]
-            if suffix in self._members:
-                raise Reject("duplicate", f"{member.name} is there twice")
-            self._members[suffix] = member
+            _check_member(member.info)
+            if member.suffix in self._members:
+                raise Reject("duplicate", f"{member.info.name} is there twice")
+            self._members[member.suffix] = member.info
 
     def make_record(self, source: WebdatasetSource, split: str | None) -> Record:
         member = self._find_image(source.image)
@@ -120,7 +130,7 @@ class _Sample:
         fields = self._read_fields(annotation, source)
         content = self._read(member, MAX_IMAGE_BYTES)
         image = PackedImage(
-            to_raw_key(os.fsencode(member.name)),
+            _to_key(member.name),
             len(content),
             digest_image(content),
             self._container,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import tarfile
 
 import pytest
@@ -182,6 +183,15 @@ def test_folders_and_files_without_a_dot_belong_to_no_sample(read):
     folder = make_member("good", tarfile.DIRTYPE)
     records, rejected = read(make_tar(("README", "x"), folder, (".hidden", ""), *GOOD))
     assert list(records) == ["good.jpg"] and not rejected
+
+
+def test_names_need_not_be_utf8_and_may_have_a_percent_sign(raw):
+    name = os.fsdecode(b"\xff%")
+    raw.add("100%.tar", make_tar(*sample(name, jpg=b"image", cls="0"), ("bad.jpg", b"")))
+    records, rejected = raw.read(type="webdataset", task="classification")
+    assert list(records) == ["%FF%25.jpg"]
+    assert read_raw(records["%FF%25.jpg"].file, raw.folder) == b"image"
+    assert list(rejected) == ["100%25.tar#bad"]
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])

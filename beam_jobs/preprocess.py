@@ -118,7 +118,7 @@ def preprocess(job: Job) -> ExitCode:
         ]
         write_index(draft.folder / INDEX, entries)
         write_record_lengths(draft.folder, built, delta.kept, previous.folder if previous else None)
-        draft.num_examples = {summary.name: summary.num_examples for summary in built}
+        draft.described = [summary.file for summary in built if summary.file]
         _fill_manifest(draft, config, figures)
     return ExitCode.SUCCESS
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pipeline_ops.storage.atomic import translate_write_errors
+from pipeline_ops.storage.checksums import ChecksumAccumulator, Checksums
 from pipeline_ops.storage.tfrecord import frame_record
 
 _BUFFER_BYTES = 1 << 20
@@ -29,6 +30,7 @@ class TFRecordWriter:
         self._path = path
         self.lengths: list[int] = []
         """The number of data bytes of each record."""
+        self._checksums = ChecksumAccumulator()
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
     def __enter__(self) -> TFRecordWriter:
@@ -39,8 +41,13 @@ class TFRecordWriter:
     def write(self, *parts: bytes) -> None:
         """Adds one record. It may come in parts, so that a large one needs no copy to join them."""
         with translate_write_errors(self._path):
-            self._file.writelines(frame_record(*parts))
+            self._file.writelines(self._checksums.pass_through(frame_record(*parts)))
         self.lengths.append(sum(map(len, parts)))
+
+    @property
+    def checksums(self) -> Checksums:
+        """Size and checksums of all records so far."""
+        return self._checksums.result
 
     def __exit__(
         self,

@@ -29,6 +29,7 @@ from beam_jobs.statistics.measure import (
 )
 from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
 from beam_jobs.workers.progress_counter import ProgressReporter
+from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
@@ -92,7 +93,7 @@ class ShardBuilder:
                 if len(counts.shapes) > 1:
                     break
         reporter.flush()
-        return counts.to_summary(plan, writer.lengths)
+        return counts.to_summary(plan, writer)
 
     def _add(self, raw: Example, writer: TFRecordWriter, counts: _Counts) -> RejectedRecord | None:
         """Adds one record to the shard. Returns it if a stage rejects it."""
@@ -169,17 +170,20 @@ class _Counts:
             Outcome(len(examples), labels, dict(skipped), encode_measurements(measurements))
         )
 
-    def to_summary(self, plan: ShardPlan, lengths: list[int]) -> ShardSummary:
+    def to_summary(self, plan: ShardPlan, writer: TFRecordWriter) -> ShardSummary:
+        num_examples = sum(outcome.num_examples for outcome in self.outcomes)
+        found = dataclasses.asdict(writer.checksums)
         return ShardSummary(
             split=plan.split,
             name=plan.name,
-            num_examples=sum(outcome.num_examples for outcome in self.outcomes),
+            num_examples=num_examples,
+            file=ManifestFile(path=plan.name, num_examples=num_examples, **found),
             labels=self.labels,
             shapes=list(self.shapes.items()),
             rejected=self.rejected,
             skipped=self.skipped,
             nanoseconds=self.nanoseconds,
             outcomes=self.outcomes,
-            lengths=lengths,
+            lengths=writer.lengths,
             measurements=self.accumulator.to_measurements(),
         )

@@ -27,24 +27,25 @@ from pipeline_ops.system.lease import Lease
 
 @dataclasses.dataclass
 class ArtifactDraft:
-    """Files below `folder`, and other content of the manifest. `num_examples` is by shard path.
+    """Files below `folder`, and other content of the manifest.
 
-    `references` are files that other artifacts of the job hold.
+    `described` are those files below `folder` whose checksums are known, because whoever wrote them
+    has computed them. `references` are files that other artifacts of the job hold.
     """
 
     folder: Path
     figures: dict[str, Any] = dataclasses.field(default_factory=dict)
     seeds: dict[str, int] = dataclasses.field(default_factory=dict)
-    num_examples: dict[str, int] = dataclasses.field(default_factory=dict)
+    described: list[ManifestFile] = dataclasses.field(default_factory=list)
     references: list[ManifestFile] = dataclasses.field(default_factory=list)
 
     def make_manifest(self, request: Request, artifact: StorePath) -> Manifest:
-        """Describes the draft as it is now. Reads every file.
+        """Describes the draft as it is now. Reads every file that is not described.
 
         Raises:
-          MachineError: a referenced file was removed in the meantime.
+          MachineError: a file was damaged or removed in the meantime.
         """
-        own = list_files(self.folder, self.num_examples)
+        own = list_files(self.folder, self.described)
         manifest = Manifest(
             job=request.job,
             pipeline=request.pipeline,

@@ -11,6 +11,7 @@ import pytest
 
 from beam_jobs.io.tfrecord_writer import TFRecordWriter
 from pipeline_ops.errors import MachineError
+from pipeline_ops.storage.checksums import compute_checksums
 from pipeline_ops.storage.tfrecord import frame_record, unframe_record
 
 
@@ -42,6 +43,8 @@ def test_what_was_written_is_read(tmp_path: Path, read_records, records):
         for record in records:
             writer.write(record)
     assert read_records(tmp_path / "x.tfrecord") == records
+    with open(tmp_path / "x.tfrecord", "rb") as file:
+        assert writer.checksums == compute_checksums(file)
     assert [file.name for file in tmp_path.iterdir()] == ["x.tfrecord"]
 
 

@@ -96,7 +96,7 @@ def preprocess(job: Job) -> ExitCode:
     delta = _plan(job, config, source, decision, previous)
     with job.artifact() as draft, _create_scratch(job) as scratch:
         unchanged = take_over(delta, previous, draft, scratch)
-        spec = ShardBuildSpec(source.folder, draft.folder, tuple(config.stages), source.class_names)
+        spec = ShardBuildSpec(source.folder, draft.target, tuple(config.stages), source.class_names)
         built = _run_beam(job, config, delta.shards, spec, "preprocess", scratch)
         summaries = [*unchanged, *built]
         check_shapes(summaries, job.request.config_file)
@@ -118,7 +118,7 @@ def preprocess(job: Job) -> ExitCode:
         ]
         write_index(draft.folder / INDEX, entries)
         write_record_lengths(draft.folder, built, delta.kept, previous.folder if previous else None)
-        draft.described = [summary.file for summary in built if summary.file]
+        draft.stored = [summary.file for summary in built if summary.file]
         _fill_manifest(draft, config, figures)
     return ExitCode.SUCCESS
 

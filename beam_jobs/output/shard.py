@@ -33,6 +33,7 @@ from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
+from pipeline_ops.storage.store_path import StorePath
 
 Shape = tuple[int, int, int]
 
@@ -42,8 +43,8 @@ class ShardBuildSpec:
     """The common properties of all shards of a data set. It is pickled for the workers."""
 
     raw_folder: RawFolder
-    target: Path
-    """The folder of the shards."""
+    target: StorePath
+    """The folder of the shards, in the store."""
     stages: tuple[StageConfig, ...]
     class_names: tuple[str, ...]
     summary: ClassVar[type[ShardSummary]] = ShardSummary

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from beam_jobs.exchange import Exchange, ProgressReporter
 from beam_jobs.io.example import serialise
 from beam_jobs.io.raw import RawReader, find_raw_file
 from beam_jobs.io.tfrecord_writer import TFRecordWriter
@@ -28,7 +29,6 @@ from beam_jobs.statistics.measure import (
     measure_example,
 )
 from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
-from beam_jobs.workers.progress_counter import ProgressReporter
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
@@ -50,18 +50,18 @@ class ShardBuildSpec:
     summary: ClassVar[type[ShardSummary]] = ShardSummary
     """The type of summary that a builder returns for each shard."""
 
-    def create_builder(self, progress_file: Path, fragments: Path) -> ShardBuilder:
-        return ShardBuilder(self, progress_file, fragments)
+    def create_builder(self, exchange: Exchange, fragments: Path) -> ShardBuilder:
+        return ShardBuilder(self, exchange, fragments)
 
 
 class ShardBuilder:
     """Builds one shard after another.
 
-    It records its progress in the file `progress_file`, and leaves bad records in `fragments`.
+    It reports its progress to the exchange, and leaves bad records in `fragments`.
     """
 
-    def __init__(self, spec: ShardBuildSpec, progress_file: Path, fragments: Path):
-        self._spec, self._progress_file, self._fragments = spec, progress_file, fragments
+    def __init__(self, spec: ShardBuildSpec, exchange: Exchange, fragments: Path):
+        self._spec, self._exchange, self._fragments = spec, exchange, fragments
         self._stages = bind_stages(spec.stages)
         self._labels = {name: index for index, name in enumerate(spec.class_names)}
 
@@ -76,7 +76,7 @@ class ShardBuilder:
           StageFailed: a stage has a bug.
           StoppedByDriver: the driver has given up.
         """
-        counts, reporter = _Counts(), ProgressReporter(self._progress_file)
+        counts, reporter = _Counts(), ProgressReporter(self._exchange, plan.name)
         reader = RawReader((record.file for record in plan.records), self._spec.raw_folder)
         with (
             FragmentWriter(self._fragments, plan.name) as quarantine,
@@ -93,7 +93,6 @@ class ShardBuilder:
                 reporter.add(is_rejected=rejected is not None)
                 if len(counts.shapes) > 1:
                     break
-        reporter.flush()
         return counts.to_summary(plan, writer)
 
     def _add(self, raw: Example, writer: TFRecordWriter, counts: _Counts) -> RejectedRecord | None:

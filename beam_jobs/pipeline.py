@@ -1,8 +1,7 @@
-"""The Beam graph: spreads the names of the shard plans over workers, which build whole shards.
+"""The Beam graph: spreads the tasks over workers, which build whole shards.
 
 No image crosses a shuffle or a coder. The runner is named, because DirectRunner may be another
-engine on another machine. Workers leave their results for the driver in a scratch folder, see
-`workers/plan_builder.py`.
+engine on another machine. Plans and results go through the exchange.
 """
 
 from __future__ import annotations
@@ -15,49 +14,50 @@ from pathlib import Path
 from types import TracebackType
 
 import apache_beam as beam
+from apache_beam import coders
 from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
+from beam_jobs.exchange import Exchange, Results, ShardTask
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.runner import compute_num_threads, create_engine
 from beam_jobs.statistics.summary import PlanSummary, Summary
-from beam_jobs.workers.plan_builder import (
-    PROGRESS,
-    SUMMARY,
-    BuildSpec,
-    PlanBuilder,
-    PlanCounts,
-    raise_worker_error,
-    write_plans,
-)
+from beam_jobs.workers.plan_builder import BuildSpec, PlanBuilder, PlanCounts
 from beam_jobs.workers.pool import find_worker_pool
-from beam_jobs.workers.progress_counter import ProgressCounter, stop_workers
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import MachineError, TrainyardError
 
+coders.registry.register_coder(ShardTask, coders.RowCoder)
 _REPORT_INTERVAL_SECONDS = 0.5
 _STOP_TIMEOUT_SECONDS = 5.0  # the time for finishing the current image
 
 
 class BuildShards(beam.PTransform):  # type: ignore[misc]  # Beam is skipped by mypy
-    """Builds shards: names of plans in, names of finished shards out.
+    """Builds shards: tasks in, names of finished shards out.
 
     Args:
       spec: the common properties of the shards.
-      scratch: the folder of the plans.
+      exchange: the messages.
+      fragments: the folder of bad records.
       threads: the number of plans that each Beam worker builds at once.
     """
 
-    def __init__(self, spec: BuildSpec[PlanSummary], scratch: Path, threads: int = 1):
+    def __init__(
+        self,
+        spec: BuildSpec[PlanSummary],
+        exchange: Exchange,
+        fragments: Path,
+        threads: int = 1,
+    ):
         super().__init__()
-        self._do_fn = _BuildShard(spec, scratch, threads)
+        self._do_fn = _BuildShard(spec, exchange, fragments, threads)
 
-    def expand(self, plans: beam.PCollection[str]) -> beam.PCollection[str]:
+    def expand(self, tasks: beam.PCollection[ShardTask]) -> beam.PCollection[str]:
         return (
-            plans
+            tasks
             | "spread over workers" >> beam.Reshuffle()
             | "build shard" >> beam.ParDo(self._do_fn).with_output_types(str)
         )
@@ -70,8 +70,11 @@ class _BuildShard(beam.DoFn):  # type: ignore[misc]  # Beam is skipped by mypy
     servers on all interfaces, which serve any file of the host to any client.
     """
 
-    def __init__(self, spec: BuildSpec[PlanSummary], scratch: Path, threads: int):
-        self._spec, self._scratch, self._threads = spec, scratch, threads
+    def __init__(
+        self, spec: BuildSpec[PlanSummary], exchange: Exchange, fragments: Path, threads: int
+    ):
+        self._spec, self._exchange, self._threads = spec, exchange, threads
+        self._fragments = fragments
         self._examples = Metrics.counter("preprocess", "examples")
         self._rejected = Metrics.counter("preprocess", "rejected")
 
@@ -80,15 +83,15 @@ class _BuildShard(beam.DoFn):  # type: ignore[misc]  # Beam is skipped by mypy
         self._pool = ThreadPoolExecutor(self._threads, "build shard")
         self._futures: list[Future[tuple[str, PlanCounts | None]]] = []
 
-    def process(self, name: str) -> None:
-        self._futures.append(self._pool.submit(self._build, name))
+    def process(self, task: ShardTask) -> None:
+        self._futures.append(self._pool.submit(self._build, task))
 
-    def _build(self, name: str) -> tuple[str, PlanCounts | None]:
+    def _build(self, task: ShardTask) -> tuple[str, PlanCounts | None]:
         if not hasattr(self._thread_local, "builder"):
-            self._thread_local.builder = find_worker_pool(self._scratch) or PlanBuilder(
-                self._spec, self._scratch
+            self._thread_local.builder = find_worker_pool(self._exchange) or PlanBuilder(
+                self._spec, self._exchange, self._fragments
             )
-        return name, self._thread_local.builder.build(name)
+        return task.name, self._thread_local.builder.build(task)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
         futures, self._futures = self._futures, []
@@ -107,7 +110,8 @@ def build_shards(
     plans: Sequence[ShardPlan],
     spec: BuildSpec[Summary],
     runner: BeamRunner,
-    scratch: Path,
+    exchange: Exchange,
+    fragments: Path,
     report: Callable[[int, int], None],
 ) -> list[Summary]:
     """Builds all shards.
@@ -119,8 +123,10 @@ def build_shards(
       plans: the shards.
       spec: the common properties of the shards, and the kind of summary to make.
       runner: the Beam runner and its options. They do not change a single byte of the result.
-      scratch: an empty folder.
-      report: called about twice a second with the number of finished and of rejected records.
+      exchange: the messages, none so far.
+      fragments: an empty folder for bad records.
+      report: called about twice a second, and less often if the messages are in a bucket, with the
+        number of finished and of rejected records.
 
     Returns:
       The summaries in the order of the plans.
@@ -132,35 +138,31 @@ def build_shards(
     """
     engine, options = create_engine(runner)
     threads = compute_num_threads(runner, len(plans))
-    progress_counter = ProgressCounter(scratch / PROGRESS)
-    write_plans(plans, scratch)
-    transform = BuildShards(spec, scratch, threads)
+    tasks = exchange.write_plans(plans)
+    results = Results(exchange, plans, spec.summary)
+    transform = BuildShards(spec, exchange, fragments, threads)
     with _BackgroundThread(
-        lambda: _run(plans, transform, engine, options),
-        stop=lambda: stop_workers(scratch / PROGRESS),
+        lambda: _run(tasks, transform, engine, options), stop=exchange.stop
     ) as background:
-        while background.is_running(_REPORT_INTERVAL_SECONDS):
-            report(*progress_counter.read())
-    raise_worker_error(scratch)
+        while background.is_running(max(_REPORT_INTERVAL_SECONDS, exchange.seconds)):
+            report(*results.read_progress())
+    exchange.raise_error()
     if background.error is not None:
         raise _to_trainyard_error(runner, background.error) from background.error
-    report(*progress_counter.read())
-    return [
-        spec.summary.model_validate_json((scratch / f"{plan.name}{SUMMARY}").read_bytes())
-        for plan in plans
-    ]
+    found = results.collect()
+    report(*results.read_progress())
+    return found
 
 
 def _run(
-    plans: Sequence[ShardPlan],
+    tasks: Sequence[ShardTask],
     transform: BuildShards,
     engine: PipelineRunner,
     options: PipelineOptions,
 ) -> None:
     logging.getLogger("apache_beam").setLevel(logging.WARNING)
     with beam.Pipeline(engine, options=options) as pipeline:
-        names = [plan.name for plan in plans]
-        _ = pipeline | "plans" >> beam.Create(names, reshuffle=False) | "build shards" >> transform
+        _ = pipeline | "tasks" >> beam.Create(tasks, reshuffle=False) | "build shards" >> transform
 
 
 def _to_trainyard_error(runner: BeamRunner, error: BaseException) -> TrainyardError:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from beam_jobs.dry_run.validation import validate_model, validate_plan
+from beam_jobs.exchange import Exchange
 from beam_jobs.output.describe import (
     check_comparison,
     keep_page_of_refused_data,
@@ -68,8 +69,8 @@ from pipeline_ops.jobs.artifact_writer import ArtifactDraft
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.raw_data.folder import list_folder, resolve_raw_folder
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.storage.atomic import write_json
-from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.atomic import translate_write_errors, write_json
+from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.staging import remove_own_folder
 
 _log = logging.getLogger("beam_jobs.preprocess")
@@ -94,15 +95,15 @@ def preprocess(job: Job) -> ExitCode:
     validate_plan(config, source, decision)
     _validate_training(job, config, source)
     delta = _plan(job, config, source, decision, previous)
-    with job.artifact() as draft, _create_scratch(job) as scratch:
-        unchanged = take_over(delta, previous, draft, scratch)
-        spec = ShardBuildSpec(source.folder, draft.folder, tuple(config.stages), source.class_names)
-        built = _run_beam(job, config, delta.shards, spec, "preprocess", scratch)
+    with job.artifact() as draft, _open_exchange(job) as (exchange, fragments):
+        unchanged = take_over(delta, previous, draft, fragments)
+        spec = ShardBuildSpec(source.folder, draft.target, tuple(config.stages), source.class_names)
+        built = _run_beam(job, config, delta.shards, spec, "preprocess", exchange, fragments)
         summaries = [*unchanged, *built]
         check_shapes(summaries, job.request.config_file)
         rejected = collect_rejected(source, decision, summaries)
-        write_driver_fragment(source, decision, scratch)
-        write_quarantine(draft.folder, rejected, scratch)
+        write_driver_fragment(source, decision, fragments)
+        write_quarantine(draft.folder, rejected, fragments)
         figures = compute_figures(summaries, source.class_names, rejected, source.task)
         figures = figures.model_copy(update=delta.figures | {"geometry": _find_geometry(config)})
         copies = find_duplicates(decision.by_split, {record.key for record in rejected})
@@ -118,7 +119,7 @@ def preprocess(job: Job) -> ExitCode:
         ]
         write_index(draft.folder / INDEX, entries)
         write_record_lengths(draft.folder, built, delta.kept, previous.folder if previous else None)
-        draft.num_examples = {summary.name: summary.num_examples for summary in built}
+        draft.stored = [summary.file for summary in built if summary.file]
         _fill_manifest(draft, config, figures)
     return ExitCode.SUCCESS
 
@@ -166,9 +167,10 @@ def _hash_images(
     if config.duplicates != "remove_near":
         return {}
     plans = plan_blocks(source.found.records, known)
-    with _create_scratch(job) as scratch:
+    with _open_exchange(job) as (exchange, fragments):
+        spec = ImageHashSpec(source.folder)
         blocks: list[HashedBlock] = _run_beam(
-            job, config, plans, ImageHashSpec(source.folder), "compare", scratch
+            job, config, plans, spec, "compare", exchange, fragments
         )
     return {**known, **merge_hashes(blocks)}
 
@@ -191,17 +193,21 @@ def _plan(
 
 
 @contextlib.contextmanager
-def _create_scratch(job: Job) -> Iterator[Path]:
-    """A folder for the messages of the workers to the driver.
+def _open_exchange(job: Job) -> Iterator[tuple[Exchange, Path]]:
+    """Yields the messages of the workers, and a folder of this host for bad records.
 
-    It is below the storage root, so that workers on other hosts can reach it.
+    Both are removed afterwards. If the job is killed, its operator removes them.
     """
     scratch = job.attempt.scratch
-    scratch.mkdir()
+    stored = job.stored_attempt / scratch.name if job.stored_attempt else open_path(scratch)
+    fragments = scratch / "fragments"
+    with translate_write_errors(fragments):
+        fragments.mkdir(parents=True)
     try:
-        yield scratch
+        yield Exchange(stored), fragments
     finally:
-        remove_own_folder(scratch)  # if the job is killed, its operator removes it
+        remove_own_folder(scratch)
+        stored.remove_tree()
 
 
 def _run_beam(
@@ -210,7 +216,8 @@ def _run_beam(
     plans: Sequence[ShardPlan],
     spec: BuildSpec[Summary],
     phase: str,
-    scratch: Path,
+    exchange: Exchange,
+    fragments: Path,
 ) -> list[Summary]:
     """The summaries of all plans."""
     if not plans:  # only removals, which need no Beam
@@ -221,7 +228,7 @@ def _run_beam(
         job.progress.report(phase, done, total, "images", {"rejected": rejected})
 
     job.progress.report(phase, 0, total, "images")
-    with run_worker_processes(config.runner, plans, spec, scratch):
+    with run_worker_processes(config.runner, plans, spec, exchange, fragments):
         # Importing Beam takes longer than everything above, which finds most mistakes. The import
         # warns on the root logger that BigQuery's client libraries are missing.
         logging.disable(logging.WARNING)
@@ -229,7 +236,7 @@ def _run_beam(
             from beam_jobs.pipeline import build_shards
         finally:
             logging.disable(logging.NOTSET)
-        return build_shards(plans, spec, config.runner, scratch, report)
+        return build_shards(plans, spec, config.runner, exchange, fragments, report)
 
 
 def _check_outcome(

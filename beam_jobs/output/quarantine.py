@@ -30,6 +30,7 @@ from pipeline_ops.artifacts.dataset import (
     QUARANTINE_STAGE,
 )
 from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.read_errors import make_read_error
 
 MAX_BYTES = 1 << 20
@@ -73,7 +74,7 @@ class FragmentWriter(contextlib.ExitStack):
     def add_packed(self, record: bytes) -> None:
         """Adds a bad record in the format of a quarantine shard."""
         if self._writer is None:
-            self._writer = self.enter_context(TFRecordWriter(self._path))
+            self._writer = self.enter_context(TFRecordWriter(open_path(self._path)))
         self._writer.write(record)
 
 
@@ -92,7 +93,7 @@ def write_quarantine(folder: Path, rejected: Sequence[RejectedRecord], fragments
         for file in sorted(fragments.glob(f"*{_FRAGMENT_SUFFIX}"))
         for location in _locate_records(file)
     )
-    with TFRecordWriter(folder / QUARANTINE_SHARD) as writer:
+    with TFRecordWriter(open_path(folder / QUARANTINE_SHARD)) as writer:
         # Opened one by one: there may be more fragments than a process may open.
         for _, file, offset, length in locations:
             with open(file, "rb") as fragment:

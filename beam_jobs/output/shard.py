@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from beam_jobs.exchange import Exchange, ProgressReporter
 from beam_jobs.io.example import serialise
 from beam_jobs.io.raw import RawReader, find_raw_file
 from beam_jobs.io.tfrecord_writer import TFRecordWriter
@@ -28,10 +29,11 @@ from beam_jobs.statistics.measure import (
     measure_example,
 )
 from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
-from beam_jobs.workers.progress_counter import ProgressReporter
+from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
+from pipeline_ops.storage.store_path import StorePath
 
 Shape = tuple[int, int, int]
 
@@ -41,25 +43,25 @@ class ShardBuildSpec:
     """The common properties of all shards of a data set. It is pickled for the workers."""
 
     raw_folder: RawFolder
-    target: Path
-    """The folder of the shards."""
+    target: StorePath
+    """The folder of the shards, in the store."""
     stages: tuple[StageConfig, ...]
     class_names: tuple[str, ...]
     summary: ClassVar[type[ShardSummary]] = ShardSummary
     """The type of summary that a builder returns for each shard."""
 
-    def create_builder(self, progress_file: Path, fragments: Path) -> ShardBuilder:
-        return ShardBuilder(self, progress_file, fragments)
+    def create_builder(self, exchange: Exchange, fragments: Path) -> ShardBuilder:
+        return ShardBuilder(self, exchange, fragments)
 
 
 class ShardBuilder:
     """Builds one shard after another.
 
-    It records its progress in the file `progress_file`, and leaves bad records in `fragments`.
+    It reports its progress to the exchange, and leaves bad records in `fragments`.
     """
 
-    def __init__(self, spec: ShardBuildSpec, progress_file: Path, fragments: Path):
-        self._spec, self._progress_file, self._fragments = spec, progress_file, fragments
+    def __init__(self, spec: ShardBuildSpec, exchange: Exchange, fragments: Path):
+        self._spec, self._exchange, self._fragments = spec, exchange, fragments
         self._stages = bind_stages(spec.stages)
         self._labels = {name: index for index, name in enumerate(spec.class_names)}
 
@@ -74,7 +76,7 @@ class ShardBuilder:
           StageFailed: a stage has a bug.
           StoppedByDriver: the driver has given up.
         """
-        counts, reporter = _Counts(), ProgressReporter(self._progress_file)
+        counts, reporter = _Counts(), ProgressReporter(self._exchange, plan.name)
         reader = RawReader((record.file for record in plan.records), self._spec.raw_folder)
         with (
             FragmentWriter(self._fragments, plan.name) as quarantine,
@@ -91,8 +93,7 @@ class ShardBuilder:
                 reporter.add(is_rejected=rejected is not None)
                 if len(counts.shapes) > 1:
                     break
-        reporter.flush()
-        return counts.to_summary(plan, writer.lengths)
+        return counts.to_summary(plan, writer)
 
     def _add(self, raw: Example, writer: TFRecordWriter, counts: _Counts) -> RejectedRecord | None:
         """Adds one record to the shard. Returns it if a stage rejects it."""
@@ -169,17 +170,20 @@ class _Counts:
             Outcome(len(examples), labels, dict(skipped), encode_measurements(measurements))
         )
 
-    def to_summary(self, plan: ShardPlan, lengths: list[int]) -> ShardSummary:
+    def to_summary(self, plan: ShardPlan, writer: TFRecordWriter) -> ShardSummary:
+        num_examples = sum(outcome.num_examples for outcome in self.outcomes)
+        found = dataclasses.asdict(writer.checksums)
         return ShardSummary(
             split=plan.split,
             name=plan.name,
-            num_examples=sum(outcome.num_examples for outcome in self.outcomes),
+            num_examples=num_examples,
+            file=ManifestFile(path=plan.name, num_examples=num_examples, **found),
             labels=self.labels,
             shapes=list(self.shapes.items()),
             rejected=self.rejected,
             skipped=self.skipped,
             nanoseconds=self.nanoseconds,
             outcomes=self.outcomes,
-            lengths=lengths,
+            lengths=writer.lengths,
             measurements=self.accumulator.to_measurements(),
         )

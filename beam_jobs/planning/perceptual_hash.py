@@ -17,10 +17,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from beam_jobs.exchange import Exchange, ProgressReporter
 from beam_jobs.io.raw import RawReader
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.statistics.summary import PlanSummary
-from beam_jobs.workers.progress_counter import ProgressReporter
 from pipeline_ops.raw_data.listing import RawFolder
 
 if TYPE_CHECKING:
@@ -48,15 +48,15 @@ class ImageHashSpec:
     raw_folder: RawFolder
     summary: ClassVar[type[HashedBlock]] = HashedBlock
 
-    def create_builder(self, progress_file: Path, fragments: Path) -> ImageHasher:
-        return ImageHasher(self.raw_folder, progress_file)
+    def create_builder(self, exchange: Exchange, fragments: Path) -> ImageHasher:
+        return ImageHasher(self.raw_folder, exchange)
 
 
 class ImageHasher:
-    """Hashes one block after another, and records its progress in the file `progress_file`."""
+    """Hashes one block after another, and reports its progress to the exchange."""
 
-    def __init__(self, raw_folder: RawFolder, progress_file: Path):
-        self._raw_folder, self._progress_file = raw_folder, progress_file
+    def __init__(self, raw_folder: RawFolder, exchange: Exchange):
+        self._raw_folder, self._exchange = raw_folder, exchange
 
     def build(self, plan: ShardPlan) -> HashedBlock:
         """Hashes the records of a block.
@@ -65,12 +65,11 @@ class ImageHasher:
           MachineError: a raw file has changed since it was listed.
           StoppedByDriver: the driver has given up.
         """
-        reporter, hashes = ProgressReporter(self._progress_file), {}
+        reporter, hashes = ProgressReporter(self._exchange, plan.name), {}
         reader = RawReader((record.file for record in plan.records), self._raw_folder)
         for record in plan.records:
             hashes[record.file.digest] = compute_perceptual_hash(reader.read(record.file))
             reporter.add(is_rejected=False)
-        reporter.flush()
         return HashedBlock(num_examples=len(plan.records), perceptual_hashes=hashes)
 
 

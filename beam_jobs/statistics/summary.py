@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from beam_jobs.statistics.measure import Measurements
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
+from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.errors import DataError
 
@@ -58,6 +59,8 @@ class ShardSummary(PlanSummary, frozen=True):
 
     split: str
     name: str
+    file: ManifestFile | None = None
+    """The shard for the manifest. None if this stands for shards of another data set."""
     labels: dict[str, int]
     shapes: list[tuple[tuple[int, int, int], str]]
     """Every (height, width, channels) that occurred, with the key of its first image."""

@@ -1,8 +1,8 @@
 """Worker processes of the embedded runner, so that no two images wait for one Python process.
 
-Beam's threads hand them the names of plans. Beam's own worker processes import Beam, which takes
+Beam's threads hand them tasks. Beam's own worker processes import Beam, which takes
 longer than a small job. These processes do not, and they start while the driver imports Beam. Each
-takes a name and returns two counts. No image passes through the driver.
+takes a task and returns two counts. No image passes through the driver.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from beam_jobs.exchange import Exchange, ShardTask
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.summary import PlanSummary
-from beam_jobs.workers.plan_builder import BuildSpec, PlanCounts, report_failure
+from beam_jobs.workers.plan_builder import BuildSpec, PlanCounts
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import MachineError
 from pipeline_ops.system.cores import count_cores
@@ -42,8 +43,8 @@ _MALLOC_SETTINGS = {
 This saves a quarter of the time of an image that is only passed through.
 """
 _Worker = tuple[subprocess.Popen[bytes], Connection]
-_pools: dict[Path, WorkerPool] = {}
-"""The pools by scratch folder. A DoFn cannot hold a process, because Beam pickles it."""
+_pools: dict[Exchange, WorkerPool] = {}
+"""The pools by exchange. A DoFn cannot hold a process, because Beam pickles it."""
 
 
 class WorkerPool:
@@ -52,11 +53,14 @@ class WorkerPool:
     As many threads as there are processes may call `build` at the same time.
     """
 
-    def __init__(self, count: int, spec: BuildSpec[PlanSummary], scratch: Path):
-        self._scratch = scratch
+    def __init__(
+        self, count: int, spec: BuildSpec[PlanSummary], exchange: Exchange, fragments: Path
+    ):
+        self._exchange = exchange
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._workers: list[_Worker] = []
-        initial_message, environment = pickle.dumps((spec, scratch)), _MALLOC_SETTINGS | os.environ
+        initial_message = pickle.dumps((spec, exchange, fragments))
+        environment = _MALLOC_SETTINGS | os.environ
         for _ in range(count):
             driver_end, worker_end = Pipe()
             with worker_end:
@@ -71,11 +75,11 @@ class WorkerPool:
             driver_end.send_bytes(initial_message)
             self._idle.put((process, driver_end))
 
-    def build(self, name: str) -> PlanCounts | None:
+    def build(self, task: ShardTask) -> PlanCounts | None:
         """Runs `PlanBuilder.build` in a free process."""
         process, connection = worker = self._idle.get()
         try:
-            connection.send(name)
+            connection.send(task)
             counts: PlanCounts | None = connection.recv()
             return counts
         except (EOFError, OSError):
@@ -83,7 +87,7 @@ class WorkerPool:
                 f"a worker process died ({_describe_exit(process)}). "
                 "The usual cause is lack of memory. Lower preprocess.runner.workers."
             )
-            report_failure(name, error, self._scratch)
+            self._exchange.write_error(task.name, error)
             return None
         finally:
             self._idle.put(worker)
@@ -108,7 +112,11 @@ def _describe_exit(process: subprocess.Popen[bytes]) -> str:
 
 @contextlib.contextmanager
 def run_worker_processes(
-    runner: BeamRunner, plans: Sequence[ShardPlan], spec: BuildSpec[PlanSummary], scratch: Path
+    runner: BeamRunner,
+    plans: Sequence[ShardPlan],
+    spec: BuildSpec[PlanSummary],
+    exchange: Exchange,
+    fragments: Path,
 ) -> Iterator[None]:
     """Runs worker processes during the block, if the runner asks for them and the work is worth it.
 
@@ -117,20 +125,20 @@ def run_worker_processes(
     if (count := compute_num_processes(runner, plans)) == 0:
         yield
         return
-    workers = _pools[scratch] = WorkerPool(count, spec, scratch)
+    workers = _pools[exchange] = WorkerPool(count, spec, exchange, fragments)
     try:
         yield
     finally:
-        del _pools[scratch]
+        del _pools[exchange]
         workers.close()
 
 
-def find_worker_pool(scratch: Path) -> WorkerPool | None:
+def find_worker_pool(exchange: Exchange) -> WorkerPool | None:
     """The worker processes that this process has started.
 
     None if there are none, or in a worker on another host.
     """
-    return _pools.get(scratch)
+    return _pools.get(exchange)
 
 
 def compute_num_processes(runner: BeamRunner, plans: Sequence[ShardPlan]) -> int:

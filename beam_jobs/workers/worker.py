@@ -1,4 +1,4 @@
-"""A worker process: builds the plans that its driver names, and ends with its driver.
+"""A worker process: works on the tasks of its driver, and ends with its driver.
 
 `pool.py` starts it as `python -m beam_jobs.workers.worker <file descriptor>`. It is not a command
 for users. It does not import Beam, so it is ready in a fraction of a second, before the driver is.
@@ -19,13 +19,12 @@ from pipeline_ops.system.prctl import die_with_parent
 
 
 def serve(driver: Connection) -> None:
-    """Builds the plans that the driver names, and returns each result of `PlanBuilder.build`.
+    """Works on the tasks of the driver, and returns each result of `PlanBuilder.build`.
 
-    The first message is the spec and the scratch folder. Each further message is the name of a
-    plan.
+    The first message has the arguments of `PlanBuilder`. Each further message is a task.
     """
-    spec, scratch = pickle.loads(driver.recv_bytes())  # noqa: S301 (a pipe of the process that started this one)
-    builder = PlanBuilder(spec, scratch)
+    spec, exchange, fragments = pickle.loads(driver.recv_bytes())  # noqa: S301 (a pipe of the process that started this one)
+    builder = PlanBuilder(spec, exchange, fragments)
     while True:
         driver.send(builder.build(driver.recv()))
 

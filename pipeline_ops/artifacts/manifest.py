@@ -9,8 +9,10 @@ are opened without following links.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -140,33 +142,37 @@ def iterate_references(manifest: Manifest) -> Iterator[str]:
     yield from sorted(holders - {manifest.fingerprint_digest})
 
 
-def list_files(folder: Path, num_examples: dict[str, int] | None = None) -> list[ManifestFile]:
+def list_files(folder: Path, described: Iterable[ManifestFile] = ()) -> list[ManifestFile]:
     """Lists every file below a folder except the manifest, sorted by path, with size and checksums.
 
     Args:
       folder: the folder.
-      num_examples: the number of examples of each shard, by path.
+      described: files in it whose checksums are known. Only their sizes are looked at.
 
     Raises:
       DataError: there is a link among them.
+      MachineError: a described file is missing, or has another size.
     """
+    known = {file.path: file for file in described}
 
     def describe(path: str) -> ManifestFile:
         with open_below(folder, path) as file:
-            found = compute_checksums(file)
-        return ManifestFile(
-            path=path,
-            num_bytes=found.num_bytes,
-            crc32c=found.crc32c,
-            sha256=found.sha256,
-            num_examples=(num_examples or {}).get(path),
-        )
+            if (entry := known.get(path)) is None:
+                return ManifestFile(path=path, **dataclasses.asdict(compute_checksums(file)))
+            if (num_bytes := os.fstat(file.fileno()).st_size) != entry.num_bytes:
+                raise MachineError(
+                    f"{folder / path} has {num_bytes} bytes, and {entry.num_bytes} were written. "
+                    "Repair the disk, then retry."
+                )
+            return entry
 
     paths = sorted(
         str(file.relative_to(folder))
         for file in folder.rglob("*")
         if file.is_symlink() or not file.is_dir()
     )
+    if missing := known.keys() - {*paths}:
+        raise MachineError(f"{folder / min(missing)} was removed after it was written. Retry.")
     return map_in_threads(describe, (path for path in paths if path not in (NAME, SIGNATURE)))
 
 

@@ -1,8 +1,8 @@
 """Makes an artifact: a job fills a local folder, which becomes visible as a whole.
 
-In a folder, the draft is a staging folder that is renamed. In a bucket, the files of the draft are
-uploaded below the token of the job's lease, so that two jobs never write the same object. Then the
-lease commits the manifest.
+In a folder, the draft is a staging folder that is renamed. In a bucket, its files are below the
+token of the job's lease, so that two jobs never write the same object. Workers store large ones
+there themselves, the others are uploaded at the end. Then the lease commits the manifest.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 
 from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.manifest import NAME, Manifest, ManifestFile, list_files, write_manifest
-from pipeline_ops.errors import MachineError
+from pipeline_ops.errors import MachineError, TrainyardError
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.storage.atomic import format_json
+from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.snapshot import map_requests
 from pipeline_ops.storage.staging import staging_folder
 from pipeline_ops.storage.store_path import StorePath
@@ -27,24 +28,33 @@ from pipeline_ops.system.lease import Lease
 
 @dataclasses.dataclass
 class ArtifactDraft:
-    """Files below `folder`, and other content of the manifest. `num_examples` is by shard path.
+    """Files below `folder`, and other content of the manifest.
 
-    `references` are files that other artifacts of the job hold.
+    Attributes:
+      folder: a folder of this host.
+      target: where any process stores files of the artifact itself: the same folder, or a place in
+        the bucket.
+      stored: these files. Their writers have computed the checksums.
+      references: files that other artifacts of the job hold.
     """
 
     folder: Path
+    target: StorePath
     figures: dict[str, Any] = dataclasses.field(default_factory=dict)
     seeds: dict[str, int] = dataclasses.field(default_factory=dict)
-    num_examples: dict[str, int] = dataclasses.field(default_factory=dict)
+    stored: list[ManifestFile] = dataclasses.field(default_factory=list)
     references: list[ManifestFile] = dataclasses.field(default_factory=list)
 
     def make_manifest(self, request: Request, artifact: StorePath) -> Manifest:
-        """Describes the draft as it is now. Reads every file.
+        """Describes the draft as it is now. Reads every file that is not in `stored`.
 
         Raises:
-          MachineError: a referenced file was removed in the meantime.
+          MachineError: a file was damaged or removed in the meantime.
         """
-        own = list_files(self.folder, self.num_examples)
+        if self.target.is_local:
+            own = list_files(self.folder, self.stored)
+        else:
+            own = list_files(self.folder) + self._find_stored()
         manifest = Manifest(
             job=request.job,
             pipeline=request.pipeline,
@@ -62,6 +72,16 @@ class ArtifactDraft:
             )
         return manifest
 
+    def _find_stored(self) -> list[ManifestFile]:
+        """The stored files. Raises MachineError if one of them is not as it was stored."""
+        sizes = {entry.name: entry.num_bytes for entry in self.target.walk()} if self.stored else {}
+        for file in self.stored:
+            if sizes.get(file.path) != file.num_bytes:
+                raise MachineError(
+                    f"{self.target / file.path} was removed or damaged after it was stored. Retry."
+                )
+        return self.stored
+
 
 @contextlib.contextmanager
 def open_draft(artifact: StorePath, request: Request, lease: Lease) -> Iterator[ArtifactDraft]:
@@ -73,34 +93,33 @@ def open_draft(artifact: StorePath, request: Request, lease: Lease) -> Iterator[
     """
     if artifact.is_local:
         with staging_folder(artifact.local, NAME) as staging:
-            draft = ArtifactDraft(staging)
+            draft = ArtifactDraft(staging, open_root(staging))
             yield draft
             write_manifest(staging, draft.make_manifest(request, artifact))
         return
     with tempfile.TemporaryDirectory(prefix="artifact-") as folder:
-        draft = ArtifactDraft(Path(folder))
-        yield draft
-        manifest = _upload(draft, request, artifact, f"{artifact.name}/{lease.token:08d}")
+        draft = ArtifactDraft(Path(folder), artifact / f"{lease.token:08d}")
+        try:
+            yield draft
+            manifest = _upload(draft, request, artifact)
+        except Exception:  # `gc` removes what is left by a job that was killed
+            with contextlib.suppress(TrainyardError):
+                draft.target.remove_tree()
+            raise
         lease.commit(artifact / NAME, format_json(manifest.model_dump(mode="json")))
 
 
-def _upload(
-    draft: ArtifactDraft, request: Request, artifact: StorePath, stored_below: str
-) -> Manifest:
-    """Uploads the files of a draft. Returns a manifest that says where each one is."""
+def _upload(draft: ArtifactDraft, request: Request, artifact: StorePath) -> Manifest:
+    """Uploads the files in a draft's folder. Returns a manifest that says where each one is."""
     manifest = draft.make_manifest(request, artifact)
-    files = [_store_below(file, stored_below) for file in manifest.files]
-    own = [file for file, before in zip(files, manifest.files, strict=True) if file is not before]
+    stored = {file.path for file in draft.stored}
 
-    def upload(file: ManifestFile) -> None:
-        (artifact.parent / f"{stored_below}/{file.path}").upload(draft.folder / file.path)
+    def place(file: ManifestFile) -> ManifestFile:
+        if file.stored_at:
+            return file
+        if file.path not in stored:
+            (draft.target / file.path).upload(draft.folder / file.path)
+        stored_at = f"{artifact.name}/{draft.target.name}/{file.path}"
+        return file.model_copy(update={"stored_at": stored_at})
 
-    map_requests(upload, own)
-    return manifest.model_copy(update={"files": files})
-
-
-def _store_below(file: ManifestFile, folder: str) -> ManifestFile:
-    """A file of the draft with its place in the bucket. References keep theirs."""
-    if file.stored_at:
-        return file
-    return file.model_copy(update={"stored_at": f"{folder}/{file.path}"})
+    return manifest.model_copy(update={"files": map_requests(place, manifest.files)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from pipeline_ops.artifacts.manifest import (
     write_manifest,
 )
 from pipeline_ops.artifacts.results import list_saved_model_files
-from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.storage.digest import compute_digest
 
 FINGERPRINT = Fingerprint(config={"epochs": 3}, inputs={}, code={}, versions={})
@@ -41,7 +42,7 @@ def fill(folder: Path, **files: bytes) -> Manifest:
         pipeline="p",
         fingerprint=FINGERPRINT,
         fingerprint_digest=FINGERPRINT.digest,
-        files=list_files(folder, {"a": 7}),
+        files=list_files(folder),
     )
     write_manifest(folder, manifest)
     return manifest
@@ -52,14 +53,27 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path):
     assert read_manifest(tmp_path / NAME) == manifest
 
 
-def test_every_file_is_listed_once_with_size_checksum_and_examples(tmp_path):
+def test_every_file_is_listed_once_with_size_and_checksum(tmp_path):
     manifest = fill(tmp_path, a=b"123456789", sub__b=b"22")
-    assert [(file.path, file.num_bytes, file.num_examples) for file in manifest.files] == [
-        ("a", 9, 7),
-        ("sub/b", 2, None),
-    ]
+    assert [(file.path, file.num_bytes) for file in manifest.files] == [("a", 9), ("sub/b", 2)]
     assert manifest.get_file("a").crc32c == "e3069283"
-    assert list_files(tmp_path, {"a": 7}) == manifest.files  # the manifest itself is no part of it
+    assert list_files(tmp_path) == manifest.files  # the manifest itself is no part of it
+
+
+def test_a_described_file_is_not_read_again(tmp_path):
+    first, _ = fill(tmp_path, a=b"123456789", sub__b=b"22").files
+    described = first.model_copy(update={"num_examples": 7, "crc32c": "0" * 8})
+    assert list_files(tmp_path, [described])[0] == described
+
+
+def test_a_described_file_that_is_not_as_it_was_written_is_an_error(tmp_path):
+    described, _ = fill(tmp_path, a=b"123456789", sub__b=b"22").files
+    os.truncate(tmp_path / "a", 8)
+    with pytest.raises(MachineError, match=r"a has 8 bytes, and 9 were written"):
+        list_files(tmp_path, [described])
+    (tmp_path / "a").unlink()
+    with pytest.raises(MachineError, match=r"a was removed after it was written"):
+        list_files(tmp_path, [described])
 
 
 def test_a_file_that_is_not_listed_is_a_key_error(tmp_path):

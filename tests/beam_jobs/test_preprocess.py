@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from manifests import list_again
 
 from beam_jobs.io.example import encode_png
 from beam_jobs.stages import CATALOGUE
@@ -40,6 +41,11 @@ def test_every_file_becomes_an_example_and_the_manifest_says_so(animals):
     assert set(figures.seconds_by_stage) == {"read", "decode", "resize", "measure", "write"}
     assert outcome.quarantine == []
     assert outcome.manifest.seeds == {"split": 3}
+
+
+def test_the_checksums_of_the_workers_are_those_of_the_files(animals):
+    outcome = animals.make()
+    assert list_again(outcome.artifact, outcome.manifest) == outcome.manifest.files
 
 
 def test_the_manifest_counts_the_examples_of_every_shard(animals, read_records):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs.exchange import Exchange, StoppedByDriver
 from beam_jobs.output.shard import ShardBuilder, ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan
-from beam_jobs.workers.progress_counter import ProgressCounter, StoppedByDriver, stop_workers
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.local import list_raw_files
@@ -19,21 +19,17 @@ class Bench:
     """A builder, and the plan of one shard of everything in the folder `raw`."""
 
     def __init__(self, folder: Path):
-        self.raw, self.target, self.progress_file = (
-            folder / "raw",
-            folder / "target",
-            folder / "progress",
-        )
+        self.raw, self.target = folder / "raw", folder / "target"
         self.target.mkdir()
         self.listing = list_raw_files(self.raw, open_root(folder) / "listings")
-        self.counter = ProgressCounter(self.progress_file)
+        self.exchange = Exchange(open_root(folder) / "exchange")
         spec = ShardBuildSpec(
             self.raw,
-            self.target,
+            open_root(self.target),
             (StageConfig(name="decode", parameters={"channels": 1}),),
             ("cat", "dog"),
         )
-        self.builder = ShardBuilder(spec, self.progress_file, folder)
+        self.builder = ShardBuilder(spec, self.exchange, folder)
 
     def build(self):
         records = tuple(Record(file, file.key.split("/")[0]) for file in self.listing.files)
@@ -56,7 +52,6 @@ def test_the_summary_counts_what_was_built(raw, read_records):
     assert summary.num_examples == 3
     assert summary.shapes == [((8, 8, 1), "cat/1.png")]
     assert [record.key for record in summary.rejected] == ["dog/2.png"]
-    assert bench.counter.read() == (4, 1)
     assert len(read_records(bench.target / summary.name)) == 3
 
 
@@ -85,11 +80,10 @@ def test_a_second_image_shape_ends_the_work_early(raw, encode):
     (raw / "cat" / "2.png").write_bytes(encode(9, 9))
     bench = Bench(raw.parent)
     assert bench.build().shapes == [((8, 8, 1), "cat/1.png"), ((9, 9, 1), "cat/2.png")]
-    assert bench.counter.read() == (2, 0)
 
 
 def test_a_builder_stops_when_the_driver_has_given_up(raw):
     bench = Bench(raw.parent)
-    stop_workers(bench.progress_file)
+    bench.exchange.stop()
     with pytest.raises(StoppedByDriver):
         bench.build()

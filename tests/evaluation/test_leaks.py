@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from manifests import list_again
 from sandbox import copy_dataset
 
 from beam_jobs.planning.index import IndexEntry, write_index
 from pipeline_ops.artifacts.dataset import INDEX, DatasetFigures
 from pipeline_ops.artifacts.manifest import (
-    list_files,
     read_manifest,
     write_manifest,
 )
@@ -32,13 +32,7 @@ def with_index(dataset: str, folder: Path, *places: tuple[str, str, str]) -> str
     manifest = read_manifest(uri)
     write_manifest(
         folder,
-        manifest.model_copy(
-            update={
-                "files": list_files(
-                    folder, {file.path: file.num_examples for file in manifest.files}
-                )
-            }
-        ),
+        manifest.model_copy(update={"files": list_again(folder, manifest)}),
     )
     return uri
 

@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 from config_files import write_config
+from manifests import list_again
 from upstream_artifacts import copy_artifacts
 
 from pipeline_ops.artifacts.dataset import LABEL, list_shards
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import NAME, list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.manifest import NAME, read_manifest, write_manifest
 from pipeline_ops.artifacts.results import METRICS, REPORT, EvaluationFigures
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.task_record import TaskRecord, find_report, read_record
@@ -146,9 +147,7 @@ def with_shuffled_labels(dataset: str, folder: Path) -> str:
         folder,
         manifest.model_copy(
             update={
-                "files": list_files(
-                    folder, {file.path: file.num_examples for file in manifest.files}
-                ),
+                "files": list_again(folder, manifest),
                 "fingerprint": fingerprint,
                 "fingerprint_digest": fingerprint.digest,
             }

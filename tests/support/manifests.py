@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Manifest
+from pipeline_ops.artifacts.manifest import Manifest, ManifestFile, list_files
 
 EMPTY_FINGERPRINT = Fingerprint(config={}, inputs={}, code={}, versions={})
 
@@ -30,3 +31,12 @@ def make_manifest(
         "figures": figures or {},
     }
     return Manifest(**(values | fields))
+
+
+def list_again(folder: Path, manifest: Manifest) -> list[ManifestFile]:
+    """The files of a folder as they are now, with the numbers of examples in a manifest."""
+    counts = {file.path: file.num_examples for file in manifest.files}
+    return [
+        file.model_copy(update={"num_examples": counts.get(file.path)})
+        for file in list_files(folder)
+    ]

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from gangs import QUICK
+from manifests import list_again
 
 from pipeline_ops.artifacts.dataset import KEY, LABEL
-from pipeline_ops.artifacts.manifest import list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.local import LocalLauncher
 
@@ -38,7 +39,6 @@ def broken_dataset(dataset, tmp_path_factory) -> str:
 
     folder = tmp_path_factory.mktemp("broken") / "dataset"
     shutil.copytree(Path(dataset).parent, folder)
-    counts = {file.path: file.num_examples for file in read_manifest(dataset).files}
     shard = folder / "train-00000-of-00004.tfrecord"
     records = [
         tf.train.Example.FromString(record)
@@ -50,7 +50,7 @@ def broken_dataset(dataset, tmp_path_factory) -> str:
                 example.features.feature[LABEL].int64_list.value[0] = 77
             writer.write(example.SerializeToString(deterministic=True))
     manifest = read_manifest(dataset)
-    write_manifest(folder, manifest.model_copy(update={"files": list_files(folder, counts)}))
+    write_manifest(folder, manifest.model_copy(update={"files": list_again(folder, manifest)}))
     return str(folder / "manifest.json")
 
 

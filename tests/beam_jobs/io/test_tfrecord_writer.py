@@ -11,6 +11,8 @@ import pytest
 
 from beam_jobs.io.tfrecord_writer import TFRecordWriter
 from pipeline_ops.errors import MachineError
+from pipeline_ops.storage.checksums import compute_checksums
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.tfrecord import frame_record, unframe_record
 
 
@@ -38,22 +40,24 @@ def test_a_part_of_a_record_is_not_a_record():
 
 @pytest.mark.parametrize("records", [[], [b""], [b"one", b"", b"three" * 1000]])
 def test_what_was_written_is_read(tmp_path: Path, read_records, records):
-    with TFRecordWriter(tmp_path / "x.tfrecord") as writer:
+    with TFRecordWriter(open_path(tmp_path / "x.tfrecord")) as writer:
         for record in records:
             writer.write(record)
     assert read_records(tmp_path / "x.tfrecord") == records
+    with open(tmp_path / "x.tfrecord", "rb") as file:
+        assert writer.checksums == compute_checksums(file)
     assert [file.name for file in tmp_path.iterdir()] == ["x.tfrecord"]
 
 
 def test_an_error_on_the_way_leaves_nothing(tmp_path: Path):
-    with pytest.raises(KeyError), TFRecordWriter(tmp_path / "x.tfrecord") as writer:
+    with pytest.raises(KeyError), TFRecordWriter(open_path(tmp_path / "x.tfrecord")) as writer:
         writer.write(b"one")
         raise KeyError
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_name_appears_only_at_the_end(tmp_path: Path):
-    with TFRecordWriter(tmp_path / "x.tfrecord") as writer:
+    with TFRecordWriter(open_path(tmp_path / "x.tfrecord")) as writer:
         writer.write(b"one" * (1 << 20))
         assert not (tmp_path / "x.tfrecord").exists()
     assert (tmp_path / "x.tfrecord").exists()
@@ -62,7 +66,7 @@ def test_the_name_appears_only_at_the_end(tmp_path: Path):
 def test_a_folder_that_is_gone_is_a_machine_failure(tmp_path: Path):
     with (
         pytest.raises(MachineError, match="cannot write .*x.tfrecord: no such file"),
-        TFRecordWriter(tmp_path / "gone" / "x.tfrecord"),
+        TFRecordWriter(open_path(tmp_path / "gone" / "x.tfrecord")),
     ):
         pass
 
@@ -75,9 +79,10 @@ def test_a_full_disk_is_a_machine_failure_and_leaves_nothing(tmp_path: Path, num
 import pathlib, sys
 from beam_jobs.io.tfrecord_writer import TFRecordWriter
 from pipeline_ops.errors import MachineError
+from pipeline_ops.storage.open_store import open_path
 folder = pathlib.Path(sys.argv[1])
 try:
-    with TFRecordWriter(folder / "x.tfrecord") as writer:
+    with TFRecordWriter(open_path(folder / "x.tfrecord")) as writer:
         writer.write(bytes({num_bytes}))
 except MachineError as error:
     assert "Free disk space or repair the disk, then retry." in str(error), error

@@ -1,0 +1,241 @@
+"""The messages between a preprocess job and its workers: small objects in the store.
+
+They are below the attempt, in a folder or in a bucket, so that a worker on any host can reach them:
+
+    plans.jsonl            the plans. A task is the range of one of them
+    results/<name>.json    the result of a plan, which is done when this exists
+    progress/<name>.json   records done and rejected, while a plan is worked on
+    errors/<name>.json     the error with which a worker ended
+    stop                   tells all workers to stop
+
+No message can run code, as a pickle could.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Generic, NamedTuple, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from beam_jobs.planning.plan import ShardPlan
+from beam_jobs.statistics.summary import PlanSummary, Summary
+from pipeline_ops.errors import ExitCode, MachineError, TrainyardError, make_error
+from pipeline_ops.jobs.request import Status
+from pipeline_ops.storage.atomic import translate_write_errors
+from pipeline_ops.storage.parsing import describe_validation_error
+from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.store_options import wait_at_most
+from pipeline_ops.storage.store_path import StorePath
+
+_PLANS, _STOP = "plans.jsonl", "stop"
+_RESULTS, _PROGRESS, _ERRORS = "results", "progress", "errors"
+_MAX_BYTES = 256 << 20
+_FOLDER_SECONDS, _BUCKET_SECONDS = 0.25, 5.0
+_STOP_SECONDS = 10
+"""How long the signal to stop waits for a store that is away."""
+_Message = TypeVar("_Message", bound=BaseModel)
+_PLAN = TypeAdapter(ShardPlan)
+_log = logging.getLogger(__name__)
+
+
+class StoppedByDriver(Exception):
+    """The driver has given up and does not need the result."""
+
+
+class ShardTask(NamedTuple):
+    """A plan to work on: its name, and its bytes in the file of all plans."""
+
+    name: str
+    start: int
+    num_bytes: int
+
+
+class PlanProgress(BaseModel, frozen=True):
+    """The records of a plan that are done, and those of them that were rejected."""
+
+    done: int
+    rejected: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """The messages of one pass over the data. `folder` holds all of them."""
+
+    folder: StorePath
+
+    @property
+    def seconds(self) -> float:
+        """The time between two looks, or two reports of one worker. A bucket costs requests."""
+        return _FOLDER_SECONDS if self.folder.is_local else _BUCKET_SECONDS
+
+    def write_plans(self, plans: Iterable[ShardPlan]) -> list[ShardTask]:
+        """Writes all plans. Raises MachineError if the disk or the store refuses them."""
+        tasks, position = [], 0
+        with self._open_plans() as file:
+            for plan in plans:
+                line = _PLAN.dump_json(plan, exclude_defaults=True) + b"\n"
+                file.write(line)
+                tasks.append(ShardTask(plan.name, position, len(line)))
+                position += len(line)
+        return tasks
+
+    def read_plan(self, task: ShardTask) -> ShardPlan:
+        """Reads a plan. Raises MachineError if it is missing or damaged."""
+        path = self.folder / _PLANS
+        try:
+            return _PLAN.validate_json(path.read_range(task.start, task.num_bytes))
+        except FileNotFoundError:
+            raise MachineError(f"{path} is missing. Retry.") from None
+        except ValidationError as error:
+            fault = describe_validation_error(error)
+            raise MachineError(f"{path} has no plan {task.name}: {fault}. Retry.") from None
+
+    def write_result(self, name: str, result: PlanSummary) -> None:
+        """Writes the result of a plan, which is its worker's last message."""
+        self._write(_RESULTS, name, result)
+
+    def write_error(self, name: str, error: Exception) -> None:
+        """Leaves an error for the driver, and stops all workers."""
+        if isinstance(error, OSError):
+            cure = "Free disk space or repair the disk, then retry."
+            error = MachineError(f"{name}: {error}. {cure}")
+        if not isinstance(error, TrainyardError):
+            error = TrainyardError(f"{type(error).__name__} while building {name}: {error}")
+        if error.exit_code is ExitCode.BUG:
+            _log.exception("%s", error)
+        self._write(_ERRORS, name, Status(exit_code=error.exit_code, message=str(error)))
+        self.stop()
+
+    def raise_error(self) -> None:
+        """Raises the error that a worker has left, if there is one.
+
+        Of several errors, it raises the first plan's: the others are usually the same.
+        """
+        for entry in (self.folder / _ERRORS).list_folder():
+            status = self._read(Status, self.folder / _ERRORS / entry.name)
+            raise make_error(status.exit_code, status.message)
+
+    def stop(self) -> None:
+        """Stops all workers: each raises StoppedByDriver at its next report."""
+        with wait_at_most(_STOP_SECONDS):
+            (self.folder / _STOP).write(b"")
+
+    def check_stop(self) -> None:
+        if (self.folder / _STOP).exists():
+            raise StoppedByDriver
+
+    def write_progress(self, name: str, progress: PlanProgress) -> None:
+        self._write(_PROGRESS, name, progress)
+
+    def _write(self, kind: str, name: str, message: BaseModel) -> None:
+        (self.folder / kind / f"{name}.json").write(message.model_dump_json().encode())
+
+    def _read(self, model: type[_Message], path: StorePath) -> _Message:
+        try:
+            return model.model_validate_json(path.read(_MAX_BYTES))
+        except ValidationError as error:
+            fault = describe_validation_error(error)
+            raise MachineError(f"{path} is no message of a worker: {fault}. Retry.") from None
+
+    @contextlib.contextmanager
+    def _open_plans(self) -> Iterator[IO[bytes]]:
+        path = self.folder / _PLANS
+        if path.is_local:
+            with translate_write_errors(path.local):
+                path.local.parent.mkdir(parents=True, exist_ok=True)
+                with open(path.local, "wb") as file:
+                    yield file
+            return
+        with tempfile.NamedTemporaryFile(prefix="plans-") as file:
+            with translate_write_errors(Path(file.name)):
+                yield file
+                file.flush()
+            path.upload(Path(file.name))
+
+
+class ProgressReporter:
+    """Reports the work on one plan: call `add` after each record.
+
+    Raises:
+      StoppedByDriver: the driver has given up. Raised by the constructor, so that no further plan
+        is begun, and by every report.
+    """
+
+    def __init__(self, exchange: Exchange, name: str):
+        self._exchange, self._name = exchange, name
+        self._done = self._rejected = 0
+        exchange.check_stop()
+        self._next = time.monotonic() + exchange.seconds
+
+    def add(self, is_rejected: bool) -> None:
+        self._done += 1
+        self._rejected += is_rejected
+        if time.monotonic() >= self._next:
+            self._exchange.check_stop()
+            progress = PlanProgress(done=self._done, rejected=self._rejected)
+            self._exchange.write_progress(self._name, progress)
+            self._next = time.monotonic() + self._exchange.seconds
+
+
+class Results(Generic[Summary]):
+    """The driver's side: reads each result as soon as it is there.
+
+    Args:
+      exchange: the messages.
+      plans: the plans.
+      model: the type of the results.
+    """
+
+    def __init__(self, exchange: Exchange, plans: Sequence[ShardPlan], model: type[Summary]):
+        self._exchange, self._plans, self._model = exchange, plans, model
+        self._sizes = {plan.name: len(plan.records) for plan in plans}
+        self._found = dict[str, Summary]()
+        self._seen = dict[str, tuple[float, PlanProgress]]()
+
+    def read_progress(self) -> tuple[int, int]:
+        """The records that are done so far, and those of them that were rejected."""
+        folder = self._exchange.folder
+        entries = {entry.name.removesuffix(".json"): entry for entry in folder.walk()}
+        fresh = [
+            name
+            for name in self._sizes
+            if name not in self._found and f"{_RESULTS}/{name}" in entries
+        ]
+        paths = [folder / _RESULTS / f"{name}.json" for name in fresh]
+        self._found |= zip(
+            fresh,
+            map_requests(lambda path: self._exchange._read(self._model, path), paths),
+            strict=True,
+        )
+        for name in self._sizes.keys() - self._found.keys():
+            entry = entries.get(f"{_PROGRESS}/{name}")
+            if entry and (name not in self._seen or self._seen[name][0] != entry.modified):
+                path = folder / _PROGRESS / f"{name}.json"
+                self._seen[name] = entry.modified, self._exchange._read(PlanProgress, path)
+        working = [self._seen[name][1] for name in self._seen.keys() - self._found.keys()]
+        done = sum(self._sizes[name] for name in self._found)
+        rejected = sum(len(result.rejected) for result in self._found.values())
+        return (
+            done + sum(progress.done for progress in working),
+            rejected + sum(progress.rejected for progress in working),
+        )
+
+    def collect(self) -> list[Summary]:
+        """All results, in the order of the plans, once the runner has ended.
+
+        Raises:
+          MachineError: the runner has lost a plan.
+        """
+        self.read_progress()
+        if lost := [plan.name for plan in self._plans if plan.name not in self._found]:
+            raise MachineError(
+                f"the runner has ended without {lost[0]}. Check its log, then retry."
+            )
+        return [self._found[plan.name] for plan in self._plans]

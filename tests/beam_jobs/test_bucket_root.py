@@ -1,0 +1,62 @@
+"""The data set of a storage root in a bucket: workers store its shards there."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+import yaml
+from small_disks import mount_small_disk
+
+from beam_jobs.preprocess import preprocess
+from pipeline_ops.artifacts.damage import find_damage
+from pipeline_ops.artifacts.manifest import locate_file, read_manifest
+from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.request import read_status
+from pipeline_ops.jobs.runner import run_request
+from pipeline_ops.storage.checksums import ChecksumAccumulator
+
+pytestmark = pytest.mark.stores
+
+
+@pytest.fixture
+def remote(pipeline, s3_root):
+    """A pipeline with its root in a bucket, without raw files yet."""
+    values = yaml.safe_load(pipeline.config_file.read_text())
+    values["storage"] = {"root": str(s3_root)}
+    pipeline.config_file.write_text(yaml.safe_dump(values, sort_keys=False))
+    return pipeline
+
+
+def test_a_data_set_in_a_bucket_needs_no_room_on_the_disk_of_its_job(
+    remote, encode, tmp_path, monkeypatch
+):
+    for number in range(90):
+        remote.add(f"{'ab'[number % 2]}/{number}.png", encode(1024, 1024, 3, seed=number))
+    plan = remote.plan(stages=[{"decode": {"channels": 3}}], shards=45)
+    attempt = remote.request(plan)
+    with mount_small_disk(tmp_path / "disk", "size=20m") as disk, monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(disk))
+        run_request(preprocess, str(attempt.request))
+        assert list(disk.iterdir()) == []
+    status = read_status(attempt)
+    assert status.exit_code is ExitCode.SUCCESS, status.message
+    manifest = read_manifest(plan.manifest)
+    assert sum(file.num_bytes for file in manifest.files) > 200 << 20
+    assert find_damage(plan.manifest, manifest) == []
+    for file in manifest.files:
+        content = ChecksumAccumulator()
+        for _ in content.pass_through(locate_file(plan.manifest, file).read_blocks()):
+            pass
+        assert file.has_content(content.result), file.path
+
+
+def test_refused_data_leave_no_shard_in_the_bucket(remote, encode):
+    for number in range(20):
+        remote.add(f"{'ab'[number % 2]}/{number}.png", encode(height=8 + number // 19))
+    plan = remote.plan(shards=4, stages=["decode"])
+    attempt = remote.request(plan)
+    run_request(preprocess, str(attempt.request))
+    status = read_status(attempt)
+    assert status.exit_code is ExitCode.DATA and "different shapes" in status.message
+    assert plan.manifest.parent.walk() == []

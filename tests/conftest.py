@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from manifests import make_manifest
+from manifests import list_counted, make_manifest
 
 from pipeline_ops.artifacts.dataset import (
     CLASS_WEIGHTS,
@@ -24,7 +24,7 @@ from pipeline_ops.artifacts.dataset import (
     build_shard_name,
 )
 from pipeline_ops.artifacts.layout import Attempt, lock_file
-from pipeline_ops.artifacts.manifest import list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import write_request
@@ -144,7 +144,7 @@ def dataset(tmp_path_factory) -> str:
         num_rejected=0,
         rejected_by_reason={},
     )
-    write_manifest(folder, make_manifest(figures=figures, files=list_files(folder, counts)))
+    write_manifest(folder, make_manifest(figures=figures, files=list_counted(folder, counts)))
     return str(folder / "manifest.json")
 
 
@@ -184,7 +184,7 @@ def weighted_dataset(dataset, tmp_path_factory) -> str:
         json.dumps({str(digit): 0.5 + digit / 10 for digit in range(10)})
     )
     counts = {file.path: file.num_examples for file in manifest.files}
-    write_manifest(folder, manifest.model_copy(update={"files": list_files(folder, counts)}))
+    write_manifest(folder, manifest.model_copy(update={"files": list_counted(folder, counts)}))
     return str(folder / "manifest.json")
 
 

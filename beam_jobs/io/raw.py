@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from beam_jobs.io.example import parse
-from beam_jobs.io.parquet import read_rows
+from beam_jobs.io.parquet_rows import read_rows
 from beam_jobs.io.tfrecord_reader import CorruptRecord, read_record
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from beam_jobs.io.example import parse
-from beam_jobs.io.parquet import CorruptParquet, iterate_rows, open_parquet
+from beam_jobs.io.parquet_rows import CorruptParquet, iterate_rows, open_parquet
 from beam_jobs.io.tfrecord_reader import CorruptRecord, scan_records
 from beam_jobs.recognition.folder_view import MAX_CANDIDATES, START_BYTES, FolderView
 from beam_jobs.recognition.source_match import Certainty, SourceMatch, count, find_split, join_names

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beam_jobs.io.parquet import CorruptParquet, find_bytes, iterate_rows, open_parquet
+from beam_jobs.io.parquet_rows import CorruptParquet, find_bytes, iterate_rows, open_parquet
 from beam_jobs.io.raw import PackedImage, Raw, digest_image, translate_read_errors
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.fields import find_field, make_record

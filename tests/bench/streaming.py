@@ -25,7 +25,7 @@ _START = time.monotonic()
 
 _TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(_TESTS.parent), str(_TESTS / "support")]
-from manifests import make_manifest  # noqa: E402
+from manifests import list_counted, make_manifest  # noqa: E402
 from measuring import format_spread, make_environment, make_parser  # noqa: E402
 
 BATCH, SIDE, NUM_CLASSES = 32, 320, 10
@@ -40,7 +40,7 @@ def write_dataset(folder: Path, megabytes: int, num_shards: int) -> None:
     from photographs import photograph
 
     from pipeline_ops.artifacts.dataset import DatasetFigures, build_shard_name
-    from pipeline_ops.artifacts.manifest import list_files, write_manifest
+    from pipeline_ops.artifacts.manifest import write_manifest
     from pipeline_ops.artifacts.record_lengths import RECORD_LENGTHS, format_record_lengths
 
     images = []
@@ -67,15 +67,16 @@ def write_dataset(folder: Path, megabytes: int, num_shards: int) -> None:
         num_rejected=0,
         rejected_by_reason={},
     )
-    write_manifest(folder, make_manifest(figures=figures, files=list_files(folder, counts)))
+    write_manifest(folder, make_manifest(figures=figures, files=list_counted(folder, counts)))
 
 
 def _write_shard(path: Path, images: list[bytes], own: range) -> list[int]:
     from beam_jobs.io.example import pack
     from beam_jobs.io.tfrecord_writer import TFRecordWriter
     from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
+    from pipeline_ops.storage.open_store import open_path
 
-    with TFRecordWriter(path) as writer:
+    with TFRecordWriter(open_path(path)) as writer:
         for number in own:
             encoded = images[number % len(images)] + number.to_bytes(8, "little")
             label = number % NUM_CLASSES

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from manifests import list_again
 
 from pipeline_ops.artifacts.dataset import KEY
-from pipeline_ops.artifacts.manifest import list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.artifacts.record_lengths import RECORD_LENGTHS, format_record_lengths
 from pipeline_ops.config.input import AugmentOptions, InputOptions
 from pipeline_ops.errors import MachineError
@@ -50,7 +51,7 @@ def stored(dataset, tmp_path_factory) -> str:
     (folder / RECORD_LENGTHS).write_bytes(format_record_lengths(lengths))
     counts = manifest.figures["num_examples"]
     removed = {"num_examples": counts | {"train": counts["train"] - 5}, "removed": REMOVED}
-    files = list_files(folder, {file.path: file.num_examples for file in manifest.files})
+    files = list_again(folder, manifest)
     write_manifest(
         folder,
         manifest.model_copy(update={"files": files, "figures": manifest.figures | removed}),

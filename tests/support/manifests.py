@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,14 @@ def make_manifest(
     return Manifest(**(values | fields))
 
 
-def list_again(folder: Path, manifest: Manifest) -> list[ManifestFile]:
-    """The files of a folder as they are now, with the numbers of examples in a manifest."""
-    counts = {file.path: file.num_examples for file in manifest.files}
+def list_counted(folder: Path, counts: Mapping[str, int | None]) -> list[ManifestFile]:
+    """The files of a folder, with the numbers of examples by path."""
     return [
         file.model_copy(update={"num_examples": counts.get(file.path)})
         for file in list_files(folder)
     ]
+
+
+def list_again(folder: Path, manifest: Manifest) -> list[ManifestFile]:
+    """The files of a folder as they are now, with the numbers of examples in a manifest."""
+    return list_counted(folder, {file.path: file.num_examples for file in manifest.files})

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from linear_models import fit, read_examples, training_figures, write_model
+from manifests import list_counted
 
 from pipeline_ops.artifacts.dataset import (
     KEY,
@@ -276,7 +277,10 @@ def copy_dataset(
     write_manifest(
         folder,
         manifest.model_copy(
-            update={"files": list_files(folder, counts), "figures": figures.model_dump(mode="json")}
+            update={
+                "files": list_counted(folder, counts),
+                "figures": figures.model_dump(mode="json"),
+            }
         ),
     )
     return str(folder / NAME)

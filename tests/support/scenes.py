@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from manifests import make_manifest
+from manifests import list_counted, make_manifest
 
 from pipeline_ops.artifacts.dataset import DatasetFigures, build_shard_name
-from pipeline_ops.artifacts.manifest import list_files, write_manifest
+from pipeline_ops.artifacts.manifest import write_manifest
+from pipeline_ops.storage.open_store import open_path
 
 DIGIT_SCENES = Path(__file__).resolve().parents[2] / "configs" / "digit_scenes.yaml"
 NUM_SHARDS = 4
@@ -37,7 +38,7 @@ def scenes(tmp_path_factory) -> str:
         num_rejected=0,
         rejected_by_reason={},
     )
-    files = list_files(folder, counts)
+    files = list_counted(folder, counts)
     write_manifest(folder, make_manifest(pipeline="digit_scenes", figures=figures, files=files))
     return str(folder / "manifest.json")
 
@@ -58,7 +59,7 @@ def _write_shard(path: Path, examples) -> int:
     from beam_jobs.io.example import serialise
     from beam_jobs.io.tfrecord_writer import TFRecordWriter
 
-    with TFRecordWriter(path) as writer:
+    with TFRecordWriter(open_path(path)) as writer:
         for example in examples:
             writer.write(
                 *serialise(example, {name: index for index, name in enumerate(CLASS_NAMES)})

@@ -57,7 +57,6 @@ class RawFilesTrigger(BaseEventTrigger):
     ):
         super().__init__()  # type: ignore[no-untyped-call]
         self.options = options or {}
-        self._options = StoreOptions.model_validate(self.options)
         self.folder, self.state, self.every_seconds = folder, state, every_seconds
         self.patterns = None if patterns is None else list(patterns)
         self._is_failing = False
@@ -72,7 +71,8 @@ class RawFilesTrigger(BaseEventTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        before, state = None, open_path(self.state, self._options)
+        options = StoreOptions.model_validate(self.options)
+        before, state = None, open_path(self.state, options)
         while True:
             now, reported = await asyncio.to_thread(self._look, state)
             if now is not None and is_new(before, now, reported):

@@ -254,9 +254,8 @@ def _decide(request: Request, run: _Run) -> JobPlan:
         reason = _why_new(request, run.layout)
         return JobPlan(request, path, False, reason)
     manifest = read_manifest(path)
-    if damage := tuple(
-        find_damage(path, manifest) or _find_unpublished(request, run.config, manifest)
-    ):
+    damage = find_damage(path, manifest) or _find_unpublished(request, run.config, manifest)
+    if damage:
         damaged = request.model_copy(update={"is_damaged": True})
         reason = f"the artifact was damaged: {damage[0]}"
         return JobPlan(damaged, path, False, reason, tuple(damage))

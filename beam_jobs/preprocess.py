@@ -196,7 +196,7 @@ def _plan(
 def _open_exchange(job: Job) -> Iterator[tuple[Exchange, Path]]:
     """Yields the messages of the workers, and a folder of this host for bad records.
 
-    Both are removed afterwards. If the job is killed, its operator removes them.
+    Both are removed afterwards. What is left then, its operator removes.
     """
     scratch = job.attempt.scratch
     stored = job.stored_attempt / scratch.name if job.stored_attempt else open_path(scratch)
@@ -207,7 +207,9 @@ def _open_exchange(job: Job) -> Iterator[tuple[Exchange, Path]]:
         yield Exchange(stored), fragments
     finally:
         remove_own_folder(scratch)
-        stored.remove_tree()
+        if job.stored_attempt:
+            with contextlib.suppress(MachineError):  # the store is away: the job's error counts
+                stored.remove_tree()
 
 
 def _run_beam(

@@ -9,9 +9,9 @@ of numbered records, each created once. The one with the highest number is valid
 
 A holder whose beat stays the same for `LEASE_SECONDS`, by the clock of the one who waits, has lost
 the lease: the waiting process creates the next record. No two clocks are compared, and the time in
-which the store was away does not count. A commit takes
-the next number, too. A holder that was paused for long therefore finds the number taken, and cannot
-commit any more. A process that is killed after its commit record leaves the rest to the next one.
+which the store was away does not count. A commit takes the next number, too. A holder that was
+paused for long therefore finds the number taken, and cannot commit any more. A process that is
+killed after its commit record leaves the rest to the next one.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def cluster(kubernetes_cluster, monkeypatch) -> RealCluster:
 
 
 def list_left(cluster: RealCluster) -> list[str]:
-    """What the project has made and not removed yet."""
+    """Returns the objects that the project has made and not removed yet."""
     return [
         f"{kind}/{name}"
         for kind, group in KINDS.items()

@@ -37,7 +37,7 @@ from pipeline_ops.storage.store_path import StorePath
 _PLANS, _STOP = "plans.jsonl", "stop"
 _RESULTS, _PROGRESS, _ERRORS = "results", "progress", "errors"
 _MAX_BYTES = 256 << 20
-_FOLDER_SECONDS, _BUCKET_SECONDS = 0.25, 5.0
+_FOLDER_SECONDS, _BUCKET_SECONDS = 1.0, 5.0
 _STOP_SECONDS = 10
 """How long the signal to stop waits for a store that is away."""
 _Message = TypeVar("_Message", bound=BaseModel)
@@ -119,7 +119,7 @@ class Exchange:
         Of several errors, it raises the first plan's: the others are usually the same.
         """
         for entry in (self.folder / _ERRORS).list_folder():
-            status = self._read(Status, self.folder / _ERRORS / entry.name)
+            status = self.read(Status, f"{_ERRORS}/{entry.name}")
             raise make_error(status.exit_code, status.message)
 
     def stop(self) -> None:
@@ -134,15 +134,17 @@ class Exchange:
     def write_progress(self, name: str, progress: PlanProgress) -> None:
         self._write(_PROGRESS, name, progress)
 
-    def _write(self, kind: str, name: str, message: BaseModel) -> None:
-        (self.folder / kind / f"{name}.json").write(message.model_dump_json().encode())
-
-    def _read(self, model: type[_Message], path: StorePath) -> _Message:
+    def read(self, model: type[_Message], name: str) -> _Message:
+        """Reads a message by its name in the folder. Raises MachineError if it is damaged."""
+        path = self.folder / name
         try:
             return model.model_validate_json(path.read(_MAX_BYTES))
         except ValidationError as error:
             fault = describe_validation_error(error)
             raise MachineError(f"{path} is no message of a worker: {fault}. Retry.") from None
+
+    def _write(self, kind: str, name: str, message: BaseModel) -> None:
+        (self.folder / kind / f"{name}.json").write(message.model_dump_json().encode())
 
     @contextlib.contextmanager
     def _open_plans(self) -> Iterator[IO[bytes]]:
@@ -201,24 +203,14 @@ class Results(Generic[Summary]):
 
     def read_progress(self) -> tuple[int, int]:
         """The records that are done so far, and those of them that were rejected."""
-        folder = self._exchange.folder
-        entries = {entry.name.removesuffix(".json"): entry for entry in folder.walk()}
-        fresh = [
-            name
-            for name in self._sizes
-            if name not in self._found and f"{_RESULTS}/{name}" in entries
-        ]
-        paths = [folder / _RESULTS / f"{name}.json" for name in fresh]
-        self._found |= zip(
-            fresh,
-            map_requests(lambda path: self._exchange._read(self._model, path), paths),
-            strict=True,
-        )
-        for name in self._sizes.keys() - self._found.keys():
-            entry = entries.get(f"{_PROGRESS}/{name}")
+        entries = {entry.name: entry for entry in self._exchange.folder.walk()}
+        open_plans = self._sizes.keys() - self._found.keys()
+        fresh = [name for name in open_plans if f"{_RESULTS}/{name}.json" in entries]
+        self._found |= zip(fresh, map_requests(self._read_result, fresh), strict=True)
+        for name in open_plans.difference(fresh):
+            entry = entries.get(file := f"{_PROGRESS}/{name}.json")
             if entry and (name not in self._seen or self._seen[name][0] != entry.modified):
-                path = folder / _PROGRESS / f"{name}.json"
-                self._seen[name] = entry.modified, self._exchange._read(PlanProgress, path)
+                self._seen[name] = entry.modified, self._exchange.read(PlanProgress, file)
         working = [self._seen[name][1] for name in self._seen.keys() - self._found.keys()]
         done = sum(self._sizes[name] for name in self._found)
         rejected = sum(len(result.rejected) for result in self._found.values())
@@ -228,14 +220,16 @@ class Results(Generic[Summary]):
         )
 
     def collect(self) -> list[Summary]:
-        """All results, in the order of the plans, once the runner has ended.
+        """All results, in the order of the plans, after the last call of `read_progress`.
 
         Raises:
           MachineError: the runner has lost a plan.
         """
-        self.read_progress()
         if lost := [plan.name for plan in self._plans if plan.name not in self._found]:
             raise MachineError(
                 f"the runner has ended without {lost[0]}. Check its log, then retry."
             )
         return [self._found[plan.name] for plan in self._plans]
+
+    def _read_result(self, name: str) -> Summary:
+        return self._exchange.read(self._model, f"{_RESULTS}/{name}.json")

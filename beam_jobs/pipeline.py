@@ -31,7 +31,6 @@ from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import MachineError, TrainyardError
 
 coders.registry.register_coder(ShardTask, coders.RowCoder)
-_REPORT_INTERVAL_SECONDS = 0.5
 _STOP_TIMEOUT_SECONDS = 5.0  # the time for finishing the current image
 
 
@@ -125,7 +124,7 @@ def build_shards(
       runner: the Beam runner and its options. They do not change a single byte of the result.
       exchange: the messages, none so far.
       fragments: an empty folder for bad records.
-      report: called about twice a second, and less often if the messages are in a bucket, with the
+      report: called about once a second, and less often if the messages are in a bucket, with the
         number of finished and of rejected records.
 
     Returns:
@@ -144,14 +143,13 @@ def build_shards(
     with _BackgroundThread(
         lambda: _run(tasks, transform, engine, options), stop=exchange.stop
     ) as background:
-        while background.is_running(max(_REPORT_INTERVAL_SECONDS, exchange.seconds)):
+        while background.is_running(exchange.seconds):
             report(*results.read_progress())
     exchange.raise_error()
     if background.error is not None:
         raise _to_trainyard_error(runner, background.error) from background.error
-    found = results.collect()
     report(*results.read_progress())
-    return found
+    return results.collect()
 
 
 def _run(

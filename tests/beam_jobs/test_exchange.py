@@ -80,9 +80,11 @@ def test_the_results_are_in_the_order_of_the_plans_and_a_lost_one_is_named(excha
     results = Results(exchange, plans, PlanSummary)
     for number in (2, 0):
         exchange.write_result(f"train-{number}", PlanSummary(num_examples=number))
+    results.read_progress()
     with pytest.raises(MachineError, match="has ended without train-1"):
         results.collect()
     exchange.write_result("train-1", PlanSummary(num_examples=1))
+    results.read_progress()
     assert [result.num_examples for result in results.collect()] == [0, 1, 2]
 
 

@@ -7,14 +7,13 @@ model for the result (`pipeline_ops/jobs/model_check.py`). The preprocess job an
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.duplicates import CollectionDecision, decide_collection
 from beam_jobs.planning.empty_splits import explain_from_plan
-from beam_jobs.planning.plan import Record, check_labels, count_planned_labels
+from beam_jobs.planning.plan import Record, check_labels, count_planned_labels, hash_key
 from beam_jobs.sources.source_data import SourceData, read_source_data
 from beam_jobs.stages.execution import BoundStage, map_class_names, run_stages
 from beam_jobs.stages.stage import Rejected
@@ -96,7 +95,9 @@ def sample_image_shape(
 
     None if the stages keep none of the first 50 images.
     """
-    ordered = sorted(records, key=_hash_key)[:_MAX_TRIED_IMAGES]
+    ordered = sorted(records, key=lambda record: hash_key(b"trial", 0, record.key))[
+        :_MAX_TRIED_IMAGES
+    ]
     for record in ordered:
         example = record.to_example(read_raw(record.file, folder))
         try:
@@ -106,7 +107,3 @@ def sample_image_shape(
         if finished:
             return finished[0].shape
     return None
-
-
-def _hash_key(record: Record) -> bytes:
-    return hashlib.blake2b(record.key.encode(), person=b"trial").digest()

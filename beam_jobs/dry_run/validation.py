@@ -31,24 +31,28 @@ _MAX_TRIED_IMAGES = 50
 
 
 def validate_deeply(config: PipelineConfig, python: str) -> dict[str, int]:
-    """Checks data and model of a pipeline. `python` is the interpreter if the config names none.
+    """Checks data and model of a pipeline. Returns the number of images in each split.
 
-    Returns:
-      The number of images in each split.
+    `python` is the interpreter if the config names none.
 
     Raises:
       ConfigError, DataError: the errors that the preprocess job would raise before its work.
       MachineError: a file or the process that builds the model has failed.
     """
     validate_interval(config)
-    preprocess, layout = config.preprocess, Layout(config.root, config.pipeline)
-    listing = list_folder(find_raw_folder(config), layout.listings, preprocess.source.file_patterns)
-    source = read_source_data(preprocess, listing, config.file)
+    preprocess, source = config.preprocess, read_source(config)
     decision = decide_collection(preprocess, source.found.records, {})
     validate_plan(preprocess, source, decision)
     training = PlannedTraining.from_config(config, python)
-    validate_model(training, preprocess, source, layout)
+    validate_model(training, preprocess, source, Layout(config.root, config.pipeline))
     return {name: len(members) for name, members in decision.by_split.items()}
+
+
+def read_source(config: PipelineConfig) -> SourceData:
+    """Lists and reads the source of a pipeline. Raises ConfigError, DataError, MachineError."""
+    preprocess, listings = config.preprocess, Layout(config.root, config.pipeline).listings
+    listing = list_folder(find_raw_folder(config), listings, preprocess.source.file_patterns)
+    return read_source_data(preprocess, listing, config.file)
 
 
 def validate_plan(config: Preprocess, source: SourceData, decision: CollectionDecision) -> None:

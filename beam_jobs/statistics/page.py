@@ -11,7 +11,7 @@ import base64
 import dataclasses
 import io
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,8 @@ from PIL import Image, ImageFile
 
 from beam_jobs.statistics.dataset import LABELS, DataSchema, DatasetStatistics
 from beam_jobs.statistics.measure import FEATURES, NO_BOXES, NO_LABEL, Histogram
+from beam_jobs.statistics.summary import BadRecord
 from pipeline_ops.artifacts.dataset import (
-    QUARANTINE_CONTENT,
-    QUARANTINE_DETAIL,
-    QUARANTINE_KEY,
-    QUARANTINE_NUM_BYTES,
-    QUARANTINE_REASON,
-    QUARANTINE_STAGE,
     SPLITS,
     DatasetFigures,
 )
@@ -41,12 +36,6 @@ _MAX_THUMBNAIL_PIXELS = 40e6
 """A larger image is not decoded, because it may be a decompression bomb."""
 _THUMBNAIL_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 _BOX_COLUMNS = ("box_width", "box_height", "box_area", "box_aspect")
-_REJECT_TEXTS = {
-    "key": QUARANTINE_KEY,
-    "stage": QUARANTINE_STAGE,
-    "reason": QUARANTINE_REASON,
-    "detail": QUARANTINE_DETAIL,
-}
 _GROUPS = {
     "raw": "Raw files, as they were decoded",
     "example": "Examples, as they are stored",
@@ -66,7 +55,7 @@ class PageData:
     figures: DatasetFigures
     statistics: DatasetStatistics
     schema: DataSchema
-    quarantine: Sequence[Mapping[str, bytes | int]]
+    quarantine: Sequence[BadRecord]
     reference: DatasetStatistics | None = None
 
 
@@ -248,10 +237,9 @@ def _format_edge(edge: float) -> str:
     return format_short(float(f"{edge:.3g}" if edge >= 1 else f"{edge:.2g}"))
 
 
-def _build_reject_row(record: Mapping[str, bytes | int]) -> dict[str, Any]:
-    texts = {name: bytes(record[field]).decode() for name, field in _REJECT_TEXTS.items()}
-    image = make_thumbnail(bytes(record[QUARANTINE_CONTENT]))
-    return {**texts, "num_bytes": record[QUARANTINE_NUM_BYTES], "image": image}
+def _build_reject_row(record: BadRecord) -> dict[str, Any]:
+    image = make_thumbnail(record.content)
+    return record.rejected.model_dump() | {"num_bytes": record.num_bytes, "image": image}
 
 
 def _format_number(value: float | None) -> str:

@@ -110,8 +110,8 @@ def copy_quarantined_records(shard: Path, keys: Collection[str], fragments: Path
     if not keys:
         return
     try:
-        with FragmentWriter(fragments, "as-before") as fragment:
-            for _, record in scan_records(os.fsencode(shard)):
+        with FragmentWriter(fragments, "as-before") as fragment, open(shard, "rb") as file:
+            for _, record in scan_records(file, os.fstat(file.fileno()).st_size):
                 if isinstance(record, CorruptRecord):
                     raise record
                 if _read_key(record) in keys:

@@ -11,10 +11,11 @@ from typing import Any
 
 from beam_jobs.io.example import parse
 from beam_jobs.io.parquet_rows import CorruptParquet, iterate_rows, open_parquet
+from beam_jobs.io.raw import open_raw
 from beam_jobs.io.tfrecord_reader import CorruptRecord, scan_records
 from beam_jobs.recognition.folder_view import MAX_CANDIDATES, START_BYTES, FolderView
 from beam_jobs.recognition.source_match import Certainty, SourceMatch, count, find_split, join_names
-from beam_jobs.sources.fields import find_field
+from beam_jobs.sources.packed import find_field
 from beam_jobs.sources.parsing import CORNERS, parse_json_object
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards
@@ -78,10 +79,11 @@ def _has_label(features: dict[str, Any]) -> bool:
 def _read_first_record(view: FolderView, file: RawFile) -> tuple[dict[str, Any], str]:
     """The features of the first record, or none and the problem."""
     try:
-        for _, record in scan_records(file.to_path(view.folder)):
-            if isinstance(record, CorruptRecord):
-                return {}, record.detail
-            return dict(parse(record)), ""
+        with open_raw(file, view.folder) as opened:
+            for _, record in scan_records(opened, file.num_bytes):
+                if isinstance(record, CorruptRecord):
+                    return {}, record.detail
+                return dict(parse(record)), ""
     except OSError as error:
         raise DataError(f"{file.key}: {error.strerror}. Correct its permissions.") from None
     except ValueError as error:
@@ -106,10 +108,10 @@ def recognise_parquet(view: FolderView) -> Iterator[SourceMatch]:
     if not any(view.read_start(file, 4) == _PARQUET_MAGIC for file in files[:MAX_CANDIDATES]):
         return
     try:
-        with open_parquet(files[0].to_path(view.folder)) as opened:
-            names = opened.schema_arrow.names
-            groups = range(opened.num_row_groups)
-            every = (row for group in groups for _, row in iterate_rows(opened, group, names))
+        with open_raw(files[0], view.folder) as opened, open_parquet(opened) as parquet:
+            names = parquet.schema_arrow.names
+            groups = range(parquet.num_row_groups)
+            every = (row for group in groups for _, row in iterate_rows(parquet, group, names))
             rows = list(itertools.islice(every, _MAX_MEMBERS))
     except (CorruptParquet, OSError) as error:
         yield SourceMatch("parquet", Certainty.UNUSABLE, f"{files[0].key}: {error}")

@@ -48,7 +48,7 @@ def recognise_tfrecord(view: FolderView) -> Iterator[SourceMatch]:
         file
         for file in view.list_candidates("")
         if _TFRECORD_NAME.search(file.key)
-        and posixpath.basename(file.key) != shards.QUARANTINE_SHARD
+        and not posixpath.basename(file.key).startswith(shards.QUARANTINE_PREFIX)
     ]
     if not files:
         return

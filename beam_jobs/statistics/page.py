@@ -8,7 +8,7 @@ escapes all text in it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +20,9 @@ from beam_jobs.statistics.histogram import FEATURES, Histogram
 from beam_jobs.statistics.measure import NO_BOXES, NO_LABEL
 from beam_jobs.statistics.plots import draw_feature
 from beam_jobs.statistics.schema import DataSchema
+from beam_jobs.statistics.summary import BadRecord
 from beam_jobs.statistics.thumbnail import make_thumbnail
 from pipeline_ops.artifacts.dataset import (
-    QUARANTINE_CONTENT,
-    QUARANTINE_DETAIL,
-    QUARANTINE_KEY,
-    QUARANTINE_NUM_BYTES,
-    QUARANTINE_REASON,
-    QUARANTINE_STAGE,
     SPLITS,
     DatasetFigures,
 )
@@ -55,7 +50,7 @@ class PageData:
     figures: DatasetFigures
     statistics: DatasetStatistics
     schema: DataSchema
-    quarantine: Sequence[Mapping[str, bytes | int]]
+    quarantine: Sequence[BadRecord]
     reference: DatasetStatistics | None = None
 
 
@@ -204,17 +199,9 @@ def _build_chart_groups(data: PageData) -> dict[str, list[tuple[str, Histogram, 
     return groups
 
 
-def _build_reject_row(record: Mapping[str, bytes | int]) -> dict[str, Any]:
-    names = (QUARANTINE_KEY, QUARANTINE_STAGE, QUARANTINE_REASON, QUARANTINE_DETAIL)
-    key, stage, reason, detail = (bytes(record[name]).decode() for name in names)
-    return {
-        "key": key,
-        "stage": stage,
-        "reason": reason,
-        "detail": detail,
-        "num_bytes": record[QUARANTINE_NUM_BYTES],
-        "image": make_thumbnail(bytes(record[QUARANTINE_CONTENT])),
-    }
+def _build_reject_row(record: BadRecord) -> dict[str, Any]:
+    image = make_thumbnail(record.content)
+    return record.rejected.model_dump() | {"num_bytes": record.num_bytes, "image": image}
 
 
 def _format_number(value: float | None) -> str:

@@ -25,6 +25,17 @@ class RejectedRecord(BaseModel, frozen=True):
     stage: str
     reason: str
     detail: str = ""
+    file: str = ""
+    """The quarantine file that holds the bytes of the record."""
+
+
+class BadRecord(NamedTuple):
+    """A rejected record with its bytes, or their beginning. `source` is the key of its raw file."""
+
+    rejected: RejectedRecord
+    source: str
+    content: bytes
+    num_bytes: int
 
 
 class PlanSummary(BaseModel, frozen=True):
@@ -32,6 +43,10 @@ class PlanSummary(BaseModel, frozen=True):
 
     num_examples: int
     rejected: list[RejectedRecord] = []
+    skipped: dict[str, int] = {}
+    """The number of examples that a stage skipped, by `<stage>: <reason>`."""
+    nanoseconds: dict[str, int] = {}
+    """The time by stage. It has `read`, `measure` and `write` besides the stages."""
 
 
 Summary = TypeVar("Summary", bound=PlanSummary)
@@ -51,22 +66,17 @@ class Outcome(NamedTuple):
 
 
 class ShardSummary(PlanSummary, frozen=True):
-    """The summary of one shard. `labels` counts examples by class name, or boxes for detection.
-
-    `nanoseconds` adds up the time by stage, and has `read`, `measure` and `write` besides the
-    stages.
-    """
+    """The summary of one shard. `labels` counts examples by class name, or boxes for detection."""
 
     split: str
     name: str
     file: ManifestFile | None = None
     """The shard for the manifest. None if this stands for shards of another data set."""
+    quarantine: ManifestFile | None = None
+    """The bytes of its bad records, if there are any."""
     labels: dict[str, int]
     shapes: list[tuple[tuple[int, int, int], str]]
     """Every (height, width, channels) that occurred, with the key of its first image."""
-    skipped: dict[str, int] = {}
-    """The number of examples that a stage skipped, by `<stage>: <reason>`."""
-    nanoseconds: dict[str, int]
     outcomes: list[Outcome] = []
     """The outcome of each record of the plan, in order."""
     lengths: list[int] = []

@@ -18,7 +18,7 @@ import hashlib
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from pipeline_ops.errors import DataError, MachineError
@@ -129,18 +129,23 @@ class RemoteFolder:
 
         Nothing checks that the files are still the listed ones. Raises as `read`.
         """
-        paths = [self._to_object_path(file) for file, _, _ in parts]
-        starts = [offset for _, offset, _ in parts]
-        ends = [offset + size for _, offset, size in parts]
+        filled = [part for part in parts if part[2]]  # no bytes are no range
+        paths = [self._to_object_path(file) for file, _, _ in filled]
+        starts = [offset for _, offset, _ in filled]
+        ends = [offset + size for _, offset, size in filled]
 
         def read() -> list[bytes]:
-            with _translate_missing_file(parts[0][0]), translate_errors(self.uri):
+            with _translate_missing_file(filled[0][0]), translate_errors(self.uri):
                 return list(self._driver.cat_ranges(paths, starts, ends, on_error="raise"))
 
-        return repeat_while_away(describe_place(self.uri), read) if parts else []
+        found = iter(repeat_while_away(describe_place(self.uri), read) if filled else [])
+        return [next(found) if size else b"" for _, _, size in parts]
 
-    def open(self, file: RawFile) -> BinaryIO:
-        """Opens a file that is too large for memory. Raises as `read_parts` while it is read."""
+    def open(self, file: RawFile) -> io.BufferedReader:
+        """Opens a file that is too large for memory. Raises as `read_parts` while it is read.
+
+        Every read of its `raw` is a request for just these bytes.
+        """
         return io.BufferedReader(_RemoteFile(self, file), _BUFFER_BYTES)
 
     def _fetch(self, files: Sequence[RawFile]) -> dict[str, bytes | Exception]:

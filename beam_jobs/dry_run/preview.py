@@ -17,7 +17,7 @@ import cv2
 from beam_jobs.dry_run.preview_drawing import PreviewRow, draw_rows
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.plan import Record
-from beam_jobs.sources.source_data import read_source_data
+from beam_jobs.sources import read_source_data
 from beam_jobs.stages.execution import BoundStage, run_stages
 from beam_jobs.stages.stage import Example, Rejected
 from pipeline_ops.artifacts.layout import Layout

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from beam_jobs.recognition.folder_view import FolderView
 from beam_jobs.recognition.source_match import Certainty, SourceMatch, count, join_names
-from beam_jobs.sources.image_folder import find_split_folders, read_records, validate_layout
+from beam_jobs.sources import read_records
+from beam_jobs.sources.image_folder import find_split_folders, validate_layout
 from beam_jobs.sources.parsing import is_image_name
 from pipeline_ops.config.sources import ImageFolderSource
 from pipeline_ops.errors import DataError

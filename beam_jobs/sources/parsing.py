@@ -1,23 +1,31 @@
-"""Parsers for the values of annotations, shared by all sources.
+"""Parsers for the values of annotations, for outlines and for XML, shared by all sources.
 
 Each takes a value as a file has it, of any type, and raises Reject if the value is not valid.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 from beam_jobs.stages.given_boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 
+Point = tuple[float, float]  # x, y
+Corners = tuple[float, float, float, float]  # ymin, xmin, ymax, xmax
+
 _IMAGE_SUFFIXES = frozenset(
     (".bmp", ".gif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 )
+_BLOCK_BYTES = 1 << 18
+_MAX_CHILD_BYTES = 32 << 20
+"""The limit of one element below the root. In memory, elements take up to 30 times their text."""
 _MAX_PATH_CHARACTERS, _MAX_PATH_PARTS = 4096, 64
 CORNERS = ("ymin", "xmin", "ymax", "xmax")
 SPLITS = {
@@ -145,6 +153,126 @@ def iterate_path_ends(path: Any) -> Iterator[str]:
 def escape_surrogates(value: str) -> str:
     """Escapes lone halves of surrogate pairs, which JSON and UTF-8 do not allow."""
     return value.encode("utf-8", "backslashreplace").decode()
+
+
+def enclose(points: Sequence[Point]) -> Corners:
+    """The smallest upright rectangle around some points.
+
+    Raises Reject: malformed, box_not_finite.
+    """
+    if len(points) < 3:
+        raise Reject("malformed", f"a polygon needs three points, and this one has {len(points)}")
+    xs, ys = zip(*points, strict=True)
+    if not all(map(math.isfinite, (*xs, *ys))):  # min and max ignore NaN
+        raise Reject("box_not_finite", "a polygon with a point that is not finite")
+    return min(ys), min(xs), max(ys), max(xs)
+
+
+def enclose_rotated(corners: Corners, degrees: float, pivot: Point) -> Corners:
+    """The smallest upright rectangle around a rectangle that is turned clockwise around a point.
+
+    Args:
+      corners: the rectangle before it is turned, in pixels.
+      degrees: the angle.
+      pivot: the point that stays in its place.
+
+    Raises Reject: box_not_finite.
+    """
+    if not math.isfinite(degrees):
+        raise Reject("box_not_finite", f"a rotation by {degrees} degrees")
+    ymin, xmin, ymax, xmax = corners
+    sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
+    moved = [(x - pivot[0], y - pivot[1]) for x in (xmin, xmax) for y in (ymin, ymax)]
+    return enclose(
+        [(pivot[0] + x * cosine - y * sine, pivot[1] + x * sine + y * cosine) for x, y in moved]
+    )
+
+
+def clip_outline(box: Box, size: Size | None) -> Box:
+    """The part of a box inside an image of a known size. Tools let a person turn an object beyond.
+
+    A box that is outside of the image as a whole stays as it is, so that its check fails.
+    """
+    return box if size is None else box.clip(*size) or box
+
+
+def parse_xml(content: bytes, root_tag: str) -> ElementTree.Element:
+    """The root element, which must have this tag.
+
+    Raises Reject: malformed. It is not well-formed, declares a document type, or has another root.
+    """
+    parser = ElementTree.XMLParser(target=_DoctypeRejectingBuilder())  # noqa: S314 (entities need a document type)
+    with _translate_errors():
+        root: ElementTree.Element = ElementTree.fromstring(content, parser)  # noqa: S314
+    _check_root(root.tag, root_tag)
+    return root
+
+
+def iterate_children(content: bytes, root_tag: str) -> Iterator[ElementTree.Element]:
+    """Yields the elements directly below the root. Only a few of them are in memory at a time.
+
+    Raises Reject as `parse_xml` does, or because one of the elements is too large.
+    """
+    builder = _ChildBuilder(root_tag)
+    parser = ElementTree.XMLParser(target=builder)  # noqa: S314 (entities need a document type)
+    last = 0
+    with _translate_errors():
+        for start in range(0, len(content), _BLOCK_BYTES):
+            parser.feed(content[start : start + _BLOCK_BYTES])
+            if builder.children:
+                last = start
+            elif start - last > _MAX_CHILD_BYTES:
+                raise Reject("malformed", f"an element has more than {_MAX_CHILD_BYTES} bytes")
+            yield from builder.take_children()
+        parser.close()
+    yield from builder.take_children()
+
+
+@contextlib.contextmanager
+def _translate_errors() -> Iterator[None]:
+    try:
+        yield
+    # ValueError, LookupError: an encoding that does not exist
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise Reject("malformed", f"not well-formed XML: {error}") from None
+
+
+def _check_root(tag: str, root_tag: str) -> None:
+    if tag != root_tag:
+        raise Reject("malformed", f"the XML is a <{tag}> and not an <{root_tag}>")
+
+
+class _DoctypeRejectingBuilder(ElementTree.TreeBuilder):
+    """Refuses a document type in any encoding: it may declare entities, which are not needed."""
+
+    def doctype(self, name: str, public: str | None, system: str | None) -> NoReturn:
+        raise Reject("malformed", "declares a document type, which no annotation needs")
+
+
+class _ChildBuilder(_DoctypeRejectingBuilder):
+    """Takes the elements directly below the root out of it as soon as they are whole."""
+
+    def __init__(self, root_tag: str):
+        super().__init__()
+        self.children: list[ElementTree.Element] = []
+        self._root_tag, self._open = root_tag, list[ElementTree.Element]()
+
+    def start(self, tag: str, attributes: dict[str, str]) -> ElementTree.Element:
+        if not self._open:
+            _check_root(tag, self._root_tag)
+        self._open.append(super().start(tag, attributes))
+        return self._open[-1]
+
+    def end(self, tag: str) -> ElementTree.Element:
+        element = self._open.pop()
+        if len(self._open) == 1:
+            self.children.append(element)
+            self._open[0].clear()
+        return super().end(tag)
+
+    def take_children(self) -> list[ElementTree.Element]:
+        taken, self.children = self.children, []
+        return taken
 
 
 def _shorten(value: Any) -> str:

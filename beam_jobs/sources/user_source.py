@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from beam_jobs.sources.collect import SourceRecords
-from beam_jobs.sources.source import SourceEntry, SourceFailed, SourceFiles
+from beam_jobs.sources.source import SourceEntry, SourceFailed, SourceFiles, SourceRecords
 from beam_jobs.stages.checks import find_parameter_problems, raise_problems
 from beam_jobs.stages.stage import Reject
 from beam_jobs.stages.user_stage import find_parameters_class
@@ -59,7 +58,7 @@ def read_user_records(source: UserSource, listing: Listing, config_file: Path) -
       SourceFailed: the source has a bug.
     """
     with bind_source(source, config_file) as bound:
-        return collect_entries(bound, SourceFiles(listing, bound.name, source.class_names), listing)
+        return collect_entries(bound, SourceFiles(listing, bound.name, source.class_names))
 
 
 @contextlib.contextmanager
@@ -83,17 +82,15 @@ def bind_source(source: UserSource, config_file: Path) -> Iterator[BoundSource]:
         yield BoundSource(source.type, function, parameters(**source.parameters))
 
 
-def collect_entries(bound: BoundSource, files: SourceFiles, listing: Listing) -> SourceRecords:
+def collect_entries(bound: BoundSource, files: SourceFiles) -> SourceRecords:
     """Runs a source. Raises as `read_user_records`, except for ConfigError."""
-    for entry in _iterate_entries(bound, files):
-        files.add(entry)
-    found = files.to_source_records()
+    found = files.collect(_iterate_entries(bound, files))
     if not found.records:
         first = next((f" ({r.key}: {r.reason}: {r.detail})" for r in found.rejected), "")
         raise DataError(
-            f"{listing.folder}: the source {bound.name} found no image among {len(files)} files, "
-            f"and rejected {len(found.rejected)} entries{first}. Correct preprocess.source, or the "
-            "function."
+            f"{files.listing.folder}: the source {bound.name} found no image among {len(files)} "
+            f"files, and rejected {len(found.rejected)} entries{first}. "
+            "Correct preprocess.source, or the function."
         )
     by_task = {record.boxes is None: record.key for record in found.records}
     if len(by_task) > 1:

@@ -97,6 +97,13 @@ class Exchange:
             fault = describe_validation_error(error)
             raise MachineError(f"{path} has no plan {task.name}: {fault}. Retry.") from None
 
+    def find_result(self, name: str, model: type[Summary]) -> Summary | None:
+        """The result of a plan that a runner has given to a worker before."""
+        try:
+            return self.read(model, f"{_RESULTS}/{name}.json")
+        except FileNotFoundError:
+            return None
+
     def write_result(self, name: str, result: PlanSummary) -> None:
         """Writes the result of a plan, which is its worker's last message."""
         self._write(_RESULTS, name, result)

@@ -24,9 +24,9 @@ from beam_jobs.output.describe import (
     read_reference,
     write_description,
 )
-from beam_jobs.output.quarantine import write_quarantine
+from beam_jobs.output.quarantine import write_rejected_list
 from beam_jobs.output.record_lengths import write_record_lengths
-from beam_jobs.output.rejects import check_rejects, collect_rejected, write_driver_fragment
+from beam_jobs.output.rejects import check_rejects, collect_rejected, read_bad_records
 from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.balance import compute_class_weights
 from beam_jobs.planning.delta import Delta, plan_delta
@@ -59,9 +59,14 @@ from beam_jobs.statistics.summary import (
     compute_figures,
     count_labels,
 )
-from beam_jobs.workers.plan_builder import BuildSpec
-from beam_jobs.workers.pool import run_worker_processes
-from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS, INDEX, DatasetFigures, Geometry
+from beam_jobs.worker import BuildSpec, compute_num_processes
+from pipeline_ops.artifacts.dataset import (
+    CLASS_WEIGHTS,
+    INDEX,
+    QUARANTINE,
+    DatasetFigures,
+    Geometry,
+)
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import ExitCode, MachineError
@@ -69,9 +74,8 @@ from pipeline_ops.jobs.artifact_writer import ArtifactDraft
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.raw_data.folder import list_folder, resolve_raw_folder
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.storage.atomic import translate_write_errors, write_json
+from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.open_store import open_path, open_root
-from pipeline_ops.storage.staging import remove_own_folder
 
 _log = logging.getLogger("beam_jobs.preprocess")
 
@@ -95,20 +99,22 @@ def preprocess(job: Job) -> ExitCode:
     validate_plan(config, source, decision)
     _validate_training(job, config, source)
     delta = _plan(job, config, source, decision, previous)
-    with job.artifact() as draft, _open_exchange(job) as (exchange, fragments):
-        unchanged = take_over(delta, previous, draft, fragments)
+    with job.artifact() as draft, _open_exchange(job) as exchange:
+        unchanged = take_over(delta, previous, draft)
         spec = ShardBuildSpec(source.folder, draft.target, tuple(config.stages), source.class_names)
-        built = _run_beam(job, config, delta.shards, spec, "preprocess", exchange, fragments)
+        built = _run_beam(job, config, delta.shards, spec, "preprocess", exchange)
         summaries = [*unchanged, *built]
         check_shapes(summaries, job.request.config_file)
-        rejected = collect_rejected(source, decision, summaries)
-        write_driver_fragment(source, decision, fragments)
-        write_quarantine(draft.folder, rejected, fragments)
+        rejected, quarantine = collect_rejected(source, decision, summaries, draft.target)
+        write_rejected_list(draft.folder / QUARANTINE, rejected)
         figures = compute_figures(summaries, source.class_names, rejected, source.task)
         figures = figures.model_copy(update=delta.figures | {"geometry": _find_geometry(config)})
         copies = find_duplicates(decision.by_split, {record.key for record in rejected})
         statistics = collect_statistics(summaries, figures, copies)
-        comparison = write_description(job, config, draft.folder, figures, statistics, reference)
+        bad = filter(None, read_bad_records(rejected, source))
+        comparison = write_description(
+            job, config, draft.folder, figures, statistics, bad, reference
+        )
         with keep_page_of_refused_data(job, draft.folder):
             _check_outcome(job, config, source, decision, summaries, rejected)
             check_comparison(comparison, config, job.request.config_file)
@@ -119,7 +125,7 @@ def preprocess(job: Job) -> ExitCode:
         ]
         write_index(draft.folder / INDEX, entries)
         write_record_lengths(draft.folder, built, delta.kept, previous.folder if previous else None)
-        draft.stored = [summary.file for summary in built if summary.file]
+        draft.stored = quarantine + [summary.file for summary in built if summary.file]
         _fill_manifest(draft, config, figures)
     return ExitCode.SUCCESS
 
@@ -167,11 +173,9 @@ def _hash_images(
     if config.duplicates != "remove_near":
         return {}
     plans = plan_blocks(source.found.records, known)
-    with _open_exchange(job) as (exchange, fragments):
+    with _open_exchange(job) as exchange:
         spec = ImageHashSpec(source.folder)
-        blocks: list[HashedBlock] = _run_beam(
-            job, config, plans, spec, "compare", exchange, fragments
-        )
+        blocks: list[HashedBlock] = _run_beam(job, config, plans, spec, "compare", exchange)
     return {**known, **merge_hashes(blocks)}
 
 
@@ -193,23 +197,18 @@ def _plan(
 
 
 @contextlib.contextmanager
-def _open_exchange(job: Job) -> Iterator[tuple[Exchange, Path]]:
-    """Yields the messages of the workers, and a folder of this host for bad records.
+def _open_exchange(job: Job) -> Iterator[Exchange]:
+    """Yields the messages of the workers, and removes them.
 
-    Both are removed afterwards. What is left then, its operator removes.
+    The operator removes them after a job that was killed.
     """
     scratch = job.attempt.scratch
     stored = job.stored_attempt / scratch.name if job.stored_attempt else open_path(scratch)
-    fragments = scratch / "fragments"
-    with translate_write_errors(fragments):
-        fragments.mkdir(parents=True)
     try:
-        yield Exchange(stored), fragments
+        yield Exchange(stored)
     finally:
-        remove_own_folder(scratch)
-        if job.stored_attempt:
-            with contextlib.suppress(MachineError):  # the store is away: the job's error counts
-                stored.remove_tree()
+        with contextlib.suppress(MachineError):  # the store is away: the job's error counts
+            stored.remove_tree()
 
 
 def _run_beam(
@@ -219,7 +218,6 @@ def _run_beam(
     spec: BuildSpec[Summary],
     phase: str,
     exchange: Exchange,
-    fragments: Path,
 ) -> list[Summary]:
     """The summaries of all plans."""
     if not plans:  # only removals, which need no Beam
@@ -230,15 +228,15 @@ def _run_beam(
         job.progress.report(phase, done, total, "images", {"rejected": rejected})
 
     job.progress.report(phase, 0, total, "images")
-    with run_worker_processes(config.runner, plans, spec, exchange, fragments):
-        # Importing Beam takes longer than everything above, which finds most mistakes. The import
-        # warns on the root logger that BigQuery's client libraries are missing.
-        logging.disable(logging.WARNING)
-        try:
-            from beam_jobs.pipeline import build_shards
-        finally:
-            logging.disable(logging.NOTSET)
-        return build_shards(plans, spec, config.runner, exchange, fragments, report)
+    num_processes = compute_num_processes(config.runner, plans)
+    # Importing Beam takes longer than everything above, which finds most mistakes. The import
+    # warns on the root logger that BigQuery's client libraries are missing.
+    logging.disable(logging.WARNING)
+    try:
+        from beam_jobs.graph import build_shards
+    finally:
+        logging.disable(logging.NOTSET)
+    return build_shards(plans, spec, config.runner, exchange, num_processes, report)
 
 
 def _check_outcome(

@@ -1,13 +1,12 @@
 """The engine that runs the Beam graph: the embedded one on this host, or another Beam runner.
 
 The graph does not depend on the choice. The runner is named, because DirectRunner may be another
-engine on another machine. The embedded runner works in memory. In its other modes, Beam opens four
-ports on all interfaces, without credentials, and serves any file of the host there. Parallel work
-runs in the threads of `pipeline.py` and in the processes of `workers/pool.py`.
+engine on another machine. The embedded runner works in memory: in its other modes, Beam opens four
+ports on all interfaces, without credentials, and serves any file of the host there.
 
-Other runners start workers on other hosts. They have two requirements. The raw files, the storage
-root and the attempt's folder are mounted at the same paths, because the workers write shards and
-summaries into them. Trainyard and its packages are installed in the same versions.
+Other runners start workers on other hosts. They have two requirements. The raw files and the
+storage root are mounted at the same paths. Trainyard and its packages are installed in the same
+versions.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from apache_beam.runners.runner import PipelineRunner
 
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.system.cores import count_cores
 
 _BEAM_RUNNER_NAMES = {
     "portable": "PortableRunner",
@@ -54,14 +52,3 @@ def create_engine(runner: BeamRunner) -> tuple[PipelineRunner, PipelineOptions]:
             f"preprocess.runner.name: Beam cannot start {runner.name}: {error}. "
             "Install the packages of the runner, or choose another one."
         ) from None
-
-
-def compute_num_threads(runner: BeamRunner, num_shards: int) -> int:
-    """The number of shards that a Beam worker builds at once.
-
-    In the embedded runner, whose only worker is this process, each thread beyond the number of
-    shards would be idle. With worker processes, each thread waits for one of them.
-    """
-    if runner.name != "embedded" or runner.mode == "in_memory":
-        return 1
-    return min(runner.workers or count_cores(), num_shards)

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.storage.atomic import translate_write_errors
-from pipeline_ops.storage.checksums import ChecksumAccumulator, Checksums
+from pipeline_ops.storage.checksums import ChecksumAccumulator
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.storage.tfrecord import frame_record
 
@@ -57,9 +59,10 @@ class TFRecordWriter:
         self.lengths.append(sum(map(len, parts)))
 
     @property
-    def checksums(self) -> Checksums:
-        """Size and checksums of all records so far."""
-        return self._checksums.result
+    def file(self) -> ManifestFile:
+        """The file for a manifest, with all records so far."""
+        found = dataclasses.asdict(self._checksums.result)
+        return ManifestFile(path=self._path.name, **found)
 
     def __exit__(
         self,

@@ -9,20 +9,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from beam_jobs.output.quarantine import read_quarantine
-from beam_jobs.statistics.dataset import DatasetComparison, DatasetStatistics
-from beam_jobs.statistics.drift import compute_distances
+from beam_jobs.statistics.dataset import (
+    DataSchema,
+    DatasetComparison,
+    DatasetStatistics,
+    compare_schemas,
+    compute_distances,
+    infer_schema,
+)
 from beam_jobs.statistics.page import PageData, describe_reference, render
-from beam_jobs.statistics.schema import DataSchema, compare_schemas, infer_schema
+from beam_jobs.statistics.summary import BadRecord
 from pipeline_ops.artifacts.dataset import (
     DATA_PAGE,
-    QUARANTINE_SHARD,
     SCHEMA,
     STATISTICS,
     DatasetFigures,
@@ -84,9 +88,10 @@ def write_description(
     folder: Path,
     figures: DatasetFigures,
     statistics: DatasetStatistics,
+    bad: Iterable[BadRecord],
     reference: Reference | None,
 ) -> DatasetComparison | None:
-    """Writes statistics, schema and page into a data set's folder, where the quarantine already is.
+    """Writes statistics, schema and page, which shows the first bad records, into a folder.
 
     Returns the comparison with the reference, which `check_comparison` checks.
     """
@@ -95,9 +100,9 @@ def write_description(
         statistics = statistics.model_copy(
             update={"comparison": _compare(schema, statistics, reference, config)}
         )
-    rejected = list(itertools.islice(read_quarantine(folder / QUARANTINE_SHARD), _SHOWN_REJECTS))
+    shown = list(itertools.islice(bad, _SHOWN_REJECTS))
     theirs = reference.statistics if reference else None
-    page_data = PageData(job.request.pipeline, figures, statistics, schema, rejected, theirs)
+    page_data = PageData(job.request.pipeline, figures, statistics, schema, shown, theirs)
     write_atomically(folder / DATA_PAGE, render(page_data).encode())
     write_json(folder / SCHEMA, schema.model_dump(mode="json"))
     write_json(folder / STATISTICS, statistics.model_dump(mode="json"))

@@ -4,50 +4,72 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from beam_jobs.io.raw import find_raw_file, read_beginning, read_raw
-from beam_jobs.output.quarantine import MAX_BYTES, FragmentWriter, write_rejected_list
+from beam_jobs.io.raw import Raw, find_raw_file, read_beginning, read_raw
+from beam_jobs.output.quarantine import MAX_BYTES, QuarantineWriter, write_rejected_list
 from beam_jobs.planning.duplicates import CollectionDecision, is_removed_copy
 from beam_jobs.sources import SourceData
 from beam_jobs.stages.execution import BoundStage, map_class_names
-from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
+from beam_jobs.statistics.summary import BadRecord, RejectedRecord, ShardSummary
+from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import Rejects
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.raw_file import RawFile
+from pipeline_ops.storage.store_path import StorePath
 
 _MAX_NAMED_RECORDS = 10
 
 
 def collect_rejected(
-    source: SourceData, decision: CollectionDecision, summaries: Iterable[ShardSummary]
-) -> list[RejectedRecord]:
-    """All rejected records, of the source, the collection and the stages, by key."""
-    by_stages = itertools.chain.from_iterable(summary.rejected for summary in summaries)
-    return sorted(
-        [*source.found.rejected, *decision.rejected, *by_stages], key=lambda record: record.key
-    )
+    source: SourceData,
+    decision: CollectionDecision,
+    summaries: Iterable[ShardSummary],
+    target: StorePath,
+) -> tuple[list[RejectedRecord], list[ManifestFile]]:
+    """All rejected records, of the source, the collection and the stages, by key.
 
+    Those that no worker has read are written into a quarantine file below `target`. These are files
+    that the source could not use, and images that contradict one another.
 
-def write_driver_fragment(
-    source: SourceData, decision: CollectionDecision, fragments: Path
-) -> None:
-    """Writes the rejected records that no worker has read, with their bytes.
-
-    These are files that the source could not use, and images that contradict one another.
+    Returns:
+      The records, and all quarantine files that were just written.
     """
-    folder, files = source.folder, {}
-    if source.found.rejected:
-        files = {file.key: file for file in source.listing.files}
-    with FragmentWriter(fragments, "driver") as fragment:
-        for rejected in source.found.rejected:
-            if file := files.get(rejected.key):  # a box or a missing image has no bytes of its own
-                content = read_beginning(file, folder, MAX_BYTES)
-                fragment.add(rejected, file.key, content, file.num_bytes)
-        for record, rejected in zip(decision.quarantined, decision.rejected, strict=True):
-            if not is_removed_copy(rejected):
-                content = read_raw(record.file, folder)
-                fragment.add(rejected, find_raw_file(record.file).key, content)
+    unread = [*source.found.rejected, *decision.rejected]
+    with QuarantineWriter(target, "source.tfrecord") as quarantine:
+        rejected = [
+            quarantine.add(bad) if bad else record
+            for record, bad in zip(unread, read_bad_records(unread, source), strict=True)
+        ]
+    files = [quarantine.file]
+    for summary in summaries:
+        rejected += summary.rejected
+        files.append(summary.quarantine)
+    return sorted(rejected, key=lambda record: record.key), list(filter(None, files))
+
+
+def read_bad_records(
+    rejected: Sequence[RejectedRecord], source: SourceData
+) -> Iterator[BadRecord | None]:
+    """Yields each rejected record with its bytes.
+
+    None stands for one without bytes of its own: a removed copy, a box, or a missing file.
+    """
+    raws: dict[str, Raw] = {}
+    if rejected:
+        raws |= {file.key: file for file in source.listing.files}
+        raws |= {record.key: record.file for record in source.found.records}
+    for record in rejected:
+        raw = raws.get(record.key)
+        if raw is None or is_removed_copy(record):
+            yield None
+        elif isinstance(raw, RawFile):
+            content = read_beginning(raw, source.folder, MAX_BYTES)
+            yield BadRecord(record, raw.key, content, raw.num_bytes)
+        else:
+            content = read_raw(raw, source.folder)
+            yield BadRecord(record, find_raw_file(raw).key, content, raw.num_bytes)
 
 
 def check_rejects(

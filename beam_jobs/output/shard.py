@@ -10,14 +10,13 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from beam_jobs.exchange import Exchange, ProgressReporter
 from beam_jobs.io.example import serialise
 from beam_jobs.io.raw import RawReader, find_raw_file
 from beam_jobs.io.tfrecord_writer import TFRecordWriter
-from beam_jobs.output.quarantine import FragmentWriter
+from beam_jobs.output.quarantine import QuarantineWriter
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import bind_stages
 from beam_jobs.stages.execution import run_stages
@@ -28,8 +27,7 @@ from beam_jobs.statistics.measure import (
     encode_measurements,
     measure_example,
 )
-from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
-from pipeline_ops.artifacts.manifest import ManifestFile
+from beam_jobs.statistics.summary import BadRecord, Outcome, RejectedRecord, ShardSummary
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
@@ -50,23 +48,20 @@ class ShardBuildSpec:
     summary: ClassVar[type[ShardSummary]] = ShardSummary
     """The type of summary that a builder returns for each shard."""
 
-    def create_builder(self, exchange: Exchange, fragments: Path) -> ShardBuilder:
-        return ShardBuilder(self, exchange, fragments)
+    def create_builder(self, exchange: Exchange) -> ShardBuilder:
+        return ShardBuilder(self, exchange)
 
 
 class ShardBuilder:
-    """Builds one shard after another.
+    """Builds one shard after another. It reports its progress to the exchange."""
 
-    It reports its progress to the exchange, and leaves bad records in `fragments`.
-    """
-
-    def __init__(self, spec: ShardBuildSpec, exchange: Exchange, fragments: Path):
-        self._spec, self._exchange, self._fragments = spec, exchange, fragments
+    def __init__(self, spec: ShardBuildSpec, exchange: Exchange):
+        self._spec, self._exchange = spec, exchange
         self._stages = bind_stages(spec.stages)
         self._labels = {name: index for index, name in enumerate(spec.class_names)}
 
     def build(self, plan: ShardPlan) -> ShardSummary:
-        """Writes the whole shard, or none of it.
+        """Writes the whole shard, or none of it, and a file with its bad records.
 
         It stops early at a second image shape, because a data set needs a single one.
 
@@ -79,7 +74,7 @@ class ShardBuilder:
         counts, reporter = _Counts(), ProgressReporter(self._exchange, plan.name)
         reader = RawReader((record.file for record in plan.records), self._spec.raw_folder)
         with (
-            FragmentWriter(self._fragments, plan.name) as quarantine,
+            QuarantineWriter(self._spec.target, plan.name) as quarantine,
             TFRecordWriter(self._spec.target / plan.name) as writer,
         ):
             for record in plan.records:
@@ -89,11 +84,13 @@ class ShardBuilder:
                     counts.nanoseconds["read"] += time.perf_counter_ns() - start
                     rejected = self._add(raw, writer, counts)
                 if rejected:
-                    quarantine.add(rejected, find_raw_file(record.file).key, raw.encoded)
+                    source, content = find_raw_file(record.file).key, raw.encoded
+                    bad = BadRecord(rejected, source, content, len(content))
+                    counts.rejected.append(quarantine.add(bad))
                 reporter.add(is_rejected=rejected is not None)
                 if len(counts.shapes) > 1:
                     break
-        return counts.to_summary(plan, writer)
+        return counts.to_summary(plan, writer, quarantine)
 
     def _add(self, raw: Example, writer: TFRecordWriter, counts: _Counts) -> RejectedRecord | None:
         """Adds one record to the shard. Returns it if a stage rejects it."""
@@ -118,11 +115,9 @@ class ShardBuilder:
             spent["write"] += time.perf_counter_ns() - measured_at
         except Rejected as reject:
             counts.add([], [], skipped)
-            rejected = RejectedRecord(
+            return RejectedRecord(
                 key=raw.key, stage=reject.stage, reason=reject.reason, detail=reject.detail
             )
-            counts.rejected.append(rejected)
-            return rejected
         counts.add([example for _, example in examples], measurements, skipped)
         return None
 
@@ -170,14 +165,16 @@ class _Counts:
             Outcome(len(examples), labels, dict(skipped), encode_measurements(measurements))
         )
 
-    def to_summary(self, plan: ShardPlan, writer: TFRecordWriter) -> ShardSummary:
+    def to_summary(
+        self, plan: ShardPlan, writer: TFRecordWriter, quarantine: QuarantineWriter
+    ) -> ShardSummary:
         num_examples = sum(outcome.num_examples for outcome in self.outcomes)
-        found = dataclasses.asdict(writer.checksums)
         return ShardSummary(
             split=plan.split,
             name=plan.name,
             num_examples=num_examples,
-            file=ManifestFile(path=plan.name, num_examples=num_examples, **found),
+            file=writer.file.model_copy(update={"num_examples": num_examples}),
+            quarantine=quarantine.file,
             labels=self.labels,
             shapes=list(self.shapes.items()),
             rejected=self.rejected,

@@ -31,11 +31,12 @@ They are worth a file, and a hundred records still spread over the workers.
 
 @dataclasses.dataclass(frozen=True)
 class BaseDataset:
-    """The previous data set. `removed` holds positions by shard."""
+    """The previous data set. `removed` holds positions by shard, `generation` is the newest."""
 
     entries: Mapping[str, IndexEntry]
     removed: Mapping[str, Sequence[int]]
     class_names: Sequence[str]
+    generation: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +78,9 @@ def plan_delta(
     else:
         changed, unchanged = _find_changes(by_split, base)
         kept = _find_kept_shards(base, unchanged)
-        generation = 1 + max(map(parse_generation, kept), default=0)
-        reason = _explain_rebuild(changed, kept, unchanged, generation, config)
+        reason = _explain_rebuild(changed, kept, unchanged, config)
         if reason is None:
-            shards = tuple(_plan_generation(changed, generation, config))
+            shards = tuple(_plan_generation(changed, base.generation + 1, config))
             return Delta(shards, kept, unchanged, _summarize_changes(changed, unchanged, base))
     return Delta(tuple(plan_dataset(by_split, config)), {}, (), f"rebuilds everything: {reason}")
 
@@ -128,7 +128,6 @@ def _explain_rebuild(
     changed: Mapping[str, Sequence[Record]],
     kept: Mapping[str, Sequence[int]],
     unchanged: Sequence[IndexEntry],
-    generation: int,
     config: Preprocess,
 ) -> str | None:
     """The reason against a further generation, or None if it pays off."""
@@ -143,12 +142,10 @@ def _explain_rebuild(
             f"{loose} of {total} examples are new, removed or of later generations, "
             "more than preprocess.incremental.max_fraction allows"
         )
-    generations = set(map(parse_generation, kept))
-    if any(changed.values()):
-        generations.add(generation)
-    if len(generations) > config.incremental.max_generations:
+    num_generations = len(set(map(parse_generation, kept))) + any(changed.values())
+    if num_generations > config.incremental.max_generations:
         return (
-            f"it would have {len(generations)} generations, "
+            f"it would have {num_generations} generations, "
             "more than preprocess.incremental.max_generations allows"
         )
     return None

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from beam_jobs.output.quarantine import copy_quarantined_records
 from beam_jobs.planning.delta import BaseDataset, Delta
 from beam_jobs.planning.index import IndexEntry, compute_annotation_digest, read_index
 from beam_jobs.planning.plan import Record, ShardPlan
@@ -22,9 +21,9 @@ from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
 from pipeline_ops.artifacts.dataset import (
     INDEX,
     QUARANTINE,
-    QUARANTINE_SHARD,
     SPLITS,
     DatasetFigures,
+    parse_generation,
 )
 from pipeline_ops.artifacts.input_names import BASE
 from pipeline_ops.artifacts.manifest import Manifest, read_input
@@ -34,7 +33,7 @@ from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.storage.read_errors import make_read_error
 
-_DESCRIPTION = (INDEX, QUARANTINE, QUARANTINE_SHARD, RECORD_LENGTHS)
+_DESCRIPTION = (INDEX, QUARANTINE, RECORD_LENGTHS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +56,8 @@ class PreviousDataset:
 
     @property
     def base(self) -> BaseDataset:
-        return BaseDataset(self.entries, self.figures.removed, self.figures.class_names)
+        newest = max(parse_generation(file.path) for file in self.manifest.files)
+        return BaseDataset(self.entries, self.figures.removed, self.figures.class_names, newest)
 
 
 def read_previous_dataset(request: Request) -> PreviousDataset | None:
@@ -80,9 +80,9 @@ def read_previous_dataset(request: Request) -> PreviousDataset | None:
 
 
 def take_over(
-    delta: Delta, previous: PreviousDataset | None, draft: ArtifactDraft, fragments: Path
+    delta: Delta, previous: PreviousDataset | None, draft: ArtifactDraft
 ) -> list[ShardSummary]:
-    """References the shards that stay in the new data set, and copies their rejected records.
+    """References the shards that stay in the new data set, and the files of their bad records.
 
     Returns:
       A summary of everything that is taken over, for each split. It looks like the summary of one
@@ -90,16 +90,14 @@ def take_over(
 
     Raises:
       DataError: a file of the previous data set cannot be read.
-      MachineError: the disk refuses.
     """
     if previous is None or not delta.kept:
         return []
-    files = {file.path: file for file in previous.manifest.files}
-    draft.references = [files[shard].reference(Path(previous.name)) for shard in delta.kept]
     splits = {entry.key: entry.split for entry in delta.unchanged}
     rejected = _read_rejected(previous, splits.keys())
-    keys = {record.key for record in rejected}
-    copy_quarantined_records(previous.folder / QUARANTINE_SHARD, keys, fragments)
+    kept = [*delta.kept, *{record.file for record in rejected if record.file}]
+    files = {file.path: file for file in previous.manifest.files}
+    draft.references = [files[path].reference(Path(previous.name)) for path in kept]
     return [
         _summarize_split(
             split,

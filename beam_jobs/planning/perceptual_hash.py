@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from beam_jobs.exchange import Exchange, ProgressReporter
@@ -48,7 +47,7 @@ class ImageHashSpec:
     raw_folder: RawFolder
     summary: ClassVar[type[HashedBlock]] = HashedBlock
 
-    def create_builder(self, exchange: Exchange, fragments: Path) -> ImageHasher:
+    def create_builder(self, exchange: Exchange) -> ImageHasher:
         return ImageHasher(self.raw_folder, exchange)
 
 

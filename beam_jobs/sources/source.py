@@ -105,7 +105,7 @@ class SourceRecords(NamedTuple):
 
 
 @dataclasses.dataclass(slots=True)
-class EntryPlace:
+class CurrentEntry:
     """The facts about an entry that are known before it is valid. The source may add to them.
 
     Attributes:
@@ -160,7 +160,7 @@ class SourceFiles:
         self._class_names = None if class_names is None else frozenset(class_names)
         self.by_key = {file.key: file for file in listing.files}
         self._unreadable = {entry.key: entry for entry in listing.rejected}
-        self._entry: EntryPlace | None = None
+        self._entry: CurrentEntry | None = None
         self._found: dict[str, list[_Found]] = defaultdict(list)
         self._rejected: list[RejectedRecord] = []
         self._rejected_labels: dict[str, Sequence[str]] = {}
@@ -265,15 +265,15 @@ class SourceFiles:
     @contextlib.contextmanager
     def entry(
         self, place: str, key: str | None = None, scope: str = "", prefix: str = ""
-    ) -> Iterator[EntryPlace]:
+    ) -> Iterator[CurrentEntry]:
         """Turns a Reject that the block raises into a rejected record.
 
         Args:
           place: the path of the image if it is known, or else the place of the entry, such as
             `labels.csv:12`. Quarantine and messages name it.
-          key, scope, prefix: see EntryPlace.
+          key, scope, prefix: see CurrentEntry.
         """
-        self._entry = entry = EntryPlace(place, key, scope=scope, prefix=prefix)
+        self._entry = entry = CurrentEntry(place, key, scope=scope, prefix=prefix)
         try:
             yield entry
         except Reject as reject:
@@ -308,7 +308,7 @@ class SourceFiles:
     def _add(self, entry: SourceEntry) -> None:
         image = entry.path
         key = image.key if isinstance(image, Raw) else self.find_key(image, entry.folder)
-        place = self._entry or EntryPlace(key or f"entry {entry!r:.80}")
+        place = self._entry or CurrentEntry(key or f"entry {entry!r:.80}")
         try:
             record = self._make_record(entry, place)
             self._check_record(record)
@@ -318,7 +318,7 @@ class SourceFiles:
         else:
             self._found[record.key].append(_Found(record, place.place, place.scope))
 
-    def _make_record(self, entry: SourceEntry, place: EntryPlace) -> Record:
+    def _make_record(self, entry: SourceEntry, place: CurrentEntry) -> Record:
         label = "" if entry.label is None else parse_text(_to_plain(entry.label))
         boxes = None if entry.boxes is None else tuple(map(_parse_box, entry.boxes))
         place.labels = [label] if boxes is None else [box.label for box in boxes]

@@ -62,6 +62,10 @@ class Box:
         return (self.ymax - self.ymin) * (self.xmax - self.xmin)
 
     @property
+    def shorter_side(self) -> float:
+        return min(self.ymax - self.ymin, self.xmax - self.xmin)
+
+    @property
     def is_empty(self) -> bool:
         return self.xmin == self.xmax or self.ymin == self.ymax
 

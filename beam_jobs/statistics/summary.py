@@ -25,6 +25,17 @@ class RejectedRecord(BaseModel, frozen=True):
     stage: str
     reason: str
     detail: str = ""
+    file: str = ""
+    """The quarantine file that holds the bytes of the record."""
+
+
+class BadRecord(NamedTuple):
+    """A rejected record with its bytes, or their beginning. `source` is the key of its raw file."""
+
+    rejected: RejectedRecord
+    source: str
+    content: bytes
+    num_bytes: int
 
 
 class PlanSummary(BaseModel, frozen=True):
@@ -32,6 +43,10 @@ class PlanSummary(BaseModel, frozen=True):
 
     num_examples: int
     rejected: list[RejectedRecord] = []
+    skipped: dict[str, int] = {}
+    """The number of examples that a stage skipped, by `<stage>: <reason>`."""
+    nanoseconds: dict[str, int] = {}
+    """The time by stage. It has `read`, `measure` and `write` besides the stages."""
 
 
 Summary = TypeVar("Summary", bound=PlanSummary)
@@ -51,22 +66,17 @@ class Outcome(NamedTuple):
 
 
 class ShardSummary(PlanSummary, frozen=True):
-    """The summary of one shard. `labels` counts examples by class name, or boxes for detection.
-
-    `nanoseconds` adds up the time by stage, and has `read`, `measure` and `write` besides the
-    stages.
-    """
+    """The summary of one shard. `labels` counts examples by class name, or boxes for detection."""
 
     split: str
     name: str
     file: ManifestFile | None = None
     """The shard for the manifest. None if this stands for shards of another data set."""
+    quarantine: ManifestFile | None = None
+    """The bytes of its bad records, if there are any."""
     labels: dict[str, int]
     shapes: list[tuple[tuple[int, int, int], str]]
     """Every (height, width, channels) that occurred, with the key of its first image."""
-    skipped: dict[str, int] = {}
-    """The number of examples that a stage skipped, by `<stage>: <reason>`."""
-    nanoseconds: dict[str, int]
     outcomes: list[Outcome] = []
     """The outcome of each record of the plan, in order."""
     lengths: list[int] = []
@@ -105,22 +115,20 @@ def compute_figures(
 
     `rejected` are the rejected records of the source and of all shards.
     """
-    labels = count_labels(summaries)
     nanoseconds: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
+    num_examples = dict.fromkeys(SPLITS, 0)
     for summary in summaries:
         nanoseconds.update(summary.nanoseconds)
         skipped.update(summary.skipped)
+        num_examples[summary.split] += summary.num_examples
+    shapes = (shape for summary in summaries for shape, _ in summary.shapes)
+    labels = count_labels(summaries)
     return DatasetFigures(
         task=task,
         class_names=list(class_names),
-        image_shape=next(
-            (shape for summary in summaries for shape, _ in summary.shapes), (0, 0, 0)
-        ),
-        num_examples={
-            split: sum(summary.num_examples for summary in summaries if summary.split == split)
-            for split in SPLITS
-        },
+        image_shape=next(shapes, (0, 0, 0)),
+        num_examples=num_examples,
         labels={
             split: {name: counts[name] for name in class_names} for split, counts in labels.items()
         },

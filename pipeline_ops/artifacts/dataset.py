@@ -1,11 +1,12 @@
 """The only module that makes and parses shard names and knows a data set's manifest.
 
 A data set's artifact holds `train-00000-of-00008.tfrecord` and so on for each split. It also holds
-`quarantine.jsonl` with the rejected records, a quarantine shard with their bytes, an index of its
+`quarantine.jsonl` with the rejected records, quarantine files with their bytes, an index of its
 records, its statistics, its schema, a page that shows all of this, and the figures below. Records
 that came after the first generation are in shards that name theirs, such as
-`train-g0002-00000-of-00003.tfrecord`. Shards of earlier generations lie in the artifacts that they
-were made for. A record that was removed later remains in its shard, and every reader skips it.
+`train-g0002-00000-of-00003.tfrecord`. Shards and quarantine files of earlier generations lie in the
+artifacts that they were made for. A record that was removed later remains in its shard, and every
+reader skips it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from pipeline_ops.storage.digest import compute_digest
 
 SPLITS = ("train", "validation", "test")
 QUARANTINE = "quarantine.jsonl"
-"""One line per rejected record: {"key", "stage", "reason", "detail"}."""
+"""One line per rejected record: {"key", "stage", "reason", "detail", "file"}.
+
+`file` is the quarantine file with its bytes. Lines without bytes of their own have none: removed
+copies of images, boxes, and records whose file is missing.
+"""
 
 INDEX = "index.jsonl.gz"
 """One line per record of the source, by which the next generation identifies new records.
@@ -70,11 +75,11 @@ def parse_generation(shard: str) -> int:
     return int(found.group(1)) if found else 1
 
 
-QUARANTINE_SHARD = build_shard_name("quarantine", 0, 1)
-"""The records of QUARANTINE in the same order, with their bytes.
+QUARANTINE_PREFIX = "quarantine-"
+"""The first characters of a quarantine file. The name of its shard follows.
 
-They are tf.train.Examples with the features below. Lines without bytes of their own are omitted:
-removed copies of images, boxes, and records whose file is missing.
+It holds tf.train.Examples with the features below. A file of an earlier generation may also hold
+records that are no longer in QUARANTINE.
 """
 QUARANTINE_KEY = "quarantine/key"  # bytes, UTF-8
 QUARANTINE_STAGE = "quarantine/stage"

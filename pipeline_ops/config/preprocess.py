@@ -159,28 +159,19 @@ class BeamRunner(Section):
     options: dict[str, Any] = {}
     """Beam's own pipeline options for the other runners, without dashes, as in
     `{job_endpoint: "localhost:8099"}`."""
-    mode: Literal["in_memory", "multi_threading", "multi_processing"] = "multi_processing"
-    """The workers of `embedded`. `multi_processing` uses separate processes, or threads if there is
-    little to do."""
     workers: int = Field(0, ge=0, le=256)
-    """Number of workers of `embedded`. 0 is one for each core."""
+    """Number of worker processes of `embedded`. 0 is one for each core, or fewer if there is little
+    to do. A single worker is the process of the job itself."""
 
     @model_validator(mode="after")
     def _validate_combination(self) -> BeamRunner:
-        if self.mode == "in_memory" and self.workers > 1:
-            raise ValueError(
-                f"mode in_memory has exactly 1 worker, got workers: {self.workers}. "
-                "Use multi_threading or multi_processing."
-            )
         if self.name == "embedded" and self.options:
             raise ValueError(
                 f"options ({', '.join(self.options)}) are for the other runners. "
-                "The runner embedded has mode and workers."
+                "The runner embedded has workers."
             )
-        if self.name != "embedded" and (self.mode, self.workers) != ("multi_processing", 0):
-            raise ValueError(
-                f"mode and workers are for the runner embedded, and {self.name} has options"
-            )
+        if self.name != "embedded" and self.workers:
+            raise ValueError(f"workers is for the runner embedded, and {self.name} has options")
         if self.name == "embedded" and self.shared_disk:
             raise ValueError("shared_disk is for the other runners. Remove it.")
         if self.name != "embedded" and not self.shared_disk:

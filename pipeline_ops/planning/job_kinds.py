@@ -60,7 +60,6 @@ KINDS: Mapping[str, JobKind] = {
             "google-crc32c",
             "jinja2",
         ),
-        ("beam_jobs.workers.worker",),
     ),
     "train": JobKind(
         "pipeline_ops.launch.train",

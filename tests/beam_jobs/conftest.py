@@ -20,9 +20,10 @@ import google_crc32c
 import numpy as np
 import pytest
 import yaml
+from quarantine_files import read_quarantine
 
 from beam_jobs.preprocess import preprocess
-from pipeline_ops.artifacts.dataset import QUARANTINE_SHARD
+from pipeline_ops.artifacts.dataset import QUARANTINE_CONTENT, QUARANTINE_KEY, QUARANTINE_PREFIX
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.pipeline import load_config
@@ -44,7 +45,7 @@ CONFIG = {
         "split": {"train": 0.6, "validation": 0.2, "test": 0.2, "seed": 3},
         "shards": 3,
         "duplicates": "keep",
-        "runner": {"mode": "in_memory"},
+        "runner": {"workers": 1},
     },
     "train": {"model": "digits_cnn"},
     "evaluate": {"gate": [{"metric": "accuracy", "at_least": 0.5}]},
@@ -85,11 +86,11 @@ class Outcome:
 
     @property
     def shards(self) -> dict[str, str]:
-        """Digests by name, without the quarantine's, wherever the shards lie."""
+        """Digests by name, without those of the quarantine, wherever the shards lie."""
         return {
             file.path: hashlib.blake2b(file.locate(self.artifact).read_bytes()).hexdigest()
             for file in self.manifest.files
-            if file.path.endswith(".tfrecord") and file.path != QUARANTINE_SHARD
+            if file.path.endswith(".tfrecord") and not file.path.startswith(QUARANTINE_PREFIX)
         }
 
     @property
@@ -107,6 +108,20 @@ class Outcome:
             json.loads(line)
             for line in (self.artifact / "quarantine.jsonl").read_text().splitlines()
         ]
+
+    @property
+    def bad_bytes(self) -> dict[str, bytes]:
+        """The bytes of each rejected record, from the file that its line names."""
+        places = {file.path: file.locate(self.artifact) for file in self.manifest.files}
+        return {
+            line["key"]: next(
+                features[QUARANTINE_CONTENT]
+                for features in read_quarantine(places[line["file"]])
+                if features[QUARANTINE_KEY].decode() == line["key"]
+            )
+            for line in self.quarantine
+            if line["file"]
+        }
 
     @property
     def progress(self) -> list:
@@ -132,7 +147,7 @@ class Pipeline:
             file.write(content)
 
     def plan(self, **overrides: Any) -> JobPlan:
-        """`shards=4` or `runner__mode="in_memory"` override keys of the preprocess section."""
+        """`shards=4` or `runner__workers=1` override keys of the preprocess section."""
         keys = {f"preprocess.{name.replace('__', '.')}": value for name, value in overrides.items()}
         return plan_job("preprocess", load_config(self.config_file, keys), "run", {})
 

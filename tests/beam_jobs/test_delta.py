@@ -56,7 +56,7 @@ def base_after(delta: Delta) -> BaseDataset:
                 position,
                 1,
             )
-    return BaseDataset(entries, delta.kept, CLASSES)
+    return BaseDataset(entries, delta.kept, CLASSES, delta.figures["generation"])
 
 
 def readable(base: BaseDataset, delta: Delta) -> dict[str, tuple[str, str]]:
@@ -183,7 +183,7 @@ def test_after_any_number_of_changes_a_reader_gets_exactly_the_records_there_are
             member.key: [member.file.digest, compute_annotation_digest(member)]
             for member in records.values()
         }
-        assert readable(base or BaseDataset({}, {}, CLASSES), delta) == wanted
+        assert readable(base or BaseDataset({}, {}, CLASSES, 1), delta) == wanted
         base = base_after(delta)
         for number in chance.sample(range(260), 8):
             if number in records and chance.random() < 0.5:

@@ -20,7 +20,7 @@ from beam_jobs.io.raw import PackedImage
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.stages.stage import Box
 from beam_jobs.statistics.summary import PlanSummary, RejectedRecord
-from beam_jobs.workers.plan_builder import PlanBuilder
+from beam_jobs.worker import PlanWorker
 from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError
 from pipeline_ops.raw_data.raw_file import RawFile
 from pipeline_ops.storage.open_store import open_root
@@ -116,8 +116,10 @@ class Exploit:
 class NoSpec:
     """A spec whose builder must not be reached."""
 
-    def create_builder(self, exchange, fragments):
-        return None
+    summary = PlanSummary
+
+    def create_builder(self, exchange):
+        raise AssertionError
 
 
 def test_a_pickle_in_the_place_of_a_message_is_not_loaded(exchange, tmp_path):
@@ -127,8 +129,8 @@ def test_a_pickle_in_the_place_of_a_message_is_not_loaded(exchange, tmp_path):
     for name in ("plans.jsonl", "results/a.json", "progress/b.json", "errors/a.json"):
         (exchange.folder / name).write(exploit)
     plans = [ShardPlan("train", name, ()) for name in "ab"]
-    builder = PlanBuilder(NoSpec(), exchange, tmp_path)
-    assert builder.build(ShardTask("z", 0, len(exploit))) is None
+    worker = PlanWorker(NoSpec(), exchange)
+    assert worker.work(ShardTask("z", 0, len(exploit))) is None
     for name in ("results/a.json", "progress/b.json"):
         with pytest.raises(MachineError, match=f"{name} is no message of a worker"):
             Results(exchange, plans, PlanSummary).read_progress()

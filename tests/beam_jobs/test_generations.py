@@ -9,11 +9,9 @@ import signal
 
 import pytest
 
-from beam_jobs.output.quarantine import read_quarantine
 from beam_jobs.planning.index import read_index
 from pipeline_ops.artifacts.dataset import (
     KEY,
-    QUARANTINE_SHARD,
     SPLITS,
     DatasetFigures,
     list_removed_positions,
@@ -85,10 +83,7 @@ def test_only_changed_files_are_processed_and_shards_that_stay_are_not_written_a
         later
         and {name: second.shards[name] for name in second.shards.keys() - later} == first.shards
     )
-    assert {path.name for path in second.artifact.glob("*.tfrecord")} == {
-        *later,
-        QUARANTINE_SHARD,
-    }
+    assert {path.name for path in second.artifact.glob("*.tfrecord")} == later
     wanted = {
         f"{label}/{path.name}"
         for label in ("cat", "dog")
@@ -104,7 +99,9 @@ def said_of(outcome) -> tuple:
     return (
         figures(outcome).model_dump(exclude={"generation", "removed", "seconds_by_stage"}),
         described(outcome),
-        *(outcome.contents[name] for name in ("schema.json", "quarantine.jsonl", QUARANTINE_SHARD)),
+        outcome.contents["schema.json"],
+        [line | {"file": bool(line["file"])} for line in outcome.quarantine],
+        outcome.bad_bytes,
     )
 
 
@@ -183,21 +180,22 @@ def test_the_bytes_of_a_record_that_is_rejected_as_before_are_taken_over(animals
         animals.add(f"cat/new{generation}.png", encode(seed=100 + generation))
         outcome = animals.make(**allowed)
         assert (figures(outcome).generation, num_processed(outcome)) == (generation, 1)
-        assert outcome.contents[QUARANTINE_SHARD] == first.contents[QUARANTINE_SHARD]
+        assert outcome.bad_bytes == first.bad_bytes == {"cat/broken.png": b"no image"}
+        assert not list(outcome.artifact.glob("quarantine-*"))
 
 
-def test_a_quarantine_that_cannot_be_taken_over_is_told(animals, encode):
+def test_a_generation_whose_images_are_gone_keeps_its_name_for_its_bad_records(animals, encode):
+    """A later shard of the same name would replace the file with their bytes."""
     allowed = {"rejects": {"max_count": 2}}
+    animals.make(**allowed)
     animals.add("cat/broken.png", b"no image")
-    shard = animals.make(**allowed).artifact / QUARANTINE_SHARD
-    shard.write_bytes(shard.read_bytes().replace(b"no image", b"an image"))
     animals.add("cat/new.png", encode(seed=100))
-    outcome = animals.run(**allowed)
-    assert outcome.exit_code is ExitCode.DATA
-    assert (
-        f"cannot read {shard}: the record at byte 0 has another checksum than its data"
-        in outcome.message
-    )
+    assert figures(animals.make(**allowed)).generation == 2
+    (animals.raw / "cat" / "new.png").unlink()
+    animals.add("cat/text.png", b"text")
+    outcome = animals.make(**allowed)
+    assert outcome.bad_bytes == {"cat/broken.png": b"no image", "cat/text.png": b"text"}
+    assert sum("-g0003-" in line["file"] for line in outcome.quarantine) == 1
 
 
 def test_drift_after_a_removal_is_that_of_all_images(animals):
@@ -290,7 +288,7 @@ def test_other_rules_are_checked_anew_and_no_shard_is_made(animals, rules):
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     assert outcome.artifact != first.artifact
     assert outcome.shards == first.shards
-    assert [path.name for path in outcome.artifact.glob("*.tfrecord")] == [QUARANTINE_SHARD]
+    assert not list(outcome.artifact.glob("*.tfrecord"))
     assert figures(outcome).num_rejected == 1
 
 
@@ -341,8 +339,8 @@ def test_the_same_files_and_generations_give_the_same_bytes(animals, encode):
     first = animals.make()
     change(animals, encode)
     digests = set()
-    for mode, workers in [("in_memory", 1), ("multi_threading", 2), ("multi_processing", 2)]:
-        outcome = animals.make(runner__mode=mode, runner__workers=workers)
+    for workers in (1, 2):
+        outcome = animals.make(runner__workers=workers)
         digests.add(outcome.manifest.digest)
         shutil.rmtree(outcome.artifact)
     assert len(digests) == 1
@@ -378,7 +376,7 @@ def test_equal_images_are_removed_named_and_not_held_against_the_data(animals):
     outcome = animals.make(duplicates="remove_exact")
     assert examples_of(outcome) == 60
     assert [line["reason"] for line in outcome.quarantine] == ["duplicate"] * 3
-    assert outcome.contents[QUARANTINE_SHARD] == b""
+    assert outcome.bad_bytes == {}
     assert figures(outcome).rejected_by_reason == {"duplicate": 3}
 
 
@@ -397,10 +395,7 @@ def test_images_that_contradict_one_another_are_kept_with_their_bytes(animals):
     content = (animals.raw / "cat" / "001.png").read_bytes()
     animals.add("dog/copy.png", content)
     outcome = animals.make(duplicates="remove_exact", rejects={"max_count": 2})
-    assert [
-        (record["quarantine/key"], record["quarantine/content"])
-        for record in read_quarantine(outcome.artifact / QUARANTINE_SHARD)
-    ] == [(b"cat/001.png", content), (b"dog/copy.png", content)]
+    assert outcome.bad_bytes == {"cat/001.png": content, "dog/copy.png": content}
 
 
 def test_no_class_is_lost_because_all_its_images_contradict_others(animals):
@@ -443,9 +438,9 @@ def scenes(pipeline):
     return pipeline
 
 
-@pytest.mark.parametrize("mode", ["in_memory", "multi_threading", "multi_processing"])
-def test_nearly_equal_images_are_removed(scenes, mode):
-    outcome = scenes.make(duplicates="remove_near", runner={"mode": mode})
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nearly_equal_images_are_removed(scenes, workers):
+    outcome = scenes.make(duplicates="remove_near", runner={"workers": workers})
     assert examples_of(outcome) == 40
     assert [line["reason"] for line in outcome.quarantine] == ["duplicate"] * 2
     assert {

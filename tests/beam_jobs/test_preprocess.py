@@ -10,17 +10,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 import yaml
 from manifests import list_again
 
 from beam_jobs.io.example import encode_png
 from beam_jobs.stages import CATALOGUE
 from beam_jobs.stages.stage import Stage, parameters
-from pipeline_ops.artifacts.dataset import QUARANTINE_SHARD, DatasetFigures, list_shard_paths
+from pipeline_ops.artifacts.dataset import DatasetFigures, list_shard_paths
 from pipeline_ops.errors import ExitCode
-
-MODES = [("in_memory", 1), ("multi_threading", 1), ("multi_threading", 3), ("multi_processing", 2)]
 
 
 @parameters
@@ -61,15 +58,15 @@ def test_the_manifest_counts_the_examples_of_every_shard(animals, read_records):
 
 
 def test_not_a_byte_depends_on_the_runner(animals):
-    """Files that are encoded again and files that keep their bytes, in every mode."""
+    """Files that are encoded again and files that keep their bytes."""
     found = []
-    for mode, workers in MODES:
-        plan = animals.plan(runner__mode=mode, runner__workers=workers, stages__1__resize__height=9)
+    for workers in (1, 3):
+        plan = animals.plan(runner__workers=workers, stages__1__resize__height=9)
         outcome = animals.run(plan)
         assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
         found.append((outcome.shards, outcome.quarantine))
         shutil.rmtree(outcome.artifact)
-    assert all(other == found[0] for other in found[1:])
+    assert found[1] == found[0]
 
 
 def test_the_same_request_twice_gives_the_same_artifact(animals):
@@ -103,7 +100,7 @@ def test_unusable_files_are_kept_out_counted_and_named(animals, encode):
 def test_a_file_name_that_is_no_text_works(animals, encode, read_records):
     animals.add(b"cat/caf\xe9.png", encode(seed=77))
     animals.add("dog/50% off.png", encode(seed=78))
-    outcome = animals.run(runner={"mode": "multi_threading", "workers": 2})
+    outcome = animals.run(runner={"workers": 2})
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     content = b"".join((outcome.artifact / name).read_bytes() for name in outcome.shards)
     assert b"cat/caf%E9.png" in content
@@ -183,10 +180,9 @@ def test_a_stage_of_ones_own_is_a_function_and_a_line_in_the_catalogue(
     assert "blacken" in outcome.manifest.figures["seconds_by_stage"]
 
 
-@pytest.mark.parametrize("mode", ["in_memory", "multi_threading"])
-def test_a_bug_in_a_stage_is_told_in_one_line(animals, monkeypatch, mode):
+def test_a_bug_in_a_stage_is_told_in_one_line(animals, monkeypatch):
     monkeypatch.setitem(CATALOGUE, "explode", Stage(Nothing, lambda example, _: 1 / 0))
-    outcome = animals.run(stages=["decode", "explode"], runner={"mode": mode})
+    outcome = animals.run(stages=["decode", "explode"])
     assert outcome.exit_code is ExitCode.BUG
     assert outcome.message.startswith("stage explode failed on ")
     assert outcome.message.endswith("ZeroDivisionError: division by zero")
@@ -200,7 +196,6 @@ def test_nothing_but_the_data_set_is_left(animals):
         *outcome.shards,
         "manifest.json",
         "quarantine.jsonl",
-        QUARANTINE_SHARD,
         "index.jsonl.gz",
         "record_lengths.bin",
         "statistics.json",

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 import pytest
+from quarantine_files import read_quarantine
 
-from beam_jobs.output.quarantine import (
-    MAX_BYTES,
-    FragmentWriter,
-    read_quarantine,
-    write_quarantine,
-)
+from beam_jobs.output.quarantine import MAX_BYTES, QuarantineWriter
 from beam_jobs.output.rejects import find_lost_classes
 from beam_jobs.planning.plan import Record
 from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Box
-from beam_jobs.statistics.summary import RejectedRecord
-from pipeline_ops.artifacts.dataset import QUARANTINE, QUARANTINE_SHARD
+from beam_jobs.statistics.summary import BadRecord, RejectedRecord
 from pipeline_ops.config.preprocess import Rejects, StageConfig
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.raw_data.raw_file import RawFile
+from pipeline_ops.storage.open_store import open_root
 
 
 def rejected(key: str) -> RejectedRecord:
     return RejectedRecord(key=key, stage="decode", reason="empty", detail="naïve <b>")
 
 
-def written(folder) -> list[dict]:
-    return list(read_quarantine(folder / QUARANTINE_SHARD))
+def bad(key: str, content: bytes) -> BadRecord:
+    return BadRecord(rejected(key), f"{key}.png", content, len(content))
 
 
-def test_bad_records_of_all_shards_and_of_the_source_are_in_one_shard_with_their_bytes(
-    animals, encode, read_records
-):
+def test_bad_records_of_all_shards_and_of_the_source_are_kept_with_their_bytes(animals, encode):
     truncated = encode(seed=99)[:-30]
     contents = {
         "cat/truncated.png": truncated,
@@ -46,58 +39,36 @@ def test_bad_records_of_all_shards_and_of_the_source_are_in_one_shard_with_their
         animals.add(name, content)
     outcome = animals.run(rejects={"max_count": 4})
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
-    found = written(outcome.artifact)
-    assert {
-        record["quarantine/source"].decode(): record["quarantine/content"] for record in found
-    } == contents
-    assert (
-        [record["quarantine/key"].decode() for record in found]
-        == [line["key"] for line in outcome.quarantine]
-        == sorted(contents)
-    )
-    assert [record["quarantine/reason"].decode() for record in found] == [
-        line["reason"] for line in outcome.quarantine
-    ]
-    assert {record["quarantine/stage"] for record in found} == {b"decode", b"source"}
-    assert found[0]["quarantine/num_bytes"] == len(truncated)
-    assert len(read_records(outcome.artifact / QUARANTINE_SHARD)) == 4
+    assert outcome.bad_bytes == contents
+    assert [line["key"] for line in outcome.quarantine] == sorted(contents)
+    for line in outcome.quarantine:
+        found = {
+            features["quarantine/key"].decode(): features
+            for features in read_quarantine(outcome.artifact / line["file"])
+        }[line["key"]]
+        for name in ("stage", "reason", "detail"):
+            assert found[f"quarantine/{name}"].decode() == line[name]
+        assert found["quarantine/source"].decode() == line["key"]
+        assert found["quarantine/num_bytes"] == len(contents[line["key"]])
+    files = {line["key"]: line["file"] for line in outcome.quarantine}
+    assert files["stray.txt"] == "quarantine-source.tfrecord"
+    assert files["cat/truncated.png"].removeprefix("quarantine-") in outcome.shards
 
 
-def test_without_bad_records_the_shard_is_empty(animals):
-    assert (animals.run().artifact / QUARANTINE_SHARD).read_bytes() == b""
-
-
-def test_the_shard_has_the_same_bytes_whichever_worker_met_which_record(tmp_path):
-    digests = set()
-    for order in (["a", "b", "c", "d"], ["d", "b", "a", "c"]):
-        folder = tmp_path / "".join(order)
-        folder.mkdir()
-        for shard in (order[:3], order[3:]):
-            with FragmentWriter(folder, f"shard-{shard[0]}") as fragment:
-                for key in shard:
-                    fragment.add(rejected(key), key, key.encode() * 9)
-        write_quarantine(folder, [rejected(key) for key in "abcd"], folder)
-        digests.add(
-            hashlib.blake2b(
-                (folder / QUARANTINE_SHARD).read_bytes() + (folder / QUARANTINE).read_bytes()
-            ).digest()
-        )
-    assert len(digests) == 1
+def test_without_bad_records_there_is_no_file_for_them(animals):
+    assert not list(animals.run().artifact.glob("quarantine-*"))
 
 
 def test_of_a_large_record_the_beginning_is_kept_and_its_size_told(tmp_path):
-    with FragmentWriter(tmp_path, "shard") as fragment:
-        fragment.add(rejected("a"), "a", b"x" * (MAX_BYTES + 5))
-    write_quarantine(tmp_path, [rejected("a")], tmp_path)
-    [record] = written(tmp_path)
+    with QuarantineWriter(open_root(tmp_path), "shard.tfrecord") as quarantine:
+        assert quarantine.file is None
+        line = quarantine.add(bad("a", b"x" * (MAX_BYTES + 5)))
+    assert line == rejected("a").model_copy(update={"file": "quarantine-shard.tfrecord"})
+    [record] = read_quarantine(tmp_path / line.file)
     assert len(record["quarantine/content"]) == MAX_BYTES
     assert record["quarantine/num_bytes"] == MAX_BYTES + 5
-
-
-def test_a_fragment_is_there_only_if_a_record_was_bad(tmp_path):
-    with FragmentWriter(tmp_path, "shard"):
-        pass
-    assert list(tmp_path.iterdir()) == []
+    assert quarantine.file.path == line.file
+    assert quarantine.file.num_bytes == (tmp_path / line.file).stat().st_size
 
 
 @pytest.mark.parametrize(

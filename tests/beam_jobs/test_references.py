@@ -12,7 +12,6 @@ from manifests import list_again
 
 from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.dataset import (
-    QUARANTINE_SHARD,
     parse_generation,
 )
 from pipeline_ops.artifacts.manifest import (
@@ -31,7 +30,7 @@ def find_all_damage(outcome) -> list[str]:
 
 
 def list_own_shards(folder: Path) -> set[str]:
-    return {path.name for path in folder.glob("*.tfrecord")} - {QUARANTINE_SHARD}
+    return {path.name for path in folder.glob("*.tfrecord")}
 
 
 def add(number: int) -> Callable:

@@ -91,12 +91,11 @@ def test_an_option_that_beam_does_not_take_is_the_configs_fault(animals):
     [
         (
             {"options": {"parallelism": 2}},
-            "options (parallelism) are for the other runners. The runner embedded has mode and "
-            "workers",
+            "options (parallelism) are for the other runners. The runner embedded has workers",
         ),
         (
             {"name": "flink", "workers": 2},
-            "mode and workers are for the runner embedded, and flink has options",
+            "workers is for the runner embedded, and flink has options",
         ),
         (
             {"name": "spark", "shared_disk": True, "options": {"runner": "FlinkRunner"}},
@@ -123,15 +122,3 @@ def test_every_runner_is_one_that_beam_has(name):
     )
     assert type(engine).__name__.lower() == f"{name}runner"
     assert options.get_all_options(drop_default=True)["environment_type"] == "LOOPBACK"
-
-
-def test_a_task_travels_as_a_typed_row():
-    """A pickle in its place would run code on a worker."""
-    from apache_beam import coders
-
-    from beam_jobs import pipeline  # noqa: F401  registers the coder
-    from beam_jobs.exchange import ShardTask
-
-    coder, task = coders.registry.get_coder(ShardTask), ShardTask("train-0", 1 << 40, 12)
-    assert isinstance(coder, coders.RowCoder)
-    assert ShardTask(*coder.decode(coder.encode(task))) == task

@@ -29,7 +29,7 @@ class Bench:
             (StageConfig(name="decode", parameters={"channels": 1}),),
             ("cat", "dog"),
         )
-        self.builder = ShardBuilder(spec, self.exchange, folder)
+        self.builder = ShardBuilder(spec, self.exchange)
 
     def build(self):
         records = tuple(Record(file, file.key.split("/")[0]) for file in self.listing.files)

@@ -77,7 +77,7 @@ def run_ours(raw: Path, folder: Path, stages: list, workers: int) -> PreprocessC
         "shards": 21,
         "duplicates": "keep",
         "split": {"train": 0.34, "validation": 0.33, "test": 0.33},
-        "runner": {"mode": "multi_processing", "workers": workers},
+        "runner": {"workers": workers},
     }
     config = load_config(write_config(folder, folder / "root", raw, preprocess))
     cost, attempt = run_job("preprocess", config, {})

@@ -268,7 +268,7 @@ def test_marking_the_task_failed_ends_its_processes_within_5_seconds(ui, trainya
 def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, trainyard, victim):
     words = [
         "--set",
-        "train.epochs=30",
+        "train.epochs=15",
         "--set",
         "train.early_stopping=null",
         "--set",
@@ -290,11 +290,11 @@ def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, tr
     [agent] = job.children()
     [fork_server] = agent.children()
     {"launcher": job, "worker": fork_server.children()[-1]}[victim].kill()
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     summary = json.loads(output.splitlines()[-1])
     assert summary["state"] == "success"
-    assert summary["training"]["steps"] == -(-30 * summary["dataset"]["examples"]["train"] // 64)
+    assert summary["training"]["steps"] == -(-15 * summary["dataset"]["examples"]["train"] // 64)
     if (
         victim != "launcher"
     ):  # a job that was killed itself is started again by Airflow, and goes on from the checkpoint

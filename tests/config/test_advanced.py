@@ -31,6 +31,6 @@ def test_no_shipped_config_sets_an_advanced_key():
 
 def test_an_advanced_section_makes_all_its_keys_advanced():
     fields = collect_fields(PipelineConfig)
-    assert fields["preprocess.runner.mode"].is_advanced
+    assert fields["preprocess.runner.workers"].is_advanced
     assert fields["search.parameters"].is_advanced
     assert not fields["train.epochs"].is_advanced

@@ -176,7 +176,7 @@ def test_what_is_operational_is_not_fingerprinted(load):
         train__timeout_seconds=5,
         train__retries=7,
         train__max_restarts=9,
-        preprocess__runner={"mode": "in_memory"},
+        preprocess__runner={"workers": 1},
     )
     assert patient.train.to_fingerprint_dict() == load().train.to_fingerprint_dict()
     assert patient.preprocess.to_fingerprint_dict() == load().preprocess.to_fingerprint_dict()

@@ -32,7 +32,7 @@ _TINY = {
         "stages": [{"decode": {"channels": 1}}, {"resize": {"height": 8, "width": 8}}],
         "split": {"train": 0.6, "validation": 0.2, "test": 0.2, "seed": 3},
         "shards": 2,
-        "runner": {"mode": "in_memory"},
+        "runner": {"workers": 1},
     },
     "train": {"model": "dense", "epochs": 2, "global_batch_size": 8, "checkpoint_every_steps": 1},
     "evaluate": {"gate": [{"metric": "accuracy", "at_least": 0.0}]},

@@ -266,8 +266,8 @@ TABLE: Mapping[str, Sequence[Change]] = {
         {"preprocess.split.group_by": "regex", "preprocess.split.group_regex": "([0-9])[0-9]\\."},
     ],
     "preprocess.runner.name": [
-        {"preprocess.runner.mode": "in_memory"},
-        {"preprocess.runner.mode": "multi_threading", "preprocess.runner.workers": 2},
+        {"preprocess.runner.workers": 1},
+        {"preprocess.runner.workers": 2},
     ],
     "train.model": [
         {"train.model": "dense", "train.model_parameters": {"units": 16, "hidden_layers": 2}},

@@ -101,7 +101,7 @@ def test_all_images_come_out_with_their_annotations(
     part = {"files": f"val.{SUFFIX[kind]}", "split": "validation"}
     source = {"task": task, "parts": [{"files": f"a.{SUFFIX[kind]}"}, part]}
     write(files, **source, **(DETECTION[kind] if task == "detection" else {}))
-    runner = {"mode": "multi_processing", "workers": 2} if task == "detection" else {"workers": 1}
+    runner = {"workers": 2} if task == "detection" else {"workers": 1}
     outcome = pipeline.run(duplicates=duplicates, runner=runner)
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     found = read_examples(outcome, read_records)

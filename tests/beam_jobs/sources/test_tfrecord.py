@@ -123,7 +123,7 @@ def test_what_the_object_detection_api_writes_goes_through_the_whole_job(pipelin
     }
     config["preprocess"]["stages"] = ["decode"]
     pipeline.config_file.write_text(yaml.safe_dump(config))
-    outcome = pipeline.run(runner={"mode": "multi_threading", "workers": 2})
+    outcome = pipeline.run(runner={"workers": 2})
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     assert outcome.manifest.figures["num_examples"] == {"train": 20, "validation": 6, "test": 6}
     originals = {

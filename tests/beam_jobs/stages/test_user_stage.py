@@ -75,10 +75,10 @@ def acme(tmp_path: Path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["acme_stages.black:blacken", "acme_black"])
-@pytest.mark.parametrize("mode", ["in_memory", "multi_processing"])
-def test_a_stage_of_another_package_runs_like_ours(acme, animals, name, mode):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stage_of_another_package_runs_like_ours(acme, animals, name, workers):
     outcome = animals.run(
-        stages=[{"decode": {"channels": 1}}, {name: {"level": 7}}], runner={"mode": mode}
+        stages=[{"decode": {"channels": 1}}, {name: {"level": 7}}], runner={"workers": workers}
     )
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     assert name in outcome.manifest.figures["seconds_by_stage"]

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from beam_jobs.planning.plan import Record, ShardPlan
-from beam_jobs.workers.pool import compute_num_processes
+from beam_jobs.worker import compute_num_processes
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.raw_data.raw_file import RawFile
@@ -26,14 +26,13 @@ def plans(count: int, num_bytes: int) -> list[ShardPlan]:
 @pytest.mark.parametrize(
     ("runner", "num_shards", "num_bytes", "wanted"),
     [
-        ({"mode": "in_memory"}, 8, 10**9, 0),
-        ({"mode": "multi_threading"}, 8, 10**9, 0),
-        ({"name": "flink", "shared_disk": True}, 8, 10**9, 0),
+        ({"workers": 1}, 8, 10**9, 1),
+        ({"name": "flink", "shared_disk": True}, 8, 10**9, 1),
         ({"workers": 2}, 8, 10, 2),
         ({"workers": 5}, 3, 10, 3),
-        ({}, 400, 10**9, CORES if CORES > 1 else 0),
-        ({}, 1, 10**9, 0),
-        ({}, 8, 1000, 0),
+        ({}, 400, 10**9, CORES),
+        ({}, 1, 10**9, 1),
+        ({}, 8, 1000, 1),
     ],
     ids=str,
 )

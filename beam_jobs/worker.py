@@ -1,0 +1,136 @@
+"""A worker's share of the job: the work on one plan after another.
+
+It runs in the process of a Beam worker, or in the processes that the embedded runner has on this
+host. It does not depend on Beam, whose import takes longer than a small job.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from beam_jobs.exchange import Exchange, ShardTask, StoppedByDriver
+from beam_jobs.planning.plan import ShardPlan
+from beam_jobs.statistics.summary import PlanSummary
+from pipeline_ops.config.preprocess import BeamRunner
+from pipeline_ops.system.cores import count_cores
+from pipeline_ops.system.prctl import die_with_parent
+
+_BYTES_PER_PROCESS, _BYTES_PER_RECORD = 20e6, 10e3
+"""The work that justifies one process, if the config leaves the number of processes open.
+
+With less work, starting a process costs more than it saves. Each record counts as work in addition
+to its bytes.
+"""
+SummaryT = TypeVar("SummaryT", bound=PlanSummary, covariant=True)
+
+
+class Builder(Protocol[SummaryT]):
+    """Builds one plan after another."""
+
+    def build(self, plan: ShardPlan) -> SummaryT: ...
+
+
+class BuildSpec(Protocol[SummaryT]):
+    """The kind of work, and the common properties of its plans."""
+
+    @property
+    def summary(self) -> type[SummaryT]:
+        """The type of summary that a builder returns for each plan."""
+
+    def create_builder(self, exchange: Exchange) -> Builder[SummaryT]: ...
+
+
+class PlanCounts(NamedTuple):
+    """The counts of one plan for Beam's metrics. The keys are a stage, or a stage and a counter."""
+
+    num_examples: int
+    num_rejected: int
+    counters: dict[tuple[str, str], int]
+    microseconds: dict[str, int]
+
+
+class PlanWorker:
+    """Works on the plans of one spec."""
+
+    def __init__(self, spec: BuildSpec[PlanSummary], exchange: Exchange):
+        self._spec, self._exchange = spec, exchange
+        self._builder: Builder[PlanSummary] | None = None
+
+    def work(self, task: ShardTask) -> PlanCounts | None:
+        """Builds a plan, unless its result is there. Returns None if it was stopped or has failed.
+
+        It never raises: the error is left for the driver, and Beam would print it four times.
+        """
+        try:
+            summary = self._exchange.find_result(task.name, self._spec.summary)
+            if summary is None:
+                summary = self._build(self._exchange.read_plan(task))
+                self._exchange.write_result(task.name, summary)
+        except StoppedByDriver:
+            return None
+        except Exception as error:
+            self._exchange.write_error(task.name, error)
+            return None
+        return _count(summary)
+
+    def _build(self, plan: ShardPlan) -> PlanSummary:
+        if self._builder is None:
+            import cv2
+
+            cv2.setNumThreads(1)  # its threads would compete with the workers for the same cores
+            # A broken image is rejected with a reason, without a line on stderr.
+            cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+            warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+            self._builder = self._spec.create_builder(self._exchange)
+        return self._builder.build(plan)
+
+
+def _count(summary: PlanSummary) -> PlanCounts:
+    counters = Counter({("write", "examples"): summary.num_examples})
+    counters.update((rejected.stage, "rejected") for rejected in summary.rejected)
+    for reason, count in summary.skipped.items():
+        counters[reason.partition(":")[0], "skipped"] += count
+    microseconds = {stage: spent // 1000 for stage, spent in summary.nanoseconds.items()}
+    return PlanCounts(summary.num_examples, len(summary.rejected), dict(counters), microseconds)
+
+
+def compute_num_processes(runner: BeamRunner, plans: Sequence[ShardPlan]) -> int:
+    """The number of processes of the embedded runner. 1 is the process of the job itself."""
+    if runner.name != "embedded":
+        return 1
+    if runner.workers:
+        return min(runner.workers, len(plans))
+    size = sum(
+        record.file.num_bytes + _BYTES_PER_RECORD for plan in plans for record in plan.records
+    )
+    return min(count_cores(), len(plans), math.ceil(size / _BYTES_PER_PROCESS))
+
+
+_worker: PlanWorker
+"""The worker of a process of the pool."""
+
+
+def start_process(spec: BuildSpec[PlanSummary], exchange: Exchange) -> None:
+    """Initialises a process of the pool."""
+    global _worker
+    if sys.platform == "linux":  # elsewhere, it notices its driver's end after its shard
+        die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    _worker = PlanWorker(spec, exchange)
+
+
+def work_in_process(task: ShardTask) -> PlanCounts | None:
+    """Works on a plan in a process of the pool."""
+    return _worker.work(task)

@@ -1,1 +1,0 @@
-"""Worker processes of the embedded runner, and the part of the job that a worker does."""

@@ -1,0 +1,123 @@
+"""The Beam graph: what travels through it, and its metrics."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+
+import apache_beam as beam
+import pytest
+from apache_beam import coders
+from apache_beam.metrics import MetricsFilter
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from beam_jobs.exchange import Exchange, Results, ShardTask
+from beam_jobs.graph import BuildShard, BuildShardInProcesses, ShardReport, build_graph
+from beam_jobs.output.shard import ShardBuildSpec
+from beam_jobs.planning.plan import Record, ShardPlan
+from beam_jobs.statistics.summary import ShardSummary, compute_figures
+from pipeline_ops.config.preprocess import StageConfig
+from pipeline_ops.raw_data.local import list_raw_files
+from pipeline_ops.storage.open_store import open_root
+
+CLASSES = ("cat", "dog")
+STAGES = (
+    StageConfig(name="decode", parameters={"channels": 1}),
+    StageConfig(name="filter", parameters={"classes": ["cat"]}),
+)
+
+
+@pytest.fixture
+def job(tmp_path, encode):
+    """The spec, the exchange and the tasks of three shards: two broken files, and dogs to skip."""
+    for index in range(30):
+        file = tmp_path / "raw" / CLASSES[index % 2] / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"no image" if index in (4, 11) else encode(seed=index))
+    files = list_raw_files(tmp_path / "raw", open_root(tmp_path) / "listings").files
+    records = [Record(file, file.key.split("/")[0]) for file in files]
+    plans = [ShardPlan("train", f"train-{n}", tuple(records[n::3])) for n in range(3)]
+    exchange, target = Exchange(open_root(tmp_path) / "exchange"), tmp_path / "target"
+    target.mkdir()
+    spec = ShardBuildSpec(tmp_path / "raw", open_root(target), STAGES, CLASSES)
+    return spec, exchange, plans, exchange.write_plans(plans)
+
+
+def run(do_fn, tasks) -> tuple[Counter, dict, Counter]:
+    """The counters and distributions of the runner's result, and the reports as they come out."""
+    pipeline = beam.Pipeline(FnApiRunner())
+    reports = build_graph(pipeline, tasks, do_fn)
+    assert reports.element_type is ShardReport
+    totals = reports | beam.Map(lambda report: report[1:]) | beam.CombineGlobally(_add)
+    totals | beam.Map(_count)  # noqa: B018  (the pipeline keeps it)
+    result = pipeline.run()
+    result.wait_until_finish()
+    found = result.metrics().query(MetricsFilter())
+    counters = Counter(
+        {
+            (one.key.metric.namespace, one.key.metric.name): one.committed
+            for one in found["counters"]
+        }
+    )
+    times = {
+        one.key.metric.namespace: one.committed
+        for one in found["distributions"]
+        if one.key.metric.name == "microseconds"
+    }
+    out = Counter({name: counters.pop(("reports", name)) for name in ("examples", "rejected")})
+    return counters, times, out
+
+
+def _add(values):
+    return tuple(map(sum, zip((0, 0), *values, strict=True)))
+
+
+def _count(totals):
+    for name, count in zip(("examples", "rejected"), totals, strict=True):
+        beam.metrics.Metrics.counter("reports", name).inc(count)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_the_metrics_of_the_stages_are_the_figures_of_the_data_set(job, num_processes):
+    spec, exchange, plans, tasks = job
+    do_fn = (
+        BuildShard(spec, exchange)
+        if num_processes == 1
+        else BuildShardInProcesses(spec, exchange, num_processes)
+    )
+    counters, times, out = run(do_fn, tasks)
+    results = Results(exchange, plans, ShardSummary)
+    results.read_progress()
+    summaries = results.collect()
+    rejected = [record for summary in summaries for record in summary.rejected]
+    figures = compute_figures(summaries, CLASSES, rejected)
+    assert counters == {
+        ("write", "examples"): sum(figures.num_examples.values()),
+        ("decode", "rejected"): figures.num_rejected,
+        ("filter", "skipped"): sum(figures.skipped_by_reason.values()),
+    }
+    assert min(counters.values()) > 0
+    assert out == {"examples": counters["write", "examples"], "rejected": 2}
+    assert set(times) == {"read", "decode", "filter", "measure", "write"}
+    for stage, spent in times.items():
+        assert spent.count == len(plans)
+        assert abs(spent.sum / 1e6 - figures.seconds_by_stage[stage]) < 0.01
+
+
+def test_a_shard_whose_result_is_there_is_not_built_again(job):
+    """A runner gives a task to another worker when it has lost the first one's report."""
+    spec, exchange, _, tasks = job
+    first = run(BuildShard(spec, exchange), tasks)
+    shutil.rmtree(spec.raw_folder)
+    assert run(BuildShard(spec, exchange), tasks) == first
+    exchange.raise_error()
+
+
+@pytest.mark.parametrize(
+    "element", [ShardTask("train-0", 1 << 40, 12), ShardReport("train-0", 7, 1 << 33)]
+)
+def test_an_element_travels_as_a_typed_row(element):
+    """A pickle in its place would run code on a worker."""
+    coder = coders.registry.get_coder(type(element))
+    assert isinstance(coder, coders.RowCoder)
+    assert type(element)(*coder.decode(coder.encode(element))) == element

@@ -26,8 +26,10 @@ from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, RejectedFile, to_file_version, to_raw_key
 from pipeline_ops.storage.atomic import describe_os_error
 
-MAX_FILES = 2_000_000
+_MAX_FILES = 2_000_000
 """Number of names after which the listing stops."""
+MAX_CANDIDATES = 20
+"""Number of files of one kind that a recogniser opens."""
 START_BYTES = 1 << 16
 """Number of bytes that are read from the start, or the end, of a file."""
 
@@ -37,7 +39,7 @@ class FolderView:
     """The files below a folder, sorted by key.
 
     `named_file` is the key of the file that the user named instead of the folder. Only this file
-    can then hold the annotations. `is_complete` is False if there are more than MAX_FILES names.
+    can then hold the annotations. `is_complete` is False if there are more files than these.
     Methods that read raise DataError if a file cannot be read.
     """
 
@@ -66,6 +68,11 @@ class FolderView:
             for file in self.files
             if file.key.lower().endswith(suffixes) and self.named_file in (None, file.key)
         ]
+
+    def iterate_starts(self, *suffixes: str) -> Iterator[tuple[RawFile, bytes]]:
+        """Yields the first candidates, each with its first bytes."""
+        for file in self.list_candidates(*suffixes)[:MAX_CANDIDATES]:
+            yield file, self.read_start(file)
 
     @contextlib.contextmanager
     def open(self, file: RawFile) -> Iterator[BinaryIO]:
@@ -128,7 +135,7 @@ class FolderView:
         )
 
 
-def view_folder(path: Path, max_files: int = MAX_FILES) -> FolderView:
+def view_folder(path: Path, max_files: int = _MAX_FILES) -> FolderView:
     """Lists a folder, or the folder of a file, up to a number of files.
 
     Raises DataError: there is no such file or folder, or it cannot be read.

@@ -25,7 +25,7 @@ from typing import Any
 from beam_jobs.io.example import parse
 from beam_jobs.io.parquet_rows import CorruptParquet, iterate_rows, open_parquet
 from beam_jobs.io.tfrecord_reader import CorruptRecord, scan_records
-from beam_jobs.recognition.folder_view import START_BYTES, FolderView, count
+from beam_jobs.recognition.folder_view import MAX_CANDIDATES, START_BYTES, FolderView, count
 from beam_jobs.sources import read_records
 from beam_jobs.sources.fields import find_field
 from beam_jobs.sources.image_folder import find_split_folders, validate_layout
@@ -36,8 +36,6 @@ from pipeline_ops.config.sources import ImageFolderSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile
 
-_MAX_CANDIDATES = 20
-"""Number of files of one kind that a recogniser opens."""
 _MAX_ROWS, _MAX_EXAMPLES = 200, 20
 """Number of rows of a manifest, and of rows or members of a packed file, that are read."""
 _ANNOTATIONS = (".csv", ".json", ".jsonl", ".ndjson", ".tsv", ".txt", ".xml", ".yaml", ".yml")
@@ -127,9 +125,8 @@ def recognise_voc(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds folders with `JPEGImages` and `Annotations`."""
     if view.named_file:
         return
-    files = view.list_candidates(".xml")
     stems: dict[str, set[str]] = {}
-    for file in files:
+    for file in view.list_candidates(".xml"):
         folder, separator, rest = f"/{file.key}".rpartition("/Annotations/")
         if separator:
             stems.setdefault(folder.lstrip("/"), set()).add(posixpath.splitext(rest)[0])
@@ -154,8 +151,10 @@ def recognise_voc(view: FolderView) -> Iterator[SourceMatch | str]:
                 f"{prefix} has no image for the {number} in Annotations, such as {first}.jpg for "
                 f"{first}.xml. Put the images there"
             )
-    for file in files[:_MAX_CANDIDATES] if not stems else ():
-        if b"<annotation>" in view.read_start(file):
+    if stems:
+        return
+    for file, start in view.iterate_starts(".xml"):
+        if b"<annotation>" in start:
             yield (
                 f"{file.key} is an annotation of Pascal VOC. Move the XML files into a folder "
                 "Annotations, and their images into a folder JPEGImages beside it"
@@ -196,7 +195,7 @@ def recognise_coco(view: FolderView) -> Iterator[SourceMatch | str]:
     if instances := [file for file in candidates if "instances" in posixpath.basename(file.key)]:
         candidates = instances  # COCO's own files of key points name the same images
     parts, reasons = [], []
-    for file in candidates[:_MAX_CANDIDATES]:
+    for file in candidates[:MAX_CANDIDATES]:
         ends = view.read_ends(file)
         # The middle of a large file, with one of the three lists, is not in sight.
         has_keys = b'"file_name"' in ends and sum(key in ends for key in _COCO_KEYS) >= 2
@@ -229,8 +228,8 @@ def recognise_yolo(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds a `data.yaml`, or folders `images` and `labels`."""
     descriptions = [
         file
-        for file in view.list_candidates(".yaml", ".yml")[:_MAX_CANDIDATES]
-        if all(key.search(view.read_start(file)) for key in _YOLO_KEYS)
+        for file, start in view.iterate_starts(".yaml", ".yml")
+        if all(key.search(start) for key in _YOLO_KEYS)
     ]
     labels = _count_label_files(view)
     for file in descriptions:
@@ -255,7 +254,7 @@ def _count_label_files(view: FolderView) -> Counter[str]:
         for file in view.files
         if file.key.endswith(".txt") and "labels" in file.key.split("/")[:-1]
     ]
-    if not any(_YOLO_LINE.match(view.read_start(file)) for file in files[:_MAX_CANDIDATES]):
+    if not any(_YOLO_LINE.match(view.read_start(file)) for file in files[:MAX_CANDIDATES]):
         return Counter()
     return Counter(posixpath.dirname(file.key) for file in files)
 
@@ -274,8 +273,8 @@ _OTHER_NAMES = {
 def recognise_csv(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds CSV files with our columns, or with the columns of other tools."""
     known = {"path", "label"}.union(*_OTHER_NAMES.values())
-    for file in view.list_candidates(".csv", ".tsv")[:_MAX_CANDIDATES]:
-        header, rows = _read_table(view, file)
+    for file, start in view.iterate_starts(".csv", ".tsv"):
+        header, rows = _read_table(start, is_cut=file.num_bytes > START_BYTES)
         if {"path", "label"} <= {*header}:
             yield _judge_manifest("csv", view, file, rows, has_boxes={*CORNERS} <= {*header})
         elif any(name.lower() in known for name in header):
@@ -292,11 +291,11 @@ def recognise_csv(view: FolderView) -> Iterator[SourceMatch | str]:
             )
 
 
-def _read_table(view: FolderView, file: RawFile) -> tuple[Sequence[str], list[dict[str, Any]]]:
+def _read_table(start: bytes, is_cut: bool) -> tuple[Sequence[str], list[dict[str, Any]]]:
     """The header and the first rows of a CSV file. Both are empty if it is none."""
-    lines = view.read_start(file).decode("utf-8-sig", "replace").split("\n")
-    if file.num_bytes > START_BYTES:
-        lines.pop()  # cut off
+    lines = start.decode("utf-8-sig", "replace").split("\n")
+    if is_cut:
+        lines.pop()
     reader = csv.DictReader(io.StringIO("\n".join(lines[: _MAX_ROWS + 1]), newline=""))
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
@@ -307,9 +306,9 @@ def _read_table(view: FolderView, file: RawFile) -> tuple[Sequence[str], list[di
 
 def recognise_jsonl(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds files of JSON lines with a path and a label or boxes."""
-    for file in view.list_candidates(".jsonl", ".ndjson")[:_MAX_CANDIDATES]:
+    for file, start in view.iterate_starts(".jsonl", ".ndjson"):
         entries = []
-        for line in view.read_start(file).split(b"\n")[:_MAX_ROWS]:
+        for line in start.split(b"\n")[:_MAX_ROWS]:
             with contextlib.suppress(Reject):  # also of the last line, which may be cut off
                 entries.append(parse_json_object(line))
         if any("path" in entry and {"label", "boxes"} & {*entry} for entry in entries):
@@ -366,8 +365,7 @@ _LABEL_STUDIO = ((b'"annotations"', b'"data"'), (b'"annotator"', b'"annotation_i
 
 def recognise_label_studio(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds JSON files that are a list of tasks."""
-    for file in view.list_candidates(".json")[:_MAX_CANDIDATES]:
-        start = view.read_start(file)
+    for file, start in view.iterate_starts(".json"):
         is_list = start.lstrip(_BYTE_ORDER_MARK_AND_SPACE).startswith(b"[")
         if is_list and any(all(key in start for key in keys) for keys in _LABEL_STUDIO):
             reason = f"{file.key} is a list of tasks as Label Studio exports them"
@@ -381,8 +379,7 @@ _CVAT_IMAGE = re.compile(rb"""<image\s[^>]{0,500}?name=["']([^"'<>]{1,500})["']"
 
 def recognise_cvat(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds XML files of the format "CVAT for images"."""
-    for file in view.list_candidates(".xml")[:_MAX_CANDIDATES]:
-        start = view.read_start(file)
+    for file, start in view.iterate_starts(".xml"):
         if b"<annotations>" not in start or not (quoted := _CVAT_IMAGE.findall(start)):
             continue
         names = [html.unescape(name.decode("utf-8", "replace")) for name in quoted]
@@ -447,7 +444,7 @@ def _read_first_record(view: FolderView, file: RawFile) -> tuple[dict[str, Any],
 def recognise_parquet(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds Parquet files with a column of images. The first rows of the first file are read."""
     files = view.list_candidates(".parquet")
-    if not any(view.read_start(file, 4) == b"PAR1" for file in files[:_MAX_CANDIDATES]):
+    if not any(start.startswith(b"PAR1") for _, start in view.iterate_starts(".parquet")):
         return
     try:
         with open_parquet(files[0].to_path(view.folder)) as opened:

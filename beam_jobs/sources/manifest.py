@@ -7,7 +7,7 @@ from typing import Any
 
 from beam_jobs.sources.parsing import parse_text
 from beam_jobs.sources.source import SourceEntry
-from beam_jobs.stages.given_boxes import FRACTIONS
+from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
 from pipeline_ops.config.sources import ManifestSource
 

@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from beam_jobs.stages.given_boxes import Size
+from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 
 Point = tuple[float, float]  # x, y

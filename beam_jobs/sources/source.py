@@ -43,7 +43,7 @@ from beam_jobs.sources.parsing import (
     parse_split,
     parse_text,
 )
-from beam_jobs.stages.given_boxes import UPRIGHT_FRACTIONS, check_box
+from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS, check_box
 from beam_jobs.stages.stage import Box, Names, Reject, parameters
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.errors import DataError, TrainyardError

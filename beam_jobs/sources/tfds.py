@@ -33,7 +33,7 @@ from beam_jobs.sources.packed import (
     read_floats,
     read_integers,
 )
-from beam_jobs.stages.given_boxes import FRACTIONS
+from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import TfdsPart, TfdsSource
 from pipeline_ops.config.yaml_source import suggest_name

@@ -27,7 +27,7 @@ from beam_jobs.sources.packed import (
     read_floats,
     read_integers,
 )
-from beam_jobs.stages.given_boxes import FRACTIONS, Size
+from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.artifacts import manifest

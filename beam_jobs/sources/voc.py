@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from beam_jobs.io.raw import RawReader
 from beam_jobs.sources.parsing import CORNERS, make_box, parse_size, parse_xml
 from beam_jobs.sources.source import SourceEntry, SourceFiles
-from beam_jobs.stages.given_boxes import Size
+from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import ImageSets, VocSource
 from pipeline_ops.errors import DataError

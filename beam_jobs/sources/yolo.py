@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from beam_jobs.io.raw import RawReader
 from beam_jobs.sources.parsing import enclose, iterate_path_ends, make_box, parse_number
 from beam_jobs.sources.source import SourceEntry, SourceFiles
-from beam_jobs.stages.given_boxes import UPRIGHT_FRACTIONS
+from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.labelling_sources import YoloSource
 from pipeline_ops.config.yaml_messages import YamlProblem

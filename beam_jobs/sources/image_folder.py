@@ -69,16 +69,12 @@ def find_split_folders(source: ImageFolderSource, listing: Listing) -> dict[str,
 
 
 def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: bool = False) -> None:
-    """Checks that the folders have only one meaning.
+    """Checks that the folders of at least one file have only one meaning.
 
-    Args:
-      source: the source.
-      listing: its files, at least one.
-      has_groups: whether `preprocess.split` gives the inner folders a meaning.
+    `has_groups` tells whether `preprocess.split` gives the inner folders a meaning.
 
-    Raises:
-      DataError: there are no class folders, they lie deeper than they seem to, or they stand among
-        folders of splits.
+    Raises DataError: there are no class folders, they lie deeper than they seem to, or they stand
+    among folders of splits.
     """
     tree, folder = _build_tree(listing), listing.folder
     if not tree:

@@ -5,7 +5,6 @@ Each takes a value as a file has it, of any type, and raises Reject if the value
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import posixpath
@@ -114,10 +113,7 @@ def parse_flag(value: Any) -> bool:
 
 
 def parse_size(height: Any, width: Any) -> Size | None:
-    """The size of an annotated image, or None if it is missing or 0, as some tools write it.
-
-    Raises Reject: malformed.
-    """
+    """The size of an annotated image, or None if it is missing or 0, as some tools write it."""
     if height in (None, "") or width in (None, ""):
         return None
     size = parse_number(height), parse_number(width)
@@ -156,10 +152,7 @@ def escape_surrogates(value: str) -> str:
 
 
 def enclose(points: Sequence[Point]) -> Corners:
-    """The smallest upright rectangle around some points.
-
-    Raises Reject: malformed, box_not_finite.
-    """
+    """The smallest upright rectangle around some points. Raises Reject."""
     if len(points) < 3:
         raise Reject("malformed", f"a polygon needs three points, and this one has {len(points)}")
     xs, ys = zip(*points, strict=True)
@@ -169,14 +162,9 @@ def enclose(points: Sequence[Point]) -> Corners:
 
 
 def enclose_rotated(corners: Corners, degrees: float, pivot: Point) -> Corners:
-    """The smallest upright rectangle around a rectangle that is turned clockwise around a point.
+    """The smallest upright rectangle around a rectangle in pixels that is turned clockwise.
 
-    Args:
-      corners: the rectangle before it is turned, in pixels.
-      degrees: the angle.
-      pivot: the point that stays in its place.
-
-    Raises Reject: box_not_finite.
+    The pivot stays in its place. Raises Reject: box_not_finite.
     """
     if not math.isfinite(degrees):
         raise Reject("box_not_finite", f"a rotation by {degrees} degrees")
@@ -196,27 +184,16 @@ def clip_outline(box: Box, size: Size | None) -> Box:
     return box if size is None else box.clip(*size) or box
 
 
-def parse_xml(content: bytes, root_tag: str) -> ElementTree.Element:
-    """The root element, which must have this tag.
-
-    Raises Reject: malformed. It is not well-formed, declares a document type, or has another root.
-    """
-    parser = ElementTree.XMLParser(target=_DoctypeRejectingBuilder())  # noqa: S314 (entities need a document type)
-    with _translate_errors():
-        root: ElementTree.Element = ElementTree.fromstring(content, parser)  # noqa: S314
-    _check_root(root.tag, root_tag)
-    return root
-
-
 def iterate_children(content: bytes, root_tag: str) -> Iterator[ElementTree.Element]:
-    """Yields the elements directly below the root. Only a few of them are in memory at a time.
+    """Yields the elements directly below the root of an XML file. Few are in memory at a time.
 
-    Raises Reject as `parse_xml` does, or because one of the elements is too large.
+    Raises Reject: malformed. The file is not well-formed, declares a document type, has another
+    root, or an element that is too large.
     """
     builder = _ChildBuilder(root_tag)
     parser = ElementTree.XMLParser(target=builder)  # noqa: S314 (entities need a document type)
     last = 0
-    with _translate_errors():
+    try:
         for start in range(0, len(content), _BLOCK_BYTES):
             parser.feed(content[start : start + _BLOCK_BYTES])
             if builder.children:
@@ -225,31 +202,13 @@ def iterate_children(content: bytes, root_tag: str) -> Iterator[ElementTree.Elem
                 raise Reject("malformed", f"an element has more than {_MAX_CHILD_BYTES} bytes")
             yield from builder.take_children()
         parser.close()
-    yield from builder.take_children()
-
-
-@contextlib.contextmanager
-def _translate_errors() -> Iterator[None]:
-    try:
-        yield
     # ValueError, LookupError: an encoding that does not exist
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise Reject("malformed", f"not well-formed XML: {error}") from None
+    yield from builder.take_children()
 
 
-def _check_root(tag: str, root_tag: str) -> None:
-    if tag != root_tag:
-        raise Reject("malformed", f"the XML is a <{tag}> and not an <{root_tag}>")
-
-
-class _DoctypeRejectingBuilder(ElementTree.TreeBuilder):
-    """Refuses a document type in any encoding: it may declare entities, which are not needed."""
-
-    def doctype(self, name: str, public: str | None, system: str | None) -> NoReturn:
-        raise Reject("malformed", "declares a document type, which no annotation needs")
-
-
-class _ChildBuilder(_DoctypeRejectingBuilder):
+class _ChildBuilder(ElementTree.TreeBuilder):
     """Takes the elements directly below the root out of it as soon as they are whole."""
 
     def __init__(self, root_tag: str):
@@ -257,9 +216,13 @@ class _ChildBuilder(_DoctypeRejectingBuilder):
         self.children: list[ElementTree.Element] = []
         self._root_tag, self._open = root_tag, list[ElementTree.Element]()
 
+    def doctype(self, name: str, public: str | None, system: str | None) -> NoReturn:
+        """Refuses a document type in any encoding: it may declare entities."""
+        raise Reject("malformed", "declares a document type, which no annotation needs")
+
     def start(self, tag: str, attributes: dict[str, str]) -> ElementTree.Element:
-        if not self._open:
-            _check_root(tag, self._root_tag)
+        if not self._open and tag != self._root_tag:
+            raise Reject("malformed", f"the XML is a <{tag}> and not an <{self._root_tag}>")
         self._open.append(super().start(tag, attributes))
         return self._open[-1]
 

@@ -39,11 +39,7 @@ def check_source(
     Returns:
       The records by path, and the reasons of rejected entries by path or place.
 
-    Raises:
-      AssertionError: a promise is broken.
-      ConfigError: the source cannot be imported, or a parameter is invalid.
-      DataError: a file that the source reads is missing or invalid.
-      SourceFailed: the source raised an exception, or yielded no SourceEntry.
+    Raises AssertionError for a broken promise, and what the job raises for a source that fails.
     """
     section = UserSource.model_validate(dict(source))
     config_folder = Path(config_folder).resolve()

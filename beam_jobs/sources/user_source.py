@@ -37,11 +37,7 @@ class BoundSource(NamedTuple):
 
 
 def check_source(source: Source, config_file: Path) -> None:
-    """Checks that a user source can be imported and takes its parameters.
-
-    Raises:
-      ConfigError: it cannot. The message has a line for each problem: place, key, rule.
-    """
+    """Raises ConfigError: a user source cannot be imported, or does not take its parameters."""
     if isinstance(source, UserSource):
         with bind_source(source, config_file):
             pass
@@ -64,8 +60,7 @@ def read_user_records(source: UserSource, listing: Listing, config_file: Path) -
 def bind_source(source: UserSource, config_file: Path) -> Iterator[BoundSource]:
     """Yields the source, for use within the block. Modules next to the config are known there.
 
-    Raises:
-      ConfigError: it cannot be imported, or a parameter is invalid.
+    Raises ConfigError, with a line for each problem: place, key, rule.
     """
     folder = Path(config_file).resolve().parent
     with find_modules_in(folder):
@@ -101,7 +96,7 @@ def collect_entries(bound: BoundSource, files: SourceFiles) -> SourceRecords:
 
 
 def _iterate_entries(bound: BoundSource, files: SourceFiles) -> Iterator[SourceEntry]:
-    """Yields the entries of a source. Raises SourceFailed for a bug in it."""
+    """Raises SourceFailed for a bug in the source."""
     number = 0
     try:
         entries = bound.function(files, bound.parameters)

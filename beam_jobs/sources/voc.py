@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from beam_jobs.io.raw import RawReader
-from beam_jobs.sources.parsing import CORNERS, make_box, parse_size, parse_xml
+from beam_jobs.sources.parsing import CORNERS, iterate_children, make_box, parse_size
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
@@ -104,26 +104,23 @@ def _make_entry(
     return SourceEntry(images[0], boxes=boxes, split=split, frame=frame)
 
 
-def parse_annotation(content: bytes) -> tuple[tuple[Box, ...], Size | None]:
-    """The boxes of one XML file, and the height and width that it gives the image.
-
-    Raises:
-      Reject: malformed.
-    """
+def parse_annotation(content: bytes) -> tuple[list[Box], Size | None]:
+    """The boxes of one XML file, and the size that it gives the image. Raises Reject."""
     if len(content) > _MAX_XML_BYTES:
         raise Reject(
             "too_large", f"an annotation of {len(content)} bytes, allowed are {_MAX_XML_BYTES}"
         )
-    root = parse_xml(content, "annotation")
-    size = parse_size(root.findtext("size/height"), root.findtext("size/width"))
-    return tuple(map(_parse_box, root.findall("object"))), size
+    frame, objects = None, []
+    for element in iterate_children(content, "annotation"):
+        if element.tag == "size":
+            frame = parse_size(element.findtext("height"), element.findtext("width"))
+        elif element.tag == "object":
+            objects.append(element)
+    return list(map(_parse_box, objects)), frame
 
 
 def _parse_box(element: ElementTree.Element) -> Box:
-    """The box of an object.
-
-    The parts of a person, which have boxes of their own inside the object, are ignored.
-    """
+    """The box of an object. The boxes of its parts, which lie inside of it, are ignored."""
     label = element.findtext("name")
     corners = [element.findtext(f"bndbox/{corner}") for corner in CORNERS]
     if label is None or None in corners:

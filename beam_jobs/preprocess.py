@@ -1,20 +1,17 @@
-"""The preprocess job: `python -m beam_jobs.preprocess --request <path>`.
+"""The preprocess job.
 
-The preprocess operator starts it. The job turns raw files into a data set: the shards of three
-splits, a quarantine with every rejected record, an index, statistics, a schema, a page that shows
-all of these, and figures. It makes the whole data set or nothing. If the request names a previous
-data set, the job takes over the shards of everything that did not change.
+The operator starts it by `beam_jobs/__main__.py`. It turns raw files into a data set: the shards of
+three splits, a quarantine with every rejected record, an index, statistics, a schema, a page that
+shows all of these, and figures. It makes the whole data set or nothing. If the request names a
+previous data set, the job takes over the shards of everything that did not change.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from beam_jobs.dry_run.validation import validate_model, validate_plan
 from beam_jobs.exchange import Exchange
@@ -71,7 +68,7 @@ from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.artifact_writer import ArtifactDraft
-from pipeline_ops.jobs.runner import Job, run_job
+from pipeline_ops.jobs.runner import Job
 from pipeline_ops.raw_data.folder import list_folder, resolve_raw_folder
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.storage.atomic import write_json
@@ -271,21 +268,3 @@ def _fill_manifest(draft: ArtifactDraft, config: Preprocess, figures: DatasetFig
         write_json(draft.folder / CLASS_WEIGHTS, compute_class_weights(figures.labels["train"]))
     counts = ", ".join(f"{count} {split}" for split, count in figures.num_examples.items())
     _log.info("%s; %d rejected", counts, figures.num_rejected)
-
-
-def main() -> NoReturn:
-    """Runs the job and ends the process at once.
-
-    Threads of Beam may outlive a failed run. A Python process that shuts down while a thread is
-    inside gRPC or OpenCV aborts. The operator would then get a signal instead of the exit code.
-    """
-    try:
-        run_job(preprocess)
-    except SystemExit as end:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(end.code if isinstance(end.code, int) else 1)
-
-
-if __name__ == "__main__":
-    main()

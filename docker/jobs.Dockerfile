@@ -39,7 +39,7 @@ USER 10001:10001
 WORKDIR /work
 VOLUME /work
 ENTRYPOINT ["sh", "/opt/trainyard/docker/entrypoint.sh"]
-CMD ["python", "-c", "print('Name a job: python -m beam_jobs.preprocess --request URI')"]
+CMD ["python", "-c", "print('Name a job: python -m beam_jobs.__main__ --request URI')"]
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="trainyard-jobs" \
       org.opencontainers.image.description="The jobs of Trainyard: Beam and TensorFlow" \

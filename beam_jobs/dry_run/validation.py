@@ -7,14 +7,13 @@ model for the result (`pipeline_ops/jobs/model_check.py`). The preprocess job an
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.duplicates import CollectionDecision, decide_collection
 from beam_jobs.planning.empty_splits import explain_from_plan
-from beam_jobs.planning.plan import Record, check_labels, count_planned_labels
+from beam_jobs.planning.plan import Record, check_labels, count_planned_labels, hash_key
 from beam_jobs.sources.source_data import SourceData, read_source_data
 from beam_jobs.stages.execution import BoundStage, map_class_names, run_stages
 from beam_jobs.stages.stage import Rejected
@@ -32,24 +31,28 @@ _MAX_TRIED_IMAGES = 50
 
 
 def validate_deeply(config: PipelineConfig, python: str) -> dict[str, int]:
-    """Checks data and model of a pipeline. `python` is the interpreter if the config names none.
+    """Checks data and model of a pipeline. Returns the number of images in each split.
 
-    Returns:
-      The number of images in each split.
+    `python` is the interpreter if the config names none.
 
     Raises:
       ConfigError, DataError: the errors that the preprocess job would raise before its work.
       MachineError: a file or the process that builds the model has failed.
     """
     validate_interval(config)
-    preprocess, layout = config.preprocess, Layout(config.root, config.pipeline)
-    listing = list_folder(find_raw_folder(config), layout.listings, preprocess.source.file_patterns)
-    source = read_source_data(preprocess, listing, config.file)
+    preprocess, source = config.preprocess, read_source(config)
     decision = decide_collection(preprocess, source.found.records, {})
     validate_plan(preprocess, source, decision)
     training = PlannedTraining.from_config(config, python)
-    validate_model(training, preprocess, source, layout)
+    validate_model(training, preprocess, source, Layout(config.root, config.pipeline))
     return {name: len(members) for name, members in decision.by_split.items()}
+
+
+def read_source(config: PipelineConfig) -> SourceData:
+    """Lists and reads the source of a pipeline. Raises ConfigError, DataError, MachineError."""
+    preprocess, listings = config.preprocess, Layout(config.root, config.pipeline).listings
+    listing = list_folder(find_raw_folder(config), listings, preprocess.source.file_patterns)
+    return read_source_data(preprocess, listing, config.file)
 
 
 def validate_plan(config: Preprocess, source: SourceData, decision: CollectionDecision) -> None:
@@ -96,7 +99,9 @@ def sample_image_shape(
 
     None if the stages keep none of the first 50 images.
     """
-    ordered = sorted(records, key=_hash_key)[:_MAX_TRIED_IMAGES]
+    ordered = sorted(records, key=lambda record: hash_key(b"trial", 0, record.key))[
+        :_MAX_TRIED_IMAGES
+    ]
     for record in ordered:
         example = record.to_example(read_raw(record.file, folder))
         try:
@@ -106,7 +111,3 @@ def sample_image_shape(
         if finished:
             return finished[0].shape
     return None
-
-
-def _hash_key(record: Record) -> bytes:
-    return hashlib.blake2b(record.key.encode(), person=b"trial").digest()

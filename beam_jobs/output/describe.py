@@ -15,10 +15,15 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from beam_jobs.statistics.dataset import DatasetComparison, DatasetStatistics
-from beam_jobs.statistics.drift import compute_distances
+from beam_jobs.statistics.dataset import (
+    DataSchema,
+    DatasetComparison,
+    DatasetStatistics,
+    compare_schemas,
+    compute_distances,
+    infer_schema,
+)
 from beam_jobs.statistics.page import PageData, describe_reference, render
-from beam_jobs.statistics.schema import DataSchema, compare_schemas, infer_schema
 from beam_jobs.statistics.summary import BadRecord
 from pipeline_ops.artifacts.dataset import (
     DATA_PAGE,

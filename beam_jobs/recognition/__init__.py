@@ -7,63 +7,64 @@ package.
 
 from __future__ import annotations
 
-import dataclasses
 import posixpath
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from beam_jobs.recognition.box_files import recognise_coco, recognise_voc, recognise_yolo
-from beam_jobs.recognition.class_folders import recognise_class_folders
-from beam_jobs.recognition.folder_view import FolderView
-from beam_jobs.recognition.labelling_tools import recognise_cvat, recognise_label_studio
-from beam_jobs.recognition.packed_files import (
-    recognise_parquet,
-    recognise_tfrecord,
-    recognise_webdataset,
-)
-from beam_jobs.recognition.source_match import Certainty, SourceMatch, count
-from beam_jobs.recognition.table_files import recognise_csv, recognise_jsonl
+from beam_jobs.recognition import recognisers
+from beam_jobs.recognition.folder_view import FolderView, count
+from beam_jobs.recognition.recognisers import SourceMatch
 from pipeline_ops.errors import DataError
 
 _MAX_SHOWN = 5
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of data set. `needs` says what a folder of this kind holds."""
 
-    recognise: Callable[[FolderView], Iterator[SourceMatch]]
+    recognise: Callable[[FolderView], Iterator[SourceMatch | str]]
     needs: str
 
 
 KINDS = {
     # The key is the `type` of the source.
     "image_folder": Kind(
-        recognise_class_folders, "a folder of images for each class, maybe below train and val"
+        recognisers.recognise_class_folders,
+        "a folder of images for each class, maybe below train and val",
     ),
-    "voc": Kind(recognise_voc, "folders JPEGImages and Annotations, with an XML file per image"),
+    "voc": Kind(
+        recognisers.recognise_voc,
+        "folders JPEGImages and Annotations, with an XML file per image",
+    ),
     "coco": Kind(
-        recognise_coco, "a JSON file with images, categories and annotations, and the images"
+        recognisers.recognise_coco,
+        "a JSON file with images, categories and annotations, and the images",
     ),
-    "yolo": Kind(recognise_yolo, "a data.yaml, and folders images and labels"),
+    "yolo": Kind(recognisers.recognise_yolo, "a data.yaml, and folders images and labels"),
     "csv": Kind(
-        recognise_csv, "a CSV file with the columns path,label or path,xmin,ymin,xmax,ymax,label"
+        recognisers.recognise_csv,
+        "a CSV file with the columns path,label or path,xmin,ymin,xmax,ymax,label",
     ),
-    "jsonl": Kind(recognise_jsonl, 'a .jsonl file with lines {"path": "1.jpg", "label": "cat"}'),
-    "tfrecord": Kind(recognise_tfrecord, "TFRecord files with image/encoded and labels or boxes"),
-    "parquet": Kind(recognise_parquet, "Parquet files"),
-    "webdataset": Kind(recognise_webdataset, "tar files in which a name has an image and a label"),
-    "label_studio": Kind(recognise_label_studio, "the JSON export of Label Studio, and the images"),
-    "cvat": Kind(recognise_cvat, 'the XML export "CVAT for images", and the images'),
+    "jsonl": Kind(
+        recognisers.recognise_jsonl, 'a .jsonl file with lines {"path": "1.jpg", "label": "cat"}'
+    ),
+    "tfrecord": Kind(
+        recognisers.recognise_tfrecord, "TFRecord files with image/encoded and labels or boxes"
+    ),
+    "parquet": Kind(recognisers.recognise_parquet, "Parquet files"),
+    "webdataset": Kind(
+        recognisers.recognise_webdataset, "tar files in which a name has an image and a label"
+    ),
+    "label_studio": Kind(
+        recognisers.recognise_label_studio, "the JSON export of Label Studio, and the images"
+    ),
+    "cvat": Kind(recognisers.recognise_cvat, 'the XML export "CVAT for images", and the images'),
 }
 
 
 def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
-    """Finds the kind of a data set.
-
-    Args:
-      view: the folder.
-      only: one of KINDS, if the user has chosen it.
+    """Finds the kind of a data set. `only` is one of KINDS, if the user has chosen it.
 
     Raises:
       DataError: no kind fits, or several fit equally. The message says what the folder holds.
@@ -75,19 +76,24 @@ def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
             f"{place}: there are no files{found}. Name a folder with images and their labels or "
             "boxes."
         )
-    kinds = {only: KINDS[only]} if only else KINDS
-    matches = [match for kind in kinds.values() for match in kind.recognise(view)]
-    best = max((match.certainty for match in matches), default=Certainty.UNUSABLE)
+    names = [only] if only else list(KINDS)
+    looks = [(name, look) for name in names for look in KINDS[name].recognise(view)]
+    matches = [look for _, look in looks if isinstance(look, SourceMatch)]
+    if not matches:
+        near = [f"  {name:<14}{look}." for name, look in looks]
+        raise DataError(_describe_unknown(place, view, near, names))
+    best = max(match.certainty for match in matches)
     winners = [match for match in matches if match.certainty == best]
-    if best == Certainty.UNUSABLE:
-        raise DataError(_describe_unknown(place, view, matches, list(kinds)))
     if len(winners) > 1:
         raise DataError(_describe_tie(place, winners))
     return winners[0]
 
 
 def _describe_tie(place: str, winners: Sequence[SourceMatch]) -> str:
-    lines = [f"  {each.type:<14}{_locate(each)}{each.reason}" for each in winners]
+    lines = [
+        f"  {each.type:<14}{f'in {each.below}: ' if each.below else ''}{each.reason}"
+        for each in winners
+    ]
     cure = (
         "Choose one of them with --type."
         if len({each.type for each in winners}) == len(winners)
@@ -96,24 +102,20 @@ def _describe_tie(place: str, winners: Sequence[SourceMatch]) -> str:
     return "\n".join([f"{place}: {len(winners)} kinds of data fit equally.", *lines, cure])
 
 
-def _locate(match: SourceMatch) -> str:
-    return f"in {match.below}: " if match.below else ""
-
-
 def _describe_unknown(
-    place: str, view: FolderView, near: Sequence[SourceMatch], kinds: Sequence[str]
+    place: str, view: FolderView, near: Sequence[str], names: Iterable[str]
 ) -> str:
     more = "" if view.is_complete else "more than "
     suffixes = Counter(
         posixpath.splitext(file.key)[1].lower() or "without suffix" for file in view.files
     )
     shown = ", ".join(f"{number:,} {name}" for name, number in suffixes.most_common(_MAX_SHOWN))
-    names = ", ".join(file.key for file in view.files[:_MAX_SHOWN])
+    first = ", ".join(file.key for file in view.files[:_MAX_SHOWN])
     lines = [
         f"{place}: this is no data set that can be used as it is. It has {more}"
-        f"{count(len(view.files), 'file')} ({shown}), for example {names}."
+        f"{count(len(view.files), 'file')} ({shown}), for example {first}."
     ]
     if near:
-        lines += ["What comes near:", *(f"  {each.type:<14}{each.reason}." for each in near)]
-    lines += ["What each source needs:", *(f"  {name:<14}{KINDS[name].needs}" for name in kinds)]
+        lines += ["What comes near:", *near]
+    lines += ["What each source needs:", *(f"  {name:<14}{KINDS[name].needs}" for name in names)]
     return "\n".join([*lines, "docs/data-sources.md describes the sources."])

@@ -8,9 +8,10 @@ is read, and `remarks` says so.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import posixpath
 from collections import Counter
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from pydantic import TypeAdapter
 
@@ -21,27 +22,34 @@ from beam_jobs.planning.plan import (
     check_labels,
     collect_class_names,
     count_planned_labels,
+    hash_key,
     infer_task,
 )
 from beam_jobs.planning.splits import split_records
-from beam_jobs.recognition.listing_sample import sample_listing
-from beam_jobs.recognition.source_match import count
+from beam_jobs.recognition.folder_view import count
 from beam_jobs.sources import read_records, validate_listing
 from beam_jobs.sources.collect import SourceRecords
 from beam_jobs.sources.parsing import is_image_name
 from beam_jobs.stages.decode import Decode, decode
-from beam_jobs.stages.stage import Box, Reject
+from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.config.packed_sources import PackedSource
 from pipeline_ops.config.preprocess import Preprocess, Split
 from pipeline_ops.config.sources import AnySource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
+from pipeline_ops.raw_data.raw_file import RawFile
 
-MAX_DECODED = 100
+_FILE_PER_IMAGE = {"voc": "Annotations", "yolo": "labels"}
+"""The folder of the annotations, for sources with one annotation file for each image."""
+_MAX_DECODED = 100
 """Number of images that are decoded, and of files that do not look like images."""
 _STRATIFIED_BELOW = 1000
-_SHARES = ((0.8, 0.1, 0.1), (0.6, 0.2, 0.2))
+_SPLITS = (
+    Split(train=0.8, validation=0.1, test=0.1),
+    Split(train=0.6, validation=0.2, test=0.2),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,16 +102,13 @@ class DataSummary:
 def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
     """Reads the annotations and a sample of the images.
 
-    Args:
-      source: the section `preprocess.source`, valid.
-      listing: the files of the source.
+    `source` is a valid section `preprocess.source`, and `listing` has its files.
 
     Raises:
       DataError: the data set cannot be used, or is too small.
-      MachineError: a file has changed meanwhile.
     """
     config = Preprocess.model_validate(
-        {"source": source, "stages": ["decode"], "split": _to_split(_SHARES[0], False)}
+        {"source": source, "stages": ["decode"], "split": _SPLITS[0]}
     )
     section: AnySource = TypeAdapter(AnySource).validate_python(source)
     part, factor, remarks = sample_listing(section, listing)
@@ -139,11 +144,6 @@ def describe_rejects(found: SourceRecords) -> str:
     return f"{number:,} of {total:,} entries cannot be used: {'; '.join(parts)}"
 
 
-def _to_split(shares: tuple[float, float, float], stratify: bool) -> Split:
-    train, validation, test = shares
-    return Split(train=train, validation=validation, test=test, stratify=stratify)
-
-
 def _choose_split(
     records: Sequence[Record], source: str, factor: float
 ) -> tuple[Split, dict[str, int]]:
@@ -155,8 +155,8 @@ def _choose_split(
     is_small = has_free and len(records) * factor < _STRATIFIED_BELOW
     names, task = collect_class_names(records), infer_task(records)
     problem = None
-    for shares in _SHARES:
-        split = _to_split(shares, is_small)
+    for shares in _SPLITS:
+        split = shares.model_copy(update={"stratify": is_small})
         by_split = split_records(records, split)
         explain = explain_from_plan(records, by_split, split)
         try:
@@ -170,7 +170,7 @@ def _choose_split(
 
 def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) -> DecodedSample:
     """Decodes some images. Files that do not look like images are tried by themselves."""
-    ordered = sorted(records, key=_hash_key)
+    ordered = sorted(records, key=lambda record: hash_key(b"init", 0, record.key))
     usual = [record for record in ordered if is_image_name(record.file.key)]
     unusual = [record for record in ordered if not is_image_name(record.file.key)]
     sizes: list[tuple[int, int]] = []
@@ -179,7 +179,7 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
     num_rejected = 0.0
     is_grey, num_lossless = True, 0
     for group in (usual, unusual):
-        tried, before = group[:MAX_DECODED], len(rejected)
+        tried, before = group[:_MAX_DECODED], len(rejected)
         reader = RawReader((record.file for record in tried), folder)
         for record in tried:
             try:
@@ -193,9 +193,8 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
                 continue
             height, width, _ = example.shape
             sizes.append((height, width))
-            sides += [_measure(box) / max(height, width) for box in example.boxes or ()]
-            image = example.image
-            is_grey = is_grey and bool((image == image[:, :, :1]).all())
+            sides += [box.shorter_side / max(height, width) for box in example.boxes or ()]
+            is_grey = is_grey and bool((example.image == example.image[:, :, :1]).all())
             num_lossless += not example.encoded.startswith(b"\xff\xd8")
         if tried:
             num_rejected += (len(rejected) - before) * len(group) / len(tried)
@@ -209,10 +208,64 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
     return DecodedSample(sizes, sides, is_grey, is_lossless, rejected, round(num_rejected * factor))
 
 
-def _measure(box: Box) -> float:
-    """The shorter side of a box in pixels."""
-    return min(box.xmax - box.xmin, box.ymax - box.ymin)
+def sample_listing(
+    source: AnySource, listing: Listing, max_files: int = 20_000, max_bytes: int = 1 << 29
+) -> tuple[Listing, float, Sequence[str]]:
+    """A part of the files that the reader of a source can read in a short time.
+
+    About `max_files` annotation files are kept. If files hold many images each, `max_bytes` of each
+    part of the source are kept.
+
+    Returns:
+      The part, the number of times that it is contained in the whole, and remarks.
+    """
+    if isinstance(source, PackedSource):
+        return _sample_containers(source, listing, max_bytes)
+    folder = _FILE_PER_IMAGE.get(source.type, "")
+    annotations = [file for file in listing.files if _is_in(folder, file)]
+    if len(annotations) <= max_files:
+        return listing, 1.0, ()
+    share = max_files / len(annotations)
+    files = tuple(
+        file
+        for file in listing.files
+        if not _is_in("ImageSets", file)
+        and (not (_is_in(folder, file) or is_image_name(file.key)) or _hash_stem(file) < share)
+    )
+    number = sum(_is_in(folder, file) for file in files)
+    remark = (
+        f"{number:,} of {count(len(annotations), 'annotation file')} were read, and no lists of "
+        "splits in ImageSets"
+    )
+    return Listing(listing.folder, files, listing.rejected), len(annotations) / number, (remark,)
 
 
-def _hash_key(record: Record) -> bytes:
-    return hashlib.blake2b(record.key.encode(), person=b"init").digest()
+def _sample_containers(
+    source: PackedSource, listing: Listing, max_bytes: int
+) -> tuple[Listing, float, Sequence[str]]:
+    """Keeps the first files of each part, up to a number of bytes, and at least one."""
+    left_out: set[str] = set()
+    used = total = 0
+    for part in source.parts:
+        matching = [file for file in listing.files if fnmatchcase(file.key, part.files)]
+        num_bytes = 0
+        for index, file in enumerate(matching):
+            if index and num_bytes + file.num_bytes > max_bytes:
+                left_out.add(file.key)
+            else:
+                num_bytes += file.num_bytes
+        used, total = used + num_bytes, total + sum(file.num_bytes for file in matching)
+    if not left_out:
+        return listing, 1.0, ()
+    files = tuple(file for file in listing.files if file.key not in left_out)
+    remark = f"{used / total:.0%} of the bytes were read, so a rare class may be missing"
+    return Listing(listing.folder, files, listing.rejected), total / used, (remark,)
+
+
+def _is_in(folder: str, file: RawFile) -> bool:
+    return folder in file.key.split("/")[:-1]
+
+
+def _hash_stem(file: RawFile) -> float:
+    """A hash from 0 to 1 of the name that an image and its annotation share."""
+    return hash_key(b"init", 0, posixpath.splitext(posixpath.basename(file.key))[0]) / 2**64

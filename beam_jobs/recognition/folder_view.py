@@ -7,6 +7,7 @@ and not for a fingerprint.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -16,6 +17,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from beam_jobs.sources.parsing import is_image_name
 from pipeline_ops.errors import DataError
@@ -24,7 +26,7 @@ from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, RejectedFile, to_file_version, to_raw_key
 from pipeline_ops.storage.atomic import describe_os_error
 
-MAX_FILES = 2_000_000
+_MAX_FILES = 2_000_000
 """Number of names after which the listing stops."""
 MAX_CANDIDATES = 20
 """Number of files of one kind that a recogniser opens."""
@@ -37,7 +39,8 @@ class FolderView:
     """The files below a folder, sorted by key.
 
     `named_file` is the key of the file that the user named instead of the folder. Only this file
-    can then hold the annotations. `is_complete` is False if there are more than MAX_FILES names.
+    can then hold the annotations. `is_complete` is False if there are more files than these.
+    Methods that read raise DataError if a file cannot be read.
     """
 
     folder: Path
@@ -66,30 +69,32 @@ class FolderView:
             if file.key.lower().endswith(suffixes) and self.named_file in (None, file.key)
         ]
 
-    def read_start(self, file: RawFile, num_bytes: int = START_BYTES) -> bytes:
-        """The first bytes of a file. Raises DataError if it cannot be read."""
-        return self.read_part(file, 0, num_bytes)
+    def iterate_starts(self, *suffixes: str) -> Iterator[tuple[RawFile, bytes]]:
+        """Yields the first candidates, each with its first bytes."""
+        for file in self.list_candidates(*suffixes)[:MAX_CANDIDATES]:
+            yield file, self.read_start(file)
 
-    def read_ends(self, file: RawFile) -> bytes:
-        """The first and the last bytes of a file, with a line break between them.
-
-        Raises DataError if it cannot be read.
-        """
-        start = self.read_start(file)
-        rest = max(len(start), file.num_bytes - START_BYTES)
-        return start + b"\n" + self.read_part(file, rest, START_BYTES)
-
-    def read_part(self, file: RawFile, offset: int, num_bytes: int) -> bytes:
-        """The bytes of a file from an offset on. Raises DataError if it cannot be read."""
+    @contextlib.contextmanager
+    def open(self, file: RawFile) -> Iterator[BinaryIO]:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not block
         try:
             with open(os.open(file.to_path(self.folder), flags), "rb") as opened:
-                opened.seek(offset)
-                return opened.read(num_bytes)
+                yield opened
         except OSError as error:
             raise DataError(
                 f"{self.folder / file.key}: {describe_os_error(error)}. Correct its permissions."
             ) from None
+
+    def read_start(self, file: RawFile, num_bytes: int = START_BYTES) -> bytes:
+        with self.open(file) as opened:
+            return opened.read(num_bytes)
+
+    def read_ends(self, file: RawFile) -> bytes:
+        """The first and the last bytes of a file, with a line break between them."""
+        with self.open(file) as opened:
+            start = opened.read(START_BYTES)
+            opened.seek(max(len(start), file.num_bytes - START_BYTES))
+            return start + b"\n" + opened.read(START_BYTES)
 
     def find_images_folder(self, names: Sequence[str], beside: str) -> tuple[str, int]:
         """The folder at which some paths of images start, and the number of images found there.
@@ -100,7 +105,8 @@ class FolderView:
             is taken, then one whose name is a word of its key, and then the first by name.
         """
         votes: Counter[str] = Counter()
-        for name in map(_to_key, names):
+        for given in names:
+            name = to_raw_key(posixpath.normpath(given).encode("utf-8", "surrogatepass"))
             for key in self._images_by_name.get(posixpath.basename(name), ()):
                 if key == name or key.endswith(f"/{name}"):
                     votes[key[: -len(name)].rstrip("/") or "."] += 1
@@ -129,7 +135,7 @@ class FolderView:
         )
 
 
-def view_folder(path: Path, max_files: int = MAX_FILES) -> FolderView:
+def view_folder(path: Path, max_files: int = _MAX_FILES) -> FolderView:
     """Lists a folder, or the folder of a file, up to a number of files.
 
     Raises DataError: there is no such file or folder, or it cannot be read.
@@ -152,22 +158,11 @@ def view_folder(path: Path, max_files: int = MAX_FILES) -> FolderView:
         else:
             version = to_file_version(entry.stat)
             files.append(RawFile(key, entry.stat.st_size, digest="", version=version))
+    files.sort(key=lambda file: file.key)
     name = to_raw_key(os.fsencode(path.resolve().name)) if is_file else None
-    return FolderView(
-        folder,
-        tuple(sorted(files, key=lambda file: file.key)),
-        tuple(sorted(rejected)),
-        name,
-        is_complete,
-    )
+    return FolderView(folder, tuple(files), tuple(sorted(rejected)), name, is_complete)
 
 
-def iterate_parents(key: str) -> Iterator[str]:
-    """Yields the folders around a file, from the innermost to "", the outermost."""
-    while key:
-        key = posixpath.dirname(key)
-        yield key
-
-
-def _to_key(name: str) -> str:
-    return to_raw_key(posixpath.normpath(name).encode("utf-8", "surrogatepass"))
+def count(number: int, noun: str) -> str:
+    """A number and a noun: `1 image`, `1,203 images`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

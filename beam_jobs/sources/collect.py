@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.parsing import escape_surrogates, iterate_path_ends
-from beam_jobs.stages.given_boxes import check_box
+from beam_jobs.stages.boxes import check_box
 from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.errors import DataError

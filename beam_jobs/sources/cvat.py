@@ -26,7 +26,7 @@ from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.outlines import clip_outline, enclose, enclose_rotated
 from beam_jobs.sources.parsing import make_box, parse_number, parse_size, parse_split, parse_text
 from beam_jobs.sources.xml_parsing import iterate_children
-from beam_jobs.stages.given_boxes import Size
+from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.labelling_sources import CvatSource
 from pipeline_ops.errors import DataError

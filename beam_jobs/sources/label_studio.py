@@ -27,7 +27,7 @@ from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.label_studio_export import ExportedTask, Results, read_tasks
 from beam_jobs.sources.outlines import Point, clip_outline, enclose, enclose_rotated
 from beam_jobs.sources.parsing import make_box, parse_number, parse_size, parse_text
-from beam_jobs.stages.given_boxes import UPRIGHT_FRACTIONS, Size
+from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS, Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.labelling_sources import LabelStudioSource
 from pipeline_ops.raw_data.listing import Listing

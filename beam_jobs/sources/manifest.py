@@ -12,7 +12,7 @@ from typing import Any
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, ListedFiles
 from beam_jobs.sources.parsing import escape_surrogates, parse_size, parse_split, parse_text
-from beam_jobs.stages.given_boxes import FRACTIONS
+from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import ManifestSource
 

@@ -27,7 +27,7 @@ from beam_jobs.sources.parsing import (
     parse_split,
     parse_text,
 )
-from beam_jobs.stages.given_boxes import FRACTIONS
+from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.packed_sources import FieldsSource, PackedSource
 from pipeline_ops.errors import DataError

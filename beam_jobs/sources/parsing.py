@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from beam_jobs.stages.given_boxes import Size
+from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 
 _IMAGE_SUFFIXES = frozenset(

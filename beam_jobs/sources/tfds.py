@@ -27,7 +27,7 @@ from beam_jobs.io.raw import read_raw, translate_read_errors
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.packed import PackedExample, add_examples
-from beam_jobs.stages.given_boxes import FRACTIONS
+from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import TfdsPart, TfdsSource
 from pipeline_ops.config.yaml_source import suggest_name

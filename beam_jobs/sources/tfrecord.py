@@ -19,7 +19,7 @@ from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.label_map import LabelMap, parse_label_map
 from beam_jobs.sources.packed import PackedExample, add_examples, find_containers
-from beam_jobs.stages.given_boxes import FRACTIONS, Size
+from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.artifacts import manifest

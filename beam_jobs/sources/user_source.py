@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 from beam_jobs.sources.collect import SourceRecords
 from beam_jobs.sources.source import SourceEntry, SourceFailed, SourceFiles
-from beam_jobs.stages.checks import find_parameter_problems, raise_problems
+from beam_jobs.stages import find_parameter_problems, find_parameters_class, raise_problems
 from beam_jobs.stages.stage import Reject
-from beam_jobs.stages.user_stage import find_parameters_class
 from pipeline_ops.config.source_base import Source
 from pipeline_ops.config.user_source import UserSource
 from pipeline_ops.config.yaml_source import locate_in_file, suggest_name

@@ -21,7 +21,7 @@ from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.parsing import CORNERS, make_box, parse_size
 from beam_jobs.sources.xml_parsing import parse_xml
-from beam_jobs.stages.given_boxes import Size
+from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import ImageSets, VocSource
 from pipeline_ops.errors import DataError

@@ -25,7 +25,7 @@ from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.outlines import enclose
 from beam_jobs.sources.parsing import make_box, parse_number
 from beam_jobs.sources.yolo_data import SplitEntry, read_text, read_yolo_data
-from beam_jobs.stages.given_boxes import UPRIGHT_FRACTIONS
+from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.labelling_sources import YoloSource
 from pipeline_ops.errors import DataError

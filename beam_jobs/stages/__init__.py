@@ -1,17 +1,25 @@
-"""The catalogue of stages. A stage is a file in this folder and a line here.
+"""The catalogue of stages, and the checks of the stages of a config.
 
-`docs/add-a-stage.md` shows how to add one. This module imports neither Beam nor numpy nor OpenCV,
-because the DAG file uses it to check the stages of every config.
+A stage is a file in this folder and a line here. `docs/add-a-stage.md` shows how to add one. This
+module imports neither Beam nor numpy nor OpenCV, because the DAG file uses it to check the stages
+of every config.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import functools
+import importlib
+import inspect
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import pydantic
 
 from beam_jobs.stages import (
     augment,
-    checks,
     clip_boxes,
     decode,
     encode,
@@ -23,11 +31,14 @@ from beam_jobs.stages import (
 )
 from beam_jobs.stages.execution import BoundStage, map_class_names
 from beam_jobs.stages.stage import Stage
-from beam_jobs.stages.user_stage import load_stage
 from pipeline_ops.config.preprocess import Preprocess, StageConfig
-from pipeline_ops.config.yaml_source import suggest_name
+from pipeline_ops.config.type_messages import describe_problem
+from pipeline_ops.config.yaml_source import locate_in_file, suggest_name
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.user_code.stages import list_published_names
+from pipeline_ops.user_code.stages import find_module_path, list_published_names
+
+_Problem = tuple[tuple[str | int, ...], str]
+"""The location of a value in the config, and the rule that it breaks."""
 
 CATALOGUE: dict[str, Stage] = {
     # The key is the name in the YAML and of the file. The value holds parameters and function.
@@ -59,25 +70,97 @@ def find_stage(name: str) -> Stage:
     raise ConfigError(f"unknown stage; {suggest_name(name, [*CATALOGUE, *list_published_names()])}")
 
 
+@functools.lru_cache
+def load_stage(name: str) -> Stage | None:
+    """The stage behind a module path or an entry point, or None if the name is neither.
+
+    Raises:
+      ConfigError: the module cannot be imported, or the named object is no stage.
+    """
+    path = find_module_path(name)
+    if path is None:
+        return None
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        raise ConfigError(
+            f"cannot import the module {module_name}: {type(error).__name__}: {error}. Install its "
+            "package, or add its folder to PYTHONPATH, for both Airflow and the job."
+        ) from error
+    found = getattr(module, attribute, None)
+    if isinstance(found, Stage):
+        return found
+    if not inspect.isfunction(found):
+        raise ConfigError(
+            f"the module {module_name} has no function {attribute!r}. "
+            "Name a stage as `module:function`."
+        )
+    parameters = find_parameters_class(found)
+    if parameters is None:
+        raise ConfigError(
+            f"{path} must take an Example and its parameters, "
+            "`def stage(example: Example, parameters: MyParameters)`, "
+            "where MyParameters is a class with the decorator @parameters of beam_jobs.stages.stage"
+        )
+    return Stage(parameters, found)
+
+
+def find_parameters_class(function: Any) -> Any:
+    """The class with @parameters that the second argument is annotated with, or None."""
+    try:
+        arguments = list(inspect.signature(function).parameters)
+        parameters = typing.get_type_hints(function).get(arguments[1])
+    except (IndexError, NameError, TypeError, ValueError):
+        parameters = None
+    return parameters if hasattr(parameters, "__pydantic_config__") else None
+
+
+def bind_stages(stages: Iterable[StageConfig]) -> list[BoundStage]:
+    """The stages of a checked config, ready to run."""
+    found = [(config, find_stage(config.name)) for config in stages]
+    return [
+        BoundStage(config.name, stage, stage.parameters(**config.parameters))
+        for config, stage in found
+    ]
+
+
 def check_stages(config: Preprocess, config_file: Path) -> None:
     """Checks names, parameters and order of the stages of a config.
 
     Raises:
       ConfigError: has a line for each problem: place, key, rule, and the nearest valid name.
     """
-    checks.check_stages(find_stage, config.stages, config_file)
+    problems = list(_check_order([stage.name for stage in config.stages]))
+    for index, stage in enumerate(config.stages):
+        location = ("preprocess", "stages", index, stage.name)
+        try:
+            parameters = find_stage(stage.name).parameters
+        except ConfigError as error:
+            problems.append((location, str(error)))
+        else:
+            problems += find_parameter_problems(parameters, stage.parameters, location)
+    raise_problems(problems, config_file)
+
+
+def _check_order(names: Sequence[str]) -> Iterator[_Problem]:
+    location = ("preprocess", "stages")
+    if names[0] != "decode" and "decode" in names:
+        yield (*location, 0), f"the first stage must be decode, got {names[0]}"
+    elif names.count("decode") != 1:
+        rule = "must have the stage decode exactly once, as the first"
+        yield location, f"{rule}, got {', '.join(names)}"
+    if "encode" in names[:-1]:
+        rule = "encode must be the last stage: what comes after it would change the pixels again"
+        yield (*location, names.index("encode")), rule
 
 
 def check_data(
     config: Preprocess, task: str, class_names: Sequence[str], config_file: Path
 ) -> None:
-    """Checks that the stages can work on the data of the source.
+    """Checks that stages whose parameters are valid can work on the data of the source.
 
-    Args:
-      config: a config whose stages have been checked.
-      task: "classification" or "detection".
-      class_names: the classes of the source.
-      config_file: the file that the messages name.
+    `task` is "classification" or "detection". `class_names` are the classes of the source.
 
     Raises:
       ConfigError: has a line for each stage that cannot.
@@ -87,12 +170,43 @@ def check_data(
         names = map_class_names(stages[:index], class_names)
         if (check := stage.stage.check) and (problem := check(stage.parameters, task, names)):
             problems.append((("preprocess", "stages", index, stage.name), problem))
-    checks.raise_problems(problems, config_file)
+    raise_problems(problems, config_file)
 
 
-def bind_stages(stages: Iterable[StageConfig]) -> list[BoundStage]:
-    """The stages of a checked config, ready to run."""
-    return [
-        BoundStage(config.name, stage, stage.parameters(**config.parameters))
-        for config, stage in ((config, find_stage(config.name)) for config in stages)
-    ]
+def find_parameter_problems(
+    parameters: Any, values: Mapping[str, Any], location: tuple[str | int, ...]
+) -> Iterator[_Problem]:
+    """Yields a problem for each value that is not valid.
+
+    `parameters` is the class of the parameters of a stage or a source, and `location` is where the
+    config has their values.
+    """
+    try:
+        parameters(**values)
+    except pydantic.ValidationError as error:
+        for problem in error.errors(include_url=False):
+            yield (*location, *problem["loc"]), _describe_rule(problem, parameters)
+
+
+def _describe_rule(problem: Mapping[str, Any], parameters: Any) -> str:
+    match problem["type"]:
+        case "unexpected_keyword_argument":
+            known = [field.name for field in dataclasses.fields(parameters)]
+            if not known:
+                return "unknown parameter; there are none"
+            return f"unknown parameter; {suggest_name(str(problem['loc'][-1]), known)}"
+        case "value_error":
+            return str(problem["ctx"]["error"])
+        case _:
+            return describe_problem(problem)
+
+
+def raise_problems(problems: Sequence[_Problem], config_file: Path) -> None:
+    """Raises ConfigError with a line for each problem, if there is one."""
+    if problems:
+        raise ConfigError(
+            "\n".join(
+                f"{locate_in_file(config_file, location)}: {'.'.join(map(str, location))}: {rule}"
+                for location, rule in problems
+            )
+        )

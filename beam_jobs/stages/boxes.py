@@ -1,14 +1,36 @@
-"""Functions that move boxes along with pixels, shared by the stages that move pixels. Not a stage.
+"""Boxes: functions that move them along with pixels, and the forms that sources give them in.
 
-All lengths are pixels. `None` stands for the boxes of an example for classification and stays None.
+Shared by the stages that move pixels, `decode` and the sources. Not a stage. All lengths are
+pixels. `None` stands for the boxes of an example for classification and stays None.
+
+Annotations belong to the image as it is stored: the tools that draw boxes, and TensorFlow's
+decoders, ignore EXIF's orientation. There is one exception. If an annotation gives the size of the
+image, and it is that of the upright and not of the stored image, the boxes were drawn on the
+upright image. If the two sizes are equal, the boxes count as drawn on the stored image. A source
+whose tool turns images says so with UPRIGHT_FRACTIONS.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterable
 
-from beam_jobs.stages.stage import Box, Example
+from beam_jobs.stages.stage import Box, Example, Reject
 
+FRACTIONS = (1.0, 1.0)
+"""The frame of boxes whose coordinates are fractions of the image as it is stored."""
+UPRIGHT_FRACTIONS = (0.0, 0.0)
+"""The frame of boxes whose coordinates are fractions of the upright image.
+
+Browsers and Ultralytics YOLO turn an image as EXIF says before anything is drawn on it.
+"""
+
+_TOLERANCE_PIXELS = 1.0
+"""Maximum distance by which a box may leave the image, and is clipped. Tools round, and Pascal VOC
+counts pixels from 1."""
+
+Size = tuple[float, float]  # height, width
 Boxes = tuple[Box, ...] | None
 
 
@@ -61,3 +83,73 @@ def cut_out(
     image = example.image[top : top + height, left : left + width]
     moved = transform_boxes(example.boxes, down=-top, right=-left)
     return example.with_image(image, clip_to_image(moved, height, width, min_visible))
+
+
+def check_box(box: Box, frame: Size | None) -> None:
+    """Checks a box as far as possible without the image.
+
+    Raises:
+      Reject: box_not_finite, box_inverted, box_outside.
+    """
+    if not all(map(math.isfinite, (box.ymin, box.xmin, box.ymax, box.xmax))):
+        raise Reject("box_not_finite", str(box))
+    if box.xmin > box.xmax or box.ymin > box.ymax:
+        raise Reject("box_inverted", str(box))
+    if frame and frame not in (FRACTIONS, UPRIGHT_FRACTIONS):
+        _check_inside(box, frame)
+
+
+def convert_boxes(
+    boxes: Iterable[Box], frame: Size | None, stored: tuple[int, int], orientation: int
+) -> tuple[Box, ...]:
+    """The boxes of a source in pixels of the upright image, clipped to it.
+
+    Args:
+      boxes: the boxes as the source gives them.
+      frame: height and width that they are given for. FRACTIONS or UPRIGHT_FRACTIONS for fractions,
+        None for the stored image.
+      stored: height and width of the image before it is turned.
+      orientation: EXIF's, 1 to 8. Any other value means upright, as for decoders.
+
+    Raises:
+      Reject: size_mismatch, box_outside.
+    """
+    upright = stored[::-1] if orientation in (5, 6, 7, 8) else stored
+    if frame == FRACTIONS:
+        boxes = [box.transform(*stored) for box in boxes]
+    elif frame == UPRIGHT_FRACTIONS:
+        boxes = [box.transform(*upright) for box in boxes]
+    elif frame is not None and frame not in (stored, upright):
+        raise Reject(
+            "size_mismatch",
+            f"annotated as {frame[1]:g}x{frame[0]:g}, "
+            f"but the image has {stored[1]}x{stored[0]} pixels",
+        )
+    found: Boxes = tuple(boxes)
+    if frame in (None, FRACTIONS, stored):
+        if orientation in (5, 6, 7, 8):
+            found = transpose_boxes(found)
+        if orientation in (2, 3, 6, 7):
+            found = flip_boxes_horizontally(found, upright[1])
+        if orientation in (3, 4, 7, 8):
+            found = flip_boxes_vertically(found, upright[0])
+    return tuple(_clip(box, upright) for box in found or ())
+
+
+def _clip(box: Box, size: Size) -> Box:
+    """Raises Reject: box_outside."""
+    _check_inside(box, size)
+    if (clipped := box.clip(*size)) is None:
+        height, width = size
+        raise Reject("box_outside", f"{box} leaves nothing inside {width:g}x{height:g} pixels")
+    return clipped
+
+
+def _check_inside(box: Box, size: Size) -> None:
+    height, width = size
+    if (
+        min(box.ymin, box.xmin) < -_TOLERANCE_PIXELS
+        or box.ymax > height + _TOLERANCE_PIXELS
+        or box.xmax > width + _TOLERANCE_PIXELS
+    ):
+        raise Reject("box_outside", f"{box} in an image of {width:g}x{height:g} pixels")

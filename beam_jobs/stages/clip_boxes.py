@@ -34,8 +34,7 @@ def clip_boxes(example: Example, parameters: ClipBoxes) -> Example:
         [
             box
             for box in boxes or ()
-            if box.area >= parameters.min_area
-            and min(box.ymax - box.ymin, box.xmax - box.xmin) >= parameters.min_side
+            if box.area >= parameters.min_area and box.shorter_side >= parameters.min_side
         ]
     )
 

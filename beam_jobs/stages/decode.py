@@ -17,23 +17,29 @@ pixels were packed wrongly by the program that wrote it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
-from beam_jobs.stages.given_boxes import convert_boxes
-from beam_jobs.stages.image_header import (
-    Header,
-    check_end,
-    make_jpeg_reject,
-    open_with_pillow,
-    read_header,
-)
+from beam_jobs.stages.boxes import convert_boxes
 from beam_jobs.stages.stage import Color, Example, LazyImage, Reject, parameters
 
 if TYPE_CHECKING:
     import numpy as np
+    from PIL.ImageFile import ImageFile
+
+_MAX_SCANS = 64  # a progressive JPEG has about ten
+_MAX_EXIF_OFFSET = 1 << 17  # bytes: it has to be in one of the first segments, of 64 kB at most
+_PNG_WITH_ALPHA = (4, 6)  # grey and alpha, RGB and alpha; a palette has a tRNS chunk instead
+_PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+_ORIENTATION_TAG = 0x0112
+_SIDEWAYS = (5, 6, 7, 8)
 
 
 @parameters
@@ -58,14 +64,19 @@ def decode(example: Example, parameters: Decode) -> Example:
     data = example.encoded
     if not data:
         raise Reject("empty", "the file has no bytes")
-    header = read_header(data)
-    _check_size(header, parameters.max_megapixels)
+    header = _read_header(data)
+    height, width = header.height, header.width
+    if height * width > parameters.max_megapixels * 1e6:
+        limit = f"at most {parameters.max_megapixels:g} megapixels"
+        raise Reject("too_large", f"{width}x{height} pixels, {limit}")
+    if not height * width:
+        raise Reject("corrupt", f"{width}x{height} pixels")
     if not header.is_whole:
         raise Reject("truncated", f"a part of the file is missing; it has {len(data)} bytes")
     pixels: np.ndarray | LazyImage
     if parameters.check == "header" and header.keeps_bytes:
-        check_end(data, header)
-        shape = header.height, header.width, parameters.channels
+        _check_end(data, header)
+        shape = height, width, parameters.channels
         pixels, is_kept = LazyImage(shape, lambda: _decode(data, header, parameters)[0]), True
     else:
         pixels, is_kept = _decode(data, header, parameters)
@@ -75,7 +86,7 @@ def decode(example: Example, parameters: Decode) -> Example:
     return dataclasses.replace(example, pixels=pixels, is_original=is_kept, boxes=boxes, frame=None)
 
 
-def _decode(data: bytes, header: Header, parameters: Decode) -> tuple[np.ndarray, bool]:
+def _decode(data: bytes, header: _Header, parameters: Decode) -> tuple[np.ndarray, bool]:
     """The image, and whether the shard may hold the file as it is.
 
     Raises Reject: truncated, corrupt.
@@ -97,23 +108,13 @@ def _decode(data: bytes, header: Header, parameters: Decode) -> tuple[np.ndarray
     return image, is_kept
 
 
-def _check_size(header: Header, max_megapixels: float) -> None:
-    if header.height * header.width > max_megapixels * 1e6:
-        raise Reject(
-            "too_large",
-            f"{header.width}x{header.height} pixels, at most {max_megapixels:g} megapixels",
-        )
-    if not header.height * header.width:
-        raise Reject("corrupt", f"{header.width}x{header.height} pixels")
-
-
 def _decode_jpeg(data: bytes, channels: int) -> np.ndarray:
     import simplejpeg
 
     try:
         image: np.ndarray = simplejpeg.decode_jpeg(data, "GRAY" if channels == 1 else "RGB")
     except ValueError as error:
-        raise make_jpeg_reject(data, error) from None
+        raise _make_jpeg_reject(data, error) from None
     return image
 
 
@@ -127,7 +128,7 @@ def _decode_onto_background(
     import numpy as np
     from PIL import Image, ImageOps
 
-    with open_with_pillow(data) as image:
+    with _open_with_pillow(data) as image:
         layer = ImageOps.exif_transpose(image).convert("RGBA")
         is_opaque = layer.getchannel("A").getextrema() == (255, 255)
         below = Image.new("RGBA", layer.size, (*background, 255))
@@ -151,3 +152,179 @@ def _decode_other(data: bytes, channels: int) -> np.ndarray:
     if image is None:
         raise Reject("corrupt", f"{len(data)} bytes that cannot be decoded to the end")
     return image.reshape(*image.shape[:2], channels)
+
+
+class _Header(NamedTuple):
+    """The properties of an image file that are known without decoding it.
+
+    `is_kept` means that the shard's reader gets the same pixels from the file as it is, if no pixel
+    is transparent. `pixels_at` is the offset at which the pixels of a JPEG begin, or 0 if that is
+    not clear.
+    """
+
+    height: int
+    width: int
+    is_kept: bool
+    is_plain_jpeg: bool = False
+    has_alpha: bool = False
+    is_whole: bool = True
+    pixels_at: int = 0
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """True if the file is certain to keep its bytes, judged without its pixels."""
+        return (
+            self.is_kept and not self.has_alpha and (self.pixels_at > 0 or not self.is_plain_jpeg)
+        )
+
+    def read_orientation(self, data: bytes) -> tuple[tuple[int, int], int]:
+        """Height and width of the image as it is stored, and EXIF's orientation, 1 for upright.
+
+        Call it after decoding, because Pillow may have to decode a PNG to find its EXIF.
+        """
+        stored = self.height, self.width
+        if self.is_kept or self.is_plain_jpeg:
+            return stored, 1
+        with _open_with_pillow(data) as image:
+            orientation = _find_orientation(image)
+            # For TIFF alone, Pillow gives the upright size.
+            is_swapped = image.format == "TIFF" and orientation in _SIDEWAYS
+        return (stored[::-1] if is_swapped else stored), orientation
+
+
+def _read_header(data: bytes) -> _Header:
+    """Raises Reject: not_image, truncated, corrupt, too_costly."""
+    if data.startswith(b"\xff\xd8\xff"):
+        return _read_jpeg_header(data)
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return _read_png_header(data)
+    if data.startswith((b"GIF8", b"BM", b"II*\0", b"MM\0*")) or (
+        data.startswith(b"RIFF") and data[8:12] == b"WEBP"
+    ):
+        with _open_with_pillow(data) as image:
+            return _Header(
+                image.height, image.width, is_kept=False, has_alpha=image.has_transparency_data
+            )
+    raise Reject(
+        "not_image", f"begins with {data[:8]!r}, which is no JPEG, PNG, WebP, GIF, BMP or TIFF"
+    )
+
+
+def _check_end(data: bytes, header: _Header) -> None:
+    """Checks that a file is complete and its chunks are intact, without decoding it.
+
+    Raises Reject: truncated, corrupt.
+    """
+    if header.is_plain_jpeg:
+        if data.rfind(b"\xff\xd9", header.pixels_at) < 0:
+            raise Reject("truncated", f"a JPEG without its end; it has {len(data)} bytes")
+        return
+    for name, start, end in _iterate_png_chunks(data):
+        if zlib.crc32(data[start - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            raise Reject(
+                "corrupt",
+                f"the chunk {name.decode('latin-1')} of the PNG has another checksum than its data",
+            )
+
+
+def _make_jpeg_reject(data: bytes, error: ValueError) -> Reject:
+    """The reject for an error of simplejpeg."""
+    # A thumbnail inside has an end of its own.
+    has_end = b"\xff\xd9" in data and "Premature end" not in str(error)
+    return Reject("corrupt" if has_end else "truncated", str(error))
+
+
+@contextlib.contextmanager
+def _open_with_pillow(data: bytes) -> Iterator[ImageFile]:
+    """Opens an image, which reads only the header and EXIF.
+
+    Raises Reject for any error in the block but MemoryError.
+    """
+    from PIL import Image
+
+    # Pillow's limit only warns at first and is too high. Ours is `max_megapixels`.
+    Image.MAX_IMAGE_PIXELS = None
+    try:
+        with Image.open(io.BytesIO(data), formats=_PILLOW_FORMATS) as image:
+            yield image
+    except (Reject, MemoryError):
+        raise
+    except Exception as error:  # on broken files Pillow's parsers raise nearly anything
+        raise Reject("corrupt", str(error) or type(error).__name__) from None
+
+
+def _read_jpeg_header(data: bytes) -> _Header:
+    import simplejpeg
+
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError as error:
+        raise _make_jpeg_reject(data, error) from None
+    if (num_scans := data.count(b"\xff\xda")) > _MAX_SCANS:
+        raise Reject(
+            "too_costly",
+            f"a JPEG of {num_scans} scans, each of which is a pass over all pixels; "
+            f"allowed are {_MAX_SCANS}",
+        )
+    pixels_at, is_upright = _scan_jpeg_segments(data)
+    if not is_upright:
+        with _open_with_pillow(data) as image:
+            is_upright = _find_orientation(image) == 1
+    is_kept = is_upright and colors in ("YCbCr", "Gray", "RGB")
+    return _Header(height, width, is_kept, is_plain_jpeg=is_upright, pixels_at=pixels_at)
+
+
+def _scan_jpeg_segments(data: bytes) -> tuple[int, bool]:
+    """The offset at which the pixels of a JPEG begin, and whether no EXIF comes before them.
+
+    The offset is 0 if the segments cannot be followed. The segments are followed because a search
+    for the marker of the pixels could find that of a thumbnail in a segment before them.
+    """
+    offset, has_exif, end = 2, False, len(data) - 4
+    while offset < end and data[offset] == 0xFF:
+        marker = data[offset + 1]
+        if marker == 0xDA:
+            return offset, not has_exif
+        if marker == 0xFF:  # padding
+            offset += 1
+            continue
+        if marker == 0xE1 and data.startswith(b"Exif\0\0", offset + 4):
+            has_exif = True
+        offset += 2 + (data[offset + 2] << 8 | data[offset + 3])
+    return 0, b"Exif\0\0" not in data[:_MAX_EXIF_OFFSET]
+
+
+def _find_orientation(image: ImageFile) -> int:
+    """EXIF's orientation, from 1 to 8. 1 is upright."""
+    orientation: int = image.getexif().get(_ORIENTATION_TAG, 1)
+    return orientation
+
+
+def _read_png_header(data: bytes) -> _Header:
+    if len(data) < 33 or data[12:16] != b"IHDR":
+        raise Reject("truncated", f"a PNG of {len(data)} bytes ends inside its header")
+    width, height, bits, color_type = struct.unpack(">IIBB", data[16:26])
+    chunks = {name for name, _, _ in _iterate_png_chunks(data)}
+    # A turned PNG is rare, so every PNG with EXIF is encoded again. Readers may see different
+    # frames of an animation (acTL).
+    return _Header(
+        height,
+        width,
+        is_kept=bits <= 8 and not chunks & {b"eXIf", b"acTL"},
+        has_alpha=color_type in _PNG_WITH_ALPHA or b"tRNS" in chunks,
+        is_whole=b"IEND" in chunks,
+    )
+
+
+def _iterate_png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yields name, start and end of the data of every chunk that is complete in the file.
+
+    OpenCV trusts the length that a chunk states, and reserves up to 4 GB for it. So the lengths are
+    checked here.
+    """
+    offset, name = 8, b""
+    while offset + 12 <= len(data) and name != b"IEND":
+        length, name = struct.unpack_from(">I4s", data, offset)
+        start, offset = offset + 8, offset + 12 + length
+        if offset <= len(data):
+            yield name, start, offset - 4

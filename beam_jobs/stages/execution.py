@@ -82,16 +82,9 @@ def run_stages(
     """Runs one record through all stages.
 
     If a stage makes several examples of one, each passes all later stages before the next one
-    starts: only finished examples are held.
-
-    Args:
-      stages: the stages, in order.
-      example: the example as it was read.
-      nanoseconds: the counter to which the time of each stage is added.
-      skipped: the counter of skipped examples, by `<stage>: <reason>`.
-
-    Returns:
-      The finished examples. The list is empty if all of them were skipped.
+    starts: only finished examples are held. Adds the time of each stage to `nanoseconds`, and
+    counts skipped examples in `skipped`, by `<stage>: <reason>`. If all examples were skipped, the
+    list is empty.
 
     Raises:
       Rejected: the stage that it names has rejected an example. This rejects the record, and so all

@@ -62,6 +62,10 @@ class Box:
         return (self.ymax - self.ymin) * (self.xmax - self.xmin)
 
     @property
+    def shorter_side(self) -> float:
+        return min(self.ymax - self.ymin, self.xmax - self.xmin)
+
+    @property
     def is_empty(self) -> bool:
         return self.xmin == self.xmax or self.ymin == self.ymax
 
@@ -90,10 +94,8 @@ class Box:
 class LazyImage:
     """Pixels that are decoded once, on the first access. Their shape is known before.
 
-    Args:
-      shape: height, width and channels.
-      decode: returns the image. It may raise Reject, which counts as a reject of `decode`,
-        whichever stage accesses the pixels.
+    If decoding raises Reject, it counts as a reject of `decode`, whichever stage accesses the
+    pixels.
     """
 
     def __init__(self, shape: tuple[int, int, int], decode: Callable[[], np.ndarray]):
@@ -134,7 +136,7 @@ class Example:
     An example for classification has a `label` and no boxes. An example for detection has `boxes`,
     which may be empty, and the empty label. Until `decode` has run, the boxes have the form that
     their source gives them, for an image of the height and width in `frame`: (1, 1) for fractions,
-    None for the pixels of the file. See `given_boxes.py`.
+    None for the pixels of the file. See `boxes.py`.
 
     `split` is the split of the example: train, validation or test.
     """
@@ -183,12 +185,9 @@ class Example:
 class Reject(Exception):
     """An example that cannot be used.
 
-    It is not in the shards. The quarantine names it, and it is counted.
-
-    Args:
-      reason: one word to count by, `too_large`.
-      detail: the facts that a person needs to find the fault, `12000x12000 pixels, at most 50
-        megapixels`.
+    It is not in the shards. The quarantine names it, and it is counted by `reason`, one word such
+    as `too_large`. `detail` has the facts that a person needs to find the fault, such as
+    `12000x12000 pixels, at most 50 megapixels`.
     """
 
     def __init__(self, reason: str, detail: str = ""):
@@ -207,10 +206,7 @@ class Rejected(Exception):
 class Skip(Exception):
     """A valid example that is not needed.
 
-    It is not in the shards. It is counted, but has no budget.
-
-    Args:
-      reason: one word to count by, `class`.
+    It is not in the shards. It is counted by `reason`, one word such as `class`, but has no budget.
     """
 
     def __init__(self, reason: str):
@@ -230,20 +226,14 @@ def find_unknown_class(names: Iterable[str], class_names: Sequence[str]) -> str 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One line of the catalogue.
-
-    Args:
-      parameters: the class of the parameters.
-      function: takes an example and the parameters. Returns an example, or a list of examples with
-        keys of their own.
-      map_class: for a stage that renames or drops classes. It takes the name of a class and the
-        parameters, and returns the name that the class has afterwards, or None. The driver derives
-        the class names from it.
-      check: for a stage that cannot work on all data. It takes the parameters, "classification" or
-        "detection", and the names of the classes before the stage. It returns the problem, or None.
-    """
+    """One line of the catalogue: the class of the parameters, and the function."""
 
     parameters: Callable[..., Any]
     function: Callable[[Example, Any], Example | list[Example]]
+    """Returns an example, or a list of examples with keys of their own."""
     map_class: Callable[[str, Any], str | None] | None = None
+    """For a stage that renames or drops classes: the name that a class has afterwards, or None. The
+    driver derives the class names from it."""
     check: Callable[[Any, str, Sequence[str]], str | None] | None = None
+    """For a stage that cannot work on all data. It takes the parameters, "classification" or
+    "detection", and the names of the classes before the stage. It returns the problem, or None."""

@@ -1,10 +1,21 @@
-"""The statistics of a whole data set: the measurements of its shards added up.
+"""The statistics and the schema of a whole data set, and its comparison with a reference.
 
-They include the distances from the reference.
+Statistics are the measurements of the shards added up. The schema is inferred from the first data
+set, and enforced on the later ones. The drift is two distances from the reference, which lie
+between 0 (equal) and 1 (nothing in common), for every feature and for the classes:
+
+- Jensen-Shannon: the square root of the divergence in bits (Lin 1991, Endres and Schindelin 2003).
+  It detects a change of the whole shape.
+- L-infinity: the largest change of the share of any one bin. It detects a single peak.
+
+The training splits are compared. Two samples of the same source have a distance above 0. With n
+examples each and b filled bins, chance alone gives a Jensen-Shannon distance of about
+sqrt(b / 5.5 n), which is 0.05 for 1,500 examples in 20 bins.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
@@ -12,15 +23,49 @@ from typing import Literal
 from pydantic import BaseModel
 
 from beam_jobs.planning.plan import Record
-from beam_jobs.statistics.drift import Distance
-from beam_jobs.statistics.histogram import FEATURES
-from beam_jobs.statistics.measure import Measurements, merge_measurements
-from beam_jobs.statistics.schema import Violation
+from beam_jobs.statistics.measure import FEATURES, Histogram, Measurements, merge_measurements
 from beam_jobs.statistics.summary import ShardSummary
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
-from pipeline_ops.config.preprocess import Drift
+from pipeline_ops.config.preprocess import Drift, SchemaRules
 
+LABELS = "labels"
 _MAX_NAMED_GROUPS = 50
+
+
+class DataSchema(BaseModel, frozen=True):
+    """The properties that later data sets must share.
+
+    `height` and `width` are the least and the largest of stored images, in pixels. They are equal
+    if the shape is fixed. `has_boxes` is true if there is at least one box.
+    """
+
+    task: Literal["classification", "detection"]
+    class_names: list[str]
+    channels: int
+    height: tuple[int, int]
+    width: tuple[int, int]
+    has_boxes: bool
+
+
+class Violation(BaseModel, frozen=True):
+    """A difference between a data set and its reference.
+
+    `rule` is the key in `preprocess.schema` that decides whether it is allowed.
+    """
+
+    rule: str
+    text: str
+    fails: bool
+
+
+class Distance(BaseModel, frozen=True):
+    """The distance of one feature, or of the classes (`labels`)."""
+
+    feature: str
+    jensen_shannon: float
+    l_infinity: float
+    is_above: bool
+    """True if one of the two distances is above its threshold."""
 
 
 class SplitStatistics(Measurements, frozen=True):
@@ -84,24 +129,16 @@ def collect_statistics(
     summaries: Sequence[ShardSummary], figures: DatasetFigures, duplicates: Duplicates
 ) -> DatasetStatistics:
     """Adds up the measurements of the shards."""
-    by_split = {
-        split: merge_measurements(
-            summary.measurements for summary in summaries if summary.split == split
+    splits = {}
+    for split in SPLITS:
+        parts = (summary.measurements for summary in summaries if summary.split == split)
+        splits[split] = SplitStatistics(
+            num_examples=figures.num_examples[split],
+            labels=figures.labels[split],
+            **dict(merge_measurements(parts)),
         )
-        for split in SPLITS
-    }
-    return DatasetStatistics(
-        edges={name: feature.edges for name, feature in FEATURES.items()},
-        duplicates=duplicates,
-        splits={
-            split: SplitStatistics(
-                num_examples=figures.num_examples[split],
-                labels=figures.labels[split],
-                **dict(measurements),
-            )
-            for split, measurements in by_split.items()
-        },
-    )
+    edges = {name: feature.edges for name, feature in FEATURES.items()}
+    return DatasetStatistics(edges=edges, splits=splits, duplicates=duplicates)
 
 
 def find_duplicates(
@@ -123,7 +160,8 @@ def find_duplicates(
         for record in records:
             if digests[record.file.digest] > 1 and record.key not in excluded:
                 found[record.file.digest].append((record.key, split))
-    groups = [_to_group(members) for members in found.values()]
+    pairs = [zip(*sorted(members), strict=True) for members in found.values()]
+    groups = [DuplicateGroup(keys=list(keys), splits=list(splits)) for keys, splits in pairs]
     groups.sort(key=lambda group: (len(set(group.splits)) == 1, group.keys))
     return Duplicates(
         num_groups=len(groups),
@@ -133,6 +171,89 @@ def find_duplicates(
     )
 
 
-def _to_group(members: Iterable[tuple[str, str]]) -> DuplicateGroup:
-    keys, splits = zip(*sorted(members), strict=True)
-    return DuplicateGroup(keys=list(keys), splits=list(splits))
+def infer_schema(figures: DatasetFigures, measurements: Measurements) -> DataSchema:
+    """Infers the schema of a data set. `measurements` covers all its splits.
+
+    Without examples, all sizes and the number of channels are 0.
+    """
+    least_height, largest_height, least_width, largest_width = measurements.sizes or (0,) * 4
+    return DataSchema(
+        task=figures.task,
+        class_names=figures.class_names,
+        channels=figures.image_shape[2],
+        height=(least_height, largest_height),
+        width=(least_width, largest_width),
+        has_boxes=bool(measurements.by_class),
+    )
+
+
+def compare_schemas(ours: DataSchema, reference: DataSchema, rules: SchemaRules) -> list[Violation]:
+    """Returns all differences that have a rule.
+
+    Image sizes have no rule. A change of size is reported as drift.
+    """
+    found = {}
+    our_names, known_names = set(ours.class_names), set(reference.class_names)
+    if new := [name for name in ours.class_names if name not in known_names]:
+        found["new_classes"] = f"new classes: {', '.join(new)}"
+    if missing := [name for name in reference.class_names if name not in our_names]:
+        found["missing_classes"] = f"missing classes: {', '.join(missing)}"
+    if ours.task != reference.task:
+        found["task"] = f"the task is {ours.task}, was {reference.task}"
+    if ours.channels not in (0, reference.channels):
+        found["channels"] = f"images have {ours.channels} channels, had {reference.channels}"
+    return [
+        Violation(rule=rule, text=text, fails=getattr(rules, rule) == "fail")
+        for rule, text in found.items()
+    ]
+
+
+def compute_distances(
+    ours: Mapping[str, Histogram],
+    our_labels: Mapping[str, int],
+    theirs: Mapping[str, Histogram],
+    their_labels: Mapping[str, int],
+    thresholds: Drift,
+) -> list[Distance]:
+    """The distances of the classes and of every feature that both have measured.
+
+    The largest distance comes first.
+    """
+    pairs = {name: (ours[name].counts, theirs[name].counts) for name in ours.keys() & theirs.keys()}
+    labels = sorted(our_labels.keys() | their_labels.keys())
+    pairs[LABELS] = (
+        [our_labels.get(name, 0) for name in labels],
+        [their_labels.get(name, 0) for name in labels],
+    )
+    found = []
+    for feature, (p, q) in pairs.items():
+        if len(p) == len(q) and any(p) and any(q):
+            js, linf = round(jensen_shannon(p, q), 6), round(l_infinity(p, q), 6)
+            is_above = js > thresholds.max_js_distance or linf > thresholds.max_linf_distance
+            found.append(
+                Distance(feature=feature, jensen_shannon=js, l_infinity=linf, is_above=is_above)
+            )
+    return sorted(found, key=lambda distance: (-distance.jensen_shannon, distance.feature))
+
+
+def jensen_shannon(p: Sequence[float], q: Sequence[float]) -> float:
+    """The Jensen-Shannon distance, base 2, of two histograms with the same bins, none empty."""
+    p, q = _normalize(p), _normalize(q)
+    middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+    divergence = (_compute_divergence(p, middle) + _compute_divergence(q, middle)) / 2
+    return math.sqrt(max(0.0, divergence))
+
+
+def l_infinity(p: Sequence[float], q: Sequence[float]) -> float:
+    """The largest difference of a bin's share in two histograms with the same bins, none empty."""
+    return max(abs(a - b) for a, b in zip(_normalize(p), _normalize(q), strict=True))
+
+
+def _compute_divergence(p: Sequence[float], q: Sequence[float]) -> float:
+    """The Kullback-Leibler divergence in bits. `q` is positive wherever `p` is."""
+    return math.fsum(a * math.log2(a / b) for a, b in zip(p, q, strict=True) if a)
+
+
+def _normalize(counts: Sequence[float]) -> list[float]:
+    total = sum(counts)
+    return [count / total for count in counts]

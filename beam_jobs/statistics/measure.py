@@ -1,26 +1,27 @@
 """Measures the examples of a shard while it is built: a few numbers of each, without a second pass.
 
-The builder of a shard calls it. The result is as large for ten examples as for ten million. The
-measurements are also in the index of the data set, so that the next generation can count the
-records that it takes over without opening a shard.
+The builder of a shard calls it. The measurements are also in the index of the data set, so that the
+next generation can count the records that it takes over without opening a shard.
+
+Every shard of every data set uses the same edges for a feature. So the histograms of shards add up
+to those of a split, and those of two data sets can be compared bin by bin. The sums are integers,
+of values in units of `resolution`. Adding them up is exact in any order, so the figures are the
+same to the last digit on every runner.
 """
 
 from __future__ import annotations
 
-import collections
+import bisect
+import dataclasses
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import BaseModel
 
 from beam_jobs.stages.stage import Example
-from beam_jobs.statistics.histogram import (
-    FEATURES,
-    Histogram,
-    HistogramAccumulator,
-    merge_histograms,
-)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,8 +34,98 @@ the time.
 """
 NO_LABEL, NO_BOXES = "no_label", "no_boxes"
 _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """A feature that is measured.
+
+    `edges` are the inner borders of the bins. The first and the last bin are open. A value on an
+    edge is in the bin above it. In the moments, values are rounded to `resolution`.
+    """
+
+    title: str
+    unit: str
+    edges: tuple[float, ...]
+    resolution: float = 1e-6
+    level: Literal["raw", "example", "box"] = "raw"
+
+
+def _compute_geometric_edges(first: float, ratio: float, count: int) -> tuple[float, ...]:
+    """A geometric sequence, rounded so that it does not depend on the machine's `pow`."""
+    return tuple(float(f"{first * ratio**index:.4g}") for index in range(count))
+
+
+_SIDES = _compute_geometric_edges(16, 2**0.5, 21)  # 16 to 16384 pixels
+_ASPECTS = _compute_geometric_edges(2**-3.25, 2**0.5, 14)  # 1 is in the middle of a bin
+_MEGAPIXELS = _compute_geometric_edges(0.001, 2, 17)
+_BYTES = _compute_geometric_edges(256, 2**0.5, 37)
+_BRIGHTNESS = tuple(float(edge) for edge in range(8, 256, 8))
+_CONTRAST = tuple(float(edge) for edge in range(4, 128, 4))
+_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100, 200, 500)
+_FRACTIONS = tuple(index / 20 for index in range(1, 20))
+_AREAS = _compute_geometric_edges(1e-5, 10**0.25, 20)
+
+FEATURES: dict[str, Feature] = {
+    "image_width": Feature("Image width", "px", _SIDES, 1),
+    "image_height": Feature("Image height", "px", _SIDES, 1),
+    "image_aspect": Feature("Image width / height", "", _ASPECTS),
+    "image_megapixels": Feature("Image size", "MP", _MEGAPIXELS),
+    "image_bytes": Feature("File size", "bytes", _BYTES, 1),
+    "brightness": Feature("Brightness", "of 255", _BRIGHTNESS, level="example"),
+    "contrast": Feature("Contrast", "of 128", _CONTRAST, level="example"),
+    "boxes_per_image": Feature("Boxes per image", "", _COUNTS, 1, level="example"),
+    "box_width": Feature("Box width", "of the image", _FRACTIONS, level="box"),
+    "box_height": Feature("Box height", "of the image", _FRACTIONS, level="box"),
+    "box_area": Feature("Box area", "of the image", _AREAS, 1e-9, level="box"),
+    "box_aspect": Feature("Box width / height", "", _ASPECTS, level="box"),
+}
+"""The features of raw files as decoded, of examples as stored, and of their boxes."""
 _BOX_FEATURES = [name for name, feature in FEATURES.items() if feature.level == "box"]
 _IMAGE_FEATURES = [name for name, feature in FEATURES.items() if feature.level != "box"]
+
+
+@dataclasses.dataclass
+class Histogram:
+    """The counts by bin, and the moments of one feature.
+
+    `total` and `total_of_squares` are in units of its resolution. Methods take the name of the
+    feature.
+    """
+
+    counts: list[int]
+    count: int = 0
+    total: int = 0
+    total_of_squares: int = 0
+    minimum: float | None = None
+    maximum: float | None = None
+
+    @classmethod
+    def empty(cls, feature: str) -> Histogram:
+        return cls([0] * (len(FEATURES[feature].edges) + 1))
+
+    def add(self, feature: str, value: float, times: int = 1) -> None:
+        edges, resolution = FEATURES[feature].edges, FEATURES[feature].resolution
+        self.counts[bisect.bisect_right(edges, value)] += times
+        whole = round(value * (1 / resolution))
+        self.count += times
+        self.total += whole * times
+        self.total_of_squares += whole * whole * times
+        if self.minimum is None or value < self.minimum:
+            self.minimum = float(value)
+        if self.maximum is None or value > self.maximum:
+            self.maximum = float(value)
+
+    def mean(self, feature: str) -> float | None:
+        return self.total * FEATURES[feature].resolution / self.count if self.count else None
+
+    def deviation(self, feature: str) -> float | None:
+        """The standard deviation of the measured values, not an estimate for a population."""
+        if not self.count:
+            return None
+        # Integers: no cancellation.
+        variance = (self.count * self.total_of_squares - self.total**2) / self.count**2
+        return math.sqrt(max(0.0, variance)) * FEATURES[feature].resolution
 
 
 class ExampleMeasurements(NamedTuple):
@@ -61,12 +152,10 @@ class ExampleMeasurements(NamedTuple):
 def measure_example(
     raw_shape: tuple[int, int, int], num_bytes: int, example: Example
 ) -> ExampleMeasurements:
-    """Measures one example.
+    """Measures one example, as it is stored.
 
-    Args:
-      raw_shape: height, width and channels of the image as it was decoded, before any other stage.
-      num_bytes: the size of the raw file.
-      example: the example as it is stored.
+    `raw_shape` has height, width and channels of the image as it was decoded, before any other
+    stage. `num_bytes` is the size of the raw file.
     """
     height, width, _ = example.shape
     brightness, contrast = (
@@ -110,72 +199,60 @@ class Measurements(BaseModel, frozen=True):
 
 
 class MeasurementAccumulator:
-    """Adds up the measurements of a shard: `add` for every example, then `to_measurements`."""
+    """Adds up the measurements of a shard: `add` for every example, then `to_measurements`.
+
+    It is as large for ten examples as for ten million.
+    """
 
     def __init__(self) -> None:
-        self._accumulators = {name: HistogramAccumulator(name) for name in _IMAGE_FEATURES}
-        self._boxes: dict[str, dict[str, HistogramAccumulator]] = {}
-        self._missing: collections.Counter[str] = collections.Counter()
+        self._features = {name: Histogram.empty(name) for name in _IMAGE_FEATURES}
+        self._by_class: dict[str, dict[str, Histogram]] = {}
+        self._missing: Counter[str] = Counter()
         # Counted here, and measured at the end: most images of a set share a few sizes.
-        self._raw_sizes: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._raw_sizes: Counter[tuple[int, int]] = Counter()
         self._sizes: set[tuple[int, int]] = set()
 
     def add(self, found: ExampleMeasurements) -> None:
         self._raw_sizes[found.raw_height, found.raw_width] += 1
-        self._accumulators["image_bytes"].add(found.num_bytes)
+        self._add("image_bytes", found.num_bytes)
         if found.brightness is not None and found.contrast is not None:
-            self._accumulators["brightness"].add(found.brightness)
-            self._accumulators["contrast"].add(found.contrast)
+            self._add("brightness", found.brightness)
+            self._add("contrast", found.contrast)
         self._sizes.add((found.height, found.width))
-        if found.boxes is not None:
-            self._add_boxes(found.boxes, found.height, found.width)
-        elif not found.is_labelled:
-            self._missing[NO_LABEL] += 1
+        if found.boxes is None:
+            self._missing[NO_LABEL] += not found.is_labelled
+            return
+        self._add("boxes_per_image", len(found.boxes))
+        self._missing[NO_BOXES] += not found.boxes
+        for label, height, width in found.boxes:
+            if label not in self._by_class:
+                self._by_class[label] = {name: Histogram.empty(name) for name in _BOX_FEATURES}
+            for name, value in (
+                ("box_width", width / found.width),
+                ("box_height", height / found.height),
+                ("box_area", height * width / (found.height * found.width)),
+                ("box_aspect", width / height),
+            ):
+                self._by_class[label][name].add(name, value)
 
-    def _add_boxes(
-        self, boxes: Sequence[tuple[str, float, float]], height: int, width: int
-    ) -> None:
-        self._accumulators["boxes_per_image"].add(len(boxes))
-        self._missing[NO_BOXES] += not boxes
-        for label, box_height, box_width in boxes:
-            accumulators = self._boxes.get(label) or self._boxes.setdefault(
-                label, {name: HistogramAccumulator(name) for name in _BOX_FEATURES}
-            )
-            accumulators["box_width"].add(box_width / width)
-            accumulators["box_height"].add(box_height / height)
-            accumulators["box_area"].add(box_height * box_width / (height * width))
-            accumulators["box_aspect"].add(box_width / box_height)
+    def _add(self, feature: str, value: float, times: int = 1) -> None:
+        self._features[feature].add(feature, value, times)
 
     def to_measurements(self) -> Measurements:
-        self._measure_sizes()
-        by_class = {
-            label: {name: accumulator.to_histogram() for name, accumulator in accumulators.items()}
-            for label, accumulators in sorted(self._boxes.items())
-        }
-        features = {
-            name: histogram
-            for name, accumulator in self._accumulators.items()
-            if (histogram := accumulator.to_histogram()).count
-        }
-        features |= {
-            name: merge_histograms(histograms[name] for histograms in by_class.values())
-            for name in _BOX_FEATURES
-            if by_class
-        }
-        sizes = _compute_sizes((height, height, width, width) for height, width in self._sizes)
-        missing = {name: count for name, count in sorted(self._missing.items()) if count}
-        return Measurements(features=features, by_class=by_class, missing=missing, sizes=sizes)
-
-    def _measure_sizes(self) -> None:
         for (height, width), times in self._raw_sizes.items():
-            for name, value in (
-                ("image_height", height),
-                ("image_width", width),
-                ("image_aspect", width / height),
-                ("image_megapixels", height * width / 1e6),
-            ):
-                self._accumulators[name].add(value, times)
+            self._add("image_height", height, times)
+            self._add("image_width", width, times)
+            self._add("image_aspect", width / height, times)
+            self._add("image_megapixels", height * width / 1e6, times)
         self._raw_sizes.clear()
+        features = {name: found for name, found in self._features.items() if found.count}
+        by_class = dict(sorted(self._by_class.items()))
+        return Measurements(
+            features=features | _merge_features(list(by_class.values())),
+            by_class=by_class,
+            missing={name: number for name, number in sorted(self._missing.items()) if number},
+            sizes=_merge_sizes((height, height, width, width) for height, width in self._sizes),
+        )
 
 
 def measure_brightness_and_contrast(image_HWC: np.ndarray) -> tuple[float, float]:
@@ -194,7 +271,7 @@ def merge_measurements(parts: Iterable[Measurements]) -> Measurements:
     """The sum of all measurements, in any order."""
     parts = list(parts)
     sizes = [part.sizes for part in parts if part.sizes]
-    missing: collections.Counter[str] = collections.Counter()
+    missing: Counter[str] = Counter()
     for part in parts:
         missing.update(part.missing)
     labels = sorted({label for part in parts for label in part.by_class})
@@ -205,17 +282,15 @@ def merge_measurements(parts: Iterable[Measurements]) -> Measurements:
             label: _merge_features([part.by_class.get(label, {}) for part in parts])
             for label in labels
         },
-        sizes=_compute_sizes(sizes),
+        sizes=_merge_sizes(sizes),
     )
 
 
-def _compute_sizes(sizes: Iterable[Sequence[int]]) -> tuple[int, int, int, int] | None:
-    """The sum of some `sizes`."""
+def _merge_sizes(sizes: Iterable[Sequence[int]]) -> tuple[int, int, int, int] | None:
     columns = list(zip(*sizes, strict=True))
     if not columns:
         return None
-    lowest_heights, highest_heights, lowest_widths, highest_widths = columns
-    return min(lowest_heights), max(highest_heights), min(lowest_widths), max(highest_widths)
+    return min(columns[0]), max(columns[1]), min(columns[2]), max(columns[3])
 
 
 def _merge_features(parts: list[Mapping[str, Histogram]]) -> dict[str, Histogram]:
@@ -224,3 +299,16 @@ def _merge_features(parts: list[Mapping[str, Histogram]]) -> dict[str, Histogram
         for name in FEATURES
         if (found := [part[name] for part in parts if name in part])
     }
+
+
+def merge_histograms(histograms: Iterable[Histogram]) -> Histogram:
+    """The sum of one or more histograms of a feature. Raises ValueError: of several features."""
+    parts = list(histograms)
+    return Histogram(
+        counts=[sum(column) for column in zip(*(part.counts for part in parts), strict=True)],
+        count=sum(part.count for part in parts),
+        total=sum(part.total for part in parts),
+        total_of_squares=sum(part.total_of_squares for part in parts),
+        minimum=min((part.minimum for part in parts if part.minimum is not None), default=None),
+        maximum=max((part.maximum for part in parts if part.maximum is not None), default=None),
+    )

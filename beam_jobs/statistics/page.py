@@ -7,29 +7,34 @@ escapes all text in it.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
+from PIL import Image, ImageFile
 
-from beam_jobs.statistics.dataset import DatasetStatistics
-from beam_jobs.statistics.drift import LABELS
-from beam_jobs.statistics.histogram import FEATURES, Histogram
-from beam_jobs.statistics.measure import NO_BOXES, NO_LABEL
-from beam_jobs.statistics.plots import draw_feature
-from beam_jobs.statistics.schema import DataSchema
+from beam_jobs.statistics.dataset import LABELS, DataSchema, DatasetStatistics
+from beam_jobs.statistics.measure import FEATURES, NO_BOXES, NO_LABEL, Histogram
 from beam_jobs.statistics.summary import BadRecord
-from beam_jobs.statistics.thumbnail import make_thumbnail
 from pipeline_ops.artifacts.dataset import (
     SPLITS,
     DatasetFigures,
 )
-from pipeline_ops.pages.charts import draw_distance
+from pipeline_ops.pages.axes import format_short
+from pipeline_ops.pages.charts import Bar, draw_distance, draw_histogram
 from pipeline_ops.pages.page import render_page
 
 _MAX_CLASSES = 100
+_MAX_LABELS = 6
+_THUMBNAIL = (112, 112)
+_MAX_THUMBNAIL_PIXELS = 40e6
+"""A larger image is not decoded, because it may be a decompression bomb."""
+_THUMBNAIL_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 _BOX_COLUMNS = ("box_width", "box_height", "box_area", "box_aspect")
 _GROUPS = {
     "raw": "Raw files, as they were decoded",
@@ -56,16 +61,18 @@ class PageData:
 
 def render(data: PageData) -> str:
     """Renders the page as text, to be written in UTF-8."""
-    here, statistics = Path(__file__).parent, data.statistics
-    whole, findings = statistics.merge_splits(), list(_list_findings(data))
-    by_count = sorted(
-        whole.by_class.items(), key=lambda item: (-item[1]["box_area"].count, item[0])
-    )
+    here, statistics, figures = Path(__file__).parent, data.statistics, data.figures
+    findings = list(_list_findings(data))
+    boxes_by_class = statistics.merge_splits().by_class.items()
+    counts = {
+        name: [figures.labels[split].get(name, 0) for split in SPLITS]
+        for name in figures.class_names
+    }
     return render_page(
         here / "data.html",
         [here / "data.css"],
         data=data,
-        figures=data.figures,
+        figures=figures,
         schema=data.schema,
         duplicates=statistics.duplicates,
         splits=SPLITS,
@@ -73,11 +80,12 @@ def render(data: PageData) -> str:
         number=_format_number,
         title=_get_title,
         draw_distance=draw_distance,
-        total=sum(data.figures.num_examples.values()),
+        total=sum(figures.num_examples.values()),
         findings=findings,
         is_fine=all(is_good for is_good, _ in findings),
-        classes=_build_class_rows(data.figures)[:_MAX_CLASSES],
-        num_hidden_classes=max(0, len(data.figures.class_names) - _MAX_CLASSES),
+        classes=sorted(counts.items(), key=lambda row: (-sum(row[1]), row[0]))[:_MAX_CLASSES],
+        largest_class=max(1, *map(sum, counts.values())),
+        num_hidden_classes=max(0, len(counts) - _MAX_CLASSES),
         groups=_build_chart_groups(data),
         by_split={
             name: histograms
@@ -85,7 +93,9 @@ def render(data: PageData) -> str:
             if any(histograms := [statistics.splits[split].features.get(name) for split in SPLITS])
         },
         box_columns=_BOX_COLUMNS,
-        boxes_by_class=by_count[:_MAX_CLASSES],
+        boxes_by_class=sorted(
+            boxes_by_class, key=lambda item: (-item[1]["box_area"].count, item[0])
+        )[:_MAX_CLASSES],
         comparison=statistics.comparison,
         has_reference=data.reference is not None,
         rejects=[_build_reject_row(record) for record in data.quarantine],
@@ -157,30 +167,6 @@ def _get_title(feature: str) -> str:
     return "Classes" if feature == LABELS else FEATURES[feature].title
 
 
-class _ClassRow(NamedTuple):
-    """The row of a class, with the number of its examples in each split."""
-
-    name: str
-    counts: list[int]
-    total: int
-    shares: list[float]
-    """The counts relative to the largest class."""
-
-
-def _build_class_rows(figures: DatasetFigures) -> list[_ClassRow]:
-    """The rows of the classes, the largest first."""
-    counts = {
-        name: [figures.labels[split].get(name, 0) for split in SPLITS]
-        for name in figures.class_names
-    }
-    largest = max(1, *map(sum, counts.values()))
-    rows = [
-        _ClassRow(name, found, sum(found), [count / largest for count in found])
-        for name, found in counts.items()
-    ]
-    return sorted(rows, key=lambda row: (-row.total, row.name))
-
-
 def _build_chart_groups(data: PageData) -> dict[str, list[tuple[str, Histogram, Markup | None]]]:
     """The charts of the features in the training split, by heading.
 
@@ -194,9 +180,61 @@ def _build_chart_groups(data: PageData) -> dict[str, list[tuple[str, Histogram, 
             if feature.level == level and name in ours:
                 histograms = [ours[name], *([theirs[name]] if name in theirs else [])]
                 values = {value for each in histograms for value in (each.minimum, each.maximum)}
-                svg = draw_feature(name, ours[name], theirs.get(name)) if len(values) > 1 else None
+                svg = _draw_feature(name, ours[name], theirs.get(name)) if len(values) > 1 else None
                 groups.setdefault(title, []).append((name, ours[name], svg))
     return groups
+
+
+def _draw_feature(feature: str, ours: Histogram, reference: Histogram | None = None) -> Markup:
+    """Draws bars with the share of each bin, and over them a line for the reference.
+
+    All bins are equally wide. Only those from the first to the last filled bin are drawn.
+    """
+    counts = [*enumerate(ours.counts), *enumerate(reference.counts if reference else ())]
+    filled = [index for index, count in counts if count]
+    shown = range(min(filled), max(filled) + 1)
+    bars = [
+        Bar(index, index + 1, share, f"{_describe_bin(feature, shown[index])}: {share:.2f} %")
+        for index, share in enumerate(_compute_percentages(ours, shown))
+    ]
+    return draw_histogram(
+        f"Histogram of {FEATURES[feature].title.lower()}",
+        bars,
+        _compute_percentages(reference, shown) if reference else [],
+        _iterate_labels(feature, shown),
+    )
+
+
+def _compute_percentages(histogram: Histogram, bins: range) -> list[float]:
+    return [100 * histogram.counts[index] / max(1, histogram.count) for index in bins]
+
+
+def _describe_bin(feature: str, index: int) -> str:
+    edges, unit = FEATURES[feature].edges, FEATURES[feature].unit
+    if index == 0:
+        return f"below {edges[0]:g} {unit}"
+    if index == len(edges):
+        return f"{edges[-1]:g} {unit} and more"
+    return f"{edges[index - 1]:g} to {edges[index]:g} {unit}"
+
+
+def _iterate_labels(feature: str, shown: range) -> Iterator[tuple[int, str]]:
+    """Yields some of the edges between the bins, by their place."""
+    edges = FEATURES[feature].edges
+    inner = [
+        (index, edges[bin_index - 1])
+        for index, bin_index in enumerate([*shown, shown[-1] + 1])
+        if 1 <= bin_index <= len(edges)
+    ]
+    step = -(-len(inner) // _MAX_LABELS)
+    return ((index, _format_edge(edge)) for index, edge in inner[::step])
+
+
+def _format_edge(edge: float) -> str:
+    """Formats an edge for a label in short form: `724`, `16.4k`, `0.84`, `3.2e-5`."""
+    if edge >= 1000:
+        return f"{edge / 1000:.3g}k" if edge < 1e6 else f"{edge / 1e6:.3g}M"
+    return format_short(float(f"{edge:.3g}" if edge >= 1 else f"{edge:.2g}"))
 
 
 def _build_reject_row(record: BadRecord) -> dict[str, Any]:
@@ -208,6 +246,28 @@ def _format_number(value: float | None) -> str:
     """Formats a number with few digits: `1,204`, `0.0317`, `28`."""
     if value is None:
         return ""
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def make_thumbnail(content: bytes) -> str | None:
+    """Returns a picture of 112 pixels at most as `data:image/png;base64,...`.
+
+    Of a truncated file, it shows the part that exists. Returns None if the file cannot be decoded.
+    """
+    Image.MAX_IMAGE_PIXELS = None  # its limit only warns at first, and ours is below
+    # Pillow has this setting for the whole process only, so it is reset at once.
+    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, True
+    try:
+        with Image.open(io.BytesIO(content), formats=_THUMBNAIL_FORMATS) as picture:
+            if picture.width * picture.height > _MAX_THUMBNAIL_PIXELS:
+                return None
+            picture.draft("RGB", _THUMBNAIL)  # decodes a JPEG at a reduced size
+            small = picture.convert("RGB")
+        small.thumbnail(_THUMBNAIL)
+        output = io.BytesIO()
+        small.save(output, "PNG")
+    except (OSError, ValueError, SyntaxError, TypeError, struct.error, MemoryError):
+        return None  # the errors of Pillow for broken files
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
+    return f"data:image/png;base64,{base64.b64encode(output.getvalue()).decode()}"

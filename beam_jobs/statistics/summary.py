@@ -115,22 +115,20 @@ def compute_figures(
 
     `rejected` are the rejected records of the source and of all shards.
     """
-    labels = count_labels(summaries)
     nanoseconds: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
+    num_examples = dict.fromkeys(SPLITS, 0)
     for summary in summaries:
         nanoseconds.update(summary.nanoseconds)
         skipped.update(summary.skipped)
+        num_examples[summary.split] += summary.num_examples
+    shapes = (shape for summary in summaries for shape, _ in summary.shapes)
+    labels = count_labels(summaries)
     return DatasetFigures(
         task=task,
         class_names=list(class_names),
-        image_shape=next(
-            (shape for summary in summaries for shape, _ in summary.shapes), (0, 0, 0)
-        ),
-        num_examples={
-            split: sum(summary.num_examples for summary in summaries if summary.split == split)
-            for split in SPLITS
-        },
+        image_shape=next(shapes, (0, 0, 0)),
+        num_examples=num_examples,
         labels={
             split: {name: counts[name] for name in class_names} for split, counts in labels.items()
         },

@@ -49,7 +49,7 @@ class JobKind:
 
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
-        "beam_jobs.preprocess",
+        "beam_jobs.__main__",
         (),
         (
             "numpy",

@@ -175,7 +175,7 @@ class Pipeline:
         """In a process group of its own, as an operator does."""
         attempt = self.request(plan)
         with open(attempt.log.local, "wb") as log:
-            argv = [sys.executable, "-m", "beam_jobs.preprocess", "--request", str(attempt.request)]
+            argv = [sys.executable, "-m", "beam_jobs.__main__", "--request", str(attempt.request)]
             environment = os.environ | {ATTEMPT_VARIABLE: str(attempt.folder)}
             return subprocess.Popen(
                 argv,

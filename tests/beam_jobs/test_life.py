@@ -150,7 +150,7 @@ def test_a_full_disk_is_a_reason_to_retry(pipeline, encode):
     limit = (1_000_000, 1_000_000)
     with open(attempt.log.local, "wb") as log:
         code = subprocess.call(
-            [sys.executable, "-m", "beam_jobs.preprocess", "--request", str(attempt.request)],
+            [sys.executable, "-m", "beam_jobs.__main__", "--request", str(attempt.request)],
             stdout=log,
             stderr=log,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),

@@ -11,7 +11,7 @@ from beam_jobs.worker import compute_num_processes
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.raw_data.raw_file import RawFile
-from pipeline_ops.system.descendants import find_descendants
+from pipeline_ops.system.processes import find_group_members
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -40,10 +40,7 @@ def test_there_are_as_many_processes_as_the_work_is_worth(runner, num_shards, nu
     assert compute_num_processes(BeamRunner(**runner), plans(num_shards, num_bytes)) == wanted
 
 
-def test_no_process_outlives_the_job(animals):
-    before = set(
-        find_descendants()
-    )  # of this process, and not of its group: other tests run in that at the same time
-    outcome = animals.run(runner={"workers": 3})
-    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
-    assert set(find_descendants()) <= before
+def test_no_process_outlives_the_job(animals, wait_for):
+    process, attempt = animals.start(animals.plan(runner={"workers": 3}))
+    assert process.wait(240) == ExitCode.SUCCESS, attempt.log.local.read_text()
+    wait_for(lambda: not find_group_members(process.pid), 10)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
 IMAGES = ("airflow", "jobs", "host", "serving", "beam-worker")
 JOBS = (
-    "beam_jobs.preprocess",
+    "beam_jobs.__main__",
     "pipeline_ops.launch.train",
     "pipeline_ops.evaluation.evaluate",
     "pipeline_ops.export.export",

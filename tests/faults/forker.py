@@ -14,7 +14,7 @@ import sys
 
 _IMPORTED_MODULES = {
     "preprocess": [
-        "beam_jobs.pipeline",
+        "beam_jobs.graph",
         "beam_jobs.planning.perceptual_hash",
         "beam_jobs.output.shard",
     ],

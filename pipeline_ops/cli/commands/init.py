@@ -27,7 +27,7 @@ from pipeline_ops.storage.atomic import create_atomically, write_atomically
 if TYPE_CHECKING:
     from beam_jobs.recognition.data_summary import DataSummary
     from beam_jobs.recognition.folder_view import FolderView
-    from beam_jobs.recognition.source_match import SourceMatch
+    from beam_jobs.recognition.recognisers import SourceMatch
 
 _MAX_REJECTS_SHOWN = 10
 _MAX_NAME_LENGTH = 63

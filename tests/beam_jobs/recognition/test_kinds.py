@@ -16,7 +16,7 @@ import pytest
 
 from beam_jobs.recognition import recognise
 from beam_jobs.recognition.folder_view import view_folder
-from beam_jobs.recognition.source_match import Certainty, SourceMatch
+from beam_jobs.recognition.recognisers import Certainty, SourceMatch
 from pipeline_ops.errors import DataError
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")

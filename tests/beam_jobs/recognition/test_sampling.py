@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs.recognition.data_summary import sample_listing
 from beam_jobs.recognition.folder_view import view_folder
-from beam_jobs.recognition.listing_sample import sample_listing
-from beam_jobs.recognition.source_match import find_split
+from beam_jobs.recognition.recognisers import find_split
 from beam_jobs.sources import read_records
 from pipeline_ops.config.packed_sources import TfrecordSource
 from pipeline_ops.config.sources import VocSource

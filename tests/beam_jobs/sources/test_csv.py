@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.stages.given_boxes import FRACTIONS
+from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
 from pipeline_ops.errors import DataError
 

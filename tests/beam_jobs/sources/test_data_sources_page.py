@@ -35,7 +35,7 @@ def test_every_reason_for_a_reject_is_on_the_page():
         file.read_text()
         for file in [
             *(CODE_ROOT / "beam_jobs" / "sources").glob("*.py"),
-            CODE_ROOT / "beam_jobs/stages/given_boxes.py",
+            CODE_ROOT / "beam_jobs/stages/boxes.py",
             CODE_ROOT / "beam_jobs/io/tfrecord_reader.py",
         ]
     )

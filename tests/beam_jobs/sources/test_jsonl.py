@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from beam_jobs.stages.given_boxes import FRACTIONS
+from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
 
 BOX = {"xmin": 1, "ymin": 2, "xmax": 30, "ymax": 20, "label": "cat"}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from beam_jobs.stages.given_boxes import UPRIGHT_FRACTIONS
+from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS
 from beam_jobs.stages.stage import Box
 from pipeline_ops.errors import DataError
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.io.raw import RawReader, read_raw
-from beam_jobs.stages.given_boxes import FRACTIONS
+from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
 from pipeline_ops.errors import DataError, MachineError
 

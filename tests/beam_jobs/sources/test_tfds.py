@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from beam_jobs.io.example import parse
 from beam_jobs.io.raw import read_raw
 from beam_jobs.sources import read_records
-from beam_jobs.stages.given_boxes import FRACTIONS
+from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
 from pipeline_ops.config.sources import AnySource
 from pipeline_ops.errors import DataError, ExitCode

@@ -14,7 +14,7 @@ import yaml
 from beam_jobs.io import tfrecord_writer
 from beam_jobs.io.example import _TrainExample, parse
 from beam_jobs.io.raw import read_raw
-from beam_jobs.stages.given_boxes import FRACTIONS
+from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
 from pipeline_ops.config.packed_sources import TfrecordSource
 from pipeline_ops.errors import DataError, ExitCode

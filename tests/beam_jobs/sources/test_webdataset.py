@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from beam_jobs.io.raw import read_raw
-from beam_jobs.stages.given_boxes import FRACTIONS
+from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
 from pipeline_ops.config.sources import AnySource
 from pipeline_ops.errors import DataError, MachineError

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from beam_jobs.stages.boxes import FRACTIONS, UPRIGHT_FRACTIONS, convert_boxes
 from beam_jobs.stages.decode import Decode, decode
-from beam_jobs.stages.given_boxes import FRACTIONS, UPRIGHT_FRACTIONS, convert_boxes
 from beam_jobs.stages.stage import Box, Example, Reject
 
 PATCH = Box(3, 5, 9, 21, "patch")

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.stages import bind_stages, find_stage
+from beam_jobs.stages import bind_stages, find_stage, load_stage
 from beam_jobs.stages.execution import map_class_names
-from beam_jobs.stages.user_stage import load_stage
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.user_code.stages import (

@@ -1,9 +1,21 @@
-"""Duplicates, over shards and splits."""
+"""Duplicates over shards and splits, and distances, against scipy where it has them."""
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+from scipy.spatial.distance import jensenshannon
+
 from beam_jobs.planning.plan import Record
-from beam_jobs.statistics.dataset import find_duplicates
+from beam_jobs.statistics.dataset import (
+    LABELS,
+    compute_distances,
+    find_duplicates,
+    jensen_shannon,
+    l_infinity,
+)
+from beam_jobs.statistics.measure import Histogram
+from pipeline_ops.config.preprocess import Drift
 from pipeline_ops.raw_data.raw_file import RawFile
 
 
@@ -51,3 +63,73 @@ def test_of_very_many_groups_only_the_first_are_named():
     )
     assert found.num_groups == 60
     assert len(found.groups) == 50
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_jensen_shannon_is_scipys(seed):
+    random = np.random.default_rng(seed)
+    p, q = random.poisson(2, 30), random.poisson(1, 30)
+    assert jensen_shannon(p.tolist(), q.tolist()) == pytest.approx(
+        jensenshannon(p, q, base=2), abs=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "js", "linf"),
+    [
+        ([1, 2, 3], [10, 20, 30], 0, 0),
+        ([5, 0], [0, 7], 1, 1),
+        ([1, 1, 0, 0], [0, 0, 1, 1], 1, 0.5),
+        ([3, 1], [1, 1], None, 0.25),
+    ],
+)
+def test_distances_reach_from_the_same_to_nothing_in_common(p, q, js, linf):
+    assert jensen_shannon(p, q) == (
+        pytest.approx(jensenshannon(p, q, base=2)) if js is None else pytest.approx(js, abs=1e-7)
+    )
+    assert l_infinity(p, q) == l_infinity(q, p) == pytest.approx(linf)
+
+
+def histogram(counts: list[int]) -> Histogram:
+    return Histogram(counts=counts, count=sum(counts))
+
+
+def test_what_is_above_a_threshold_is_marked_and_the_largest_comes_first():
+    ours = {"brightness": histogram([5, 5]), "contrast": histogram([1, 9])}
+    theirs = {"brightness": histogram([5, 5]), "contrast": histogram([9, 1])}
+    found = compute_distances(
+        ours,
+        {"cat": 5, "dog": 5},
+        theirs,
+        {"cat": 4, "dog": 6},
+        Drift(max_js_distance=0.1, max_linf_distance=0.1),
+    )
+    assert [(distance.feature, distance.is_above) for distance in found] == [
+        ("contrast", True),
+        (LABELS, False),
+        ("brightness", False),
+    ]
+    assert found[1].l_infinity == pytest.approx(0.1)
+
+
+def test_one_of_the_two_thresholds_is_enough():
+    ours, theirs = {"brightness": histogram([60, 40])}, {"brightness": histogram([40, 60])}
+    for drift in (
+        Drift(max_js_distance=0.9, max_linf_distance=0.1),
+        Drift(max_js_distance=0.1, max_linf_distance=0.9),
+    ):
+        assert compute_distances(ours, {"a": 1}, theirs, {"a": 1}, drift)[0].is_above
+    assert not compute_distances(
+        ours, {"a": 1}, theirs, {"a": 1}, Drift(max_js_distance=0.9, max_linf_distance=0.9)
+    )[0].is_above
+
+
+def test_a_new_class_is_a_drift_of_the_classes():
+    [found] = compute_distances({}, {"cat": 5, "bird": 5}, {}, {"cat": 10}, Drift())
+    assert found.feature == LABELS
+    assert found.l_infinity == 0.5
+
+
+def test_a_feature_that_only_one_has_is_not_compared():
+    [found] = compute_distances({"box_area": histogram([1, 1])}, {"a": 1}, {}, {"a": 2}, Drift())
+    assert found.feature == LABELS

@@ -46,7 +46,7 @@ FULL = {
 LEAST = {"launcher": "kubernetes", "image": IMAGE}
 LAUNCH = JobLaunch(
     Attempt(open_root("/root/runs/digits/run/train/attempt-00000001")),
-    "beam_jobs.preprocess",
+    "beam_jobs.__main__",
     {"TOKEN": "hidden"},
     3600,
     "digits",
@@ -100,7 +100,7 @@ def test_the_cluster_ends_a_job_only_after_its_own_deadline():
 def test_the_command_is_that_of_the_init_process():
     assert find_container(build(FULL))["command"] == [
         *("env", "PYTHONSAFEPATH=1", "PYTHONPATH=/app", "/usr/bin/python3", "-m"),
-        *("pipeline_ops.jobs.init_process", "beam_jobs.preprocess", str(LAUNCH.attempt.request)),
+        *("pipeline_ops.jobs.init_process", "beam_jobs.__main__", str(LAUNCH.attempt.request)),
     ]
     assert find_container(build(LEAST))["command"][:4] == [
         "env",

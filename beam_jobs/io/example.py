@@ -11,9 +11,9 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 
-from beam_jobs.io.protobuf import define_message
 from beam_jobs.stages.stage import Box, Example
 from pipeline_ops.artifacts.dataset import (
     BOX_IS_CROWD,
@@ -178,6 +178,21 @@ def encode_png(image_HWC: np.ndarray) -> bytes:
     pixels = cv2.cvtColor(image_HWC, cv2.COLOR_RGB2BGR) if image_HWC.shape[2] == 3 else image_HWC
     encoded: bytes = cv2.imencode(".png", pixels, _PNG_OPTIONS)[1].tobytes()
     return encoded
+
+
+def define_message(name: str, definition: str) -> Any:
+    """The class of a protobuf message whose own package would import TensorFlow.
+
+    It is in a descriptor pool of its own, so it does not clash with TensorFlow's.
+
+    Args:
+      name: the full name of the message.
+      definition: the file that declares it: a FileDescriptorProto in protobuf's text format.
+    """
+    file = text_format.Parse(definition, descriptor_pb2.FileDescriptorProto())
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
 
 _TrainExample = define_message(

@@ -1,18 +1,20 @@
-"""Reads rows of Parquet files, with at most one row group of compressed bytes in memory.
+"""Reads rows of Parquet files, in a folder or in a store, by the parts that hold them.
 
-pyarrow is imported where it is needed, because other sources do without it.
+Of each row group, only the wanted columns are read, in blocks. pyarrow is imported where it is
+needed, because other sources do without it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
-_BATCH_ROWS, _BUFFER_BYTES = 16, 1 << 20
+_BATCH_ROWS, _BLOCK_BYTES = 16, 4 << 20
 
 
 class CorruptParquet(Exception):
@@ -20,8 +22,8 @@ class CorruptParquet(Exception):
 
 
 @contextlib.contextmanager
-def open_parquet(path: bytes) -> Iterator[ParquetFile]:
-    """Opens a file for the block.
+def open_parquet(file: io.BufferedReader) -> Iterator[ParquetFile]:
+    """Opens a file for the block. pyarrow reads beneath the buffer, and so no byte too much.
 
     Raises:
       CorruptParquet: it is no Parquet file, or the block finds damage in it.
@@ -29,9 +31,9 @@ def open_parquet(path: bytes) -> Iterator[ParquetFile]:
     """
     from pyarrow.parquet import ParquetFile
 
-    with open(path, "rb") as file, _translate_errors():
+    with _translate_errors():
         yield ParquetFile(
-            file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+            file.raw, buffer_size=_BLOCK_BYTES, pre_buffer=False, page_checksum_verification=True
         )
 
 
@@ -53,7 +55,7 @@ def iterate_rows(
             start += batch.num_rows
 
 
-def read_rows(path: bytes, column: str, rows: Iterable[int]) -> dict[int, bytes]:
+def read_rows(file: io.BufferedReader, column: str, rows: Iterable[int]) -> dict[int, bytes]:
     """The bytes in a column of bytes or of `{bytes, path}`, by row.
 
     Rows without bytes are missing, and so are the rows of a damaged file.
@@ -61,12 +63,12 @@ def read_rows(path: bytes, column: str, rows: Iterable[int]) -> dict[int, bytes]
     Raises OSError: the file cannot be read.
     """
     found: dict[int, bytes] = {}
-    with contextlib.suppress(CorruptParquet), open_parquet(path) as file:
+    with contextlib.suppress(CorruptParquet), open_parquet(file) as parquet:
         first = 0
-        for group in range(file.num_row_groups):
-            num_rows = file.metadata.row_group(group).num_rows
+        for group in range(parquet.num_row_groups):
+            num_rows = parquet.metadata.row_group(group).num_rows
             wanted = {row - first for row in rows if first <= row < first + num_rows}
-            for number, fields in iterate_rows(file, group, [column], wanted) if wanted else ():
+            for number, fields in iterate_rows(parquet, group, [column], wanted) if wanted else ():
                 if isinstance(image := find_bytes(fields.get(column)), bytes):
                     found[first + number] = image
                 if number == max(wanted):

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import itertools
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal
 
-from beam_jobs.io.example import parse
 from beam_jobs.io.parquet_rows import read_rows
-from beam_jobs.io.tfrecord_reader import CorruptRecord, read_record
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
 from pipeline_ops.raw_data.raw_file import RawFile, new_hash, to_file_version
@@ -27,14 +25,10 @@ from pipeline_ops.raw_data.remote import RemoteFolder
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedImage:
-    """An image inside a file with many images.
+    """An image inside a file with many images, the `container`.
 
-    `num_bytes` and `digest` are the image's own, like a RawFile's. `container` is the file. The
-    place in it depends on `packing`:
-
-      tfrecord   `offset` is the start of a tf.train.Example, `feature` the feature of the image.
-      tar        `offset` is the first byte of the image.
-      parquet    `offset` is the row, `feature` the column.
+    `num_bytes` and `digest` are the image's own, like a RawFile's. `offset` is the image's first
+    byte in the file, or, if `column` names a column of a Parquet file, the image's row.
     """
 
     key: str
@@ -42,12 +36,13 @@ class PackedImage:
     digest: str
     container: RawFile
     offset: int
-    feature: str = ""
-    packing: Literal["tfrecord", "tar", "parquet"] = "tfrecord"
+    column: str = ""
 
-    def has_content(self, content: bytes) -> bool:
-        """Returns whether `content` is the image that was there when the source was read."""
-        return digest_image(content) == self.digest
+    def check(self, image: bytes | None) -> bytes:
+        """Returns the image. Raises MachineError: it is not the one that the driver saw."""
+        if image is None or digest_image(image) != self.digest:
+            raise _make_change_error(self)
+        return image
 
 
 Raw = RawFile | PackedImage
@@ -76,15 +71,13 @@ def read_raw(raw: Raw, folder: RawFolder) -> bytes:
     Raises:
       MachineError: the file cannot be read, or has changed since the run started.
     """
-    if isinstance(folder, RemoteFolder):
+    if isinstance(folder, RemoteFolder) or _is_row(raw):
         return _fetch([raw], folder)[raw.key]
     with translate_read_errors(raw.key):
-        content = (
-            _read_packed(raw, folder) if isinstance(raw, PackedImage) else _read_file(raw, folder)
-        )
-    if content is None:
-        raise MachineError(f"{raw.key} has changed since the run started. Retry.")
-    return content
+        if isinstance(raw, RawFile):
+            return _read_file(raw, folder)
+        with open(raw.container.to_path(folder), "rb", buffering=0) as file:
+            return raw.check(os.pread(file.fileno(), raw.num_bytes, raw.offset))
 
 
 @contextlib.contextmanager
@@ -106,8 +99,8 @@ def read_beginning(file: RawFile, folder: RawFolder, num_bytes: int) -> bytes:
         return opened.read(num_bytes)
 
 
-def open_raw(file: RawFile, folder: RawFolder) -> BinaryIO:
-    """Opens a file of many images, to read it from its beginning to its end."""
+def open_raw(file: RawFile, folder: RawFolder) -> io.BufferedReader:
+    """Opens a file of many images. In a store, every read of its `raw` is a request."""
     if isinstance(folder, RemoteFolder):
         return folder.open(file)
     return open(file.to_path(folder), "rb")
@@ -127,15 +120,13 @@ class RawReader:
 
     def read(self, raw: Raw) -> bytes:
         """Reads a record as `read_raw` does."""
-        if isinstance(self._folder, RemoteFolder):
-            while raw.key not in self._fetched:
-                raws = self._take_next(_MAX_FETCHED_FILES, _MAX_FETCHED_BYTES)
-                self._fetched = _fetch(raws, self._folder)
-        elif isinstance(raw, PackedImage) and raw.packing == "parquet":
-            while raw.key not in self._fetched:
-                self._fetched = _read_ahead(self._take_next(None, _MAX_ROW_BYTES), self._folder)
-        else:
+        if isinstance(self._folder, Path) and not _is_row(raw):
             return read_raw(raw, self._folder)
+        limits = (
+            (None, _MAX_ROW_BYTES) if _is_row(raw) else (_MAX_FETCHED_FILES, _MAX_FETCHED_BYTES)
+        )
+        while raw.key not in self._fetched:
+            self._fetched = _fetch(self._take_next(*limits), self._folder)
         return self._fetched.pop(raw.key)
 
     def _take_next(self, max_files: int | None, max_bytes: float) -> list[Raw]:
@@ -149,40 +140,42 @@ class RawReader:
         return raws
 
 
-def _fetch(raws: Sequence[Raw], folder: RemoteFolder) -> dict[str, bytes]:
-    """Objects, and images in tar files in a store, by key."""
+def _is_row(raw: Raw) -> bool:
+    return isinstance(raw, PackedImage) and raw.column != ""
+
+
+def _fetch(raws: Sequence[Raw], folder: RawFolder) -> dict[str, bytes]:
+    """Rows of Parquet files, and in a store also objects and parts of them, by key."""
+    files = [raw for raw in raws if isinstance(raw, RawFile)]
     packed = [raw for raw in raws if isinstance(raw, PackedImage)]
-    images = folder.read_parts([(raw.container, raw.offset, raw.num_bytes) for raw in packed])
-    found = {raw.key: image for raw, image in zip(packed, images, strict=True)}
-    for raw in packed:
-        if not raw.has_content(found[raw.key]):
-            raise MachineError(f"{raw.key} has changed since the run started. Retry.")
-    if files := [raw for raw in raws if isinstance(raw, RawFile)]:
-        contents = folder.read(files)
-        found |= {file.key: content for file, content in zip(files, contents, strict=True)}
+    found = _read_rows([raw for raw in packed if raw.column], folder)
+    if isinstance(folder, RemoteFolder):
+        parts = [raw for raw in packed if not raw.column]
+        images = folder.read_parts([(raw.container, raw.offset, raw.num_bytes) for raw in parts])
+        found |= {raw.key: raw.check(image) for raw, image in zip(parts, images, strict=True)}
+        found |= {raw.key: content for raw, content in zip(files, folder.read(files), strict=True)}
     return found
 
 
-def _read_ahead(raws: Iterable[Raw], folder: Path) -> dict[str, bytes]:
+def _read_rows(raws: Iterable[PackedImage], folder: RawFolder) -> dict[str, bytes]:
     """Images in Parquet files, by key. Each row group is read once, one at a time."""
-    groups: dict[tuple[bytes, str], list[PackedImage]] = defaultdict(list)
+    groups: dict[tuple[RawFile, str], list[PackedImage]] = defaultdict(list)
     for raw in raws:
-        if isinstance(raw, PackedImage):
-            groups[raw.container.to_path(folder), raw.feature].append(raw)
-    found = {}
-    for (path, column), members in groups.items():
-        with translate_read_errors(members[0].container.key):
-            rows = read_rows(path, column, [raw.offset for raw in members])
-        for raw in members:
-            image = rows.pop(raw.offset, None)
-            if image is None or not raw.has_content(image):
-                raise MachineError(f"{raw.key} has changed since the run started. Retry.")
-            found[raw.key] = image
+        groups[raw.container, raw.column].append(raw)
+    found: dict[str, bytes] = {}
+    for (container, column), members in groups.items():
+        with translate_read_errors(container.key), open_raw(container, folder) as file:
+            rows = read_rows(file, column, [raw.offset for raw in members])
+        found |= {raw.key: raw.check(rows.pop(raw.offset, None)) for raw in members}
     return found
 
 
-def _read_file(raw: RawFile, folder: Path) -> bytes | None:
-    """The bytes of a file, or None if it has changed.
+def _make_change_error(raw: Raw) -> MachineError:
+    return MachineError(f"{raw.key} has changed since the run started. Retry.")
+
+
+def _read_file(raw: RawFile, folder: Path) -> bytes:
+    """The bytes of a file. Raises MachineError: it has changed.
 
     The file's state is checked after its bytes are read: any write since it was listed has changed
     its ctime by then.
@@ -201,26 +194,6 @@ def _read_file(raw: RawFile, folder: Path) -> bytes | None:
     is_same = stat.st_size == len(content) == raw.num_bytes and (
         to_file_version(stat) == raw.version or raw.has_content(content)
     )
-    return content if is_same else None
-
-
-def _read_packed(raw: PackedImage, folder: Path) -> bytes | None:
-    """The bytes of an image inside another file, or None if it has changed."""
-    path = raw.container.to_path(folder)
-    match raw.packing:
-        case "tfrecord":
-            image = _read_feature(path, raw)
-        case "tar":
-            with open(path, "rb", buffering=0) as file:
-                image = os.pread(file.fileno(), raw.num_bytes, raw.offset)
-        case "parquet":
-            image = read_rows(path, raw.feature, [raw.offset]).get(raw.offset)
-    return image if image is not None and raw.has_content(image) else None
-
-
-def _read_feature(path: bytes, raw: PackedImage) -> bytes | None:
-    try:
-        values = parse(read_record(path, raw.offset)).get(raw.feature)
-    except (CorruptRecord, ValueError):
-        return None
-    return values[0] if values and isinstance(values[0], bytes) else None
+    if not is_same:
+        raise _make_change_error(raw)
+    return content

@@ -6,7 +6,6 @@ length of the damaged one is wrong. The start of the next record is then unknown
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -33,38 +32,22 @@ class CorruptRecord(Exception):
         return self.detail
 
 
-def scan_records(path: bytes) -> Iterator[tuple[int, bytes | CorruptRecord]]:
-    """Yields every record of a file with its offset, or the damage at that offset.
+def scan_records(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes | CorruptRecord]]:
+    """Yields every record of a file of `size` bytes, or the damage, and where its data begin.
 
-    Only one record is in memory at a time.
-
-    Raises:
-      OSError: the file cannot be read.
+    Only one record is in memory at a time. Raises OSError: the file cannot be read.
     """
-    with open(path, "rb") as file:
-        size, offset = os.fstat(file.fileno()).st_size, 0
-        while offset < size:
-            try:
-                length = _read_length(file, offset, size)
-                record: bytes | CorruptRecord = _read_data(file, offset, length)
-            except CorruptRecord as damage:
-                record = damage
-            yield offset, record
-            if isinstance(record, CorruptRecord) and record.is_end:
-                return
-            offset += _HEADER_BYTES + length + _FOOTER_BYTES
-
-
-def read_record(path: bytes, offset: int) -> bytes:
-    """The record that begins at an offset.
-
-    Raises:
-      CorruptRecord: there is none, or its checksum is wrong.
-      OSError: the file cannot be read.
-    """
-    with open(path, "rb", buffering=0) as file:
-        length = _read_length(file, offset, os.fstat(file.fileno()).st_size)
-        return _read_data(file, offset, length)
+    offset = 0
+    while offset < size:
+        try:
+            length = _read_length(file, offset, size)
+            record: bytes | CorruptRecord = _read_data(file, offset, length)
+        except CorruptRecord as damage:
+            record = damage
+        yield offset + _HEADER_BYTES, record
+        if isinstance(record, CorruptRecord) and record.is_end:
+            return
+        offset += _HEADER_BYTES + length + _FOOTER_BYTES
 
 
 def _read_data(file: BinaryIO, offset: int, length: int) -> bytes:

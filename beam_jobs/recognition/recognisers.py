@@ -24,11 +24,12 @@ from typing import Any
 
 from beam_jobs.io.example import parse
 from beam_jobs.io.parquet_rows import CorruptParquet, iterate_rows, open_parquet
+from beam_jobs.io.raw import open_raw
 from beam_jobs.io.tfrecord_reader import CorruptRecord, scan_records
 from beam_jobs.recognition.folder_view import MAX_CANDIDATES, START_BYTES, FolderView, count
 from beam_jobs.sources import read_records
-from beam_jobs.sources.fields import find_field
 from beam_jobs.sources.image_folder import find_split_folders, validate_layout
+from beam_jobs.sources.packed import find_field
 from beam_jobs.sources.parsing import CORNERS, SPLITS, is_image_name, parse_json_object
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards
@@ -430,10 +431,11 @@ def recognise_tfrecord(view: FolderView) -> Iterator[SourceMatch | str]:
 def _read_first_record(view: FolderView, file: RawFile) -> tuple[dict[str, Any], str]:
     """The features of the first record, or none and the problem."""
     try:
-        for _, record in scan_records(file.to_path(view.folder)):
-            if isinstance(record, CorruptRecord):
-                return {}, record.detail
-            return dict(parse(record)), ""
+        with open_raw(file, view.folder) as opened:
+            for _, record in scan_records(opened, file.num_bytes):
+                if isinstance(record, CorruptRecord):
+                    return {}, record.detail
+                return dict(parse(record)), ""
     except OSError as error:
         raise DataError(f"{file.key}: {error.strerror}. Correct its permissions.") from None
     except ValueError as error:
@@ -447,10 +449,10 @@ def recognise_parquet(view: FolderView) -> Iterator[SourceMatch | str]:
     if not any(start.startswith(b"PAR1") for _, start in view.iterate_starts(".parquet")):
         return
     try:
-        with open_parquet(files[0].to_path(view.folder)) as opened:
-            names = opened.schema_arrow.names
-            groups = range(opened.num_row_groups)
-            every = (row for group in groups for _, row in iterate_rows(opened, group, names))
+        with open_raw(files[0], view.folder) as opened, open_parquet(opened) as parquet:
+            names = parquet.schema_arrow.names
+            groups = range(parquet.num_row_groups)
+            every = (row for group in groups for _, row in iterate_rows(parquet, group, names))
             rows = list(itertools.islice(every, _MAX_EXAMPLES))
     except (CorruptParquet, OSError) as error:
         yield f"{files[0].key}: {error}"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from google.protobuf import text_format
 
-from beam_jobs.io.protobuf import define_message
+from beam_jobs.io.example import define_message
 from pipeline_ops.errors import DataError
 
 

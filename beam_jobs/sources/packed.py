@@ -1,37 +1,38 @@
-"""Images inside other files: the shared part of `tfrecord`, `tfds`, `webdataset` and `parquet`.
+"""What the sources `tfrecord`, `tfds`, `webdataset` and `parquet` share: images inside other files.
 
-The driver reads each file once, from beginning to end. It keeps the place, the size and the digest
-of every image.
+The driver reads each file once, from beginning to end, in a folder or in a store. It keeps the
+place, the size and the digest of every image. Annotations are the features of a tf.train.Example,
+or named fields: a row of a Parquet file, or the JSON of a sample of WebDataset. A field is `label`,
+or `objects.bbox` for the field `bbox` in `objects`, which may be one object with lists or a list of
+objects.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 from beam_jobs.io.example import parse
-from beam_jobs.io.raw import PackedImage, digest_image, translate_read_errors
+from beam_jobs.io.raw import PackedImage, Raw, digest_image, open_raw, translate_read_errors
 from beam_jobs.io.tfrecord_reader import CorruptRecord, scan_records
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector
-from beam_jobs.sources.parsing import make_box
+from beam_jobs.sources.parsing import (
+    escape_surrogates,
+    make_box,
+    parse_box_object,
+    parse_number,
+    parse_split,
+    parse_text,
+)
+from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.config.packed_sources import PackedSource
+from pipeline_ops.config.packed_sources import FieldsSource, PackedSource
 from pipeline_ops.errors import DataError
-from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.raw_file import RawFile
-from pipeline_ops.raw_data.remote import RemoteFolder
-
-Features = Mapping[str, list[Any]]
-
-
-def find_local_folder(listing: Listing) -> Path:
-    """The folder of the listing. The config allows only local folders for these files."""
-    if isinstance(listing.folder, RemoteFolder):
-        raise TypeError(f"{listing.folder}: files of many images are read from local folders only")
-    return listing.folder
 
 
 def find_containers(source: PackedSource, listing: Listing) -> list[tuple[RawFile, str | None]]:
@@ -53,94 +54,188 @@ def find_containers(source: PackedSource, listing: Listing) -> list[tuple[RawFil
     return [found[key] for key in sorted(found)]
 
 
-def add_containers(
-    containers: Iterable[RawFile],
-    folder: Path,
+@dataclasses.dataclass(frozen=True)
+class PackedExample:
+    """A tf.train.Example in a TFRecord file. `place` is `<file>#<index>`.
+
+    `content` are its bytes, which begin at the byte `start` of the file.
+    """
+
+    container: RawFile
+    place: str
+    content: bytes
+    start: int
+    features: Mapping[str, list[Any]]
+
+    def make_image(self, feature: str, key: str) -> PackedImage:
+        """The image in a feature. Raises Reject: no_image."""
+        values = self.features.get(feature, [])
+        if len(values) != 1 or not isinstance(values[0], bytes):
+            raise Reject(
+                "no_image", f"the feature {feature} must hold one image, got {len(values)} values"
+            )
+        [image] = values
+        offset = self.start + self.content.find(image)  # or equal bytes before it
+        return PackedImage(key, len(image), digest_image(image), self.container, offset)
+
+    def read_boxes(
+        self, corners: Iterable[Iterable[float]], labels: Sequence[str], difficult: str, crowd: str
+    ) -> tuple[Box, ...]:
+        """The boxes with these corners (ymin, xmin, ymax, xmax) and labels.
+
+        `difficult` and `crowd` are the features with the flags, which may be missing.
+
+        Raises Reject: malformed.
+        """
+        flags = (
+            self.read_integers(name, len(labels)) if self.features.get(name) else [0] * len(labels)
+            for name in (difficult, crowd)
+        )
+        return tuple(make_box(*box) for box in zip(corners, labels, *flags, strict=True))
+
+    def read_floats(self, name: str, count: int) -> list[float]:
+        """Raises Reject: malformed, unless the feature has `count` values."""
+        return self._read_numbers(name, count, (float, int))
+
+    def read_integers(self, name: str, count: int) -> list[int]:
+        """Raises Reject: malformed, unless the feature has `count` values."""
+        return self._read_numbers(name, count, (int,))
+
+    def _read_numbers(self, name: str, count: int, kinds: tuple[type, ...]) -> list[Any]:
+        values = self.features.get(name, [])
+        if len(values) != count or not all(isinstance(value, kinds) for value in values):
+            raise Reject(
+                "malformed",
+                f"the feature {name} must hold {count} numbers, got {len(values)} values",
+            )
+        return values
+
+
+def add_examples(
+    container: RawFile,
+    folder: RawFolder,
     collector: Collector,
-    make_record: Callable[[RawFile, int, str, Features], Record],
+    make_record: Callable[[PackedExample], Record],
 ) -> None:
-    """Adds every record of some TFRecord files. A damaged one is rejected as `<file>#<index>`.
+    """Adds every record of a TFRecord file. A damaged one is rejected as `<file>#<index>`.
+
+    `make_record` may raise Reject.
+
+    Raises MachineError: the file cannot be read.
+    """
+    with translate_read_errors(container.key), open_raw(container, folder) as file:
+        for index, (start, content) in enumerate(scan_records(file, container.num_bytes)):
+            place = f"{container.key}#{index:06d}"
+            with collector.catch_reject(place):
+                if isinstance(content, CorruptRecord):
+                    raise Reject(content.reason, content.detail)
+                try:
+                    features = parse(content)
+                except ValueError as error:
+                    raise Reject("malformed", str(error)) from None
+                record = make_record(PackedExample(container, place, content, start, features))
+                collector.add(record, place, scope=container.key)
+
+
+def make_record(
+    image: Raw,
+    fields: Mapping[str, Any],
+    source: FieldsSource,
+    split: str | None,
+    names: Sequence[str] | None,
+) -> Record:
+    """The record of an image whose annotation are `fields`. Raises Reject.
 
     Args:
-      containers: the files.
-      folder: the folder of the listing.
-      collector: receives the records.
-      make_record: takes a file, an offset, a key `<file>#<index>` and the features there. It
-        returns a record, or raises Reject.
-
-    Raises:
-      MachineError: a file cannot be read.
+      split: the split of the file, which a split in the fields replaces.
+      names: the names of the classes that are given as numbers.
     """
-    for container in containers:
-        with translate_read_errors(container.key):
-            for index, (offset, content) in enumerate(scan_records(container.to_path(folder))):
-                key = f"{container.key}#{index:06d}"
-                with collector.catch_reject(key):
-                    record = make_record(container, offset, key, _parse(content))
-                    collector.add(record, key, scope=container.key)
-
-
-def _parse(content: bytes | CorruptRecord) -> Features:
-    if isinstance(content, CorruptRecord):
-        raise Reject(content.reason, content.detail)
-    try:
-        return parse(content)
-    except ValueError as error:
-        raise Reject("malformed", str(error)) from None
-
-
-def make_packed_image(
-    container: RawFile, offset: int, key: str, feature: str, features: Features
-) -> PackedImage:
-    """Raises Reject: no_image."""
-    values = features.get(feature, [])
-    if len(values) != 1 or not isinstance(values[0], bytes):
-        raise Reject(
-            "no_image", f"the feature {feature} must hold one image, got {len(values)} values"
-        )
-    return PackedImage(key, len(values[0]), digest_image(values[0]), container, offset, feature)
-
-
-def read_boxes(
-    features: Features,
-    corners: Iterable[Iterable[float]],
-    labels: Sequence[str],
-    difficult: str,
-    crowd: str,
-) -> tuple[Box, ...]:
-    """The boxes of a record.
-
-    Args:
-      features: the features of the record.
-      corners: ymin, xmin, ymax, xmax of each box.
-      labels: the class of each box.
-      difficult, crowd: the names of the features with flags, which may be missing.
-
-    Raises:
-      Reject: malformed.
-    """
-    flags = (
-        read_integers(features, name, len(labels)) if features.get(name) else [0] * len(labels)
-        for name in (difficult, crowd)
+    group = find_field(fields, source.group) if source.group else None
+    own_split = parse_split(find_field(fields, source.split)) if source.split else None
+    is_detection = source.task == "detection"
+    return Record(
+        image,
+        label="" if is_detection else parse_class(find_field(fields, source.label), names),
+        boxes=_read_boxes(fields, source, names) if is_detection else None,
+        split=own_split or split,
+        group=None if group in (None, "") else escape_surrogates(str(group)),
+        frame=FRACTIONS if is_detection and source.units == "fractions" else None,
     )
-    return tuple(make_box(*box) for box in zip(corners, labels, *flags, strict=True))
 
 
-def read_floats(features: Features, name: str, count: int) -> list[float]:
-    """Raises Reject: malformed, unless the feature has `count` values."""
-    return _read_values(features, name, count, (float, int))
+def find_field(fields: Any, name: str) -> Any:
+    """The value of a field, or None if it is missing."""
+    if isinstance(fields, Mapping) and name in fields:
+        return fields[name]
+    first, _, rest = name.partition(".")
+    if isinstance(fields, list):
+        return [find_field(item, name) for item in fields]
+    value = fields.get(first) if isinstance(fields, Mapping) else None
+    return find_field(value, rest) if rest else value
 
 
-def read_integers(features: Features, name: str, count: int) -> list[int]:
-    """Raises Reject: malformed, unless the feature has `count` values."""
-    return _read_values(features, name, count, (int,))
+def parse_class(value: Any, names: Sequence[str] | None) -> str:
+    """The name of a class. Raises Reject: no_label, unknown_class, malformed.
+
+    A number is an index into `names`. Names that are numbers themselves are compared instead: the
+    classes 0 to 10 of another run, sorted as text, are not in the order of their indices.
+    """
+    if value is None or value == "" or value == -1:  # -1 is the missing label of Hugging Face
+        raise Reject("no_label", f"the label is {value!r}")
+    if type(value) is not int:
+        return parse_text(value)
+    if not names or all(name.isdecimal() for name in names):
+        return str(value)
+    if not 0 <= value < len(names):
+        raise Reject("unknown_class", f"{value} is not an index of {len(names)} class names")
+    return names[value]
 
 
-def _read_values(features: Features, name: str, count: int, kinds: tuple[type, ...]) -> list[Any]:
-    values = features.get(name, [])
-    if len(values) != count or not all(isinstance(value, kinds) for value in values):
-        raise Reject(
-            "malformed",
-            f"the feature {name} must hold {count} numbers, got {len(values)} values",
-        )
-    return values
+def _read_boxes(
+    fields: Mapping[str, Any], source: FieldsSource, names: Sequence[str] | None
+) -> tuple[Box, ...]:
+    if source.corners:
+        columns = [_to_list(find_field(fields, name), name) for name in source.corners]
+        if len({len(column) for column in columns}) > 1:
+            raise Reject("malformed", f"{', '.join(source.corners)} have different lengths")
+        boxes: list[Any] = list(zip(*columns, strict=True))
+    else:
+        boxes = _to_list(find_field(fields, source.boxes), source.boxes)
+        if boxes and isinstance(boxes[0], Mapping):
+            return tuple(_parse_box_object(box, names) for box in boxes)
+    labels = _to_list(find_field(fields, source.label), source.label) if boxes else []
+    if len(labels) != len(boxes):
+        raise Reject("malformed", f"{len(boxes)} boxes have {len(labels)} values of {source.label}")
+    return tuple(
+        make_box(_to_corners(box, source.box_format), parse_class(label, names))
+        for box, label in zip(boxes, labels, strict=True)
+    )
+
+
+def _to_list(value: Any, name: str) -> list[Any]:
+    """The values of the boxes of an image. A single value is that of a single box."""
+    if value is None:
+        raise Reject("no_annotation", f"the field {name} is missing or null")
+    return value if isinstance(value, list) else [value]
+
+
+def _parse_box_object(box: Any, names: Sequence[str] | None) -> Box:
+    if isinstance(box, Mapping) and "label" in box:
+        box = {**box, "label": parse_class(box["label"], names)}
+    return parse_box_object(box)
+
+
+def _to_corners(box: Any, box_format: str) -> Sequence[float]:
+    """ymin, xmin, ymax and xmax of a box of four numbers."""
+    if not isinstance(box, Sequence) or len(box) != 4:
+        raise Reject("malformed", f"a box must have four numbers, got {box!r:.80}")
+    a, b, c, d = map(parse_number, box)
+    match box_format:
+        case "yxyx":
+            return a, b, c, d
+        case "xywh":
+            return b, a, b + d, a + c
+        case "center_xywh":
+            return b - d / 2, a - c / 2, b + d / 2, a + c / 2
+        case _:
+            return b, a, d, c

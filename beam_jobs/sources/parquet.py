@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beam_jobs.io.parquet_rows import CorruptParquet, find_bytes, iterate_rows, open_parquet
-from beam_jobs.io.raw import PackedImage, Raw, digest_image, translate_read_errors
+from beam_jobs.io.raw import PackedImage, Raw, digest_image, open_raw, translate_read_errors
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.fields import find_field, make_record
-from beam_jobs.sources.packed import find_containers, find_local_folder
+from beam_jobs.sources.packed import find_containers, find_field, make_record
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.packed_sources import ParquetSource
 from pipeline_ops.config.yaml_source import suggest_name
@@ -33,16 +31,16 @@ def read_records(source: ParquetSource, listing: Listing) -> SourceRecords:
     """Raises DataError: a pattern matches no file, a file is no Parquet file, lacks a column, or
     has a row group that is too large."""
     collector, files = Collector(source.class_names), ListedFiles(listing)
-    folder = find_local_folder(listing)
     for container, split in find_containers(source, listing):
-        with translate_read_errors(container.key):
+        path = f"{listing.folder / container.key}"
+        with translate_read_errors(container.key), open_raw(container, listing.folder) as opened:
             try:
-                with open_parquet(container.to_path(folder)) as file:
-                    reader = _FileReader(file, container, folder, source, files)
+                with open_parquet(opened) as file:
+                    reader = _FileReader(file, container, path, source, files)
                     reader.add_records(collector, split)
             except CorruptParquet as error:
                 raise DataError(
-                    f"{folder / container.key}: not a Parquet file, or a damaged one: {error}. "
+                    f"{path}: not a Parquet file, or a damaged one: {error}. "
                     "Write or copy it again."
                 ) from None
     return collector.to_source_records()
@@ -55,12 +53,12 @@ class _FileReader:
         self,
         file: ParquetFile,
         container: RawFile,
-        folder: Path,
+        path: str,
         source: ParquetSource,
         files: ListedFiles,
     ):
         self._file, self._container, self._source, self._files = file, container, source, files
-        self._path = folder / container.key
+        self._path = path
         self._columns = list(dict.fromkeys(self._find_columns()))
         self._check_image_column()
         self._names = _read_class_names(file, source.label) or source.class_names
@@ -143,16 +141,8 @@ class _FileReader:
     def _make_image(self, value: Any, row: int) -> Raw:
         """Raises Reject: no_image, malformed, missing_image."""
         if isinstance(content := find_bytes(value), bytes):
-            digest, column = digest_image(content), self._columns[0]
-            return PackedImage(
-                self._make_place(row),
-                len(content),
-                digest,
-                self._container,
-                row,
-                column,
-                packing="parquet",
-            )
+            digest, key, column = digest_image(content), self._make_place(row), self._columns[0]
+            return PackedImage(key, len(content), digest, self._container, row, column)
         path = value.get("path") if isinstance(value, Mapping) else value
         if path is None or self._source.images is None:
             raise Reject("no_image", f"the column {self._source.image} holds no bytes")

@@ -2,8 +2,8 @@
 
 The builder may be any, by name or class, with an image and a label or objects. TensorFlow Datasets
 lists the files and describes their content. The files are TFRecords, which this module reads
-itself, so no worker imports TensorFlow. This module downloads and prepares nothing. Data sets in
-another file format, such as array_record, are refused.
+itself, so no worker imports TensorFlow, and they may be in a store. This module downloads and
+prepares nothing. Data sets in another file format, such as array_record, are refused.
 
     image                                             the image, as the builder has encoded it
     label                                             a ClassLabel: classification
@@ -12,27 +12,21 @@ another file format, such as array_record, are refused.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.io.raw import read_raw
+from beam_jobs.io.raw import read_raw, translate_read_errors
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.packed import (
-    Features,
-    add_containers,
-    find_local_folder,
-    make_packed_image,
-    read_boxes,
-    read_floats,
-    read_integers,
-)
+from beam_jobs.sources.packed import PackedExample, add_examples
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import TfdsPart, TfdsSource
@@ -42,78 +36,82 @@ from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
 
 _IMAGE, _LABEL, _OBJECTS = "image", "label", "objects"
-_FEATURES, _MAX_FEATURES_BYTES = "features.json", 4 << 20
+_FEATURES, _MAX_METADATA_BYTES = "features.json", 4 << 20
 _CLASS_KEYS = ("pythonClassName", "python_class_name", "type")
-_TFDS_FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.[A-Za-z_.]+")
+_TFDS_FEATURE = r"tensorflow_datasets\.core\.features\.[A-Za-z_.]+\Z"
 
 
 def read_records(source: TfdsSource, listing: Listing) -> SourceRecords:
     """Raises DataError: the data set is not prepared, lacks a split, or is of an unsupported
     kind."""
-    check_features(listing, source.builder.partition(".")[0])
-    folder = find_local_folder(listing)
-    builder = _open_prepared_builder(source, folder)
-    schema = _read_schema(builder)
-    collector, files = Collector(source.class_names), ListedFiles(listing)
-    for part in source.parts:
-        make_record = functools.partial(_make_record, split=part.split, schema=schema)
-        containers = _find_containers(builder, part, files, folder)
-        add_containers(containers, folder, collector, make_record)
+    for file in listing.files:
+        if file.key.rpartition("/")[2] == _FEATURES:
+            _check_features(file, listing, source.builder.partition(".")[0])
+    collector = Collector(source.class_names)
+    with _open_metadata(listing) as folder:
+        builder = _open_prepared_builder(source, listing, folder)
+        schema = _read_schema(builder)
+        for part in source.parts:
+            make_record = functools.partial(_make_record, split=part.split, schema=schema)
+            for container in _find_containers(builder, part, listing, folder):
+                add_examples(container, listing.folder, collector, make_record)
     return collector.to_source_records()
 
 
-def check_features(listing: Listing, builder_package: str) -> None:
-    """Refuses a prepared data set that names features of other packages.
+def _check_features(file: RawFile, listing: Listing, builder_package: str) -> None:
+    """Refuses a description of features that names a class of a foreign package.
 
-    TensorFlow Datasets would import these packages.
-
-    Args:
-      listing: the files of the data set.
-      builder_package: the package of the builder, which the config names.
-
-    Raises:
-      DataError: names the file and the feature.
+    TensorFlow Datasets would import that package, and the file comes with the raw data.
     """
-    for file in listing.files:
-        if file.key.rpartition("/")[2] == _FEATURES:
-            for name in _find_class_names(_read_json(file, listing)):
-                if not _TFDS_FEATURE.fullmatch(name) and not name.startswith(f"{builder_package}."):
-                    raise DataError(
-                        f"{listing.folder / file.key}: the feature {name[:100]!r} "
-                        "is not one of TensorFlow Datasets. "
-                        "Prepare the data set again without it."
-                    )
 
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        for name in (value for key, value in pairs if key in _CLASS_KEYS):
+            if isinstance(name, str) and not re.match(known, name):
+                raise DataError(
+                    f"{listing.folder / file.key}: the feature {name[:100]!r} is not one of "
+                    "TensorFlow Datasets. Prepare the data set again without it."
+                )
 
-def _read_json(file: RawFile, listing: Listing) -> Any:
-    if file.num_bytes > _MAX_FEATURES_BYTES:
-        raise DataError(
-            f"{listing.folder / file.key}: has {file.num_bytes} bytes, "
-            f"allowed are {_MAX_FEATURES_BYTES}. Prepare the data set again."
-        )
+    known = rf"{_TFDS_FEATURE}|{re.escape(builder_package)}\."
     try:
-        return json.loads(read_raw(file, listing.folder))
+        json.loads(_read_metadata(file, listing), object_pairs_hook=check)
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{listing.folder / file.key}: not JSON: {error}. Prepare the data set again."
         ) from None
 
 
-def _find_class_names(value: Any) -> Iterator[str]:
-    """Yields the Python classes in a description of features, in the old or the new file format."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key in _CLASS_KEYS and isinstance(inner, str):
-                yield inner
-            else:
-                yield from _find_class_names(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _find_class_names(inner)
+def _read_metadata(file: RawFile, listing: Listing) -> bytes:
+    if file.num_bytes > _MAX_METADATA_BYTES:
+        raise DataError(
+            f"{listing.folder / file.key}: has {file.num_bytes} bytes, "
+            f"allowed are {_MAX_METADATA_BYTES}. Prepare the data set again."
+        )
+    return read_raw(file, listing.folder)
 
 
-def _open_prepared_builder(source: TfdsSource, folder: Path) -> Any:
-    """The builder. `folder` is the data set's folder inside that of TensorFlow Datasets."""
+@contextlib.contextmanager
+def _open_metadata(listing: Listing) -> Iterator[Path]:
+    """A local folder that describes the data set: its own, or a copy of the small files of one in a
+    store, for the block.
+
+    Raises DataError, MachineError.
+    """
+    if isinstance(listing.folder, Path):
+        yield listing.folder
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary, listing.folder.uri.rpartition("/")[2])
+        for file in listing.files:
+            if file.key.endswith((".json", ".txt")):
+                path = Path(f"{folder}/{file.key}")  # below it, even if the key begins with a slash
+                with translate_read_errors(file.key):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(_read_metadata(file, listing))
+        yield folder
+
+
+def _open_prepared_builder(source: TfdsSource, listing: Listing, folder: Path) -> Any:
     name, _, version = source.builder.partition(":")
     try:
         builder = _load_builder(name, version or None, str(folder.parent))
@@ -121,18 +119,18 @@ def _open_prepared_builder(source: TfdsSource, folder: Path) -> Any:
     except Exception as error:  # a builder is user code
         first_line = next(iter(str(error).splitlines()), "")
         raise DataError(
-            f"TensorFlow Datasets has no {source.builder} in {folder.parent}: "
+            f"TensorFlow Datasets has no {source.builder} in {listing.folder}: "
             f"{type(error).__name__}: {first_line}. "
             "Prepare it, or correct preprocess.source.builder."
         ) from error
     if not is_prepared:
         raise DataError(
-            f"{source.builder} is not prepared in {folder.parent}. "
+            f"{source.builder} is not prepared in {listing.folder}. "
             "Call download_and_prepare of the builder once. This job downloads nothing."
         )
     if builder.info.file_format.value != "tfrecord":
         raise DataError(
-            f"{builder.data_dir}: prepared as {builder.info.file_format.value}, "
+            f"{listing.folder}: prepared as {builder.info.file_format.value}, "
             "need tfrecord. Prepare the data set with file_format='tfrecord'."
         )
     return builder
@@ -152,7 +150,7 @@ def _load_builder(name: str, version: str | None, data_dir: str) -> Any:
 
 
 def _find_containers(
-    builder: Any, part: TfdsPart, files: ListedFiles, folder: Path
+    builder: Any, part: TfdsPart, listing: Listing, folder: Path
 ) -> Iterator[RawFile]:
     """The files of one of the builder's splits."""
     if part.name not in builder.info.splits:
@@ -160,13 +158,14 @@ def _find_containers(
             f"{builder.info.full_name} has no split {part.name}; "
             f"{suggest_name(part.name, builder.info.splits)}"
         )
+    files = ListedFiles(listing)
     for path in builder.info.splits[part.name].filepaths:
         key = files.to_key(".", str(Path(path).absolute().relative_to(folder)))
         container = files.get(key)
         if container is None:
             raise DataError(
-                f"{path}: there is no such file, and {builder.info.full_name} lists it. "
-                "Prepare the data set again."
+                f"{listing.folder / key}: there is no such file, and {builder.info.full_name} "
+                "lists it. Prepare the data set again."
             )
         yield container
 
@@ -211,26 +210,20 @@ def _index_by_name(features: Any) -> dict[str, Any]:
     return dict(features.items()) if hasattr(features, "items") else {}
 
 
-def _make_record(
-    container: RawFile,
-    offset: int,
-    key: str,
-    features: Features,
-    split: str | None,
-    schema: _Schema,
-) -> Record:
-    image = make_packed_image(container, offset, key, _IMAGE, features)
+def _make_record(example: PackedExample, split: str | None, schema: _Schema) -> Record:
+    image = example.make_image(_IMAGE, example.place)
     if not schema.has_objects:
-        return Record(
-            image, _find_class_name(read_integers(features, _LABEL, 1)[0], schema), split=split
-        )
+        [label] = example.read_integers(_LABEL, 1)
+        return Record(image, _find_class_name(label, schema), split=split)
     labels_name = f"{_OBJECTS}/{_LABEL}"
-    labels = read_integers(features, labels_name, len(features.get(labels_name, [])))
+    labels = example.read_integers(labels_name, len(example.features.get(labels_name, [])))
     names = [_find_class_name(label, schema) for label in labels]
-    edges = iter(read_floats(features, f"{_OBJECTS}/bbox", 4 * len(labels)))
+    edges = iter(example.read_floats(f"{_OBJECTS}/bbox", 4 * len(labels)))
     corners = zip(edges, edges, edges, edges, strict=True)
-    boxes = read_boxes(features, corners, names, f"{_OBJECTS}/is_difficult", f"{_OBJECTS}/is_crowd")
-    return Record(image, boxes=boxes, split=split, frame=FRACTIONS)
+    flags = f"{_OBJECTS}/is_difficult", f"{_OBJECTS}/is_crowd"
+    return Record(
+        image, boxes=example.read_boxes(corners, names, *flags), split=split, frame=FRACTIONS
+    )
 
 
 def _find_class_name(label: int, schema: _Schema) -> str:

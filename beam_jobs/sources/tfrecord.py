@@ -11,29 +11,20 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.label_map import LabelMap, parse_label_map
-from beam_jobs.sources.packed import (
-    Features,
-    add_containers,
-    find_containers,
-    find_local_folder,
-    make_packed_image,
-    read_boxes,
-    read_floats,
-    read_integers,
-)
+from beam_jobs.sources.packed import PackedExample, add_examples, find_containers
 from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.artifacts import manifest
 from pipeline_ops.config.packed_sources import TfrecordSource
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.raw_data.raw_file import RawFile
 
 _KEYS = (shards.KEY, "image/filename", "image/source_id")
 _TEXT, _BOX_TEXT = "image/class/text", "image/object/class/text"
@@ -45,7 +36,7 @@ def read_records(source: TfrecordSource, listing: Listing) -> SourceRecords:
     names = _read_class_names(source, listing)
     for container, split in find_containers(source, listing):
         make_record = functools.partial(_make_record, task=source.task, split=split, names=names)
-        add_containers([container], find_local_folder(listing), collector, make_record)
+        add_examples(container, listing.folder, collector, make_record)
     return collector.to_source_records()
 
 
@@ -65,58 +56,43 @@ def _read_class_names(source: TfrecordSource, listing: Listing) -> LabelMap:
     return LabelMap(dict(enumerate(figures.class_names)), {})
 
 
-def _make_record(
-    container: RawFile,
-    offset: int,
-    location: str,
-    features: Features,
-    task: str,
-    split: str | None,
-    names: LabelMap,
-) -> Record:
-    image = make_packed_image(
-        container, offset, _read_key(features) or location, shards.ENCODED, features
-    )
+def _make_record(example: PackedExample, task: str, split: str | None, names: LabelMap) -> Record:
+    image = example.make_image(shards.ENCODED, _read_key(example.features) or example.place)
     if task == "classification":
-        return Record(image, _read_labels(features, _TEXT, shards.LABEL, 1, names)[0], split=split)
-    count = len(features.get(shards.BOX_YMIN, []))
-    height, width = frame = _read_frame(features)
+        return Record(image, _read_labels(example, _TEXT, shards.LABEL, 1, names)[0], split=split)
+    count = len(example.features.get(shards.BOX_YMIN, []))
+    height, width = frame = _read_frame(example)
     scales = (height, width, height, width)
     edges = [
-        [value * scale for value in read_floats(features, name, count)]
+        [value * scale for value in example.read_floats(name, count)]
         for name, scale in zip(shards.BOX_EDGES, scales, strict=True)
     ]
-    labels = _read_labels(features, _BOX_TEXT, shards.BOX_LABEL, count, names)
-    boxes = read_boxes(
-        features,
-        zip(*edges, strict=True),
-        labels,
-        shards.BOX_IS_DIFFICULT,
-        shards.BOX_IS_CROWD,
-    )
+    labels = _read_labels(example, _BOX_TEXT, shards.BOX_LABEL, count, names)
+    corners = zip(*edges, strict=True)
+    boxes = example.read_boxes(corners, labels, shards.BOX_IS_DIFFICULT, shards.BOX_IS_CROWD)
     return Record(image, boxes=boxes, split=split, frame=frame)
 
 
-def _read_key(features: Features) -> str | None:
+def _read_key(features: Mapping[str, list[Any]]) -> str | None:
     for name in _KEYS:
         if (values := features.get(name)) and isinstance(values[0], bytes) and values[0]:
             return _decode_text(values[0], name)
     return None
 
 
-def _read_frame(features: Features) -> Size:
+def _read_frame(example: PackedExample) -> Size:
     """The size of the image that the boxes are given for, or FRACTIONS if the record has none."""
-    if not features.get(shards.HEIGHT) or not features.get(shards.WIDTH):
+    if not example.features.get(shards.HEIGHT) or not example.features.get(shards.WIDTH):
         return FRACTIONS
-    [height], [width] = (read_integers(features, name, 1) for name in (shards.HEIGHT, shards.WIDTH))
+    [height], [width] = (example.read_integers(name, 1) for name in (shards.HEIGHT, shards.WIDTH))
     return (float(height), float(width)) if height > 0 and width > 0 else FRACTIONS
 
 
 def _read_labels(
-    features: Features, text: str, number: str, count: int, classes: LabelMap
+    example: PackedExample, text: str, number: str, count: int, classes: LabelMap
 ) -> Sequence[str]:
     """Raises Reject: malformed, unknown_class."""
-    if texts := features.get(text):
+    if texts := example.features.get(text):
         if len(texts) != count or not all(isinstance(value, bytes) for value in texts):
             raise Reject(
                 "malformed",
@@ -124,7 +100,7 @@ def _read_labels(
             )
         found = [_decode_text(value, text) for value in texts]
         return [classes.aliases.get(label, label) for label in found]
-    numbers = read_integers(features, number, count)
+    numbers = example.read_integers(number, count)
     if unknown := [value for value in numbers if value not in classes.names]:
         raise Reject(
             "unknown_class",

@@ -22,8 +22,7 @@ from typing import BinaryIO, NamedTuple
 from beam_jobs.io.raw import PackedImage, digest_image, open_raw, translate_read_errors
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import MAX_IMAGE_BYTES, Collector, SourceRecords
-from beam_jobs.sources.fields import make_record
-from beam_jobs.sources.packed import find_containers
+from beam_jobs.sources.packed import find_containers, make_record
 from beam_jobs.sources.parsing import is_image_name, parse_json_object
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.packed_sources import WebdatasetSource
@@ -129,14 +128,8 @@ class _Sample:
             )
         fields = self._read_fields(annotation, source)
         content = self._read(member, MAX_IMAGE_BYTES)
-        image = PackedImage(
-            _to_key(member.name),
-            len(content),
-            digest_image(content),
-            self._container,
-            member.offset_data,
-            packing="tar",
-        )
+        digest, offset = digest_image(content), member.offset_data
+        image = PackedImage(_to_key(member.name), len(content), digest, self._container, offset)
         return make_record(image, fields, source, split, source.class_names)
 
     def _find_image(self, suffix: str | None) -> tarfile.TarInfo:

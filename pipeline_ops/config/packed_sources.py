@@ -5,10 +5,10 @@ from __future__ import annotations
 import glob
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from pipeline_ops.config.base import Section, advanced_field
-from pipeline_ops.config.source_base import AnnotatedSource, SplitName, validate_local
+from pipeline_ops.config.source_base import AnnotatedSource, SplitName
 
 
 class FilesPart(Section):
@@ -49,8 +49,6 @@ class TfrecordSource(PackedSource):
         """The records, the label map, and the manifest of shards of ours."""
         label_map = (glob.escape(self.label_map),) if self.label_map else ()
         return (*(part.files for part in self.parts), *label_map, "manifest.json")
-
-    _is_local = field_validator("path")(validate_local)
 
 
 class FieldsSource(PackedSource):
@@ -125,5 +123,3 @@ class ParquetSource(FieldsSource):
     @property
     def file_patterns(self) -> tuple[str, ...] | None:
         return super().file_patterns if self.images is None else None
-
-    _is_local = field_validator("path")(validate_local)

@@ -94,16 +94,6 @@ def _find_fields(path: str) -> set[str]:
     return {field for _, field, _, _ in string.Formatter().parse(path) if field is not None}
 
 
-def validate_local(value: str) -> str:
-    """Raises ValueError: the path is a URI."""
-    if "://" in validate_no_credentials(value):
-        raise ValueError(
-            "TFRecord and Parquet files are read from local folders only, "
-            f"got {value}. Copy or mount them."
-        )
-    return value
-
-
 class AnnotatedSource(Source):
     """A source that names the classes in its annotations."""
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from pipeline_ops.config.base import Section, advanced_field, operational_field
 from pipeline_ops.config.labelling_sources import CvatSource, LabelStudioSource, YoloSource
 from pipeline_ops.config.packed_sources import ParquetSource, TfrecordSource, WebdatasetSource
-from pipeline_ops.config.source_base import AnnotatedSource, Source, SplitName, validate_local
+from pipeline_ops.config.source_base import AnnotatedSource, Source, SplitName
 
 
 class ImageFolderSource(Source):
@@ -128,8 +128,6 @@ class TfdsSource(AnnotatedSource):
     """`name`, `name/config`, `name:1.0.0`, or the module path of a builder class,
     `my_package.my_set.MySet`."""
     parts: list[TfdsPart] = Field(min_length=1)
-
-    _is_local = field_validator("path")(validate_local)
 
     @property
     def folder(self) -> str:

@@ -219,7 +219,7 @@ def _to_absolute(path: str) -> str:
     """Returns an absolute path. Relative paths start in the working directory, as with the API."""
     if "://" in path:
         raise ConfigError(
-            f"pipeline.config: {path}: TFRecords and label maps are read from local folders only. "
+            f"pipeline.config: {path}: only records and label maps in local folders are converted. "
             "Copy or mount them, and change the path."
         )
     return os.path.abspath(os.path.expanduser(path))

@@ -38,16 +38,13 @@ def exchange(request, tmp_path) -> Exchange:
 
 def records() -> tuple[Record, ...]:
     file = RawFile("a/ü%20.png", 12, "d" * 32, "1.2")
-    packed = PackedImage(
-        "x:3", 7, "e" * 32, RawFile("x.tfrecord", 99, "f" * 32), 40, "image/encoded"
-    )
+    packed = PackedImage("x:3", 7, "e" * 32, RawFile("x.tfrecord", 99, "f" * 32), 40)
     box = Box(0.1, 1e-17, 1 / 3, 7.25, "cat", is_crowd=True)
     return (
         Record(file, "a"),
         Record(file),
         Record(packed, boxes=()),
-        Record(dataclasses.replace(packed, packing="tar", feature="")),
-        Record(dataclasses.replace(packed, packing="parquet")),
+        Record(dataclasses.replace(packed, column="image")),
         Record(packed, boxes=(box, box), split="test", group="patient 1", frame=(1.0, 1.0)),
     )
 

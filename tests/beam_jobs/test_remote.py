@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import subprocess
 import sys
 import tarfile
@@ -13,22 +14,27 @@ from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import fsspec.config
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tensorflow_datasets
 from object_servers.fault_proxy import FaultProxy
 from object_servers.faults import Faults
 from object_servers.fixtures import set_environment
 from publishers import forget_clients
+from pydantic import TypeAdapter
 
+from beam_jobs.io.example import pack
 from beam_jobs.io.raw import RawReader
 from beam_jobs.sources import read_records
-from pipeline_ops.config.packed_sources import WebdatasetSource
-from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.config.sources import AnySource
 from pipeline_ops.errors import ConfigError, DataError, ExitCode, MachineError
 from pipeline_ops.raw_data.folder import resolve_raw_folder
 from pipeline_ops.raw_data.fsspec_driver import get_file_system
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.remote import RemoteFolder
 from pipeline_ops.storage.store_options import fail_soon, wait_at_most
+from pipeline_ops.storage.tfrecord import frame_record
 
 
 class Store:
@@ -154,27 +160,128 @@ def test_annotations_and_images_of_voc_yolo_and_manifests_are_read_from_s3(pipel
         assert sum(counts["cell"] for counts in figures["labels"].values()) == 40
 
 
-def test_images_in_tar_shards_are_read_by_range_from_s3(pipeline, store, encode):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for index in range(41):
-            for suffix, content in (("png", encode(seed=index % 40)), ("cls", b"%d" % (index % 2))):
+def write_tar(folder, images):
+    with tarfile.open(folder / "a.tar", mode="w") as tar:
+        for index, image in enumerate(images):
+            for suffix, content in (("png", image), ("cls", b"%d" % (index % 2))):
                 info = tarfile.TarInfo(f"{index}.{suffix}")
                 info.size = len(content)
                 tar.addfile(info, io.BytesIO(content))
-    store.put("shards/a.tar", file.getvalue())
-    (pipeline.raw / "a.tar").write_bytes(file.getvalue())
-    source = {"type": "webdataset", "path": f"{store.uri}/shards", "task": "classification"}
-    far = succeeded(pipeline.run(source=source, duplicates="remove_exact"))
-    near = succeeded(pipeline.run(source=source | {"path": "../raw"}, duplicates="remove_exact"))
+
+
+def write_tfrecord(folder, images):
+    records = (
+        pack({"image/class/text": b"%d" % (index % 2), "image/encoded": image})
+        for index, image in enumerate(images)
+    )
+    frames = [part for record in records for part in frame_record(record)]
+    (folder / "a.record").write_bytes(b"".join(frames))
+
+
+def write_tfds(folder, images):
+    """What TensorFlow Datasets reads of a data set without the code of its builder."""
+    folder = folder / "spots" / "1.0.0"
+    folder.mkdir(parents=True)
+    kinds = tensorflow_datasets.features
+    features = kinds.FeaturesDict(
+        {
+            "image": kinds.Image(shape=(None, None, 1), encoding_format="png"),
+            "label": kinds.ClassLabel(names=["0", "1"]),
+        }
+    )
+    features.save_config(folder)
+    split = {"name": "train", "shardLengths": [str(len(images))], "numBytes": "1"}
+    split["filepathTemplate"] = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+    info = {"name": "spots", "version": "1.0.0", "fileFormat": "tfrecord", "splits": [split]}
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    records = (pack({"image": image, "label": i % 2}) for i, image in enumerate(images))
+    frames = [part for record in records for part in frame_record(record)]
+    (folder / "spots-train.tfrecord-00000-of-00001").write_bytes(b"".join(frames))
+
+
+def write_parquet(folder, images):
+    columns = {"image": images, "label": [str(index % 2) for index in range(len(images))]}
+    columns["unread"] = [random.Random(index).randbytes(20_000) for index in range(len(images))]
+    pq.write_table(pa.table(columns), folder / "a.parquet", row_group_size=8)
+
+
+PACKED = {
+    "webdataset": (write_tar, {"task": "classification"}),
+    "tfrecord": (write_tfrecord, {"task": "classification", "parts": [{"files": "*.record"}]}),
+    "tfds": (write_tfds, {"builder": "spots", "parts": [{"name": "train"}]}),
+    "parquet": (write_parquet, {"task": "classification"}),
+}
+
+
+@pytest.fixture(params=PACKED)
+def packed(request, pipeline, store, encode):
+    """A source of 41 images, two of them equal, that are in the pipeline's folder and in S3."""
+    write, source = PACKED[request.param]
+    write(pipeline.raw, [encode(64, 64, seed=index % 40) for index in range(41)])
+    store.fill(pipeline.raw)
+    return {"type": request.param, "path": store.uri, **source}
+
+
+def read_images(source):
+    """The images of a source by key, and its folder."""
+    section = TypeAdapter(AnySource).validate_python(source)
+    folder = RemoteFolder(section.folder)
+    records, rejected, _ = read_records(section, Listing(folder, folder.list_files()))
+    assert not rejected
+    return [record.file for record in records], folder
+
+
+def test_the_same_shards_from_packed_images_in_a_folder_and_in_s3(pipeline, packed):
+    far = succeeded(pipeline.run(source=packed, duplicates="remove_exact"))
+    near = succeeded(pipeline.run(source=packed | {"path": "../raw"}, duplicates="remove_exact"))
     assert far.shards == near.shards
     assert far.quarantine == near.quarantine and len(far.quarantine) == 1
-    folder = RemoteFolder(f"{store.uri}/shards")
-    section = WebdatasetSource.model_validate(source)
-    [*records], _, _ = read_records(section, Listing(folder, folder.list_files()))
-    store.put("shards/a.tar", bytes(len(file.getvalue())))
-    with pytest.raises(MachineError, match="0.png has changed since the run started"):
-        RawReader([records[0].file], folder).read(records[0].file)
+
+
+@pytest.mark.parametrize("change", [bytes, lambda size: bytes(size // 2), lambda size: b""])
+def test_packed_images_that_have_changed_are_a_reason_to_retry(store, packed, change):
+    [*_, image], folder = read_images(packed)
+    file = image.container
+    uri = f"{folder.uri}/{file.key}"
+    store.files.pipe_file(uri, change(file.num_bytes))
+    with pytest.raises(MachineError, match="has changed since the run started. Retry"):
+        RawReader([image], folder).read(image)
+    store.files.rm_file(uri)
+    with pytest.raises(MachineError, match=f"cannot read {file.key}, which existed when"):
+        RawReader([image], folder).read(image)
+
+
+@pytest.mark.stores
+def test_of_packed_images_only_the_parts_that_hold_them_are_read(
+    packed, object_servers, monkeypatch
+):
+    server = object_servers["s3"]
+    with FaultProxy(server.address) as proxy:
+        set_environment(monkeypatch, server.build_environment(proxy.address))
+        forget_clients()
+        images, folder = read_images(packed)
+        image, file = images[9], images[9].container
+        is_parquet = packed["type"] == "parquet"
+        scanned = proxy.traffic["GET"].bytes_received
+        assert scanned < file.num_bytes * (0.4 if is_parquet else 1.2)
+        proxy.reset_traffic()
+        assert len(RawReader([image], folder).read(image)) == image.num_bytes
+        group_bytes = (64 << 10) + 12 * image.num_bytes  # with the end of the file
+        limit = group_bytes if is_parquet else image.num_bytes
+        assert proxy.traffic["GET"].bytes_received <= limit < file.num_bytes / 8
+    forget_clients()
+
+
+def test_metadata_are_copied_into_the_temporary_folder_only(store, tmp_path):
+    write_tfds(tmp_path, [b"image"])
+    store.fill(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    for name in (f"{tmp_path}/elsewhere/1.json", f"{tmp_path}/elsewhere/%.json"):
+        store.put(f"spots/{name}", b"{}")
+    _, source = PACKED["tfds"]
+    [image], _ = read_images({"type": "tfds", "path": store.uri, **source})
+    assert image.num_bytes == 5
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_equal_objects_are_duplicates(remote, encode):
@@ -332,36 +439,6 @@ def test_a_driver_that_is_not_installed_is_named():
         ConfigError, match=r"oci://bucket/raw: .*ocifs.*\. Raw data need that package"
     ):
         RemoteFolder("oci://bucket/raw").list_files()
-
-
-@pytest.mark.parametrize(
-    ("source", "rule"),
-    [
-        (
-            {"type": "image_folder", "path": "s4://bucket/raw"},
-            (
-                "must be a local folder, or a URI of an object store such as s3://bucket/folder, "
-                "got s4://bucket/raw"
-            ),
-        ),
-        (
-            {
-                "type": "tfrecord",
-                "path": "s3://b/raw",
-                "task": "detection",
-                "parts": [{"files": "*"}],
-            },
-            "TFRecord and Parquet files are read from local folders only, got s3://b/raw",
-        ),
-        (
-            {"type": "tfds", "path": "s3://b/raw", "builder": "voc", "parts": [{"name": "train"}]},
-            "TFRecord and Parquet files are read from local folders only, got s3://b/raw",
-        ),
-    ],
-)
-def test_what_is_not_read_from_there_is_refused_with_the_config(pipeline, source, rule):
-    with pytest.raises(ConfigError, match=rule):
-        load_config(pipeline.config_file, {"preprocess.source": source})
 
 
 def test_any_store_of_fsspec_will_do():

@@ -412,7 +412,7 @@ def test_the_nearest_model_is_said_plainly(tmp_path, kind, model):
         ),
         (
             ('"data/train.record"', '"gs://bucket/train.record"'),
-            "read from local folders only. Copy or mount them",
+            "in local folders are converted. Copy or mount them",
         ),
         (("train_input_reader", "some_reader"), "there is no train_input_reader"),
         (('"data/train.record"', '"/train.record"'), "have no folder in common but /"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from beam_jobs.io.example import unpack
@@ -11,4 +10,5 @@ from beam_jobs.io.tfrecord_reader import scan_records
 
 def read_quarantine(file: Path) -> list[dict]:
     """The features of each record."""
-    return [unpack(record) for _, record in scan_records(os.fsencode(file))]
+    with open(file, "rb") as opened:
+        return [unpack(record) for _, record in scan_records(opened, file.stat().st_size)]

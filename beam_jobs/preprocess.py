@@ -45,7 +45,7 @@ from beam_jobs.planning.perceptual_hash import (
     plan_blocks,
 )
 from beam_jobs.planning.plan import ShardPlan, check_labels
-from beam_jobs.sources.source_data import SourceData, read_source_data
+from beam_jobs.sources import SourceData, read_source_data
 from beam_jobs.stages import check_stages
 from beam_jobs.statistics.dataset import collect_statistics, find_duplicates
 from beam_jobs.statistics.summary import (

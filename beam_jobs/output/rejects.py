@@ -10,7 +10,7 @@ from pathlib import Path
 from beam_jobs.io.raw import Raw, find_raw_file, read_beginning, read_raw
 from beam_jobs.output.quarantine import MAX_BYTES, QuarantineWriter, write_rejected_list
 from beam_jobs.planning.duplicates import CollectionDecision, is_removed_copy
-from beam_jobs.sources.source_data import SourceData
+from beam_jobs.sources import SourceData
 from beam_jobs.stages.execution import BoundStage, map_class_names
 from beam_jobs.statistics.summary import BadRecord, RejectedRecord, ShardSummary
 from pipeline_ops.artifacts.manifest import ManifestFile

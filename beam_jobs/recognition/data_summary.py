@@ -28,8 +28,8 @@ from beam_jobs.planning.plan import (
 from beam_jobs.planning.splits import split_records
 from beam_jobs.recognition.folder_view import count
 from beam_jobs.sources import read_records, validate_listing
-from beam_jobs.sources.collect import SourceRecords
 from beam_jobs.sources.parsing import is_image_name
+from beam_jobs.sources.source import SourceRecords
 from beam_jobs.stages.decode import Decode, decode
 from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord

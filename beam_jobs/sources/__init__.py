@@ -1,16 +1,18 @@
 """The catalogue of sources. A source is a file in this folder and a line here.
 
-A reader gets its section of the config and the listing of the source's folder. It returns the
-records and the entries that cannot be a record, both by key. A record has the location of an image
-and its annotation. No reader keeps the bytes of an image.
+A source gets its files and its section of the config, and yields an entry for each image: see
+`source.py`. No source keeps the bytes of an image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from beam_jobs.planning.plan import collect_class_names, infer_task
 from beam_jobs.sources import (
     coco,
     csv,
@@ -25,36 +27,77 @@ from beam_jobs.sources import (
     webdataset,
     yolo,
 )
-from beam_jobs.sources.collect import SourceRecords
+from beam_jobs.sources.source import SourceFiles, SourceRecords
+from beam_jobs.sources.user_source import read_user_records
+from beam_jobs.stages import bind_stages, check_data
+from beam_jobs.stages.execution import BoundStage, map_class_names
+from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.config.packed_sources import PackedSource
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.sources import AnySource, ImageFolderSource
+from pipeline_ops.config.sources import AnySource, ImageFolderSource, TfdsSource
+from pipeline_ops.config.user_source import UserSource
 from pipeline_ops.errors import DataError
-from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.remote import RemoteFolder
 
-CATALOGUE: Mapping[str, Callable[[Any, Listing], SourceRecords]] = {
-    # The key is the `type` in the YAML and the name of the file. The value is the reader.
-    "image_folder": image_folder.read_records,
-    "voc": voc.read_records,
-    "coco": coco.read_records,
-    "csv": csv.read_records,
-    "jsonl": jsonl.read_records,
+CATALOGUE: Mapping[str, Callable[[Any, Any], Any]] = {
+    # The key is the `type` in the YAML and the name of the file. The value is the source.
+    "image_folder": image_folder.read_entries,
+    "voc": voc.read_entries,
+    "coco": coco.read_entries,
+    "csv": csv.read_entries,
+    "jsonl": jsonl.read_entries,
     "tfds": tfds.read_records,
     "tfrecord": tfrecord.read_records,
     "webdataset": webdataset.read_records,
     "parquet": parquet.read_records,
-    "yolo": yolo.read_records,
-    "label_studio": label_studio.read_records,
-    "cvat": cvat.read_records,
+    "yolo": yolo.read_entries,
+    "label_studio": label_studio.read_entries,
+    "cvat": cvat.read_entries,
 }
 
 
-def validate_listing(config: Preprocess, listing: Listing, config_file: Path | str) -> None:
-    """Checks that there are files, and that their folders have only one meaning.
+@dataclasses.dataclass(frozen=True)
+class SourceData:
+    """All records of a source, and the stages for it. `class_names` are those after the stages."""
+
+    listing: Listing
+    found: SourceRecords
+    task: Task
+    stages: Sequence[BoundStage]
+    class_names: tuple[str, ...]
+
+    @property
+    def folder(self) -> RawFolder:
+        return self.listing.folder
+
+
+def read_source_data(config: Preprocess, listing: Listing, config_file: Path) -> SourceData:
+    """Reads the source, and checks that the stages can work on it. Reads no image.
 
     Raises:
-      DataError: names the cause and the remedy.
+      ConfigError: a stage cannot work on these data, or a user source cannot be imported.
+      DataError: the source as a whole cannot be read, or none of its entries is usable.
+      MachineError: a file has changed since it was listed.
+      SourceFailed: a user source has a bug.
     """
+    validate_listing(config, listing, config_file)
+    found = (
+        read_user_records(config.source, listing, config_file)
+        if isinstance(config.source, UserSource)
+        else read_records(config.source, listing)
+    )
+    if not found.records and found.rejected:
+        raise DataError(_describe_rejected(listing, found))
+    names = getattr(config.source, "class_names", None) or collect_class_names(found.records)
+    task = infer_task(found.records)
+    check_data(config, task, names, config_file)
+    stages = bind_stages(config.stages)
+    return SourceData(listing, found, task, stages, tuple(map_class_names(stages, names)))
+
+
+def validate_listing(config: Preprocess, listing: Listing, config_file: Path | str) -> None:
+    """Raises DataError: there are no files, or their folders have several meanings."""
     if not listing.files:
         is_image_folder = config.source.type == "image_folder"
         content = "a folder with the images of each class" if is_image_folder else "the data set"
@@ -70,10 +113,28 @@ def validate_listing(config: Preprocess, listing: Listing, config_file: Path | s
 
 
 def read_records(source: AnySource, listing: Listing) -> SourceRecords:
-    """Reads a source.
+    """Reads a source of the catalogue.
 
     Raises:
       DataError: the source as a whole cannot be read: no such manifest, not JSON, not prepared.
       MachineError: a file has changed since it was listed.
     """
-    return CATALOGUE[source.type](source, listing)
+    if isinstance(source, (PackedSource, TfdsSource)):
+        found: SourceRecords = CATALOGUE[source.type](source, listing)
+        return found
+    files = SourceFiles(listing, source.type, getattr(source, "class_names", None))
+    return files.collect(CATALOGUE[source.type](files, source))
+
+
+def _describe_rejected(listing: Listing, found: SourceRecords) -> str:
+    """Names each reason for which entries are unusable, with its count and an example."""
+    examples = {entry.reason: entry for entry in reversed(found.rejected)}
+    counts = Counter(entry.reason for entry in found.rejected)
+    reasons = "; ".join(
+        f"{count} {reason}, such as {examples[reason].key}: {examples[reason].detail}"
+        for reason, count in counts.most_common()
+    )
+    return (
+        f"{listing.folder}: none of the {len(found.rejected)} entries of the source is usable: "
+        f"{reasons}. Correct the annotations, or preprocess.source."
+    )

@@ -9,27 +9,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.parsing import make_box, parse_number, parse_size
+from beam_jobs.sources.parsing import make_box, parse_number
+from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import CocoPart, CocoSource
 from pipeline_ops.errors import DataError
-from pipeline_ops.raw_data.listing import Listing
 
 _LISTS = ("images", "categories", "annotations")
 
 
-def read_records(source: CocoSource, listing: Listing) -> SourceRecords:
-    """Raises DataError: a file is missing, or is no COCO file."""
-    collector, files = Collector(source.class_names), ListedFiles(listing)
+def read_entries(files: SourceFiles, source: CocoSource) -> Iterator[SourceEntry]:
     for index, part in enumerate(source.parts):
         content = files.read(part.annotations, f"parts.{index}.annotations")
-        _read_part(part, parse_lists(content, part.annotations), collector, files)
-    return collector.to_source_records()
+        yield from _read_part(files, part, parse_lists(content, part.annotations))
 
 
 def parse_lists(content: bytes, name: str) -> dict[str, list[Any]]:
@@ -49,8 +44,8 @@ def parse_lists(content: bytes, name: str) -> dict[str, list[Any]]:
 
 
 def _read_part(
-    part: CocoPart, lists: Mapping[str, list[Any]], collector: Collector, files: ListedFiles
-) -> None:
+    files: SourceFiles, part: CocoPart, lists: Mapping[str, list[Any]]
+) -> Iterator[SourceEntry]:
     names = {
         _read_id(entry, "id"): entry.get("name")
         for entry in lists["categories"]
@@ -64,38 +59,27 @@ def _read_part(
     for index, annotation in enumerate(lists["annotations"]):
         image_id = _read_id(annotation, "image_id")
         if image_id is None or image_id not in id_counts:
-            collector.reject(
-                f"{part.annotations}#annotations-{index}",
-                "unknown_image",
-                f"no image has the image_id {image_id!r}",
-            )
+            with files.entry(f"{part.annotations}#annotations-{index}"):
+                raise Reject("unknown_image", f"no image has the image_id {image_id!r}")
         else:
             by_image[image_id].append(annotation)
-    for location, entry in images:
-        with collector.catch_reject(_find_key(entry, part, files) or location):
+    for place, entry in images:
+        path: Any = entry.get("file_name") if isinstance(entry, dict) else None
+        with files.entry(place, key=files.find_key(path, part.images)):
             image_id = _read_id(entry, "id")
             if image_id is None:
                 raise Reject("malformed", "an image without an id")
             if id_counts[image_id] > 1:
                 raise Reject("duplicate", f"{id_counts[image_id]} images have the id {image_id!r}")
-            boxes = tuple(_parse_box(annotation, names) for annotation in by_image[image_id])
-            collector.set_current_labels([box.label for box in boxes])
-            frame = parse_size(entry.get("height"), entry.get("width"))
-            image = files.find_image(part.images, entry.get("file_name"))
-            collector.add(Record(image, boxes=boxes, split=part.split, frame=frame), location)
+            boxes = [_parse_box(annotation, names) for annotation in by_image[image_id]]
+            frame = entry.get("height"), entry.get("width")
+            yield SourceEntry(path, boxes=boxes, split=part.split, frame=frame, folder=part.images)
 
 
 def _read_id(entry: Any, key: str) -> int | str | None:
     """The id under a key of an entry, or None if there is no valid one."""
     value = entry.get(key) if isinstance(entry, dict) else None
     return value if isinstance(value, (int, str)) and not isinstance(value, bool) else None
-
-
-def _find_key(entry: Any, part: CocoPart, files: ListedFiles) -> str | None:
-    try:
-        return files.to_key(part.images, entry["file_name"])
-    except (Reject, LookupError, TypeError):
-        return None
 
 
 def _parse_box(annotation: Mapping[str, Any], names: Mapping[Any, Any]) -> Box:

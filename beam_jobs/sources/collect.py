@@ -13,29 +13,19 @@ import dataclasses
 import os
 import posixpath
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.parsing import escape_surrogates, iterate_path_ends
+from beam_jobs.sources.source import SourceRecords
 from beam_jobs.stages.boxes import check_box
 from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
-
-
-class SourceRecords(NamedTuple):
-    """The records of a source, and the entries that cannot be a record, both by key.
-
-    `rejected_labels` are the labels that rejected records are known to have.
-    """
-
-    records: list[Record]
-    rejected: list[RejectedRecord]
-    rejected_labels: Mapping[str, Sequence[str]] = {}
 
 
 class _Found(NamedTuple):

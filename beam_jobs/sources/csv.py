@@ -18,13 +18,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.manifest import add_entry, find_key_or_location
+from beam_jobs.sources.manifest import make_entry
 from beam_jobs.sources.parsing import CORNERS, parse_box
+from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import CsvSource
 from pipeline_ops.errors import DataError
-from pipeline_ops.raw_data.listing import Listing
 
 _COLUMNS = {
     "classification": ("path", "label"),
@@ -42,26 +41,20 @@ class _Row(NamedTuple):
     fault: Reject | None = None
 
 
-def read_records(source: CsvSource, listing: Listing) -> SourceRecords:
-    """Raises DataError: there is no such file, or its header lacks a column."""
-    collector, files = Collector(source.class_names), ListedFiles(listing)
-    by_path: dict[str, list[_Row]] = defaultdict(list)
+def read_entries(files: SourceFiles, source: CsvSource) -> Iterator[SourceEntry]:
+    has_boxes = source.task == "detection"
+    groups: dict[str | int, list[_Row]] = defaultdict(list)
     for row in _read_rows(files.read(source.manifest, "manifest"), source):
-        if row.fault and not row.path:
-            collector.reject(f"{source.manifest}:{row.line}", row.fault.reason, row.fault.detail)
-        else:
-            by_path[row.path].append(row)
-    for path, rows in by_path.items():
-        location = f"{source.manifest}:{rows[0].line}"
-        with collector.catch_reject(find_key_or_location(path, location, source, files)):
+        groups[row.path if has_boxes and row.path else row.line].append(row)
+    for rows in groups.values():
+        first = rows[0]
+        key = files.find_key(first.path, source.images)
+        with files.entry(f"{source.manifest}:{first.line}", key):
             for row in rows:
                 if row.fault:
                     raise row.fault
-            boxes = _parse_boxes(rows) if source.task == "detection" else None
-            for row in rows if boxes is None else rows[:1]:
-                location = f"{source.manifest}:{row.line}"
-                add_entry(row.fields, boxes, location, source, collector, files)
-    return collector.to_source_records()
+            boxes = _parse_boxes(rows) if has_boxes else None
+            yield make_entry(first.fields, boxes, source)
 
 
 def _read_rows(content: bytes, source: CsvSource) -> Iterator[_Row]:

@@ -21,16 +21,22 @@ import posixpath
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping
 
-from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.outlines import clip_outline, enclose, enclose_rotated
-from beam_jobs.sources.parsing import make_box, parse_number, parse_size, parse_split, parse_text
-from beam_jobs.sources.xml_parsing import iterate_children
+from beam_jobs.sources.parsing import (
+    clip_outline,
+    enclose,
+    enclose_rotated,
+    iterate_children,
+    make_box,
+    parse_number,
+    parse_size,
+    parse_split,
+    parse_text,
+)
+from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.labelling_sources import CvatSource
 from pipeline_ops.errors import DataError
-from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
 
 _MAX_BYTES = 512 << 20
@@ -39,20 +45,15 @@ _DEFAULT_SUBSET = "default"
 """CVAT's name for the images of no subset."""
 
 
-def read_records(source: CvatSource, listing: Listing) -> SourceRecords:
-    """Raises DataError: the file is missing, or is no export of CVAT for images."""
-    collector, files = Collector(source.class_names), ListedFiles(listing)
+def read_entries(files: SourceFiles, source: CvatSource) -> Iterator[SourceEntry]:
     name = source.annotations
     content = files.read(name, "annotations", _MAX_BYTES)
     for index, element in enumerate(_iterate_images(content, name)):
-        location = f"{name}#image-{index}"
-        image = _find_image(element, source, files)
-        with collector.catch_reject(location if isinstance(image, Reject) else image.key):
-            collector.set_current_labels(_list_labels(element, source))
-            if isinstance(image, Reject):
-                raise image
-            collector.add(_make_record(element, image, source), location)
-    return collector.to_source_records()
+        with files.entry(f"{name}#image-{index}") as entry:
+            entry.labels = _list_labels(element, source)
+            image = _find_image(element, source, files)
+            entry.key = image.key
+            yield _make_entry(element, image, source)
 
 
 def _iterate_images(content: bytes, name: str) -> Iterator[ElementTree.Element]:
@@ -76,32 +77,27 @@ def _list_labels(element: ElementTree.Element, source: CvatSource) -> list[str]:
     return [shape.get("label", "").strip() for shape in element if (shape.tag == "tag") is is_tag]
 
 
-def _find_image(
-    element: ElementTree.Element, source: CvatSource, files: ListedFiles
-) -> RawFile | Reject:
-    """The image of an element, or the reason for which there is none.
+def _find_image(element: ElementTree.Element, source: CvatSource, files: SourceFiles) -> RawFile:
+    """The image of an element.
 
     Projects have a folder for each subset, and the frames of a video get the suffix .PNG.
     """
     name, subset = element.get("name"), element.get("subset", "")
-    try:
-        for folder in dict.fromkeys((posixpath.join(source.images, subset), source.images)):
-            for path in (name, f"{name}.PNG"):
-                if image := files.find(files.to_key(folder, path)):
-                    return image
-        return files.find_image(source.images, name)
-    except Reject as reject:
-        return reject
+    for folder in dict.fromkeys((posixpath.join(source.images, subset), source.images)):
+        for path in (name, f"{name}.PNG"):
+            if image := files.get(files.to_key(path, folder)):
+                return image
+    return files.find_image(name, source.images)
 
 
-def _make_record(element: ElementTree.Element, image: RawFile, source: CvatSource) -> Record:
+def _make_entry(element: ElementTree.Element, image: RawFile, source: CvatSource) -> SourceEntry:
     subset = element.get("subset", "").lower()
     split = None if subset == _DEFAULT_SUBSET else parse_split(subset)
     if source.task == "classification":
-        return Record(image, _parse_tag(element), split=split)
+        return SourceEntry(image, _parse_tag(element), split=split)
     frame = parse_size(element.get("height"), element.get("width"))
-    boxes = tuple(_parse_shape(shape, frame) for shape in element if shape.tag != "tag")
-    return Record(image, boxes=boxes, split=split, frame=frame)
+    boxes = [_parse_shape(shape, frame) for shape in element if shape.tag != "tag"]
+    return SourceEntry(image, boxes=boxes, split=split, frame=frame)
 
 
 def _parse_tag(element: ElementTree.Element) -> str:

@@ -14,11 +14,10 @@ then selects one of the meanings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector, SourceRecords
 from beam_jobs.sources.parsing import SPLITS
+from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import ImageFolderSource
 from pipeline_ops.errors import DataError
@@ -30,19 +29,17 @@ _REMEDY = (
 )
 
 
-def read_records(source: ImageFolderSource, listing: Listing) -> SourceRecords:
-    """The files with their labels and splits, and the files that have no label."""
-    collector, splits = Collector(), find_split_folders(source, listing)
-    for file in listing.files:
-        with collector.catch_reject(file.key):
+def read_entries(files: SourceFiles, source: ImageFolderSource) -> Iterator[SourceEntry]:
+    splits = find_split_folders(source, files.listing)
+    for file in files.listing.files:
+        with files.entry(file.key, file.key):
             label, split = _parse_label(source, file.key, splits)
-            collector.add(Record(file, label, split=split), file.key)
-    for entry in listing.rejected:
-        with collector.catch_reject(entry.key):
-            label, _ = _parse_label(source, entry.key, splits)
-            collector.set_current_labels([label])
-            raise Reject(entry.reason, entry.detail)
-    return collector.to_source_records()
+            yield SourceEntry(file, label, split=split)
+    for rejected in files.listing.rejected:
+        with files.entry(rejected.key, rejected.key) as entry:
+            label, _ = _parse_label(source, rejected.key, splits)
+            entry.labels = [label]
+            raise Reject(rejected.reason, rejected.detail)
 
 
 def _parse_label(
@@ -72,16 +69,12 @@ def find_split_folders(source: ImageFolderSource, listing: Listing) -> dict[str,
 
 
 def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: bool = False) -> None:
-    """Checks that the folders have only one meaning.
+    """Checks that the folders of at least one file have only one meaning.
 
-    Args:
-      source: the source.
-      listing: its files, at least one.
-      has_groups: whether `preprocess.split` gives the inner folders a meaning.
+    `has_groups` tells whether `preprocess.split` gives the inner folders a meaning.
 
-    Raises:
-      DataError: there are no class folders, they lie deeper than they seem to, or they stand among
-        folders of splits.
+    Raises DataError: there are no class folders, they lie deeper than they seem to, or they stand
+    among folders of splits.
     """
     tree, folder = _build_tree(listing), listing.folder
     if not tree:

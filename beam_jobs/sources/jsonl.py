@@ -10,32 +10,26 @@ empty list of boxes is an image without boxes. A missing list is an error.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.manifest import add_entry, find_key_or_location
+from beam_jobs.sources.manifest import make_entry
 from beam_jobs.sources.parsing import parse_box_object, parse_json_object
+from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import JsonlSource
-from pipeline_ops.raw_data.listing import Listing
 
 _MAX_LINE_BYTES = 16 << 20
 
 
-def read_records(source: JsonlSource, listing: Listing) -> SourceRecords:
-    """Raises DataError: there is no such file."""
-    collector, files = Collector(source.class_names), ListedFiles(listing)
+def read_entries(files: SourceFiles, source: JsonlSource) -> Iterator[SourceEntry]:
     for number, line in enumerate(files.read(source.manifest, "manifest").split(b"\n"), start=1):
         if not line.strip():
             continue
-        key = location = f"{source.manifest}:{number}"
-        try:
-            value = _parse(line)
-            key = find_key_or_location(value.get("path"), location, source, files)
-            add_entry(value, _parse_boxes(value, source), location, source, collector, files)
-        except Reject as reject:
-            collector.reject(key, reject.reason, f"line {number}: {reject.detail}")
-    return collector.to_source_records()
+        with files.entry(f"{source.manifest}:{number}", prefix=f"line {number}: ") as entry:
+            fields = _parse(line)
+            entry.key = files.find_key(fields.get("path"), source.images)
+            yield make_entry(fields, _parse_boxes(fields, source), source)
 
 
 def _parse(line: bytes) -> dict[str, Any]:

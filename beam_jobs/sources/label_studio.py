@@ -11,26 +11,32 @@
 Coordinates are percentages of the upright image, as browsers show it. A rotated rectangle turns
 around its upper left corner, and becomes the smallest upright box around it, like a polygon. An
 annotation without results is an example without boxes. Predictions and drafts are not used.
-`label_studio_export.py` reads the file, this module converts its results.
 """
 
 from __future__ import annotations
 
+import collections
+import json
 import posixpath
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.label_studio_export import ExportedTask, Results, read_tasks
-from beam_jobs.sources.outlines import Point, clip_outline, enclose, enclose_rotated
-from beam_jobs.sources.parsing import make_box, parse_number, parse_size, parse_text
+from beam_jobs.sources.parsing import (
+    Point,
+    clip_outline,
+    enclose,
+    enclose_rotated,
+    make_box,
+    parse_number,
+    parse_size,
+)
+from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS, Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.labelling_sources import LabelStudioSource
-from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile
 
 _MAX_REFERENCE_CHARACTERS = 4096
@@ -42,24 +48,149 @@ _UPLOAD = re.compile(r"[0-9a-f]{8}-")
 """Label Studio puts this before the name of an uploaded file."""
 
 
-def read_records(source: LabelStudioSource, listing: Listing) -> SourceRecords:
-    """Raises DataError: the file is missing, or is no export of Label Studio."""
-    collector, files = Collector(source.class_names), ListedFiles(listing)
-    for task in read_tasks(files.read(source.export, "export"), source, collector):
+_Results = Sequence[Mapping[str, Any]]
+"""_Results of one annotation. `type` is text, `value` a mapping. The rest is as the file has it."""
+
+
+class _Task(NamedTuple):
+    """One image: its place in the file, the reference to it, and its annotations, oldest first.
+
+    Annotations that were cancelled or skipped are left out.
+    """
+
+    place: str
+    reference: Any
+    annotations: tuple[_Results, ...]
+
+
+class _Annotation(NamedTuple):
+    created_at: Any
+    results: _Results
+
+
+def read_entries(files: SourceFiles, source: LabelStudioSource) -> Iterator[SourceEntry]:
+    for task in _read_tasks(files, source):
         if not task.annotations and source.unannotated == "ignore":
             continue
         image = _find_image(task.reference, source, files)
-        with collector.catch_reject(task.location if isinstance(image, Reject) else image.key):
+        with files.entry(task.place, None if isinstance(image, Reject) else image.key) as entry:
             results = _choose_results(task, source)
-            collector.set_current_labels([label for r in results for label in _list_labels(r)])
+            entry.labels = [label for result in results for label in _list_labels(result)]
             if isinstance(image, Reject):
                 raise image
-            make_record = _make_classified if source.task == "classification" else _make_boxed
-            collector.add(make_record(image, results), task.location)
-    return collector.to_source_records()
+            make_entry = _make_classified if source.task == "classification" else _make_boxed
+            yield make_entry(image, results)
 
 
-def _find_image(reference: Any, source: LabelStudioSource, files: ListedFiles) -> RawFile | Reject:
+def _read_tasks(files: SourceFiles, source: LabelStudioSource) -> list[_Task]:
+    """The tasks of an export. Entries that are no task are rejected.
+
+    JSON-MIN has an entry for each annotation of a task, and puts the results next to the task's own
+    data under the names of the labelling interface's tags.
+    """
+    tasks: dict[str, tuple[Any, str, list[_Annotation]]] = {}
+    content = files.read(source.export, "export")
+    for index, entry in enumerate(_parse_export(content, source.export)):
+        place = f"{source.export}#task-{index}"
+        with files.entry(place):
+            if not isinstance(entry, dict):
+                raise Reject("malformed", f"must be an object, got {type(entry).__name__}")
+            if "data" in entry or "annotations" in entry:
+                data = entry.get("data")
+                if not isinstance(data, dict):
+                    raise Reject("malformed", "a task needs an object under the key data")
+                reference, annotations = data.get(source.image_key), _read_json(entry, source)
+                key = place
+            else:
+                reference, annotations = entry.get(source.image_key), _read_json_min(entry, source)
+                key = f"{entry.get('id')} {reference}" if "id" in entry else place
+            tasks.setdefault(key, (reference, place, []))[2].extend(annotations)
+    return [
+        _Task(place, reference, _sort_by_time(annotations))
+        for reference, place, annotations in tasks.values()
+    ]
+
+
+def _parse_export(content: bytes, name: str) -> list[Any]:
+    try:
+        entries = json.loads(content, object_pairs_hook=_reject_duplicate_keys)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{name}: not JSON: {error}. preprocess.source.export names this file."
+        ) from None
+    if not isinstance(entries, list):
+        raise DataError(
+            f"{name}: not an export of Label Studio as JSON or JSON-MIN, which is a list of tasks."
+        )
+    return entries
+
+
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) != len(pairs):
+        [(twice, _)] = collections.Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"an object has the key {twice[:80]!a} more than once")
+    return found
+
+
+def _read_json(entry: Mapping[str, Any], source: LabelStudioSource) -> list[_Annotation]:
+    """The annotations of a task. `completions` and `skipped` are the words of old versions."""
+    annotations = entry.get("annotations", entry.get("completions", []))
+    if not isinstance(annotations, list) or not all(isinstance(a, dict) for a in annotations):
+        raise Reject("malformed", "annotations must be a list of objects")
+    found = []
+    for annotation in annotations:
+        if annotation.get("was_cancelled") or annotation.get("skipped"):
+            continue
+        results = annotation.get("result")
+        if not isinstance(results, list) or not all(isinstance(r, dict) for r in results):
+            raise Reject("malformed", "the result of an annotation must be a list of objects")
+        used = [r for r in results if source.control in (None, r.get("from_name"))]
+        found.append(_Annotation(annotation.get("created_at"), list(map(_check_result, used))))
+    return found
+
+
+def _check_result(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A result with a value. A relation of two shapes has none."""
+    kind, value = result.get("type"), result.get("value", {})
+    if not isinstance(kind, str) or not isinstance(value, dict):
+        raise Reject("malformed", "a result needs a type and an object under the key value")
+    return {**result, "value": value}
+
+
+def _read_json_min(entry: Mapping[str, Any], source: LabelStudioSource) -> list[_Annotation]:
+    """The annotation of an entry, or none if it stands for a task without annotations."""
+    if entry.get("annotation_id", "") is None:
+        return []
+    results: list[Mapping[str, Any]] = []
+    choice = source.control or "choice"
+    for name, values in entry.items():
+        if name == choice and isinstance(values, str):
+            results.append({"type": "choices", "value": {"choices": [values]}})
+        elif isinstance(values, list) and source.control in (None, name):
+            results += [
+                {**value, "type": kind, "value": value}
+                for value in values
+                if isinstance(value, dict) and (kind := _find_kind(value))
+            ]
+    return [_Annotation(entry.get("created_at"), results)]
+
+
+def _find_kind(value: Mapping[str, Any]) -> str | None:
+    """The type of a result, which is the key of its labels. None for other data of a task."""
+    return next((k for k in value if k == "choices" or k.endswith("labels")), None)
+
+
+def _sort_by_time(annotations: list[_Annotation]) -> tuple[_Results, ...]:
+    """The results of all annotations, oldest first.
+
+    The order of the file counts if a time is missing or is not ISO 8601 as text.
+    """
+    if all(isinstance(annotation.created_at, str) for annotation in annotations):
+        annotations = sorted(annotations, key=lambda annotation: annotation.created_at)
+    return tuple(annotation.results for annotation in annotations)
+
+
+def _find_image(reference: Any, source: LabelStudioSource, files: SourceFiles) -> RawFile | Reject:
     """The image that a task refers to, or the reason for which there is none."""
     try:
         if not isinstance(reference, str) or len(reference) > _MAX_REFERENCE_CHARACTERS:
@@ -73,13 +204,13 @@ def _find_image(reference: Any, source: LabelStudioSource, files: ListedFiles) -
             longest = max(fitting, key=lambda entry: len(entry.prefix))
             rest = reference.removeprefix(longest.prefix)
             is_url = reference.startswith(("/", "http://", "https://"))
-            return files.find_image(longest.folder, unquote(rest) if is_url else rest)
+            return files.find_image(unquote(rest) if is_url else rest, longest.folder)
         return _find_by_path_end(reference, files)
     except Reject as reject:
         return reject
 
 
-def _find_by_path_end(reference: str, files: ListedFiles) -> RawFile:
+def _find_by_path_end(reference: str, files: SourceFiles) -> RawFile:
     """Raises Reject: malformed, missing_image."""
     scheme, separator, path = reference.partition("://")
     if not separator or scheme in ("http", "https"):
@@ -91,14 +222,14 @@ def _find_by_path_end(reference: str, files: ListedFiles) -> RawFile:
         path = parse_qs(url.query).get("d", [""])[0] if is_local else unquote(url.path)
     folder, name = posixpath.split(path)
     try:
-        return files.find_image_from_elsewhere(".", path)
+        return files.find_image_from_elsewhere(path)
     except Reject as reject:
         if reject.reason != "missing_image" or not _UPLOAD.match(name):
             raise
-    return files.find_image_from_elsewhere(".", f"{folder}/{_UPLOAD.sub('', name, count=1)}")
+    return files.find_image_from_elsewhere(f"{folder}/{_UPLOAD.sub('', name, count=1)}")
 
 
-def _choose_results(task: ExportedTask, source: LabelStudioSource) -> Results:
+def _choose_results(task: _Task, source: LabelStudioSource) -> _Results:
     """The results of the annotation that counts. Raises Reject: no_annotation, contradictory."""
     if not task.annotations:
         raise Reject(
@@ -121,7 +252,7 @@ def _list_labels(result: Mapping[str, Any]) -> list[str]:
     return [label for label in labels if isinstance(label, str)] if isinstance(labels, list) else []
 
 
-def _make_classified(image: RawFile, results: Results) -> Record:
+def _make_classified(image: RawFile, results: _Results) -> SourceEntry:
     """Raises Reject: no_label, contradictory. Choices for a part of the image do not count."""
     labels = {
         label
@@ -133,17 +264,17 @@ def _make_classified(image: RawFile, results: Results) -> Record:
         raise Reject("no_label", "the annotation has no choice")
     if len(labels) > 1:
         raise Reject("contradictory", f"the choices are {', '.join(sorted(labels))}")
-    return Record(image, parse_text(labels.pop()))
+    return SourceEntry(image, labels.pop())
 
 
-def _make_boxed(image: RawFile, results: Results) -> Record:
+def _make_boxed(image: RawFile, results: _Results) -> SourceEntry:
     shapes = [result for result in results if result["type"] not in _NO_SHAPES]
     sizes = {parse_size(s.get("original_height"), s.get("original_width")) for s in shapes}
     if len(sizes) > 1:
         raise Reject("contradictory", "the results give different sizes of the image")
     size = sizes.pop() if sizes else None
-    boxes = tuple(_parse_box(shape, size) for shape in shapes)
-    return Record(image, boxes=boxes, frame=size or UPRIGHT_FRACTIONS)
+    boxes = [_parse_box(shape, size) for shape in shapes]
+    return SourceEntry(image, boxes=boxes, frame=size or UPRIGHT_FRACTIONS)
 
 
 def _parse_box(result: Mapping[str, Any], size: Size | None) -> Box:

@@ -75,7 +75,7 @@ class PackedExample:
                 "no_image", f"the feature {feature} must hold one image, got {len(values)} values"
             )
         [image] = values
-        offset = self.start + self.content.find(image)
+        offset = self.start + self.content.find(image)  # or equal bytes before it
         return PackedImage(key, len(image), digest_image(image), self.container, offset)
 
     def read_boxes(

@@ -1,4 +1,4 @@
-"""Parsers for the values of annotations, shared by all sources.
+"""Parsers for the values of annotations, for outlines and for XML, shared by all sources.
 
 Each takes a value as a file has it, of any type, and raises Reject if the value is not valid.
 """
@@ -9,15 +9,22 @@ import json
 import math
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 
+Point = tuple[float, float]  # x, y
+Corners = tuple[float, float, float, float]  # ymin, xmin, ymax, xmax
+
 _IMAGE_SUFFIXES = frozenset(
     (".bmp", ".gif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 )
+_BLOCK_BYTES = 1 << 18
+_MAX_CHILD_BYTES = 32 << 20
+"""The limit of one element below the root. In memory, elements take up to 30 times their text."""
 _MAX_PATH_CHARACTERS, _MAX_PATH_PARTS = 4096, 64
 CORNERS = ("ymin", "xmin", "ymax", "xmax")
 SPLITS = {
@@ -106,10 +113,7 @@ def parse_flag(value: Any) -> bool:
 
 
 def parse_size(height: Any, width: Any) -> Size | None:
-    """The size of an annotated image, or None if it is missing or 0, as some tools write it.
-
-    Raises Reject: malformed.
-    """
+    """The size of an annotated image, or None if it is missing or 0, as some tools write it."""
     if height in (None, "") or width in (None, ""):
         return None
     size = parse_number(height), parse_number(width)
@@ -145,6 +149,93 @@ def iterate_path_ends(path: Any) -> Iterator[str]:
 def escape_surrogates(value: str) -> str:
     """Escapes lone halves of surrogate pairs, which JSON and UTF-8 do not allow."""
     return value.encode("utf-8", "backslashreplace").decode()
+
+
+def enclose(points: Sequence[Point]) -> Corners:
+    """The smallest upright rectangle around some points. Raises Reject."""
+    if len(points) < 3:
+        raise Reject("malformed", f"a polygon needs three points, and this one has {len(points)}")
+    xs, ys = zip(*points, strict=True)
+    if not all(map(math.isfinite, (*xs, *ys))):  # min and max ignore NaN
+        raise Reject("box_not_finite", "a polygon with a point that is not finite")
+    return min(ys), min(xs), max(ys), max(xs)
+
+
+def enclose_rotated(corners: Corners, degrees: float, pivot: Point) -> Corners:
+    """The smallest upright rectangle around a rectangle in pixels that is turned clockwise.
+
+    The pivot stays in its place. Raises Reject: box_not_finite.
+    """
+    if not math.isfinite(degrees):
+        raise Reject("box_not_finite", f"a rotation by {degrees} degrees")
+    ymin, xmin, ymax, xmax = corners
+    sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
+    moved = [(x - pivot[0], y - pivot[1]) for x in (xmin, xmax) for y in (ymin, ymax)]
+    return enclose(
+        [(pivot[0] + x * cosine - y * sine, pivot[1] + x * sine + y * cosine) for x, y in moved]
+    )
+
+
+def clip_outline(box: Box, size: Size | None) -> Box:
+    """The part of a box inside an image of a known size. Tools let a person turn an object beyond.
+
+    A box that is outside of the image as a whole stays as it is, so that its check fails.
+    """
+    return box if size is None else box.clip(*size) or box
+
+
+def iterate_children(content: bytes, root_tag: str) -> Iterator[ElementTree.Element]:
+    """Yields the elements directly below the root of an XML file. Few are in memory at a time.
+
+    Raises Reject: malformed. The file is not well-formed, declares a document type, has another
+    root, or an element that is too large.
+    """
+    builder = _ChildBuilder(root_tag)
+    parser = ElementTree.XMLParser(target=builder)  # noqa: S314 (entities need a document type)
+    last = 0
+    try:
+        for start in range(0, len(content), _BLOCK_BYTES):
+            parser.feed(content[start : start + _BLOCK_BYTES])
+            if builder.children:
+                last = start
+            elif start - last > _MAX_CHILD_BYTES:
+                raise Reject("malformed", f"an element has more than {_MAX_CHILD_BYTES} bytes")
+            yield from builder.take_children()
+        parser.close()
+    # ValueError, LookupError: an encoding that does not exist
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise Reject("malformed", f"not well-formed XML: {error}") from None
+    yield from builder.take_children()
+
+
+class _ChildBuilder(ElementTree.TreeBuilder):
+    """Takes the elements directly below the root out of it as soon as they are whole."""
+
+    def __init__(self, root_tag: str):
+        super().__init__()
+        self.children: list[ElementTree.Element] = []
+        self._root_tag, self._open = root_tag, list[ElementTree.Element]()
+
+    def doctype(self, name: str, public: str | None, system: str | None) -> NoReturn:
+        """Refuses a document type in any encoding: it may declare entities."""
+        raise Reject("malformed", "declares a document type, which no annotation needs")
+
+    def start(self, tag: str, attributes: dict[str, str]) -> ElementTree.Element:
+        if not self._open and tag != self._root_tag:
+            raise Reject("malformed", f"the XML is a <{tag}> and not an <{self._root_tag}>")
+        self._open.append(super().start(tag, attributes))
+        return self._open[-1]
+
+    def end(self, tag: str) -> ElementTree.Element:
+        element = self._open.pop()
+        if len(self._open) == 1:
+            self.children.append(element)
+            self._open[0].clear()
+        return super().end(tag)
+
+    def take_children(self) -> list[ElementTree.Element]:
+        taken, self.children = self.children, []
+        return taken
 
 
 def _shorten(value: Any) -> str:

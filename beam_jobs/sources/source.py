@@ -1,4 +1,4 @@
-"""The interface of a source of your own: its files, its entries and the reject of a bad entry.
+"""The interface of sources: the files, the entries, and the reject of a bad entry.
 
     @parameters
     class FileNames:
@@ -12,8 +12,13 @@
                     raise Reject("no_label", f"there is no {parameters.separator} in the name")
                 yield SourceEntry(path, label)
 
-A source knows nothing of Beam, shards or splits by share. It runs once, in the driver of the job.
-`user_source.py` calls it, and `testing.py` checks it.
+Built-in sources are written in the same way, with their section of the config as parameters. A
+source knows nothing of Beam, shards or splits by share. It runs once, in the driver of the job.
+
+No fault of a single entry ends the job. An image with an invalid box is rejected as a whole,
+because a detector would learn that the object in the box is background. Only a box without any
+extent, which is a slip of the mouse in most data sets, is rejected alone. The quarantine names it
+as `<image>#box-<index>`.
 """
 
 from __future__ import annotations
@@ -21,27 +26,38 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import posixpath
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from beam_jobs.io.raw import Raw, read_raw
 from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
 from beam_jobs.sources.parsing import (
     escape_surrogates,
+    iterate_path_ends,
     make_box,
     parse_size,
     parse_split,
     parse_text,
 )
+from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS, check_box
 from beam_jobs.stages.stage import Box, Names, Reject, parameters
+from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
 
 __all__ = ["Box", "Names", "Reject", "SourceEntry", "SourceFiles", "SourceFailed", "parameters"]
 
 _REASON = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_MAX_DETAIL_CHARACTERS = 300
+MAX_ANNOTATION_BYTES = 2 << 30
+"""Maximum size of a file that is parsed as a whole. COCO 2017 has 450 MB."""
+MAX_IMAGE_BYTES = 512 << 20
+"""Maximum size of an image, which a worker holds in memory."""
 
 
 class SourceFailed(TrainyardError):
@@ -56,7 +72,8 @@ class SourceEntry:
     may be text or scalars of numpy. An invalid value rejects the entry.
 
     Attributes:
-      path: the image, as a path below the folder of the raw data.
+      path: the image, as a path below `folder`. Built-in sources also give the listed file, or an
+        image inside of one.
       label: the class of the image. None for detection.
       boxes: the boxes of the image. None for classification.
       split: train, validation or test, or another usual name of them. None leaves it to
@@ -64,20 +81,65 @@ class SourceEntry:
       group: the unit that the split must not divide, such as a patient.
       frame: height and width in pixels of the image that the boxes are for. (1, 1) for boxes in
         fractions, None for the pixels of the file as it is stored.
+      folder: the folder below that of the raw data at which `path` starts.
     """
 
-    path: str
+    path: str | Raw
     label: str | None = None
     boxes: Sequence[Box] | None = None
     split: str | None = None
     group: str | None = None
-    frame: tuple[float, float] | None = None
+    frame: tuple[Any, Any] | None = None
+    folder: str = "."
+
+
+class SourceRecords(NamedTuple):
+    """The records of a source, and the entries that cannot be a record, both by key.
+
+    `rejected_labels` are the labels that rejected records are known to have.
+    """
+
+    records: list[Record]
+    rejected: list[RejectedRecord]
+    rejected_labels: Mapping[str, Sequence[str]] = {}
+
+
+@dataclasses.dataclass(slots=True)
+class CurrentEntry:
+    """The facts about an entry that are known before it is valid. The source may add to them.
+
+    Attributes:
+      place: its place in the source, such as `labels.csv:12`.
+      key: the name of its rejects. By default that of the image, or else the place.
+      labels: its classes. If no entry of a class is usable, the job fails, so a source that can
+        reject an entry after it has read its classes sets them first.
+      scope: the file in which the key of the image is unique, for images of several such files. A
+        key that occurs in two of them becomes `<scope>#<key>`.
+      prefix: the beginning of the details of its rejects.
+    """
+
+    place: str
+    key: str | None = None
+    labels: Sequence[str] = ()
+    scope: str = ""
+    prefix: str = ""
+
+
+class _Found(NamedTuple):
+    record: Record
+    place: str
+    scope: str
+
+    def rename(self, key: str) -> _Found:
+        file = dataclasses.replace(self.record.file, key=key)
+        return self._replace(record=dataclasses.replace(self.record, file=file))
 
 
 class SourceFiles:
     """The files of the raw data, in the order of their paths below the folder.
 
-    Other files cannot be read or named. Iterating yields the paths.
+    Other files cannot be read or named. Iterating yields the paths. A user's source needs `in`,
+    `read`, `read_text` and `entry`.
 
     Args:
       listing: the listed files.
@@ -90,43 +152,62 @@ class SourceFiles:
         self,
         listing: Listing,
         name: str,
-        class_names: Sequence[str] | None = None,
+        class_names: Iterable[str] | None = None,
         is_reversed: bool = False,
     ):
-        self._listed, self._name = ListedFiles(listing), name
-        self._collector = Collector(class_names)
-        self._paths = sorted(_to_path(file.key) for file in listing.files)[
-            :: -1 if is_reversed else 1
-        ]
-        self._place: str | None = None
+        self.listing = listing
+        self._name, self._is_reversed = name, is_reversed
+        self._class_names = None if class_names is None else frozenset(class_names)
+        self.by_key = {file.key: file for file in listing.files}
+        self._unreadable = {entry.key: entry for entry in listing.rejected}
+        self._entry: CurrentEntry | None = None
+        self._found: dict[str, list[_Found]] = defaultdict(list)
+        self._rejected: list[RejectedRecord] = []
+        self._rejected_labels: dict[str, Sequence[str]] = {}
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
+        return iter(sorted(map(_to_path, self.by_key), reverse=self._is_reversed))
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.by_key)
 
     def __contains__(self, path: object) -> bool:
-        try:
-            return self._listed.get(self._listed.to_key(".", path)) is not None
-        except Reject:
-            return False
+        return self.find_key(path) in self.by_key
 
-    def read(self, path: str) -> bytes:
-        """The content of a file of at most 2 GiB.
+    def read(
+        self, path: str, named_by: str | None = None, max_bytes: int = MAX_ANNOTATION_BYTES
+    ) -> bytes:
+        """The content of a file of at most 2 GiB. `named_by` is the key of the config, if any.
 
         Raises:
           DataError: there is no such file below the folder, or it is too large.
           MachineError: it has changed since the run started.
         """
         try:
-            return self._listed.load(path, f"The source {self._name} reads this file.")
+            key = self.to_key(path)
         except Reject as reject:
             raise SourceFailed(f"source {self._name} reads a file: {reject.detail}") from None
+        file = self.by_key.get(key)
+        if entry := self._unreadable.get(key):
+            fault = entry.detail
+        elif file is None:
+            fault = "no such file"
+        elif file.num_bytes > max_bytes:
+            fault = (
+                f"has {file.num_bytes} bytes, allowed are {max_bytes}. Divide it into several files"
+            )
+        else:
+            return read_raw(file, self.listing.folder)
+        cause = f"The source {self._name} reads this file."
+        if named_by is not None:
+            cause = f"preprocess.source.{named_by} names this file."
+        raise DataError(f"{self.listing.folder / path}: {fault}. {cause}")
 
-    def read_text(self, path: str) -> str:
+    def read_text(
+        self, path: str, named_by: str | None = None, max_bytes: int = MAX_ANNOTATION_BYTES
+    ) -> str:
         """The content of a file in UTF-8. Raises as `read`, and DataError for another encoding."""
-        content = self.read(path)
+        content = self.read(path, named_by, max_bytes)
         try:
             return content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -136,53 +217,170 @@ class SourceFiles:
                 "Save the file as UTF-8."
             ) from None
 
+    def to_key(self, path: Any, folder: str = ".") -> str:
+        """The key of a path, of a file that may be missing. Raises Reject: malformed."""
+        if not isinstance(path, str) or not path:
+            raise Reject("malformed", f"a path must be text, got {path!r}")
+        try:
+            return to_raw_key(os.fsencode(posixpath.normpath(posixpath.join(folder, path))))
+        except UnicodeEncodeError:
+            raise Reject("malformed", f"{path!r} cannot be the name of a file") from None
+
+    def find_key(self, path: Any, folder: str = ".") -> str | None:
+        """The key as `to_key` returns it, or None for what cannot be a path."""
+        try:
+            return self.to_key(path, folder)
+        except Reject:
+            return None
+
+    def get(self, key: str) -> RawFile | None:
+        """The file with a key, or None. Raises Reject: the listing rejected the file."""
+        if entry := self._unreadable.get(key):
+            raise Reject(entry.reason, entry.detail)
+        return self.by_key.get(key)
+
+    def find_image(self, path: Any, folder: str = ".") -> RawFile:
+        """The image with a path below a folder.
+
+        Raises Reject: malformed, missing_image, or the reason for which the listing rejected it.
+        """
+        key = self.to_key(path, folder)
+        if (file := self.get(key)) is None:
+            raise Reject("missing_image", f"there is no file {key}")
+        return file
+
+    def find_image_from_elsewhere(self, path: Any, folder: str = ".") -> RawFile:
+        """The image with a path on another machine, or with the longest end of it, below a folder.
+
+        Raises Reject as `find_image` does.
+        """
+        for end in iterate_path_ends(path):
+            if file := self.get(self.to_key(end, folder)):
+                return file
+        raise Reject(
+            "missing_image",
+            f"neither {path} nor an end of this path is the path of a file below {folder}",
+        )
+
     @contextlib.contextmanager
-    def entry(self, place: str) -> Iterator[None]:
+    def entry(
+        self, place: str, key: str | None = None, scope: str = "", prefix: str = ""
+    ) -> Iterator[CurrentEntry]:
         """Turns a Reject that the block raises into a rejected record.
 
         Args:
           place: the path of the image if it is known, or else the place of the entry, such as
             `labels.csv:12`. Quarantine and messages name it.
+          key, scope, prefix: see CurrentEntry.
         """
-        key = self._listed.to_key(".", place) if place in self else place
-        self._place = place
-        with self._collector.catch_reject(key):
-            try:
-                yield
-            except Reject as reject:
-                self._check_reject(reject, place)
-                raise
-            finally:
-                self._place = None
-
-    def add(self, entry: SourceEntry) -> None:
-        """Adds the record of an entry, or the rejected record. For callers of sources."""
+        self._entry = entry = CurrentEntry(place, key, scope=scope, prefix=prefix)
         try:
-            key = self._listed.to_key(".", entry.path)
-        except Reject:
-            key = self._place or f"entry {entry!r:.80}"
-        with self._collector.catch_reject(key):
-            self._collector.add(self._make_record(entry), self._place or key)
+            yield entry
+        except Reject as reject:
+            self._check_reject(reject, place)
+            is_file = entry.key is None and place in self
+            name = self.to_key(place) if is_file else entry.key or place
+            self._reject(name, reject.reason, entry.prefix + reject.detail, entry.labels)
+        finally:
+            self._entry = None
 
-    def to_source_records(self) -> SourceRecords:
-        """All records and rejected entries, by key. For callers of sources."""
-        return self._collector.to_source_records()
+    def collect(self, entries: Iterable[SourceEntry]) -> SourceRecords:
+        """Runs a source: all its records and all rejected entries, by key.
 
-    def _make_record(self, entry: SourceEntry) -> Record:
+        A key that occurs twice is rejected, because it is not clear which of the two is meant.
+        """
+        for entry in entries:
+            self._add(entry)
+        kept, rejected_keys = [], {rejected.key for rejected in self._rejected}
+        for key, found in sorted(self._divide_scopes()):
+            record, (first, *more) = found[0].record, [entry.place for entry in found]
+            if more:
+                detail = f"named more than once: {', '.join([first, *more])}"
+                self._reject(key, "duplicate", detail, record.labels)
+            elif key in rejected_keys:
+                detail = f"{first} names it as well, and is valid"
+                self._reject(key, "duplicate", detail, record.labels)
+            else:
+                kept.append(self._drop_empty_boxes(record))
+        rejected = sorted(self._rejected, key=lambda rejected: rejected.key)
+        return SourceRecords(kept, rejected, self._rejected_labels)
+
+    def _add(self, entry: SourceEntry) -> None:
+        image = entry.path
+        key = image.key if isinstance(image, Raw) else self.find_key(image, entry.folder)
+        place = self._entry or CurrentEntry(key or f"entry {entry!r:.80}")
+        try:
+            record = self._make_record(entry, place)
+            self._check_record(record)
+        except Reject as reject:
+            name = place.key or key or place.place
+            self._reject(name, reject.reason, place.prefix + reject.detail, place.labels)
+        else:
+            self._found[record.key].append(_Found(record, place.place, place.scope))
+
+    def _make_record(self, entry: SourceEntry, place: CurrentEntry) -> Record:
         label = "" if entry.label is None else parse_text(_to_plain(entry.label))
         boxes = None if entry.boxes is None else tuple(map(_parse_box, entry.boxes))
-        self._collector.set_current_labels(
-            [label] if boxes is None else [box.label for box in boxes]
-        )
+        place.labels = [label] if boxes is None else [box.label for box in boxes]
         if entry.label is None and boxes is None:
             raise Reject("no_label", "the entry has neither a label nor boxes")
         if entry.label is not None and boxes is not None:
             raise Reject("malformed", "the entry has a label and boxes, and must have one of them")
-        frame = None if entry.frame is None or boxes is None else _parse_frame(entry.frame)
+        frame = _parse_frame(entry.frame)
         group = None if entry.group in (None, "") else parse_text(_to_plain(entry.group))
         group = group and escape_surrogates(group)
-        image = self._listed.find_image(".", entry.path)
-        return Record(image, label, boxes, parse_split(entry.split), group, frame)
+        image = entry.path
+        if not isinstance(image, Raw):
+            image = self.find_image(image, entry.folder)
+        split = parse_split(entry.split)
+        return Record(image, label, boxes, split, group, None if boxes is None else frame)
+
+    def _check_record(self, record: Record) -> None:
+        if record.file.num_bytes > MAX_IMAGE_BYTES:
+            raise Reject(
+                "too_large",
+                f"has {record.file.num_bytes} bytes, allowed for an image are {MAX_IMAGE_BYTES}",
+            )
+        for label in record.labels:
+            if fault := self._find_label_fault(label):
+                raise fault
+        for box in record.boxes or ():
+            check_box(box, record.frame)
+
+    def _find_label_fault(self, label: str) -> Reject | None:
+        if not label or escape_surrogates(label) != label:
+            return Reject("no_label", f"{label!r} is not the name of a class")
+        if self._class_names is not None and label not in self._class_names:
+            return Reject("unknown_class", f"{label!r} is not among preprocess.source.class_names")
+        return None
+
+    def _reject(self, key: str, reason: str, detail: str, labels: Iterable[str] = ()) -> None:
+        key, detail = escape_surrogates(key), escape_surrogates(detail)[:_MAX_DETAIL_CHARACTERS]
+        self._rejected.append(RejectedRecord(key=key, stage="source", reason=reason, detail=detail))
+        if known := [label for label in labels if not self._find_label_fault(label)]:
+            self._rejected_labels[key] = known
+
+    def _divide_scopes(self) -> Iterator[tuple[str, list[_Found]]]:
+        """Yields the entries of each key, and of each scope if a key occurs in several."""
+        for key, entries in self._found.items():
+            scopes = dict.fromkeys(entry.scope for entry in entries)
+            if len(scopes) == 1:
+                yield key, entries
+                continue
+            for scope in scopes:
+                name = f"{scope}#{key}"
+                yield name, [entry.rename(name) for entry in entries if entry.scope == scope]
+
+    def _drop_empty_boxes(self, record: Record) -> Record:
+        if not any(box.is_empty for box in record.boxes or ()):
+            return record
+        kept = []
+        for index, box in enumerate(record.boxes or ()):
+            if box.is_empty:
+                self._reject(f"{record.key}#box-{index}", "box_empty", str(box))
+            else:
+                kept.append(box)
+        return dataclasses.replace(record, boxes=tuple(kept))
 
     def _check_reject(self, reject: Reject, place: str) -> None:
         is_text = isinstance(reject.reason, str) and isinstance(reject.detail, str)
@@ -213,6 +411,8 @@ def _parse_box(box: Any) -> Box:
 
 
 def _parse_frame(frame: Any) -> tuple[float, float] | None:
+    if frame is None or frame is UPRIGHT_FRACTIONS:  # in a file, a size of 0 is a missing one
+        return frame
     try:
         height, width = frame
     except (TypeError, ValueError):

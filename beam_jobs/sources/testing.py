@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import SourceRecords
-from beam_jobs.sources.source import SourceFiles
+from beam_jobs.sources.source import SourceFiles, SourceRecords
 from beam_jobs.sources.user_source import BoundSource, bind_source, collect_entries
 from pipeline_ops.config.user_source import UserSource
 from pipeline_ops.raw_data.folder import list_folder, resolve_raw_folder
@@ -40,11 +39,7 @@ def check_source(
     Returns:
       The records by path, and the reasons of rejected entries by path or place.
 
-    Raises:
-      AssertionError: a promise is broken.
-      ConfigError: the source cannot be imported, or a parameter is invalid.
-      DataError: a file that the source reads is missing or invalid.
-      SourceFailed: the source raised an exception, or yielded no SourceEntry.
+    Raises AssertionError for a broken promise, and what the job raises for a source that fails.
     """
     section = UserSource.model_validate(dict(source))
     config_folder = Path(config_folder).resolve()
@@ -80,7 +75,7 @@ def _collect(
     bound: BoundSource, section: UserSource, listing: Listing, is_reversed: bool = False
 ) -> SourceRecords:
     files = SourceFiles(listing, bound.name, section.class_names, is_reversed)
-    return collect_entries(bound, files, listing)
+    return collect_entries(bound, files)
 
 
 def _find_difference(first: SourceRecords, second: SourceRecords) -> str | None:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from beam_jobs.sources.collect import SourceRecords
-from beam_jobs.sources.source import SourceEntry, SourceFailed, SourceFiles
+from beam_jobs.sources.source import SourceEntry, SourceFailed, SourceFiles, SourceRecords
 from beam_jobs.stages import find_parameter_problems, find_parameters_class, raise_problems
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.source_base import Source
@@ -38,11 +37,7 @@ class BoundSource(NamedTuple):
 
 
 def check_source(source: Source, config_file: Path) -> None:
-    """Checks that a user source can be imported and takes its parameters.
-
-    Raises:
-      ConfigError: it cannot. The message has a line for each problem: place, key, rule.
-    """
+    """Raises ConfigError: a user source cannot be imported, or does not take its parameters."""
     if isinstance(source, UserSource):
         with bind_source(source, config_file):
             pass
@@ -58,15 +53,14 @@ def read_user_records(source: UserSource, listing: Listing, config_file: Path) -
       SourceFailed: the source has a bug.
     """
     with bind_source(source, config_file) as bound:
-        return collect_entries(bound, SourceFiles(listing, bound.name, source.class_names), listing)
+        return collect_entries(bound, SourceFiles(listing, bound.name, source.class_names))
 
 
 @contextlib.contextmanager
 def bind_source(source: UserSource, config_file: Path) -> Iterator[BoundSource]:
     """Yields the source, for use within the block. Modules next to the config are known there.
 
-    Raises:
-      ConfigError: it cannot be imported, or a parameter is invalid.
+    Raises ConfigError, with a line for each problem: place, key, rule.
     """
     folder = Path(config_file).resolve().parent
     with find_modules_in(folder):
@@ -82,17 +76,15 @@ def bind_source(source: UserSource, config_file: Path) -> Iterator[BoundSource]:
         yield BoundSource(source.type, function, parameters(**source.parameters))
 
 
-def collect_entries(bound: BoundSource, files: SourceFiles, listing: Listing) -> SourceRecords:
+def collect_entries(bound: BoundSource, files: SourceFiles) -> SourceRecords:
     """Runs a source. Raises as `read_user_records`, except for ConfigError."""
-    for entry in _iterate_entries(bound, files):
-        files.add(entry)
-    found = files.to_source_records()
+    found = files.collect(_iterate_entries(bound, files))
     if not found.records:
         first = next((f" ({r.key}: {r.reason}: {r.detail})" for r in found.rejected), "")
         raise DataError(
-            f"{listing.folder}: the source {bound.name} found no image among {len(files)} files, "
-            f"and rejected {len(found.rejected)} entries{first}. Correct preprocess.source, or the "
-            "function."
+            f"{files.listing.folder}: the source {bound.name} found no image among {len(files)} "
+            f"files, and rejected {len(found.rejected)} entries{first}. "
+            "Correct preprocess.source, or the function."
         )
     by_task = {record.boxes is None: record.key for record in found.records}
     if len(by_task) > 1:
@@ -104,7 +96,7 @@ def collect_entries(bound: BoundSource, files: SourceFiles, listing: Listing) ->
 
 
 def _iterate_entries(bound: BoundSource, files: SourceFiles) -> Iterator[SourceEntry]:
-    """Yields the entries of a source. Raises SourceFailed for a bug in it."""
+    """Raises SourceFailed for a bug in the source."""
     number = 0
     try:
         entries = bound.function(files, bound.parameters)

@@ -14,13 +14,11 @@ from __future__ import annotations
 import posixpath
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from beam_jobs.io.raw import RawReader, read_raw
-from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.parsing import CORNERS, make_box, parse_size
-from beam_jobs.sources.xml_parsing import parse_xml
+from beam_jobs.io.raw import RawReader
+from beam_jobs.sources.parsing import CORNERS, iterate_children, make_box, parse_size
+from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import ImageSets, VocSource
@@ -32,19 +30,19 @@ _IMAGES, _ANNOTATIONS, _LISTS = "JPEGImages/", "Annotations/", "ImageSets/Main/"
 _MAX_XML_BYTES = 16 << 20
 
 
-def read_records(source: VocSource, listing: Listing) -> SourceRecords:
-    """Raises DataError: there is neither an image nor an annotation where they have to be."""
+def read_entries(files: SourceFiles, source: VocSource) -> Iterator[SourceEntry]:
+    listing = files.listing
     images = _index_by_name(listing, _IMAGES)
     annotations = {
-        name: files[0] for name, files in _index_by_name(listing, _ANNOTATIONS, ".xml").items()
+        name: found[0] for name, found in _index_by_name(listing, _ANNOTATIONS, ".xml").items()
     }
     if not images or not annotations:
         raise DataError(
             f"{listing.folder}: a VOC source needs the folders JPEGImages and Annotations "
             "with files in them. Correct preprocess.source.path."
         )
-    lists = _read_lists(source.image_sets, listing)
-    collector, names = Collector(source.class_names), {*images, *annotations, *(lists or ())}
+    lists = _read_lists(source.image_sets, files)
+    names = {*images, *annotations, *(lists or ())}
     if lists is not None and source.unlisted == "ignore":
         names &= lists.keys()
     read_names = sorted(names & annotations.keys() & (names if lists is None else lists.keys()))
@@ -52,10 +50,9 @@ def read_records(source: VocSource, listing: Listing) -> SourceRecords:
     for name in sorted(names):
         candidates, annotation = images.get(name, []), annotations.get(name)
         file = candidates[0] if candidates else annotation
-        with collector.catch_reject(file.key if file else f"{_IMAGES}{name}"):
+        with files.entry(name, file.key if file else f"{_IMAGES}{name}"):
             split = None if lists is None else _select_split(name, lists)
-            collector.add(_make_record(reader, candidates, annotation, split), name)
-    return collector.to_source_records()
+            yield _make_entry(reader, candidates, annotation, split)
 
 
 def _index_by_name(listing: Listing, folder: str, suffix: str = "") -> dict[str, list[RawFile]]:
@@ -67,15 +64,13 @@ def _index_by_name(listing: Listing, folder: str, suffix: str = "") -> dict[str,
     return found
 
 
-def _read_lists(names: ImageSets | None, listing: Listing) -> dict[str, list[str]] | None:
+def _read_lists(names: ImageSets | None, files: SourceFiles) -> dict[str, list[str]] | None:
     """The splits that each image is listed for, or None if there are no lists."""
-    if names is None:
-        return None
-    files = ListedFiles(listing)
+    paths = {} if names is None else {split: f"{_LISTS}{name}.txt" for split, name in names}
     found: dict[str, list[str]] = defaultdict(list)
-    present = {split: file for split, name in names if (file := files.get(f"{_LISTS}{name}.txt"))}
-    for split, file in present.items():
-        for line in read_raw(file, listing.folder).splitlines():
+    present = {split: path for split, path in paths.items() if path in files}
+    for split, path in present.items():
+        for line in files.read(path).splitlines():
             if line.strip():
                 found[to_raw_key(line.strip())].append(split)
     return dict(found) if present else None
@@ -93,9 +88,9 @@ def _select_split(name: str, lists: Mapping[str, list[str]]) -> str:
     return splits[0]
 
 
-def _make_record(
+def _make_entry(
     reader: RawReader, images: list[RawFile], annotation: RawFile | None, split: str | None
-) -> Record:
+) -> SourceEntry:
     if not images:
         raise Reject("missing_image", "there is no image of this name in JPEGImages")
     if annotation is None:
@@ -106,29 +101,26 @@ def _make_record(
             f"the annotation may be for each of {', '.join(image.key for image in images)}",
         )
     boxes, frame = parse_annotation(reader.read(annotation))
-    return Record(images[0], boxes=boxes, split=split, frame=frame)
+    return SourceEntry(images[0], boxes=boxes, split=split, frame=frame)
 
 
-def parse_annotation(content: bytes) -> tuple[tuple[Box, ...], Size | None]:
-    """The boxes of one XML file, and the height and width that it gives the image.
-
-    Raises:
-      Reject: malformed.
-    """
+def parse_annotation(content: bytes) -> tuple[list[Box], Size | None]:
+    """The boxes of one XML file, and the size that it gives the image. Raises Reject."""
     if len(content) > _MAX_XML_BYTES:
         raise Reject(
             "too_large", f"an annotation of {len(content)} bytes, allowed are {_MAX_XML_BYTES}"
         )
-    root = parse_xml(content, "annotation")
-    size = parse_size(root.findtext("size/height"), root.findtext("size/width"))
-    return tuple(map(_parse_box, root.findall("object"))), size
+    frame, objects = None, []
+    for element in iterate_children(content, "annotation"):
+        if element.tag == "size":
+            frame = parse_size(element.findtext("height"), element.findtext("width"))
+        elif element.tag == "object":
+            objects.append(element)
+    return list(map(_parse_box, objects)), frame
 
 
 def _parse_box(element: ElementTree.Element) -> Box:
-    """The box of an object.
-
-    The parts of a person, which have boxes of their own inside the object, are ignored.
-    """
+    """The box of an object. The boxes of its parts, which lie inside of it, are ignored."""
     label = element.findtext("name")
     corners = [element.findtext(f"bndbox/{corner}") for corner in CORNERS]
     if label is None or None in corners:

@@ -9,29 +9,38 @@ there is none, the two lie in one folder. An image without a label file is an ex
 x and y are the centre of the box. All numbers are fractions of the upright image. A line
 `class x1 y1 x2 y2 x3 y3 ...` is a polygon, as for segmentation and rotated boxes, and its box is
 the smallest one around it.
+
+`path` in `data.yaml` often names a folder of another machine, or one below Ultralytics' own folder
+of data sets. So it is looked for below the folder of `data.yaml`, then the same without its first
+folder, and so on, until there is something in it. Nothing is downloaded or executed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import posixpath
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from beam_jobs.io.raw import RawReader
-from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.outlines import enclose
-from beam_jobs.sources.parsing import make_box, parse_number
-from beam_jobs.sources.yolo_data import SplitEntry, read_text, read_yolo_data
+from beam_jobs.sources.parsing import enclose, iterate_path_ends, make_box, parse_number
+from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.labelling_sources import YoloSource
+from pipeline_ops.config.yaml_messages import YamlProblem
+from pipeline_ops.config.yaml_reading import Location, read_yaml
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
 
+_SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
+_MAX_BYTES = 4 << 20
+_MAX_CLASSES = 100_000
+_ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
 _MAX_LABEL_BYTES = 16 << 20
 _TOLERANCE = 0.01
 """Maximum distance of a coordinate from the range 0 to 1. Ultralytics allows the same."""
@@ -44,71 +53,96 @@ class _Image(NamedTuple):
 
     file: RawFile
     split: str
-    location: str
+    place: str
 
 
-def read_records(source: YoloSource, listing: Listing) -> SourceRecords:
-    """Raises DataError: `data.yaml` cannot be used, or no image has a label file."""
-    collector, files = Collector(source.class_names), ListedFiles(listing)
-    data = read_yolo_data(source.data, listing, files)
+class _Place(NamedTuple):
+    """One entry of train, val or test: a folder of images, or a list of their paths.
+
+    `key` is its path below the source's folder, and `line` its line, such as `data.yaml:3`.
+    """
+
+    key: str
+    is_folder: bool
+    split: str
+    line: str
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the keys of all files in the folder."""
+        return "" if self.key == "." else f"{self.key}/"
+
+
+class _Description(NamedTuple):
+    """The values of `data.yaml` and the line of each, for messages."""
+
+    name: str
+    values: Mapping[str, Any]
+    lines: Mapping[Location, int]
+
+    def find_line(self, *location: str | int) -> int:
+        return self.lines.get(location) or self.lines.get(location[:1], 1)
+
+    def make_error(self, message: str, *location: str | int) -> DataError:
+        return DataError(f"{self.name}:{self.find_line(*location)}: {message}")
+
+
+def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry]:
+    description = _read_description(files, source.data)
+    places, names = _find_places(description, files), _parse_names(description)
     by_label: dict[str, list[_Image]] = defaultdict(list)
-    for place in data.places:
+    for place in places:
         read_place = _list_images if place.is_folder else _read_list
-        for image in read_place(place, listing, files, collector):
+        for image in read_place(place, files, source):
             by_label[_to_label_key(image.file.key)].append(image)
-    labels = {key: file for key in by_label if (file := files.get(key))}
+    labels = {key: file for key in by_label if (file := files.by_key.get(key))}
     if by_label and not labels:
         key, (image, *_) = next(iter(by_label.items()))
         raise DataError(
-            f"{listing.folder}: none of the {len(by_label)} images has a label file. That of "
+            f"{files.listing.folder}: none of the {len(by_label)} images has a label file. That of "
             f"{image.file.key} would be {key}. Put the label files there, or correct {source.data}."
         )
-    reader = RawReader(labels.values(), listing.folder)
+    reader = RawReader(labels.values(), files.listing.folder)
     for key, images in by_label.items():
-        names = sorted({image.file.key for image in images})
-        for name in names if len(names) > 1 else ():
-            collector.reject(
-                name, "ambiguous_image", f"{key} is the label file of each of {', '.join(names)}"
-            )
-        if len(names) == 1:
-            with collector.catch_reject(names[0]):
-                label_file = files.find(key)
-                boxes = parse_labels(reader.read(label_file), data.names) if label_file else ()
-                for file, split, location in images:
-                    record = Record(file, boxes=boxes, split=split, frame=UPRIGHT_FRACTIONS)
-                    collector.add(record, location)
-    _reject_unused_labels(data.places, listing, by_label, collector)
-    return collector.to_source_records()
+        keys = sorted({image.file.key for image in images})
+        for image_key in keys if len(keys) > 1 else ():
+            detail = f"{key} is the label file of each of {', '.join(keys)}"
+            with files.entry(image_key, image_key):
+                raise Reject("ambiguous_image", detail)
+        if len(keys) == 1:
+            with files.entry(images[0].place, keys[0]) as entry:
+                label_file = files.get(key)
+                boxes = parse_labels(reader.read(label_file), names) if label_file else ()
+                for file, split, entry.place in images:
+                    yield SourceEntry(file, boxes=boxes, split=split, frame=UPRIGHT_FRACTIONS)
+    _reject_unused_labels(places, files, by_label)
 
 
-def _list_images(
-    place: SplitEntry, listing: Listing, files: ListedFiles, collector: Collector
-) -> Iterator[_Image]:
+def _list_images(place: _Place, files: SourceFiles, _: YoloSource) -> Iterator[_Image]:
     """The images in a folder and in the folders below it."""
-    for file in listing.files:
+    for file in files.listing.files:
         if file.key.startswith(place.prefix) and not file.key.endswith(_OTHER_SUFFIXES):
-            yield _Image(file, place.split, place.location)
-    for entry in listing.rejected:
-        if entry.key.startswith(place.prefix) and not entry.key.endswith(_OTHER_SUFFIXES):
-            collector.reject(entry.key, entry.reason, entry.detail)
+            yield _Image(file, place.split, place.line)
+    for rejected in files.listing.rejected:
+        if rejected.key.startswith(place.prefix) and not rejected.key.endswith(_OTHER_SUFFIXES):
+            with files.entry(rejected.key, rejected.key):
+                raise Reject(rejected.reason, rejected.detail)
 
 
-def _read_list(
-    place: SplitEntry, listing: Listing, files: ListedFiles, collector: Collector
-) -> Iterator[_Image]:
+def _read_list(place: _Place, files: SourceFiles, source: YoloSource) -> Iterator[_Image]:
     """The images that a file names, one path a line.
 
     A path starts at the folder of the list. If there is no such file, the path counts as one of
     another machine.
     """
-    content = read_text(files.read(place.key, f"data, {place.location},"), place.key)
-    for number, line in enumerate(content.splitlines(), start=1):
-        location = f"{place.key}:{number}"
+    text = files.read_text(place.key, f"data, {place.line},")
+    for number, line in enumerate(text.splitlines(), start=1):
         if path := line.strip():
-            with collector.catch_reject(location):
-                near = files.find(files.to_key(posixpath.dirname(place.key), path))
-                file = near or files.find_image_from_elsewhere(place.data_folder, path)
-                yield _Image(file, place.split, location)
+            with files.entry(f"{place.key}:{number}") as entry:
+                near = files.get(files.to_key(path, posixpath.dirname(place.key)))
+                folder = posixpath.dirname(source.data)
+                file = near or files.find_image_from_elsewhere(path, folder)
+                yield _Image(file, place.split, entry.place)
 
 
 def _to_label_key(image_key: str) -> str:
@@ -122,7 +156,7 @@ def _to_labels(path: str) -> str:
 
 
 def _reject_unused_labels(
-    places: Collection[SplitEntry], listing: Listing, used: Collection[str], collector: Collector
+    places: Collection[_Place], files: SourceFiles, used: Collection[str]
 ) -> None:
     """Reports the label files without an image, unless they may be for images that no list names.
 
@@ -133,14 +167,139 @@ def _reject_unused_labels(
         for place in places
         if place.is_folder and _to_labels(place.prefix) != place.prefix
     )
-    for file in listing.files:
+    for file in files.listing.files:
         if (
             file.key.startswith(prefixes)
             and file.key.endswith(".txt")
             and file.key not in used
             and posixpath.basename(file.key) != "classes.txt"
         ):
-            collector.reject(file.key, "missing_image", "there is no image of this name")
+            with files.entry(file.key, file.key):
+                raise Reject("missing_image", "there is no image of this name")
+
+
+def _read_description(files: SourceFiles, name: str) -> _Description:
+    """Reads `data.yaml`. Raises DataError: names the line, and what to correct."""
+    text = files.read_text(name, "data", _MAX_BYTES)
+    try:
+        values, lines = read_yaml(text)
+    except YamlProblem as problem:
+        raise DataError(f"{name}:{problem.line}: {problem.rule}") from None
+    if not isinstance(values, dict):
+        raise DataError(f"{name}:1: must be a mapping with the keys train, val and names.")
+    description = _Description(name, values, lines)
+    if "kpt_shape" in values:
+        raise description.make_error(
+            "kpt_shape: key points are not supported. Remove the key, and the columns of the key "
+            "points from the label files.",
+            "kpt_shape",
+        )
+    return description
+
+
+def _find_places(description: _Description, files: SourceFiles) -> tuple[_Place, ...]:
+    values = description.values
+    if not values.get("train"):
+        raise description.make_error("the key train is missing. Add the folder of the images.")
+    if not isinstance(path := values.get("path") or "", str):
+        raise description.make_error("path: must be text.", "path")
+    folders = _collect_folders(files.listing)
+    places: dict[str, _Place] = {}
+    for key, split in _SPLITS.items():
+        entries = values.get(key) or []
+        for index, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+            location = (key, index) if isinstance(entries, list) else (key,)
+            if not isinstance(entry, str):
+                raise description.make_error(f"{key}: must be text, or a list of texts.", *location)
+            candidates = list(_iterate_candidates(description, path, entry, files))
+            found = next((c for c in candidates if c in folders or c in files.by_key), None)
+            if found is None:
+                raise description.make_error(
+                    f"{key}: there are no files in {files.listing.folder} under "
+                    f"{_join(candidates)}. Correct the entry or path, or remove {key}.",
+                    *location,
+                )
+            if other := places.get(found):
+                raise description.make_error(
+                    f"{key}: {found} is named in {other.line} already, and an image can be in "
+                    "one split only. Remove one of the entries.",
+                    *location,
+                )
+            line = f"{description.name}:{description.find_line(*location)}"
+            places[found] = _Place(found, found in folders, split, line)
+    return tuple(places.values())
+
+
+def _join(candidates: list[str]) -> str:
+    """The first three candidates, and the number of the others."""
+    more = f" or {len(candidates) - 3} shorter paths" if len(candidates) > 3 else ""
+    return ", ".join(candidate[:200] for candidate in candidates[:3]) + more
+
+
+def _iterate_candidates(
+    description: _Description, path: str, entry: str, files: SourceFiles
+) -> Iterator[str]:
+    """The keys that an entry may mean, most likely first.
+
+    `../train/images` also stands for `train/images`, as in the files that Roboflow writes.
+    """
+    folder = posixpath.dirname(description.name)
+    try:
+        if _ABSOLUTE.match(entry):
+            roots, entries = [""], list(iterate_path_ends(entry))
+        else:
+            entry = entry.replace("\\", "/")
+            roots = [*iterate_path_ends(path), ""]
+            entries = list(dict.fromkeys([entry, entry.removeprefix("../")]))
+        for root, end in itertools.product(roots, entries):
+            yield files.to_key(end, posixpath.join(folder, root))
+    except Reject as reject:
+        raise description.make_error(f"{reject.detail}.", "path") from None
+
+
+def _collect_folders(listing: Listing) -> set[str]:
+    """All folders that hold files, and "." for the source's own folder."""
+    folders = {"."}
+    for file in listing.files:
+        folder = posixpath.dirname(file.key)
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = posixpath.dirname(folder)
+    return folders
+
+
+def _parse_names(description: _Description) -> Mapping[int, str]:
+    """The classes by number. With `nc` alone they are class_0, class_1 and so on."""
+    names, count = description.values.get("names"), description.values.get("nc")
+    if count is not None and (
+        not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MAX_CLASSES
+    ):
+        raise description.make_error("nc: must be the number of classes, at least 1.", "nc")
+    if names is None and count is not None:
+        return {number: f"class_{number}" for number in range(count)}
+    if not names or not isinstance(names, (list, dict)):
+        raise description.make_error(
+            "names: must be a list of the classes, or a mapping from numbers to classes.", "names"
+        )
+    if count is not None and count != len(names):
+        raise description.make_error(f"nc: is {count}, but there are {len(names)} names.", "nc")
+    found: dict[str, int] = {}
+    for number, name in names.items() if isinstance(names, dict) else enumerate(names):
+        location = number if isinstance(names, list) else str(number)
+        if not str(number).isdecimal() or isinstance(name, bool) or not isinstance(name, str | int):
+            raise description.make_error(
+                f"names: {str(number):.40}: {str(name):.40} is not a number with the name of a "
+                "class. Put the name in quotes.",
+                "names",
+                location,
+            )
+        if found.setdefault(str(name).strip(), int(number)) != int(number):
+            raise description.make_error(
+                f"names: two classes have the name {str(name):.40}. Rename one of them.",
+                "names",
+                location,
+            )
+    return {number: name for name, number in found.items()}
 
 
 def parse_labels(content: bytes, names: Mapping[int, str]) -> tuple[Box, ...]:

@@ -47,6 +47,8 @@ _ETAG_KEYS = (
 """The drivers' names for the etag of an object, the best first."""
 _BUFFER_BYTES = 8 << 20
 _MD5 = re.compile("[0-9a-f]{32}")
+_BEYOND_END = re.compile("range.* not satisfiable", re.IGNORECASE)
+"""What all stores answer, after HTTP's status 416, if an object is shorter than it was."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +137,9 @@ class RemoteFolder:
         ends = [offset + size for _, offset, size in filled]
 
         def read() -> list[bytes]:
-            with _translate_missing_file(filled[0][0]), translate_errors(self.uri):
-                return list(self._driver.cat_ranges(paths, starts, ends, on_error="raise"))
+            with translate_errors(self.uri):
+                found = self._driver.cat_ranges(paths, starts, ends, on_error="return")
+            return [self._unwrap(part[0], each) for part, each in zip(filled, found, strict=True)]
 
         found = iter(repeat_while_away(describe_place(self.uri), read) if filled else [])
         return [next(found) if size else b"" for _, _, size in parts]
@@ -179,11 +182,19 @@ class RemoteFolder:
         return repeat_while_away(describe_place(self.uri), read)
 
     def _check_content(self, file: RawFile, content: bytes | Exception) -> bytes:
+        found = self._unwrap(file, content)
+        with _translate_missing_file(file), translate_errors(self / file.key):
+            if not self._is_unchanged(file, found):
+                raise _make_change_error(file)
+        return found
+
+    def _unwrap(self, file: RawFile, content: bytes | Exception) -> bytes:
+        """Raises the error that the driver has returned instead of a content."""
+        if isinstance(content, Exception) and _BEYOND_END.search(str(content)):
+            raise _make_change_error(file)
         with _translate_missing_file(file), translate_errors(self / file.key):
             if isinstance(content, Exception):
                 raise content
-            if not self._is_unchanged(file, content):
-                raise MachineError(f"{file.key} has changed since the run started. Retry.")
         return content
 
     def _is_unchanged(self, file: RawFile, content: bytes) -> bool:
@@ -240,6 +251,10 @@ class _RemoteFile(io.RawIOBase):
         buffer[: len(content)] = content
         self._position += len(content)
         return len(content)
+
+
+def _make_change_error(file: RawFile) -> MachineError:
+    return MachineError(f"{file.key} has changed since the run started. Retry.")
 
 
 @contextlib.contextmanager

@@ -244,7 +244,7 @@ def test_packed_images_that_have_changed_are_a_reason_to_retry(store, packed, ch
     file = image.container
     uri = f"{folder.uri}/{file.key}"
     store.files.pipe_file(uri, change(file.num_bytes))
-    with pytest.raises(MachineError, match="etry"):
+    with pytest.raises(MachineError, match="has changed since the run started. Retry"):
         RawReader([image], folder).read(image)
     store.files.rm_file(uri)
     with pytest.raises(MachineError, match=f"cannot read {file.key}, which existed when"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from beam_jobs.sources.image_folder import read_records
+from beam_jobs.sources import read_records
 from pipeline_ops.config.sources import ImageFolderSource
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.sources.image_folder import read_records, validate_layout
+from beam_jobs.sources import read_records
+from beam_jobs.sources.image_folder import validate_layout
 from pipeline_ops.config.sources import ImageFolderSource
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.raw_data.listing import Listing

@@ -337,7 +337,7 @@ NAMES = "names: [cat]\n"
         (f"{NAMES}train: !!python/name:os.system", r"data.yaml:2: the tag .* is not allowed"),
         (f"{NAMES}train: {'[' * 99}", r"data.yaml:2: nested more than 40 levels"),
         (f"{NAMES}train: [", r"data.yaml:\d: "),
-        (b"names: [\xff]", r"data.yaml:1: is not UTF-8"),
+        (b"names: [\xff]", r"data.yaml:1: not UTF-8"),
         (b"\n" * (5 << 20), r"data.yaml: has 5242880 bytes, allowed are 4194304"),
     ],
 )
@@ -355,7 +355,7 @@ def test_a_data_file_that_is_missing_is_told(raw):
 def test_a_list_that_is_no_text_is_told(raw):
     raw.add("data.yaml", "train: train.txt\nnames: [cat]")
     raw.add("train.txt", b"a\n\xff")
-    with pytest.raises(DataError, match=r"train.txt:2: is not UTF-8"):
+    with pytest.raises(DataError, match=r"train.txt:2: not UTF-8"):
         raw.read(type="yolo")
 
 

@@ -5,6 +5,12 @@
 No image crosses a shuffle or a coder. Plans and results go through the exchange. Each stage has the
 counters `rejected` and `skipped` and a distribution `microseconds`, with one value for each shard.
 The counter `examples` belongs to `write`.
+
+The graph does not depend on the runner, which is named, because DirectRunner may be another engine
+on another machine. The embedded runner works in memory: in its other modes, Beam opens four ports
+on all interfaces, without credentials, and serves any file of the host there. Other runners start
+workers on other hosts, which mount the raw files and the storage root at the same paths, and have
+the same versions of Trainyard and its packages.
 """
 
 from __future__ import annotations
@@ -23,17 +29,18 @@ import apache_beam as beam
 from apache_beam import coders
 from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners import create_runner
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_jobs.exchange import Exchange, Results, ShardTask
 from beam_jobs.planning.plan import ShardPlan
-from beam_jobs.runner import create_engine
 from beam_jobs.statistics.summary import PlanSummary, Summary
 from beam_jobs.worker import BuildSpec, PlanCounts, PlanWorker, start_process, work_in_process
 from pipeline_ops.config.preprocess import BeamRunner
-from pipeline_ops.errors import MachineError, TrainyardError
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 
 _MALLOC_SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
@@ -254,3 +261,38 @@ class _BackgroundThread:
         if not self._ended.is_set():
             self._stop()
             self._ended.wait(_STOP_TIMEOUT_SECONDS)
+
+
+_BEAM_RUNNER_NAMES = {
+    "portable": "PortableRunner",
+    "flink": "FlinkRunner",
+    "spark": "SparkRunner",
+    "dataflow": "DataflowRunner",
+}
+
+
+def create_engine(runner: BeamRunner) -> tuple[PipelineRunner, PipelineOptions]:
+    """Returns the engine and its options.
+
+    Raises:
+      ConfigError: Beam lacks the runner's packages, or does not accept an option.
+    """
+    if runner.name == "embedded":
+        return FnApiRunner(), PipelineOptions(
+            [], direct_running_mode="in_memory", direct_num_workers=1
+        )
+    try:
+        options = PipelineOptions.from_dictionary(
+            {"runner": (name := _BEAM_RUNNER_NAMES[runner.name]), **runner.options}
+        )
+        options.get_all_options()
+        return create_runner(name), options
+    except SystemExit:  # Beam's argument parser exits after it has named the wrong option on stderr
+        raise ConfigError(
+            f"preprocess.runner.options: Beam does not accept {runner.options}. See the log."
+        ) from None
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"preprocess.runner.name: Beam cannot start {runner.name}: {error}. "
+            "Install the packages of the runner, or choose another one."
+        ) from None

@@ -21,14 +21,22 @@ from beam_jobs.output.describe import (
     read_reference,
     write_description,
 )
-from beam_jobs.output.quarantine import write_rejected_list
-from beam_jobs.output.record_lengths import write_record_lengths
-from beam_jobs.output.rejects import check_rejects, collect_rejected, read_bad_records
+from beam_jobs.output.quarantine import (
+    check_rejects,
+    collect_rejected,
+    read_bad_records,
+    write_rejected_list,
+)
 from beam_jobs.output.shard import ShardBuildSpec
-from beam_jobs.planning.balance import compute_class_weights
 from beam_jobs.planning.delta import Delta, plan_delta
-from beam_jobs.planning.duplicates import CollectionDecision, decide_collection
-from beam_jobs.planning.empty_splits import explain_from_shards
+from beam_jobs.planning.duplicates import (
+    CollectionDecision,
+    HashedBlock,
+    ImageHashSpec,
+    decide_collection,
+    merge_hashes,
+    plan_blocks,
+)
 from beam_jobs.planning.generations import (
     PreviousDataset,
     build_index_entries,
@@ -36,15 +44,11 @@ from beam_jobs.planning.generations import (
     collect_known_hashes,
     read_previous_dataset,
     take_over,
+    write_record_lengths,
 )
 from beam_jobs.planning.index import write_index
-from beam_jobs.planning.perceptual_hash import (
-    HashedBlock,
-    ImageHashSpec,
-    merge_hashes,
-    plan_blocks,
-)
 from beam_jobs.planning.plan import ShardPlan, check_labels
+from beam_jobs.planning.splits import explain_from_shards
 from beam_jobs.sources import SourceData, read_source_data
 from beam_jobs.stages import check_stages
 from beam_jobs.statistics.dataset import collect_statistics, find_duplicates
@@ -53,6 +57,7 @@ from beam_jobs.statistics.summary import (
     ShardSummary,
     Summary,
     check_shapes,
+    compute_class_weights,
     compute_figures,
     count_labels,
 )

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.duplicates import CollectionDecision, decide_collection
-from beam_jobs.planning.empty_splits import explain_from_plan
 from beam_jobs.planning.plan import Record, check_labels, count_planned_labels, hash_key
+from beam_jobs.planning.splits import explain_from_plan
 from beam_jobs.sources import SourceData, read_source_data
 from beam_jobs.stages.execution import BoundStage, map_class_names, run_stages
 from beam_jobs.stages.stage import Rejected

@@ -1,4 +1,4 @@
-"""The quarantine of bad records: their keys, reasons and bytes, as files of a data set.
+"""The quarantine: all rejected records of a job, with their bytes, checked against the budget.
 
 A worker writes the bad records of a shard into a file of their own next to it. The driver writes
 another one, with the records that no worker has read. A later data set references the file of an
@@ -9,12 +9,18 @@ longer bad: the list of bad records decides.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from beam_jobs.io.example import pack
-from beam_jobs.io.tfrecord_writer import TFRecordWriter
-from beam_jobs.statistics.summary import BadRecord, RejectedRecord
+from beam_jobs.io.raw import Raw, find_raw_file, read_beginning, read_raw
+from beam_jobs.io.tfrecord_files import TFRecordWriter
+from beam_jobs.planning.duplicates import CollectionDecision, is_removed_copy
+from beam_jobs.sources import SourceData
+from beam_jobs.stages.execution import BoundStage, map_class_names
+from beam_jobs.statistics.summary import BadRecord, RejectedRecord, ShardSummary
 from pipeline_ops.artifacts.dataset import (
     QUARANTINE_CONTENT,
     QUARANTINE_DETAIL,
@@ -26,8 +32,140 @@ from pipeline_ops.artifacts.dataset import (
     QUARANTINE_STAGE,
 )
 from pipeline_ops.artifacts.manifest import ManifestFile
+from pipeline_ops.config.preprocess import Rejects
+from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.raw_file import RawFile
 from pipeline_ops.storage.atomic import write_atomically
 from pipeline_ops.storage.store_path import StorePath
+
+_MAX_NAMED_RECORDS = 10
+
+
+def collect_rejected(
+    source: SourceData,
+    decision: CollectionDecision,
+    summaries: Iterable[ShardSummary],
+    target: StorePath,
+) -> tuple[list[RejectedRecord], list[ManifestFile]]:
+    """All rejected records, of the source, the collection and the stages, by key.
+
+    Those that no worker has read are written into a quarantine file below `target`. These are files
+    that the source could not use, and images that contradict one another.
+
+    Returns:
+      The records, and all quarantine files that were just written.
+    """
+    unread = [*source.found.rejected, *decision.rejected]
+    with QuarantineWriter(target, "source.tfrecord") as quarantine:
+        rejected = [
+            quarantine.add(bad) if bad else record
+            for record, bad in zip(unread, read_bad_records(unread, source), strict=True)
+        ]
+    files = [quarantine.file]
+    for summary in summaries:
+        rejected += summary.rejected
+        files.append(summary.quarantine)
+    return sorted(rejected, key=lambda record: record.key), list(filter(None, files))
+
+
+def read_bad_records(
+    rejected: Sequence[RejectedRecord], source: SourceData
+) -> Iterator[BadRecord | None]:
+    """Yields each rejected record with its bytes.
+
+    None stands for one without bytes of its own: a removed copy, a box, or a missing file.
+    """
+    raws: dict[str, Raw] = {}
+    if rejected:
+        raws |= {file.key: file for file in source.listing.files}
+        raws |= {record.key: record.file for record in source.found.records}
+    for record in rejected:
+        raw = raws.get(record.key)
+        if raw is None or is_removed_copy(record):
+            yield None
+        elif isinstance(raw, RawFile):
+            content = read_beginning(raw, source.folder, MAX_BYTES)
+            yield BadRecord(record, raw.key, content, raw.num_bytes)
+        else:
+            content = read_raw(raw, source.folder)
+            yield BadRecord(record, find_raw_file(raw).key, content, raw.num_bytes)
+
+
+def check_rejects(
+    rejected: Sequence[RejectedRecord],
+    source: SourceData,
+    decision: CollectionDecision,
+    rejects: Rejects,
+    full_list: Path,
+    config_file: str,
+) -> None:
+    """Checks the bad records. Removed copies are not bad.
+
+    Args:
+      rejected: the rejected records in the order of their keys.
+      source: all records.
+      decision: the records that stay, and the removed copies.
+      rejects: the budget.
+      full_list: the file that gets the list of all bad records if the check fails.
+      config_file: the config file, for messages.
+
+    Raises:
+      DataError: the budget is exceeded or a class is lost. The message has the lost classes, the
+        first of the bad records, and the path of the full list.
+    """
+    bad = [record for record in rejected if not is_removed_copy(record)]
+    num_records = len(source.found.records) + len(source.found.rejected)
+    labels = itertools.chain(
+        ((record.key, record.labels) for record in decision.records_without_copies),
+        source.found.rejected_labels.items(),
+    )
+    budget = rejects.compute_budget(num_records)
+    lost = find_lost_classes(labels, bad, source.stages)
+    if len(bad) <= budget and not lost:
+        return
+    write_rejected_list(full_list, bad)
+    named = "\n".join(
+        f"  {record.key}: {record.reason} ({record.stage}: {record.detail})"
+        for record in bad[:_MAX_NAMED_RECORDS]
+    )
+    if len(bad) > _MAX_NAMED_RECORDS:
+        named += f"\n  and {len(bad) - _MAX_NAMED_RECORDS} more"
+    if lost:
+        fault = f"every record of {', '.join(lost)} is unusable, and no budget covers a whole class"
+        key = "correct preprocess.stages"
+    else:
+        fault = f"{len(bad)} of {num_records} raw files are unusable, and the budget is {budget}"
+        key = "raise preprocess.rejects"
+    raise DataError(
+        f"{fault}:\n{named}\n"
+        f"{full_list} lists all of them. Correct or remove them, or {key} in {config_file}."
+    )
+
+
+def find_lost_classes(
+    labels: Iterable[tuple[str, Iterable[str]]],
+    rejected: Iterable[RejectedRecord],
+    stages: Sequence[BoundStage] = (),
+) -> list[str]:
+    """The classes that had records, all of which were rejected.
+
+    Args:
+      labels: key and labels of all records with known labels, good and bad.
+      rejected: the bad records.
+      stages: the stages of the config. The names are those after the stages.
+    """
+    bad = {record.key for record in rejected}
+    if not bad:
+        return []
+    planned: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
+    for key, names_before in labels:
+        names = map_class_names(stages, dict.fromkeys(names_before))
+        planned.update(names)
+        if key in bad:
+            lost.update(names)
+    return sorted(name for name, count in lost.items() if count == planned[name])
+
 
 MAX_BYTES = 1 << 20
 """The maximum number of bytes of a record's content. A longer content is cut off there."""

@@ -15,7 +15,7 @@ from typing import ClassVar
 from beam_jobs.exchange import Exchange, ProgressReporter
 from beam_jobs.io.example import serialise
 from beam_jobs.io.raw import RawReader, find_raw_file
-from beam_jobs.io.tfrecord_writer import TFRecordWriter
+from beam_jobs.io.tfrecord_files import TFRecordWriter
 from beam_jobs.output.quarantine import QuarantineWriter
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import bind_stages

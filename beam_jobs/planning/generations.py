@@ -27,10 +27,15 @@ from pipeline_ops.artifacts.dataset import (
 )
 from pipeline_ops.artifacts.input_names import BASE
 from pipeline_ops.artifacts.manifest import Manifest, read_input
-from pipeline_ops.artifacts.record_lengths import RECORD_LENGTHS
+from pipeline_ops.artifacts.record_lengths import (
+    RECORD_LENGTHS,
+    format_record_lengths,
+    parse_record_lengths,
+)
 from pipeline_ops.jobs.artifact_writer import ArtifactDraft
 from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.request import Request
+from pipeline_ops.storage.atomic import write_atomically
 from pipeline_ops.storage.read_errors import make_read_error
 
 _DESCRIPTION = (INDEX, QUARANTINE, RECORD_LENGTHS)
@@ -195,3 +200,26 @@ def _make_entry(record: Record, split: str, perceptual_hashes: Mapping[str, str]
         split,
         perceptual_hash=perceptual_hashes.get(content, ""),
     )
+
+
+def write_record_lengths(
+    folder: Path,
+    built: Iterable[ShardSummary],
+    kept: Iterable[str],
+    previous: Path | None,
+) -> None:
+    """Writes the lengths into a data set's folder.
+
+    Args:
+      folder: the folder of the data set.
+      built: the summaries of the shards that were built.
+      kept: the shards that were taken over.
+      previous: the folder of the data set that had them, which may be too old to have their
+        lengths.
+    """
+    known: dict[str, Sequence[int]] = {}
+    if previous and (file := previous / RECORD_LENGTHS).exists():
+        known = parse_record_lengths(file.read_bytes(), str(file))
+    lengths = {path: known[path] for path in kept if path in known}
+    lengths |= {summary.name: summary.lengths for summary in built}
+    write_atomically(folder / RECORD_LENGTHS, format_record_lengths(lengths))

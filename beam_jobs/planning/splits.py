@@ -18,43 +18,30 @@ is cut out of the records for train, by the ratio of the two shares.
 
 from __future__ import annotations
 
-import contextlib
 import re
-import signal
-import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from beam_jobs.planning.plan import Record, hash_key
+from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
 from pipeline_ops.artifacts.dataset import SPLITS
 from pipeline_ops.config.preprocess import Split
-from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.errors import DataError
 
 _GROUP_SUFFIX = "\0"
 """Ends the name of a group, so that no group is mistaken for the key of a file."""
 
 
-def split_records(
-    records: Iterable[Record], split: Split, max_search_seconds: float = 60
-) -> dict[str, list[Record]]:
+def split_records(records: Iterable[Record], split: Split) -> dict[str, list[Record]]:
     """The records of each split, in no particular order.
 
-    Args:
-      records: the records.
-      split: shares and groups.
-      max_search_seconds: the time limit for `group_regex` in the keys of all records. A million
-        keys take about two seconds.
-
     Raises:
-      ConfigError: `group_regex` takes too long.
       DataError: a group cannot be found in a key, or two records of one group are given different
         splits.
     """
     members: dict[str, list[Record]] = defaultdict(list)
-    with _limit_search_time(split, max_search_seconds):
-        for record in records:
-            members[_find_unit(record, split)].append(record)
+    for record in records:
+        members[_find_unit(record, split)].append(record)
     splits = _read_given_splits(members)
     if len(splits) == len(members):
         splits |= _cut_out_of_train(splits, members, split)
@@ -74,32 +61,6 @@ def assign_split(key: str, split: Split) -> str:
     # The sum of all shares may be a little below 1.
     is_validation = position < split.train + split.validation or not split.test
     return "validation" if is_validation else "test"
-
-
-@contextlib.contextmanager
-def _limit_search_time(split: Split, max_seconds: float) -> Iterator[None]:
-    """Ends a search for groups that takes too long.
-
-    An expression such as `(a+)+b` can take years for one key. Python's `re` runs signal handlers
-    while it searches. They run in the main thread only, and a job splits its records there.
-    """
-    if split.group_by != "regex" or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_signal: int, _frame: Any) -> NoReturn:
-        raise ConfigError(
-            f"preprocess.split.group_regex ({split.group_regex!r}) took more than "
-            f"{max_seconds:g} s. Write it without a repetition inside a repetition."
-        )
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max_seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _find_unit(record: Record, split: Split) -> str:
@@ -195,3 +156,87 @@ def _find_main_class(records: Sequence[Record]) -> str:
     """
     counts = Counter(label for record in records for label in record.labels)
     return min(counts, key=lambda label: (-counts[label], label), default="")
+
+
+def explain_from_plan(
+    records: Sequence[Record], kept: Mapping[str, Sequence[Record]], split: Split
+) -> Callable[[str], str]:
+    """Explains why a split is empty, before any image is read.
+
+    Args:
+      records: all records that the source has found.
+      kept: the records that stay when duplicates are removed, by split.
+      split: `preprocess.split`.
+    """
+
+    def explain(name: str) -> str:
+        share, count = getattr(split, name), len(split_records(records, split)[name])
+        if kept[name]:
+            return (
+                f"none of its {len(kept[name])} images has a label or a box that the stages keep. "
+                "Correct the annotations or the stages."
+            )
+        if count:
+            return (
+                f"all of its {count} images are equal to others or contradict them. Add other "
+                "images, or set preprocess.duplicates: keep."
+            )
+        given = {record.split or "" for record in records}
+        if given and all(given):
+            return (
+                f"the source gives every image a split ({', '.join(sorted(given))}), none of them "
+                f"{name}, and preprocess.split.{name} is {share:g}. Give some images to it in the "
+                f"source, or raise preprocess.split.{name}, which takes them from train."
+            )
+        if not share:
+            return f"preprocess.split.{name} is 0, and the source gives no image to it. Raise it."
+        return _explain_share(name, share, records, split)
+
+    return explain
+
+
+def _explain_share(name: str, share: float, records: Sequence[Record], split: Split) -> str:
+    rule = f"preprocess.split.{name} is {share:g} of {len(records)} images"
+    if split.group_by:
+        return (
+            f"{rule}, and groups (preprocess.split.group_by: {split.group_by}) are never divided. "
+            "Add images of other groups, or raise it."
+        )
+    if split.stratify or share * len(records) < 1:
+        return f"{rule}, which rounds to none. Add images, or raise preprocess.split.{name}."
+    return (
+        f"{rule}. Add images, or raise preprocess.split.{name}, or set preprocess.split.stratify: "
+        "true, which keeps to the shares exactly."
+    )
+
+
+def explain_from_shards(
+    kept: Mapping[str, Sequence[Record]],
+    rejected: Iterable[RejectedRecord],
+    summaries: Iterable[ShardSummary],
+) -> Callable[[str], str]:
+    """Explains why a split is empty, after all stages have run.
+
+    `rejected` are all rejected records.
+    """
+    rejected, summaries = list(rejected), list(summaries)
+
+    def explain(name: str) -> str:
+        keys = {record.key for record in kept[name]}
+        reasons = Counter(
+            f"{record.stage}: {record.reason}" for record in rejected if record.key in keys
+        )
+        for summary in summaries:
+            reasons.update(summary.skipped if summary.split == name else {})
+        if not reasons:
+            return (
+                f"the stages keep no box of its {len(keys)} images. Correct the annotations or the "
+                "stages."
+            )
+        rejects = ", ".join(f"{count} by {reason}" for reason, count in sorted(reasons.items()))
+        return (
+            f"all of its {len(keys)} images were rejected or skipped ({rejects}). Correct them, or "
+            "the stages."
+        )
+
+    return explain

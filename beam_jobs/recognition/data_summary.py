@@ -16,7 +16,6 @@ from fnmatch import fnmatchcase
 from pydantic import TypeAdapter
 
 from beam_jobs.io.raw import RawReader
-from beam_jobs.planning.empty_splits import explain_from_plan
 from beam_jobs.planning.plan import (
     Record,
     check_labels,
@@ -25,7 +24,7 @@ from beam_jobs.planning.plan import (
     hash_key,
     infer_task,
 )
-from beam_jobs.planning.splits import split_records
+from beam_jobs.planning.splits import explain_from_plan, split_records
 from beam_jobs.recognition.folder_view import count
 from beam_jobs.sources import read_records, validate_listing
 from beam_jobs.sources.parsing import is_image_name

@@ -25,7 +25,7 @@ from typing import Any
 from beam_jobs.io.example import parse
 from beam_jobs.io.parquet_rows import CorruptParquet, iterate_rows, open_parquet
 from beam_jobs.io.raw import open_raw
-from beam_jobs.io.tfrecord_reader import CorruptRecord, scan_records
+from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
 from beam_jobs.recognition.folder_view import MAX_CANDIDATES, START_BYTES, FolderView, count
 from beam_jobs.sources import read_records
 from beam_jobs.sources.image_folder import find_split_folders, validate_layout

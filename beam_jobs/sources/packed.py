@@ -16,7 +16,7 @@ from typing import Any
 
 from beam_jobs.io.example import parse
 from beam_jobs.io.raw import PackedImage, Raw, digest_image, open_raw, translate_read_errors
-from beam_jobs.io.tfrecord_reader import CorruptRecord, scan_records
+from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.collect import Collector
 from beam_jobs.sources.parsing import (

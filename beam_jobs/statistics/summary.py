@@ -6,7 +6,7 @@ A summary goes from the worker to the driver as a JSON file, because no runner r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel
@@ -137,3 +137,15 @@ def compute_figures(
         skipped_by_reason=dict(sorted(skipped.items())),
         seconds_by_stage={stage: round(spent / 1e9, 3) for stage, spent in nanoseconds.items()},
     )
+
+
+def compute_class_weights(counts: Mapping[str, int]) -> dict[str, float]:
+    """A weight for each class, inverse to its count in the train split.
+
+    The mean weight over all examples of the split is 1. A class without examples weighs 0.
+    """
+    present = [count for count in counts.values() if count]
+    return {
+        name: sum(present) / (len(present) * count) if count else 0.0
+        for name, count in sorted(counts.items())
+    }

@@ -20,8 +20,9 @@ import google_crc32c
 import numpy as np
 import pytest
 import yaml
-from quarantine_files import read_quarantine
 
+from beam_jobs.io.example import unpack
+from beam_jobs.io.tfrecord_files import scan_records
 from beam_jobs.preprocess import preprocess
 from pipeline_ops.artifacts.dataset import QUARANTINE_CONTENT, QUARANTINE_KEY, QUARANTINE_PREFIX
 from pipeline_ops.artifacts.layout import Attempt
@@ -51,6 +52,18 @@ CONFIG = {
     "evaluate": {"gate": [{"metric": "accuracy", "at_least": 0.5}]},
     "export": {"model": "tiny"},
 }
+
+
+def _read_quarantine(file: Path) -> list[dict]:
+    with open(file, "rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        return [unpack(record) for _, record in scan_records(opened, size)]
+
+
+@pytest.fixture
+def read_quarantine() -> Callable[[Path], list[dict]]:
+    """Reads the features of each record of a quarantine file."""
+    return _read_quarantine
 
 
 @pytest.fixture
@@ -116,7 +129,7 @@ class Outcome:
         return {
             line["key"]: next(
                 features[QUARANTINE_CONTENT]
-                for features in read_quarantine(places[line["file"]])
+                for features in _read_quarantine(places[line["file"]])
                 if features[QUARANTINE_KEY].decode() == line["key"]
             )
             for line in self.quarantine

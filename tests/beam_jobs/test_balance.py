@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from beam_jobs.planning.balance import compute_class_weights
+from beam_jobs.statistics.summary import compute_class_weights
 
 
 @pytest.mark.parametrize(

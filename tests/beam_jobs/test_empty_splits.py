@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.planning.empty_splits import explain_from_plan, explain_from_shards
 from beam_jobs.planning.plan import Record
-from beam_jobs.planning.splits import split_records
+from beam_jobs.planning.splits import explain_from_plan, explain_from_shards, split_records
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
 from pipeline_ops.artifacts.dataset import SPLITS
 from pipeline_ops.config.preprocess import Split

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from beam_jobs.planning.perceptual_hash import NO_HASH, compute_perceptual_hash, plan_blocks
+from beam_jobs.planning.duplicates import NO_HASH, compute_perceptual_hash, plan_blocks
 from beam_jobs.planning.plan import Record
 from pipeline_ops.raw_data.raw_file import RawFile
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from quarantine_files import read_quarantine
 
-from beam_jobs.output.quarantine import MAX_BYTES, QuarantineWriter
-from beam_jobs.output.rejects import find_lost_classes
+from beam_jobs.output.quarantine import MAX_BYTES, QuarantineWriter, find_lost_classes
 from beam_jobs.planning.plan import Record
 from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Box
@@ -27,7 +25,9 @@ def bad(key: str, content: bytes) -> BadRecord:
     return BadRecord(rejected(key), f"{key}.png", content, len(content))
 
 
-def test_bad_records_of_all_shards_and_of_the_source_are_kept_with_their_bytes(animals, encode):
+def test_bad_records_of_all_shards_and_of_the_source_are_kept_with_their_bytes(
+    animals, encode, read_quarantine
+):
     truncated = encode(seed=99)[:-30]
     contents = {
         "cat/truncated.png": truncated,
@@ -59,7 +59,7 @@ def test_without_bad_records_there_is_no_file_for_them(animals):
     assert not list(animals.run().artifact.glob("quarantine-*"))
 
 
-def test_of_a_large_record_the_beginning_is_kept_and_its_size_told(tmp_path):
+def test_of_a_large_record_the_beginning_is_kept_and_its_size_told(tmp_path, read_quarantine):
     with QuarantineWriter(open_root(tmp_path), "shard.tfrecord") as quarantine:
         assert quarantine.file is None
         line = quarantine.add(bad("a", b"x" * (MAX_BYTES + 5)))

@@ -115,7 +115,7 @@ def test_what_does_not_belong_together_is_said(animals, runner, rule):
 
 @pytest.mark.parametrize("name", ["flink", "spark", "portable"])
 def test_every_runner_is_one_that_beam_has(name):
-    from beam_jobs.runner import create_engine
+    from beam_jobs.graph import create_engine
 
     engine, options = create_engine(
         BeamRunner(name=name, shared_disk=True, options={"environment_type": "LOOPBACK"})

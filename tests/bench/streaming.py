@@ -72,7 +72,7 @@ def write_dataset(folder: Path, megabytes: int, num_shards: int) -> None:
 
 def _write_shard(path: Path, images: list[bytes], own: range) -> list[int]:
     from beam_jobs.io.example import pack
-    from beam_jobs.io.tfrecord_writer import TFRecordWriter
+    from beam_jobs.io.tfrecord_files import TFRecordWriter
     from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
     from pipeline_ops.storage.open_store import open_path
 

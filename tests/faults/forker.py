@@ -15,7 +15,7 @@ import sys
 _IMPORTED_MODULES = {
     "preprocess": [
         "beam_jobs.graph",
-        "beam_jobs.planning.perceptual_hash",
+        "beam_jobs.planning.duplicates",
         "beam_jobs.output.shard",
     ],
     "train": [],

@@ -57,7 +57,7 @@ def scene_example(split: str, number: int):
 
 def _write_shard(path: Path, examples) -> int:
     from beam_jobs.io.example import serialise
-    from beam_jobs.io.tfrecord_writer import TFRecordWriter
+    from beam_jobs.io.tfrecord_files import TFRecordWriter
 
     with TFRecordWriter(open_path(path)) as writer:
         for example in examples:

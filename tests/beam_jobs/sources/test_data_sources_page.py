@@ -36,7 +36,7 @@ def test_every_reason_for_a_reject_is_on_the_page():
         for file in [
             *(CODE_ROOT / "beam_jobs" / "sources").glob("*.py"),
             CODE_ROOT / "beam_jobs/stages/boxes.py",
-            CODE_ROOT / "beam_jobs/io/tfrecord_reader.py",
+            CODE_ROOT / "beam_jobs/io/tfrecord_files.py",
         ]
     )
     reasons = set(re.findall(r'(?:Reject|CorruptRecord)\(\s*"(\w+)"', code)) | set(

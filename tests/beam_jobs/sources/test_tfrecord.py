@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-from beam_jobs.io import tfrecord_writer
+from beam_jobs.io import tfrecord_files
 from beam_jobs.io.example import _TrainExample, parse
 from beam_jobs.io.raw import read_raw
 from beam_jobs.stages.boxes import FRACTIONS
@@ -25,7 +25,7 @@ LABEL_MAP = "item {\n  id: 1\n  name: 'cat'\n}\nitem { id: 7 name: \"dog\" }\n"
 
 
 def frame(record: bytes) -> bytes:
-    return b"".join(tfrecord_writer.frame_record(record))
+    return b"".join(tfrecord_files.frame_record(record))
 
 
 WRITE_AS_THE_API_DOES = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.io.tfrecord_writer import TFRecordWriter
+from beam_jobs.io.tfrecord_files import TFRecordWriter
 from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.checksums import compute_checksums
 from pipeline_ops.storage.open_store import open_path
@@ -77,7 +77,7 @@ def test_a_full_disk_is_a_machine_failure_and_leaves_nothing(tmp_path: Path, num
     which can't take it back."""
     code = f"""
 import pathlib, sys
-from beam_jobs.io.tfrecord_writer import TFRecordWriter
+from beam_jobs.io.tfrecord_files import TFRecordWriter
 from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.open_store import open_path
 folder = pathlib.Path(sys.argv[1])

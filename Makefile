@@ -134,4 +134,4 @@ $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
 
 # Whole or absent: it takes its name by a rename.
 $(RAW): | $(VENV)/installed
-	@$(PYTHON) -m beam_jobs.sources.digits $@
+	@$(PYTHON) -m pipeline_ops.examples.digits $@

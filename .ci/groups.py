@@ -34,6 +34,7 @@ GROUPS = {
             "pipeline_ops/airflow",
             "pipeline_ops/cli",
             "pipeline_ops/config",
+            "pipeline_ops/examples",
             "pipeline_ops/operators",
             "pipeline_ops/pages",
             "pipeline_ops/planning",

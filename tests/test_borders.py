@@ -90,9 +90,9 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         {"httpx", "packaging", "psutil", "rich", "yaml"},
     ),
     "beam_jobs/sources/tfds.py": (SHARED | {"beam_jobs"}, {"tensorflow_datasets"}),
-    "beam_jobs/sources/digit_scenes_builder.py": (
-        {"beam_jobs"},
-        {"tensorflow_datasets", "apache_beam"},
+    "pipeline_ops/examples": (
+        up_to("system") | {"examples"},
+        {"tensorflow_datasets", "apache_beam", "numpy", "cv2", "sklearn", "PIL"},
     ),
     "beam_jobs": (
         SHARED | {"beam_jobs"},
@@ -105,7 +105,6 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
             "google_crc32c",
             "google",
             "pyarrow",
-            "sklearn",
             "markupsafe",
         },
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import s3fs
 
-from beam_jobs.sources.digits import write_digits
+from pipeline_ops.examples.digits import write_digits
 
 
 def copy_digits(uri: str) -> None:

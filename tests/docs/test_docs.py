@@ -13,13 +13,13 @@ import pytest
 import yaml
 from job_chain import run_jobs
 
-from beam_jobs.sources.digits import write_digits
 from beam_jobs.stages import check_stages
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.commands import models
 from pipeline_ops.cli.main import make_parser
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.examples.digits import write_digits
 
 PAGES = [CODE_ROOT / "README.md", *sorted((CODE_ROOT / "docs").glob("*.md"))]
 CONFIGS = CODE_ROOT / "configs"

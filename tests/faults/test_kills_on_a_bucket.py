@@ -16,11 +16,11 @@ from object_servers.fault_proxy import FaultProxy
 from object_servers.faults import Faults
 from object_servers.s3_server import S3Server
 
-from beam_jobs.sources.digits import write_digits
 from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.layout import Layout, iterate_manifests
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ExitCode
+from pipeline_ops.examples.digits import write_digits
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.local import read_process
 from pipeline_ops.operators.process import prepare_job, start_job

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 def config(engine, image, bucket, tmp_path) -> Path:
     """The digits with their raw data and their root in a bucket, and all tasks in containers."""
     raw = tmp_path / "raw"
-    subprocess.run([sys.executable, "-m", "beam_jobs.sources.digits", raw], check=True)
+    subprocess.run([sys.executable, "-m", "pipeline_ops.examples.digits", raw], check=True)
     target = open_root(f"{bucket}/raw")
     for file in sorted(raw.rglob("*.png")):
         (target / str(file.relative_to(raw))).upload(file)

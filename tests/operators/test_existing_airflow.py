@@ -94,7 +94,7 @@ def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path
     values["train"] |= {"epochs": 3, "early_stopping": None}
     values["evaluate"]["gate"] = [{"metric": "accuracy", "at_least": 0.5}]
     (tmp_path / "pipelines" / "digits.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    run("beam_jobs.sources.digits", str(tmp_path / "raw"))
+    run("pipeline_ops.examples.digits", str(tmp_path / "raw"))
     run("airflow", "db", "migrate")
     run("airflow", "dags", "reserialize")
     assert "TrainyardPlugin" in run("airflow", "plugins") or "trainyard" in run(

@@ -39,5 +39,5 @@ def write_config(
 
 def write_digits(folder: Path) -> None:
     """Writes the raw images of `configs/digits.yaml`."""
-    argv = [sys.executable, "-m", "beam_jobs.sources.digits", folder]
+    argv = [sys.executable, "-m", "pipeline_ops.examples.digits", folder]
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)

@@ -45,8 +45,8 @@ def scenes(tmp_path_factory) -> str:
 
 def scene_example(split: str, number: int):
     """A scene as the stages of preprocessing see it."""
-    from beam_jobs.sources.digit_scene import draw_scene
     from beam_jobs.stages.stage import Box, Example
+    from pipeline_ops.examples.digit_scene import draw_scene
 
     image, boxes = draw_scene(split, number)
     found = tuple(Box(*map(float, corners), str(digit)) for corners, digit in boxes)

@@ -1,6 +1,6 @@
 """Scenes with known ground truth: scikit-learn's real digits, pasted at several scales.
 
-`python -m beam_jobs.sources.digit_scenes <data_dir>` prepares them below TensorFlow Datasets'
+`python -m pipeline_ops.examples.digit_scenes <data_dir>` prepares them below TensorFlow Datasets'
 `data_dir`, without any network. The builder is in `digit_scenes_builder.py`. A scene is a grey
 image of 128x128 pixels with one to six digits, 12 to 40 pixels high, on a ramp with noise. It
 depends only on its split and its number. Training scenes show four fifths of the 1,797 digits.
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from beam_jobs.sources.example_data import run_writer
 from pipeline_ops.errors import MachineError
+from pipeline_ops.examples.digits import run_writer
 
 
 def prepare(data_dir: Path) -> bool:
@@ -21,7 +21,7 @@ def prepare(data_dir: Path) -> bool:
 
     Raises MachineError: the disk failed.
     """
-    from beam_jobs.sources.digit_scenes_builder import DigitScenes, make_download_config
+    from pipeline_ops.examples.digit_scenes_builder import DigitScenes, make_download_config
 
     builder = DigitScenes(data_dir=str(data_dir))
     if builder.is_prepared():

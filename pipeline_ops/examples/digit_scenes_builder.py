@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from beam_jobs.sources.digit_scene import NUM_SCENES, SIDE_PIXELS, draw_scene
+from pipeline_ops.examples.digit_scene import NUM_SCENES, SIDE_PIXELS, draw_scene
 
 
 class DigitScenes(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]  # has no types

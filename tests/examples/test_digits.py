@@ -9,8 +9,8 @@ from pathlib import Path
 import cv2
 import pytest
 
-from beam_jobs.sources.digits import write_digits
 from pipeline_ops.errors import DataError
+from pipeline_ops.examples.digits import write_digits
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path):
 
 def test_the_command_says_what_it_did(digits: Path):
     run = subprocess.run(
-        [sys.executable, "-m", "beam_jobs.sources.digits", str(digits)],
+        [sys.executable, "-m", "pipeline_ops.examples.digits", str(digits)],
         capture_output=True,
         text=True,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from beam_jobs.sources.digit_scene import _select_digits, draw_scene
+from pipeline_ops.examples.digit_scene import _select_digits, draw_scene
 
 
 def test_a_scene_depends_on_its_split_and_number_alone():

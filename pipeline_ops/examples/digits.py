@@ -1,18 +1,20 @@
 """Writes scikit-learn's handwritten digits as an image folder.
 
-`python -m beam_jobs.sources.digits <folder>` writes 1,797 real images (UCI's test set of optical
-recognition of handwritten digits). They come with scikit-learn, so no network is needed. They are
-8-bit grey PNG files of 28x28 pixels in one folder per digit, `<folder>/<digit>/<index>.png`.
+`python -m pipeline_ops.examples.digits <folder>` writes 1,797 real images (UCI's test set of
+optical recognition of handwritten digits). They come with scikit-learn, so no network is needed.
+They are 8-bit grey PNG files of 28x28 pixels in one folder per digit,
+`<folder>/<digit>/<index>.png`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import argparse
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beam_jobs.sources.example_data import run_writer
-from pipeline_ops.errors import DataError
+from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.storage.staging import staging_folder
 from pipeline_ops.system.locks import exclusive_lock
 
@@ -71,6 +73,24 @@ def _write_png(file: Path, image: np.ndarray) -> None:
     file.parent.mkdir(exist_ok=True)
     grey = Image.fromarray((image * (255 / _WHITE)).round().astype("uint8"))
     grey.resize((_SIDE_PIXELS, _SIDE_PIXELS), Image.Resampling.BICUBIC).save(file)
+
+
+def run_writer(write: Callable[[Path], bool], content: str) -> None:
+    """Writes example data into the folder on the command line, and prints the result.
+
+    Args:
+      write: writes into a folder. Returns False if the data are there already.
+      content: the data, for messages.
+    """
+    parser = argparse.ArgumentParser(description=f"Writes {content} into a folder.")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder.resolve()
+    try:
+        is_new = write(folder)
+    except TrainyardError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    print(f"{folder}: {content} {'written' if is_new else 'exist, nothing to do'}")
 
 
 if __name__ == "__main__":

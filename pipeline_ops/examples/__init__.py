@@ -1,0 +1,1 @@
+"""The data of the example pipelines in `configs/`."""

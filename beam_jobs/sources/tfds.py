@@ -13,7 +13,6 @@ prepares nothing. Data sets in another file format, such as array_record, are re
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import json
@@ -21,7 +20,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from beam_jobs.io.raw import read_raw, translate_read_errors
 from beam_jobs.sources.packed import PackedExample, read_examples
@@ -165,13 +164,8 @@ def _find_containers(
         yield container
 
 
-@dataclasses.dataclass(frozen=True)
-class _Schema:
-    """The classes and the kind of a data set.
-
-    `names` are the names of the classes, by number. `has_objects` means boxes, and no label of the
-    whole image.
-    """
+class _Schema(NamedTuple):
+    """The names of the classes by number, and whether there are boxes instead of a label."""
 
     names: Sequence[str]
     has_objects: bool

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from beam_jobs.dry_run.validation import validate_model, validate_plan
 from beam_jobs.exchange import Exchange
 from beam_jobs.output.describe import (
     check_comparison,
@@ -61,6 +60,7 @@ from beam_jobs.statistics.summary import (
     compute_figures,
     count_labels,
 )
+from beam_jobs.validation import validate_model, validate_plan
 from beam_jobs.worker import BuildSpec, compute_num_processes
 from pipeline_ops.artifacts.dataset import (
     CLASS_WEIGHTS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +27,29 @@ from beam_jobs.sources import (
     webdataset,
     yolo,
 )
-from beam_jobs.sources.source import SourceFiles, SourceRecords
+from beam_jobs.sources.source import SourceEntry, SourceFiles, SourceRecords
 from beam_jobs.sources.user_source import read_user_records
 from beam_jobs.stages import bind_stages, check_data
 from beam_jobs.stages.execution import BoundStage, map_class_names
 from pipeline_ops.config.model_catalogue import Task
-from pipeline_ops.config.packed_sources import PackedSource
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.sources import AnySource, ImageFolderSource, TfdsSource
+from pipeline_ops.config.sources import AnySource, ImageFolderSource
 from pipeline_ops.config.user_source import UserSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.remote import RemoteFolder
 
-CATALOGUE: Mapping[str, Callable[[Any, Any], Any]] = {
+CATALOGUE: Mapping[str, Callable[[SourceFiles, Any], Iterable[SourceEntry]]] = {
     # The key is the `type` in the YAML and the name of the file. The value is the source.
     "image_folder": image_folder.read_entries,
     "voc": voc.read_entries,
     "coco": coco.read_entries,
     "csv": csv.read_entries,
     "jsonl": jsonl.read_entries,
-    "tfds": tfds.read_records,
-    "tfrecord": tfrecord.read_records,
-    "webdataset": webdataset.read_records,
-    "parquet": parquet.read_records,
+    "tfds": tfds.read_entries,
+    "tfrecord": tfrecord.read_entries,
+    "webdataset": webdataset.read_entries,
+    "parquet": parquet.read_entries,
     "yolo": yolo.read_entries,
     "label_studio": label_studio.read_entries,
     "cvat": cvat.read_entries,
@@ -119,9 +118,6 @@ def read_records(source: AnySource, listing: Listing) -> SourceRecords:
       DataError: the source as a whole cannot be read: no such manifest, not JSON, not prepared.
       MachineError: a file has changed since it was listed.
     """
-    if isinstance(source, (PackedSource, TfdsSource)):
-        found: SourceRecords = CATALOGUE[source.type](source, listing)
-        return found
     files = SourceFiles(listing, source.type, getattr(source, "class_names", None))
     return files.collect(CATALOGUE[source.type](files, source))
 

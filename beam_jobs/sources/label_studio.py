@@ -49,7 +49,7 @@ _UPLOAD = re.compile(r"[0-9a-f]{8}-")
 
 
 _Results = Sequence[Mapping[str, Any]]
-"""_Results of one annotation. `type` is text, `value` a mapping. The rest is as the file has it."""
+"""Results of one annotation. `type` is text, `value` a mapping. The rest is as the file has it."""
 
 
 class _Task(NamedTuple):

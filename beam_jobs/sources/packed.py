@@ -10,28 +10,26 @@ objects.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from beam_jobs.io.example import parse
 from beam_jobs.io.raw import PackedImage, Raw, digest_image, open_raw, translate_read_errors
 from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
-from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector
 from beam_jobs.sources.parsing import (
-    escape_surrogates,
     make_box,
     parse_box_object,
     parse_number,
     parse_split,
     parse_text,
 )
+from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.packed_sources import FieldsSource, PackedSource
 from pipeline_ops.errors import DataError
-from pipeline_ops.raw_data.listing import Listing, RawFolder
+from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
 
 
@@ -111,40 +109,34 @@ class PackedExample:
         return values
 
 
-def add_examples(
-    container: RawFile,
-    folder: RawFolder,
-    collector: Collector,
-    make_record: Callable[[PackedExample], Record],
-) -> None:
-    """Adds every record of a TFRecord file. A damaged one is rejected as `<file>#<index>`.
+def read_examples(
+    files: SourceFiles, container: RawFile, make_entry: Callable[[PackedExample], SourceEntry]
+) -> Iterator[SourceEntry]:
+    """The entries of a TFRecord file. A damaged one is rejected as `<file>#<index>`.
 
-    `make_record` may raise Reject.
-
-    Raises MachineError: the file cannot be read.
+    `make_entry` may raise Reject. Raises MachineError: the file cannot be read.
     """
-    with translate_read_errors(container.key), open_raw(container, folder) as file:
+    with translate_read_errors(container.key), open_raw(container, files.listing.folder) as file:
         for index, (start, content) in enumerate(scan_records(file, container.num_bytes)):
             place = f"{container.key}#{index:06d}"
-            with collector.catch_reject(place):
+            with files.entry(place, key=place, scope=container.key):
                 if isinstance(content, CorruptRecord):
                     raise Reject(content.reason, content.detail)
                 try:
                     features = parse(content)
                 except ValueError as error:
                     raise Reject("malformed", str(error)) from None
-                record = make_record(PackedExample(container, place, content, start, features))
-                collector.add(record, place, scope=container.key)
+                yield make_entry(PackedExample(container, place, content, start, features))
 
 
-def make_record(
+def make_entry(
     image: Raw,
     fields: Mapping[str, Any],
     source: FieldsSource,
     split: str | None,
     names: Sequence[str] | None,
-) -> Record:
-    """The record of an image whose annotation are `fields`. Raises Reject.
+) -> SourceEntry:
+    """The entry of an image whose annotation are `fields`. Raises Reject.
 
     Args:
       split: the split of the file, which a split in the fields replaces.
@@ -153,13 +145,13 @@ def make_record(
     group = find_field(fields, source.group) if source.group else None
     own_split = parse_split(find_field(fields, source.split)) if source.split else None
     is_detection = source.task == "detection"
-    return Record(
+    return SourceEntry(
         image,
-        label="" if is_detection else parse_class(find_field(fields, source.label), names),
-        boxes=_read_boxes(fields, source, names) if is_detection else None,
-        split=own_split or split,
-        group=None if group in (None, "") else escape_surrogates(str(group)),
-        frame=FRACTIONS if is_detection and source.units == "fractions" else None,
+        None if is_detection else parse_class(find_field(fields, source.label), names),
+        _read_boxes(fields, source, names) if is_detection else None,
+        own_split or split,
+        None if group is None else str(group),
+        FRACTIONS if is_detection and source.units == "fractions" else None,
     )
 
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from beam_jobs.io.parquet_rows import CorruptParquet, find_bytes, iterate_rows, open_parquet
 from beam_jobs.io.raw import PackedImage, Raw, digest_image, open_raw, translate_read_errors
-from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.packed import find_containers, find_field, make_record
+from beam_jobs.sources.packed import find_containers, find_field, make_entry
+from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.packed_sources import ParquetSource
 from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import DataError
-from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
 
 if TYPE_CHECKING:
@@ -27,23 +26,20 @@ if TYPE_CHECKING:
 _MAX_GROUP_BYTES = 1 << 30
 
 
-def read_records(source: ParquetSource, listing: Listing) -> SourceRecords:
-    """Raises DataError: a pattern matches no file, a file is no Parquet file, lacks a column, or
-    has a row group that is too large."""
-    collector, files = Collector(source.class_names), ListedFiles(listing)
-    for container, split in find_containers(source, listing):
-        path = f"{listing.folder / container.key}"
-        with translate_read_errors(container.key), open_raw(container, listing.folder) as opened:
+def read_entries(files: SourceFiles, source: ParquetSource) -> Iterator[SourceEntry]:
+    folder = files.listing.folder
+    for container, split in find_containers(source, files.listing):
+        path = f"{folder / container.key}"
+        with translate_read_errors(container.key), open_raw(container, folder) as opened:
             try:
                 with open_parquet(opened) as file:
                     reader = _FileReader(file, container, path, source, files)
-                    reader.add_records(collector, split)
+                    yield from reader.read_entries(split)
             except CorruptParquet as error:
                 raise DataError(
                     f"{path}: not a Parquet file, or a damaged one: {error}. "
                     "Write or copy it again."
                 ) from None
-    return collector.to_source_records()
 
 
 class _FileReader:
@@ -55,7 +51,7 @@ class _FileReader:
         container: RawFile,
         path: str,
         source: ParquetSource,
-        files: ListedFiles,
+        files: SourceFiles,
     ):
         self._file, self._container, self._source, self._files = file, container, source, files
         self._path = path
@@ -63,9 +59,9 @@ class _FileReader:
         self._check_image_column()
         self._names = _read_class_names(file, source.label) or source.class_names
 
-    def add_records(self, collector: Collector, split: str | None) -> None:
-        """Adds the rows. If a row group is damaged, each of its unread rows is rejected."""
-        source, first = self._source, 0
+    def read_entries(self, split: str | None) -> Iterator[SourceEntry]:
+        """The rows. If a row group is damaged, each of its unread rows is rejected."""
+        source, files, first = self._source, self._files, 0
         for group in range(self._file.num_row_groups):
             self._check_size(group)
             number, fault = -1, "it ends early"
@@ -73,15 +69,15 @@ class _FileReader:
             try:
                 for number, fields in iterate_rows(self._file, group, self._columns):
                     row = first + number
-                    with collector.catch_reject(place := self._make_place(row)):
+                    place = self._make_place(row)
+                    with files.entry(place, key=place, scope=self._container.key):
                         image = self._make_image(find_field(fields, source.image), row)
-                        record = make_record(image, fields, source, split, self._names)
-                        collector.add(record, place, scope=self._container.key)
+                        yield make_entry(image, fields, source, split, self._names)
             except CorruptParquet as error:
                 fault = str(error)
             for row in range(first + number + 1, end):
-                detail = f"row group {group} is damaged: {fault}"
-                collector.reject(self._make_place(row), "corrupt", detail)
+                with files.entry(self._make_place(row)):
+                    raise Reject("corrupt", f"row group {group} is damaged: {fault}")
             first = end
 
     def _make_place(self, row: int) -> str:
@@ -146,7 +142,7 @@ class _FileReader:
         path = value.get("path") if isinstance(value, Mapping) else value
         if path is None or self._source.images is None:
             raise Reject("no_image", f"the column {self._source.image} holds no bytes")
-        return self._files.find_image(self._source.images, path)
+        return self._files.find_image(path, self._source.images)
 
 
 def _read_class_names(file: ParquetFile, label: str) -> Sequence[str] | None:

@@ -27,7 +27,6 @@ import contextlib
 import dataclasses
 import os
 import posixpath
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -52,7 +51,6 @@ from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
 
 __all__ = ["Box", "Names", "Reject", "SourceEntry", "SourceFiles", "SourceFailed", "parameters"]
 
-_REASON = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _MAX_DETAIL_CHARACTERS = 300
 MAX_ANNOTATION_BYTES = 2 << 30
 """Maximum size of a file that is parsed as a whole. COCO 2017 has 450 MB."""
@@ -72,10 +70,7 @@ class SourceEntry:
     may be text or scalars of numpy. An invalid value rejects the entry.
 
     Attributes:
-      path: the image, as a path below `folder`. Built-in sources also give the listed file, or an
-        image inside of one.
-      label: the class of the image. None for detection.
-      boxes: the boxes of the image. None for classification.
+      path: the image, as a path below `folder`, a listed file, or an image inside of one.
       split: train, validation or test, or another usual name of them. None leaves it to
         `preprocess.split`.
       group: the unit that the split must not divide, such as a patient.
@@ -106,15 +101,13 @@ class SourceRecords(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class CurrentEntry:
-    """The facts about an entry that are known before it is valid. The source may add to them.
+    """What is known about an entry before it is valid. The source may add to it.
 
     Attributes:
       place: its place in the source, such as `labels.csv:12`.
-      key: the name of its rejects. By default that of the image, or else the place.
-      labels: its classes. If no entry of a class is usable, the job fails, so a source that can
-        reject an entry after it has read its classes sets them first.
-      scope: the file in which the key of the image is unique, for images of several such files. A
-        key that occurs in two of them becomes `<scope>#<key>`.
+      key: the name of its rejects. By default the key of the image, or else the place.
+      labels: its classes as far as they are known. The job fails if a class has rejects only.
+      scope: the file in which the key is unique. A key of two files becomes `<scope>#<key>`.
       prefix: the beginning of the details of its rejects.
     """
 
@@ -136,16 +129,10 @@ class _Found(NamedTuple):
 
 
 class SourceFiles:
-    """The files of the raw data, in the order of their paths below the folder.
+    """The files of the raw data, and the entries that a source has found in them.
 
-    Other files cannot be read or named. Iterating yields the paths. A user's source needs `in`,
-    `read`, `read_text` and `entry`.
-
-    Args:
-      listing: the listed files.
-      name: the name of the source, for messages.
-      class_names: the allowed classes, or None for any.
-      is_reversed: iterates backwards, for a test.
+    Iterating yields the paths of all files, sorted. Other files cannot be read or named. A key is a
+    path as a listing has it, see RawFile. `class_names` are the allowed classes, or None for any.
     """
 
     def __init__(
@@ -179,9 +166,7 @@ class SourceFiles:
     ) -> bytes:
         """The content of a file of at most 2 GiB. `named_by` is the key of the config, if any.
 
-        Raises:
-          DataError: there is no such file below the folder, or it is too large.
-          MachineError: it has changed since the run started.
+        Raises DataError: there is no such file below the folder, or it is too large.
         """
         try:
             key = self.to_key(path)
@@ -240,20 +225,14 @@ class SourceFiles:
         return self.by_key.get(key)
 
     def find_image(self, path: Any, folder: str = ".") -> RawFile:
-        """The image with a path below a folder.
-
-        Raises Reject: malformed, missing_image, or the reason for which the listing rejected it.
-        """
+        """The image with a path below a folder. Raises Reject."""
         key = self.to_key(path, folder)
         if (file := self.get(key)) is None:
             raise Reject("missing_image", f"there is no file {key}")
         return file
 
     def find_image_from_elsewhere(self, path: Any, folder: str = ".") -> RawFile:
-        """The image with a path on another machine, or with the longest end of it, below a folder.
-
-        Raises Reject as `find_image` does.
-        """
+        """The image with the longest end of a path on another machine. Raises Reject."""
         for end in iterate_path_ends(path):
             if file := self.get(self.to_key(end, folder)):
                 return file
@@ -268,16 +247,13 @@ class SourceFiles:
     ) -> Iterator[CurrentEntry]:
         """Turns a Reject that the block raises into a rejected record.
 
-        Args:
-          place: the path of the image if it is known, or else the place of the entry, such as
-            `labels.csv:12`. Quarantine and messages name it.
-          key, scope, prefix: see CurrentEntry.
+        `place` is the path of the image if it is known, or else the place of the entry, such as
+        `labels.csv:12`. Quarantine and messages name it.
         """
         self._entry = entry = CurrentEntry(place, key, scope=scope, prefix=prefix)
         try:
             yield entry
         except Reject as reject:
-            self._check_reject(reject, place)
             is_file = entry.key is None and place in self
             name = self.to_key(place) if is_file else entry.key or place
             self._reject(name, reject.reason, entry.prefix + reject.detail, entry.labels)
@@ -381,15 +357,6 @@ class SourceFiles:
             else:
                 kept.append(box)
         return dataclasses.replace(record, boxes=tuple(kept))
-
-    def _check_reject(self, reject: Reject, place: str) -> None:
-        is_text = isinstance(reject.reason, str) and isinstance(reject.detail, str)
-        if not is_text or not _REASON.fullmatch(reject.reason):
-            raise SourceFailed(
-                f"source {self._name} rejected {place} with the reason {reject.reason!r:.80}. "
-                "It must be one word of lowercase letters, digits and _, such as no_label, "
-                "and the detail must be text."
-            )
 
 
 def _to_path(key: str) -> str:

@@ -13,7 +13,6 @@ prepares nothing. Data sets in another file format, such as array_record, are re
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import json
@@ -21,12 +20,11 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from beam_jobs.io.raw import read_raw, translate_read_errors
-from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.packed import PackedExample, add_examples
+from beam_jobs.sources.packed import PackedExample, read_examples
+from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import TfdsPart, TfdsSource
@@ -41,21 +39,18 @@ _CLASS_KEYS = ("pythonClassName", "python_class_name", "type")
 _TFDS_FEATURE = r"tensorflow_datasets\.core\.features\.[A-Za-z_.]+\Z"
 
 
-def read_records(source: TfdsSource, listing: Listing) -> SourceRecords:
-    """Raises DataError: the data set is not prepared, lacks a split, or is of an unsupported
-    kind."""
+def read_entries(files: SourceFiles, source: TfdsSource) -> Iterator[SourceEntry]:
+    listing = files.listing
     for file in listing.files:
         if file.key.rpartition("/")[2] == _FEATURES:
             _check_features(file, listing, source.builder.partition(".")[0])
-    collector = Collector(source.class_names)
     with _open_metadata(listing) as folder:
         builder = _open_prepared_builder(source, listing, folder)
         schema = _read_schema(builder)
         for part in source.parts:
-            make_record = functools.partial(_make_record, split=part.split, schema=schema)
-            for container in _find_containers(builder, part, listing, folder):
-                add_examples(container, listing.folder, collector, make_record)
-    return collector.to_source_records()
+            make_entry = functools.partial(_make_entry, split=part.split, schema=schema)
+            for container in _find_containers(builder, part, files, folder):
+                yield from read_examples(files, container, make_entry)
 
 
 def _check_features(file: RawFile, listing: Listing, builder_package: str) -> None:
@@ -150,7 +145,7 @@ def _load_builder(name: str, version: str | None, data_dir: str) -> Any:
 
 
 def _find_containers(
-    builder: Any, part: TfdsPart, listing: Listing, folder: Path
+    builder: Any, part: TfdsPart, files: SourceFiles, folder: Path
 ) -> Iterator[RawFile]:
     """The files of one of the builder's splits."""
     if part.name not in builder.info.splits:
@@ -158,25 +153,19 @@ def _find_containers(
             f"{builder.info.full_name} has no split {part.name}; "
             f"{suggest_name(part.name, builder.info.splits)}"
         )
-    files = ListedFiles(listing)
     for path in builder.info.splits[part.name].filepaths:
-        key = files.to_key(".", str(Path(path).absolute().relative_to(folder)))
-        container = files.get(key)
+        key = files.to_key(str(Path(path).absolute().relative_to(folder)))
+        container = files.by_key.get(key)
         if container is None:
             raise DataError(
-                f"{listing.folder / key}: there is no such file, and {builder.info.full_name} "
-                "lists it. Prepare the data set again."
+                f"{files.listing.folder / key}: there is no such file, and "
+                f"{builder.info.full_name} lists it. Prepare the data set again."
             )
         yield container
 
 
-@dataclasses.dataclass(frozen=True)
-class _Schema:
-    """The classes and the kind of a data set.
-
-    `names` are the names of the classes, by number. `has_objects` means boxes, and no label of the
-    whole image.
-    """
+class _Schema(NamedTuple):
+    """The names of the classes by number, and whether there are boxes instead of a label."""
 
     names: Sequence[str]
     has_objects: bool
@@ -210,18 +199,18 @@ def _index_by_name(features: Any) -> dict[str, Any]:
     return dict(features.items()) if hasattr(features, "items") else {}
 
 
-def _make_record(example: PackedExample, split: str | None, schema: _Schema) -> Record:
+def _make_entry(example: PackedExample, split: str | None, schema: _Schema) -> SourceEntry:
     image = example.make_image(_IMAGE, example.place)
     if not schema.has_objects:
         [label] = example.read_integers(_LABEL, 1)
-        return Record(image, _find_class_name(label, schema), split=split)
+        return SourceEntry(image, _find_class_name(label, schema), split=split)
     labels_name = f"{_OBJECTS}/{_LABEL}"
     labels = example.read_integers(labels_name, len(example.features.get(labels_name, [])))
     names = [_find_class_name(label, schema) for label in labels]
     edges = iter(example.read_floats(f"{_OBJECTS}/bbox", 4 * len(labels)))
     corners = zip(edges, edges, edges, edges, strict=True)
     flags = f"{_OBJECTS}/is_difficult", f"{_OBJECTS}/is_crowd"
-    return Record(
+    return SourceEntry(
         image, boxes=example.read_boxes(corners, names, *flags), split=split, frame=FRACTIONS
     )
 

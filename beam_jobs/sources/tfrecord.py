@@ -11,44 +11,50 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from beam_jobs.io.raw import read_raw
-from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import Collector, ListedFiles, SourceRecords
-from beam_jobs.sources.label_map import LabelMap, parse_label_map
-from beam_jobs.sources.packed import PackedExample, add_examples, find_containers
+from google.protobuf import text_format
+
+from beam_jobs.io.example import define_message
+from beam_jobs.sources.packed import PackedExample, find_containers, read_examples
+from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.artifacts import manifest
 from pipeline_ops.config.packed_sources import TfrecordSource
-from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.errors import DataError
 
 _KEYS = (shards.KEY, "image/filename", "image/source_id")
 _TEXT, _BOX_TEXT = "image/class/text", "image/object/class/text"
 
 
-def read_records(source: TfrecordSource, listing: Listing) -> SourceRecords:
-    """Raises DataError: a pattern matches no file, or the label map is not valid."""
-    collector = Collector(source.class_names)
-    names = _read_class_names(source, listing)
-    for container, split in find_containers(source, listing):
-        make_record = functools.partial(_make_record, task=source.task, split=split, names=names)
-        add_examples(container, listing.folder, collector, make_record)
-    return collector.to_source_records()
+class LabelMap(NamedTuple):
+    """The names of the classes by number, and by each text that a record may have for a class.
+
+    COCO's label map has `name: "/m/01g317" display_name: "person"`, and the records have either.
+    """
+
+    names: dict[int, str]
+    aliases: dict[str, str]
 
 
-def _read_class_names(source: TfrecordSource, listing: Listing) -> LabelMap:
-    files = ListedFiles(listing)
+def read_entries(files: SourceFiles, source: TfrecordSource) -> Iterator[SourceEntry]:
+    names = _read_class_names(files, source)
+    for container, split in find_containers(source, files.listing):
+        make_entry = functools.partial(_make_entry, task=source.task, split=split, names=names)
+        yield from read_examples(files, container, make_entry)
+
+
+def _read_class_names(files: SourceFiles, source: TfrecordSource) -> LabelMap:
     if source.label_map is not None:
         return parse_label_map(files.read(source.label_map, "label_map"), source.label_map)
-    if (file := files.get(manifest.NAME)) is None:
+    if manifest.NAME not in files:
         return LabelMap({}, {})
     try:
         figures = shards.DatasetFigures.model_validate(
-            json.loads(read_raw(file, listing.folder))["figures"]
+            json.loads(files.read(manifest.NAME))["figures"]
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         # A manifest of another tool does not define the numbers.
@@ -56,10 +62,13 @@ def _read_class_names(source: TfrecordSource, listing: Listing) -> LabelMap:
     return LabelMap(dict(enumerate(figures.class_names)), {})
 
 
-def _make_record(example: PackedExample, task: str, split: str | None, names: LabelMap) -> Record:
+def _make_entry(
+    example: PackedExample, task: str, split: str | None, names: LabelMap
+) -> SourceEntry:
     image = example.make_image(shards.ENCODED, _read_key(example.features) or example.place)
     if task == "classification":
-        return Record(image, _read_labels(example, _TEXT, shards.LABEL, 1, names)[0], split=split)
+        [label] = _read_labels(example, _TEXT, shards.LABEL, 1, names)
+        return SourceEntry(image, label, split=split)
     count = len(example.features.get(shards.BOX_YMIN, []))
     height, width = frame = _read_frame(example)
     scales = (height, width, height, width)
@@ -70,7 +79,7 @@ def _make_record(example: PackedExample, task: str, split: str | None, names: La
     labels = _read_labels(example, _BOX_TEXT, shards.BOX_LABEL, count, names)
     corners = zip(*edges, strict=True)
     boxes = example.read_boxes(corners, labels, shards.BOX_IS_DIFFICULT, shards.BOX_IS_CROWD)
-    return Record(image, boxes=boxes, split=split, frame=frame)
+    return SourceEntry(image, boxes=boxes, split=split, frame=frame)
 
 
 def _read_key(features: Mapping[str, list[Any]]) -> str | None:
@@ -115,3 +124,62 @@ def _decode_text(value: bytes, feature: str) -> str:
         return value.decode()
     except UnicodeDecodeError:
         raise Reject("malformed", f"the feature {feature} is not UTF-8: {value[:40]!r}") from None
+
+
+def parse_label_map(content: bytes, name: str) -> LabelMap:
+    """Reads a file of the Object Detection API that names the numbers of classes.
+
+    Other fields of its items, such as keypoints, are ignored. Raises DataError.
+    """
+    message = _LabelMap()
+    try:
+        text_format.Parse(content.decode("utf-8-sig"), message, allow_unknown_field=True)
+        items = [(item, item.display_name or item.name) for item in message.item]
+    except (text_format.ParseError, ValueError, RecursionError) as error:
+        raise DataError(f"{name}: not a label map in protobuf's text format: {error}") from None
+    names: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for item, label in items:
+        if not item.HasField("id") or not label:
+            raise DataError(
+                f"{name}: an item needs an id and a name, got id {item.id} and name {label!r}"
+            )
+        if item.id in names:
+            raise DataError(
+                f"{name}: the classes {names[item.id]!r} and {label!r} have the same id {item.id}. "
+                "Give each class its own id."
+            )
+        names[item.id] = label
+        for alias in {label, item.name} - {""}:
+            if aliases.setdefault(alias, label) != label:
+                raise DataError(
+                    f"{name}: {alias!r} names the classes {aliases[alias]!r} and {label!r}. "
+                    "Give each class its own name."
+                )
+    if not names:
+        raise DataError(
+            f"{name}: the label map has no items. Add items such as item {{ id: 1 name: 'cat' }}."
+        )
+    return LabelMap(names, aliases)
+
+
+_LabelMap = define_message(
+    "trainyard.LabelMap",
+    """
+    name: "trainyard/label_map.proto" package: "trainyard" syntax: "proto2"
+    message_type {
+      name: "Item"
+      field { name: "name" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+      field { name: "id" number: 2 type: TYPE_INT32 label: LABEL_OPTIONAL }
+      field { name: "display_name" number: 3 type: TYPE_STRING label: LABEL_OPTIONAL }
+    }
+    message_type {
+      name: "LabelMap"
+      field {
+        name: "item" number: 1 label: LABEL_REPEATED
+        type: TYPE_MESSAGE type_name: ".trainyard.Item"
+      }
+    }
+    """,
+)
+"""The message StringIntLabelMap of object_detection/protos/string_int_label_map.proto."""

@@ -20,13 +20,11 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from beam_jobs.io.raw import PackedImage, digest_image, open_raw, translate_read_errors
-from beam_jobs.planning.plan import Record
-from beam_jobs.sources.collect import MAX_IMAGE_BYTES, Collector, SourceRecords
-from beam_jobs.sources.packed import find_containers, make_record
+from beam_jobs.sources.packed import find_containers, make_entry
 from beam_jobs.sources.parsing import is_image_name, parse_json_object
+from beam_jobs.sources.source import MAX_IMAGE_BYTES, SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.packed_sources import WebdatasetSource
-from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
@@ -35,18 +33,15 @@ _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 _MAX_ANNOTATION_BYTES, _MAX_PADDING_BYTES = 16 << 20, 1 << 20
 
 
-def read_records(source: WebdatasetSource, listing: Listing) -> SourceRecords:
-    """Raises DataError: a pattern matches no file."""
-    collector = Collector(source.class_names)
-    for container, split in find_containers(source, listing):
-        with translate_read_errors(container.key), open_raw(container, listing.folder) as file:
+def read_entries(files: SourceFiles, source: WebdatasetSource) -> Iterator[SourceEntry]:
+    folder = files.listing.folder
+    for container, split in find_containers(source, files.listing):
+        with translate_read_errors(container.key), open_raw(container, folder) as file:
             samples = itertools.groupby(_scan(file, container.num_bytes), key=_get_sample)
             for name, members in samples:
-                key = f"{container.key}#{_to_key(name)}" if name else container.key
-                with collector.catch_reject(key):
-                    sample = _Sample(file, container, list(members))
-                    collector.add(sample.make_record(source, split), key, scope=container.key)
-    return collector.to_source_records()
+                place = f"{container.key}#{_to_key(name)}" if name else container.key
+                with files.entry(place, key=place, scope=container.key):
+                    yield _Sample(file, container, list(members)).make_entry(source, split)
 
 
 class _Member(NamedTuple):
@@ -117,7 +112,7 @@ class _Sample:
                 raise Reject("duplicate", f"{member.info.name} is there twice")
             self._members[member.suffix] = member.info
 
-    def make_record(self, source: WebdatasetSource, split: str | None) -> Record:
+    def make_entry(self, source: WebdatasetSource, split: str | None) -> SourceEntry:
         member = self._find_image(source.image)
         annotation = self._members.get(source.annotation_suffix)
         if annotation is None:
@@ -130,7 +125,7 @@ class _Sample:
         content = self._read(member, MAX_IMAGE_BYTES)
         digest, offset = digest_image(content), member.offset_data
         image = PackedImage(_to_key(member.name), len(content), digest, self._container, offset)
-        return make_record(image, fields, source, split, source.class_names)
+        return make_entry(image, fields, source, split, source.class_names)
 
     def _find_image(self, suffix: str | None) -> tarfile.TarInfo:
         images = [

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.sources.label_map import parse_label_map
+from beam_jobs.sources.tfrecord import parse_label_map
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.reader import ConfigReader
 

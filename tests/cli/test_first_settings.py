@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from beam_jobs.recognition.data_summary import DataSummary, DecodedSample
 from beam_jobs.sources.source import SourceRecords
+from pipeline_ops.cli.first_config.data_summary import DataSummary, DecodedSample
 from pipeline_ops.cli.first_config.settings import FirstSettings, choose_settings
 from pipeline_ops.config.model_data_rules import find_size_problem
 from pipeline_ops.config.preprocess import Split

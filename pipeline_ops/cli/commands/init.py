@@ -25,9 +25,9 @@ from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.storage.atomic import create_atomically, write_atomically
 
 if TYPE_CHECKING:
-    from beam_jobs.recognition.data_summary import DataSummary
-    from beam_jobs.recognition.folder_view import FolderView
-    from beam_jobs.recognition.recognisers import SourceMatch
+    from pipeline_ops.cli.first_config.data_summary import DataSummary
+    from pipeline_ops.cli.first_config.folder_view import FolderView
+    from pipeline_ops.cli.first_config.recognisers import SourceMatch
 
 _MAX_REJECTS_SHOWN = 10
 _MAX_NAME_LENGTH = 63
@@ -59,8 +59,8 @@ def add_parser(commands: Commands) -> None:
 
 
 def init(arguments: argparse.Namespace) -> int:
-    from beam_jobs.recognition import KINDS, recognise
-    from beam_jobs.recognition.folder_view import view_folder
+    from pipeline_ops.cli.first_config.folder_view import view_folder
+    from pipeline_ops.cli.first_config.recognition import KINDS, recognise
 
     if arguments.type not in (None, *KINDS):
         raise ConfigError(f"--type {arguments.type}: must be one of {', '.join(KINDS)}.")
@@ -106,7 +106,7 @@ def _read_data(source: dict[str, Any], match: SourceMatch, view: FolderView) -> 
 
     Raises DataError: it cannot be read, or the values that were found are not valid for a source.
     """
-    from beam_jobs.recognition.data_summary import summarise
+    from pipeline_ops.cli.first_config.data_summary import summarise
 
     place = str(source["path"])
     if "{" in place or "}" in place:
@@ -147,7 +147,7 @@ def _validate_text(text: str, output: Path) -> None:
 
 
 def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete: bool) -> None:
-    from beam_jobs.recognition.data_summary import describe_rejects
+    from pipeline_ops.cli.first_config.data_summary import describe_rejects
 
     images = ", ".join(f"{number:,} {split}" for split, number in data.num_images.items())
     rows = [

@@ -54,7 +54,7 @@ def add_parser(commands: Commands) -> None:
 
 def preview(arguments: argparse.Namespace) -> int:
     config = load_checked(arguments.config, parse_overrides(arguments.overrides))
-    from beam_jobs.dry_run.preview import draw_preview
+    from pipeline_ops.cli.preview_drawing import draw_preview
 
     result = draw_preview(config, arguments.stage, arguments.examples)
     output = arguments.output or Path(f"{config.pipeline}-preview.png")

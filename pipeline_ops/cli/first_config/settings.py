@@ -12,7 +12,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from beam_jobs.recognition.data_summary import DataSummary
+    from pipeline_ops.cli.first_config.data_summary import DataSummary
 
 _SMALL_SIDE, _MIN_SIDE, _MAX_SIDE = 64, 32, 224
 """Sides in pixels of the images of a classifier: up to which the small network is used, and the

@@ -11,7 +11,7 @@ import yaml
 from pipeline_ops.cli.first_config.settings import FirstSettings
 
 if TYPE_CHECKING:
-    from beam_jobs.recognition.data_summary import DataSummary
+    from pipeline_ops.cli.first_config.data_summary import DataSummary
 
 _COMMENT_COLUMN, _MAX_CLASSES_SHOWN, _WIDTH = 50, 20, 100_000
 _MAX_HEAD_COLUMNS = 145

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from beam_jobs.sources import read_records
-from beam_jobs.sources.label_map import parse_label_map
+from beam_jobs.sources.tfrecord import parse_label_map
 from beam_jobs.sources.voc import parse_annotation
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import AnySource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.sources.label_map import parse_label_map
+from beam_jobs.sources.tfrecord import parse_label_map
 from pipeline_ops.errors import DataError
 
 

@@ -97,16 +97,9 @@ def test_a_broken_promise_is_named(check, body, message):
         check(body)
 
 
-@pytest.mark.parametrize(
-    "body, message",
-    [
-        ("yield 'a.png'", "yielded a str as entry 1"),
-        ("with files.entry('a.png'): raise Reject('', '')\nyield", "with the reason ''"),
-    ],
-)
-def test_a_bug_is_reported_as_in_the_job(check, body, message):
-    with pytest.raises(SourceFailed, match=message):
-        check(body)
+def test_a_bug_is_reported_as_in_the_job(check):
+    with pytest.raises(SourceFailed, match="yielded a str as entry 1"):
+        check("yield 'a.png'")
 
 
 def test_a_wrong_parameter_is_reported_as_in_the_job(check):

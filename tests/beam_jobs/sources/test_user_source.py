@@ -416,12 +416,8 @@ FIRST_LINE = HEAD.count("\n") + 2
             f"{{file}}:{FIRST_LINE}: no_label: none",
         ),
         (
-            "with files.entry('a.png'):\n    raise Reject('No label!', '')\nyield",
-            "source mine:read rejected a.png with the reason 'No label!'. It must be one word",
-        ),
-        (
             "with files.entry('a.png'):\n    raise Reject('no_label', 3)\nyield",
-            "rejected a.png with the reason 'no_label'. It must be one word",
+            f"failed after 0 entries, in {{file}}:{FIRST_LINE}: TypeError",
         ),
         (
             "yield SourceEntry('a.png', 'cat')\nyield SourceEntry('b.png', boxes=[])",

@@ -25,13 +25,13 @@ from beam_jobs.planning.plan import (
     infer_task,
 )
 from beam_jobs.planning.splits import explain_from_plan, split_records
-from beam_jobs.recognition.folder_view import count
 from beam_jobs.sources import read_records, validate_listing
 from beam_jobs.sources.parsing import is_image_name
 from beam_jobs.sources.source import SourceRecords
 from beam_jobs.stages.decode import Decode, decode
 from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord
+from pipeline_ops.cli.first_config.folder_view import count
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.packed_sources import PackedSource
 from pipeline_ops.config.preprocess import Preprocess, Split

@@ -26,13 +26,13 @@ from beam_jobs.io.example import parse
 from beam_jobs.io.parquet_rows import CorruptParquet, iterate_rows, open_parquet
 from beam_jobs.io.raw import open_raw
 from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
-from beam_jobs.recognition.folder_view import MAX_CANDIDATES, START_BYTES, FolderView, count
 from beam_jobs.sources import read_records
 from beam_jobs.sources.image_folder import find_split_folders, validate_layout
 from beam_jobs.sources.packed import find_field
 from beam_jobs.sources.parsing import CORNERS, SPLITS, is_image_name, parse_json_object
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards
+from pipeline_ops.cli.first_config.folder_view import MAX_CANDIDATES, START_BYTES, FolderView, count
 from pipeline_ops.config.sources import ImageFolderSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile

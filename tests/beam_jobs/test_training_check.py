@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from beam_jobs.dry_run.validation import sample_image_shape
+from beam_jobs.validation import sample_image_shape
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.planned_training import PlannedTraining

@@ -14,9 +14,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from beam_jobs.recognition import recognise
-from beam_jobs.recognition.folder_view import view_folder
-from beam_jobs.recognition.recognisers import Certainty, SourceMatch
+from pipeline_ops.cli.first_config.folder_view import view_folder
+from pipeline_ops.cli.first_config.recognisers import Certainty, SourceMatch
+from pipeline_ops.cli.first_config.recognition import recognise
 from pipeline_ops.errors import DataError
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")

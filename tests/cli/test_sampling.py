@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.recognition.data_summary import sample_listing
-from beam_jobs.recognition.folder_view import view_folder
-from beam_jobs.recognition.recognisers import find_split
 from beam_jobs.sources import read_records
+from pipeline_ops.cli.first_config.data_summary import sample_listing
+from pipeline_ops.cli.first_config.folder_view import view_folder
+from pipeline_ops.cli.first_config.recognisers import find_split
 from pipeline_ops.config.packed_sources import TfrecordSource
 from pipeline_ops.config.sources import VocSource
 from pipeline_ops.raw_data.listing import Listing

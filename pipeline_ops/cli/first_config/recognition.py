@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from beam_jobs.recognition import recognisers
-from beam_jobs.recognition.folder_view import FolderView, count
-from beam_jobs.recognition.recognisers import SourceMatch
+from pipeline_ops.cli.first_config import recognisers
+from pipeline_ops.cli.first_config.folder_view import FolderView, count
+from pipeline_ops.cli.first_config.recognisers import SourceMatch
 from pipeline_ops.errors import DataError
 
 _MAX_SHOWN = 5

@@ -6,6 +6,7 @@ They are below the attempt, in a folder or in a bucket, so that a worker on any 
     results/<name>.json    the result of a plan, which is done when this exists
     progress/<name>.json   records done and rejected, while a plan is worked on
     errors/<name>.json     the error with which a worker ended
+    statistics/<split>.json   the measurements of all shards of a split, added up
     stop                   tells all workers to stop
 
 No message can run code, as a pickle could.
@@ -25,6 +26,7 @@ from typing import IO, Generic, NamedTuple, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from beam_jobs.planning.plan import ShardPlan
+from beam_jobs.statistics.measure import Measurements
 from beam_jobs.statistics.summary import PlanSummary, Summary
 from pipeline_ops.errors import ExitCode, MachineError, TrainyardError, make_error
 from pipeline_ops.jobs.request import Status
@@ -35,7 +37,7 @@ from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.storage.store_path import StorePath
 
 _PLANS, _STOP = "plans.jsonl", "stop"
-_RESULTS, _PROGRESS, _ERRORS = "results", "progress", "errors"
+_RESULTS, _PROGRESS, _ERRORS, _STATISTICS = "results", "progress", "errors", "statistics"
 _MAX_BYTES = 256 << 20
 _FOLDER_SECONDS, _BUCKET_SECONDS = 1.0, 5.0
 _STOP_SECONDS = 10
@@ -107,6 +109,17 @@ class Exchange:
     def write_result(self, name: str, result: PlanSummary) -> None:
         """Writes the result of a plan, which is its worker's last message."""
         self._write(_RESULTS, name, result)
+
+    def write_statistics(self, split: str, measurements: Measurements) -> None:
+        self._write(_STATISTICS, split, measurements)
+
+    def read_statistics(self) -> list[tuple[str, Measurements]]:
+        """The splits that have shards, with their measurements."""
+        files = [entry.name for entry in (self.folder / _STATISTICS).list_folder()]
+        return [
+            (file.removesuffix(".json"), self.read(Measurements, f"{_STATISTICS}/{file}"))
+            for file in files
+        ]
 
     def write_error(self, name: str, error: Exception) -> None:
         """Leaves an error for the driver, and stops all workers."""

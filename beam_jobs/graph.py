@@ -1,6 +1,7 @@
 """The Beam graph: spreads the tasks over workers, which build whole shards.
 
     Create(ShardTask) | Reshuffle | ParDo(BuildShard) -> ShardReport
+        | CombinePerKey(StatisticsFn) | store
 
 No image crosses a shuffle or a coder. Plans and results go through the exchange. Each stage has the
 counters `rejected` and `skipped` and a distribution `microseconds`, with one value for each shard.
@@ -19,7 +20,7 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
@@ -37,6 +38,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_jobs.exchange import Exchange, Results, ShardTask
 from beam_jobs.planning.plan import ShardPlan
+from beam_jobs.statistics.measure import Measurements, merge_measurements
 from beam_jobs.statistics.summary import PlanSummary, Summary
 from beam_jobs.worker import BuildSpec, PlanCounts, PlanWorker, start_process, work_in_process
 from pipeline_ops.config.preprocess import BeamRunner
@@ -54,13 +56,29 @@ _STOP_TIMEOUT_SECONDS = 5.0  # the time for finishing the current image
 
 
 class ShardReport(NamedTuple):
-    """A finished shard. `num_rejected` counts records."""
+    """A finished shard. `num_rejected` counts records. `measurements` is JSON, if there are any."""
 
     name: str
     num_examples: int
     num_rejected: int
+    split: str
+    measurements: str
 
 
+class MeasurementsCoder(coders.Coder):  # type: ignore[misc]
+    """Measurements travel as JSON."""
+
+    def encode(self, value: Measurements) -> bytes:
+        return value.model_dump_json().encode()
+
+    def decode(self, encoded: bytes) -> Measurements:
+        return Measurements.model_validate_json(encoded)
+
+    def is_deterministic(self) -> bool:
+        return True
+
+
+coders.registry.register_coder(Measurements, MeasurementsCoder)
 for _element in (ShardTask, ShardReport):
     coders.registry.register_coder(_element, coders.RowCoder)
 
@@ -84,7 +102,7 @@ class BuildShard(beam.DoFn):  # type: ignore[misc]  # Beam is skipped by mypy
                 Metrics.counter(stage, name).inc(count)
             for stage, spent in counts.microseconds.items():
                 Metrics.distribution(stage, "microseconds").update(spent)
-            yield ShardReport(task.name, counts.num_examples, counts.num_rejected)
+            yield ShardReport(task.name, *counts[:4])
 
 
 class BuildShardInProcesses(BuildShard):
@@ -131,16 +149,48 @@ class BuildShardInProcesses(BuildShard):
         self._pool.shutdown(cancel_futures=True)
 
 
+class StatisticsFn(beam.CombineFn):  # type: ignore[misc]
+    """Adds up measurements. They are whole numbers, so the sums do not depend on the order."""
+
+    def create_accumulator(self) -> Measurements:
+        return Measurements()
+
+    def add_input(self, accumulator: Measurements, measurements: Measurements) -> Measurements:
+        return merge_measurements([accumulator, measurements])
+
+    def merge_accumulators(self, accumulators: Iterable[Measurements]) -> Measurements:
+        return merge_measurements(accumulators)
+
+    def extract_output(self, accumulator: Measurements) -> Measurements:
+        return accumulator
+
+    def get_accumulator_coder(self) -> MeasurementsCoder:
+        return MeasurementsCoder()
+
+
+def _read_measurements(report: ShardReport) -> Iterator[tuple[str, Measurements]]:
+    if report.measurements:
+        yield report.split, Measurements.model_validate_json(report.measurements)
+
+
 def build_graph(
-    pipeline: beam.Pipeline, tasks: Sequence[ShardTask], do_fn: BuildShard
+    pipeline: beam.Pipeline, tasks: Sequence[ShardTask], do_fn: BuildShard, exchange: Exchange
 ) -> beam.PCollection[ShardReport]:
-    """The whole job: tasks in, reports of finished shards out."""
-    return (
+    """The whole job: tasks in, reports of finished shards out, statistics in the exchange."""
+    reports = (
         pipeline
         | "Shard tasks" >> beam.Create(tasks, reshuffle=False)
         | "Spread over workers" >> beam.Reshuffle()
         | "Build shards" >> beam.ParDo(do_fn).with_output_types(ShardReport)
     )
+    _ = (
+        reports
+        | "Read measurements"
+        >> beam.FlatMap(_read_measurements).with_output_types(tuple[str, Measurements])
+        | "Add up the statistics of each split" >> beam.CombinePerKey(StatisticsFn())
+        | "Store statistics" >> beam.MapTuple(exchange.write_statistics)
+    )
+    return reports
 
 
 def build_shards(
@@ -182,7 +232,7 @@ def build_shards(
         else BuildShard(spec, exchange)
     )
     with _BackgroundThread(
-        lambda: _run(tasks, do_fn, engine, options), stop=exchange.stop
+        lambda: _run(tasks, do_fn, exchange, engine, options), stop=exchange.stop
     ) as background:
         while background.is_running(exchange.seconds):
             report(*results.read_progress())
@@ -196,12 +246,13 @@ def build_shards(
 def _run(
     tasks: Sequence[ShardTask],
     do_fn: BuildShard,
+    exchange: Exchange,
     engine: PipelineRunner,
     options: PipelineOptions,
 ) -> None:
     logging.getLogger("apache_beam").setLevel(logging.WARNING)
     with beam.Pipeline(engine, options=options) as pipeline:
-        build_graph(pipeline, tasks, do_fn)
+        build_graph(pipeline, tasks, do_fn, exchange)
 
 
 def _to_trainyard_error(runner: BeamRunner, error: BaseException) -> TrainyardError:

@@ -112,7 +112,8 @@ def preprocess(job: Job) -> ExitCode:
         figures = compute_figures(summaries, source.class_names, rejected, source.task)
         figures = figures.model_copy(update=delta.figures | {"geometry": _find_geometry(config)})
         copies = find_duplicates(decision.by_split, {record.key for record in rejected})
-        statistics = collect_statistics(summaries, figures, copies)
+        parts = [(summary.split, summary.measurements) for summary in unchanged]
+        statistics = collect_statistics([*parts, *exchange.read_statistics()], figures, copies)
         bad = filter(None, read_bad_records(rejected, source))
         comparison = write_description(
             job, config, draft.folder, figures, statistics, bad, reference

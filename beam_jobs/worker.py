@@ -48,10 +48,16 @@ class BuildSpec(Protocol[SummaryT]):
 
 
 class PlanCounts(NamedTuple):
-    """The counts of one plan for Beam's metrics. The keys are a stage, or a stage and a counter."""
+    """The part of the result of one plan that Beam gets.
+
+    The keys of the counters for its metrics are a stage and a name. `measurements` is JSON, or ""
+    for a plan whose result has none.
+    """
 
     num_examples: int
     num_rejected: int
+    split: str
+    measurements: str
     counters: dict[tuple[str, str], int]
     microseconds: dict[str, int]
 
@@ -98,7 +104,14 @@ def _count(summary: PlanSummary) -> PlanCounts:
     for reason, count in summary.skipped.items():
         counters[reason.partition(":")[0], "skipped"] += count
     microseconds = {stage: spent // 1000 for stage, spent in summary.nanoseconds.items()}
-    return PlanCounts(summary.num_examples, len(summary.rejected), dict(counters), microseconds)
+    return PlanCounts(
+        summary.num_examples,
+        len(summary.rejected),
+        summary.split,
+        summary.measurements.model_dump_json() if summary.measurements else "",
+        dict(counters),
+        microseconds,
+    )
 
 
 def compute_num_processes(runner: BeamRunner, plans: Sequence[ShardPlan]) -> int:

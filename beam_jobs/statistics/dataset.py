@@ -24,7 +24,6 @@ from pydantic import BaseModel
 
 from beam_jobs.planning.plan import Record
 from beam_jobs.statistics.measure import FEATURES, Histogram, Measurements, merge_measurements
-from beam_jobs.statistics.summary import ShardSummary
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.config.preprocess import Drift, SchemaRules
 
@@ -126,16 +125,14 @@ class DatasetStatistics(BaseModel, frozen=True):
 
 
 def collect_statistics(
-    summaries: Sequence[ShardSummary], figures: DatasetFigures, duplicates: Duplicates
+    parts: Iterable[tuple[str, Measurements]], figures: DatasetFigures, duplicates: Duplicates
 ) -> DatasetStatistics:
-    """Adds up the measurements of the shards."""
-    splits = {}
+    """Adds up measurements, which are given with their splits."""
+    parts, splits = list(parts), {}
     for split in SPLITS:
-        parts = (summary.measurements for summary in summaries if summary.split == split)
+        found = merge_measurements(measurements for name, measurements in parts if name == split)
         splits[split] = SplitStatistics(
-            num_examples=figures.num_examples[split],
-            labels=figures.labels[split],
-            **dict(merge_measurements(parts)),
+            num_examples=figures.num_examples[split], labels=figures.labels[split], **dict(found)
         )
     edges = {name: feature.edges for name, feature in FEATURES.items()}
     return DatasetStatistics(edges=edges, splits=splits, duplicates=duplicates)

@@ -47,6 +47,8 @@ class PlanSummary(BaseModel, frozen=True):
     """The number of examples that a stage skipped, by `<stage>: <reason>`."""
     nanoseconds: dict[str, int] = {}
     """The time by stage. It has `read`, `measure` and `write` besides the stages."""
+    split: str = ""
+    measurements: Measurements | None = None
 
 
 Summary = TypeVar("Summary", bound=PlanSummary)

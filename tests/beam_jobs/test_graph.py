@@ -15,6 +15,7 @@ from beam_jobs.exchange import Exchange, Results, ShardTask
 from beam_jobs.graph import BuildShard, BuildShardInProcesses, ShardReport, build_graph
 from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan
+from beam_jobs.statistics.measure import merge_measurements
 from beam_jobs.statistics.summary import ShardSummary, compute_figures
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.raw_data.local import list_raw_files
@@ -43,12 +44,12 @@ def job(tmp_path, encode):
     return spec, exchange, plans, exchange.write_plans(plans)
 
 
-def run(do_fn, tasks) -> tuple[Counter, dict, Counter]:
+def run(do_fn, tasks, exchange) -> tuple[Counter, dict, Counter]:
     """The counters and distributions of the runner's result, and the reports as they come out."""
     pipeline = beam.Pipeline(FnApiRunner())
-    reports = build_graph(pipeline, tasks, do_fn)
+    reports = build_graph(pipeline, tasks, do_fn, exchange)
     assert reports.element_type is ShardReport
-    totals = reports | beam.Map(lambda report: report[1:]) | beam.CombineGlobally(_add)
+    totals = reports | beam.Map(lambda report: report[1:3]) | beam.CombineGlobally(_add)
     totals | beam.Map(_count)  # noqa: B018  (the pipeline keeps it)
     result = pipeline.run()
     result.wait_until_finish()
@@ -85,7 +86,7 @@ def test_the_metrics_of_the_stages_are_the_figures_of_the_data_set(job, num_proc
         if num_processes == 1
         else BuildShardInProcesses(spec, exchange, num_processes)
     )
-    counters, times, out = run(do_fn, tasks)
+    counters, times, out = run(do_fn, tasks, exchange)
     results = Results(exchange, plans, ShardSummary)
     results.read_progress()
     summaries = results.collect()
@@ -99,6 +100,9 @@ def test_the_metrics_of_the_stages_are_the_figures_of_the_data_set(job, num_proc
     assert min(counters.values()) > 0
     assert out == {"examples": counters["write", "examples"], "rejected": 2}
     assert set(times) == {"read", "decode", "filter", "measure", "write"}
+    merged = merge_measurements(summary.measurements for summary in summaries)
+    assert exchange.read_statistics() == [("train", merged)]
+    assert merged.features["image_bytes"].count == counters["write", "examples"]
     for stage, spent in times.items():
         assert spent.count == len(plans)
         assert abs(spent.sum / 1e6 - figures.seconds_by_stage[stage]) < 0.01
@@ -107,14 +111,17 @@ def test_the_metrics_of_the_stages_are_the_figures_of_the_data_set(job, num_proc
 def test_a_shard_whose_result_is_there_is_not_built_again(job):
     """A runner gives a task to another worker when it has lost the first one's report."""
     spec, exchange, _, tasks = job
-    first = run(BuildShard(spec, exchange), tasks)
+    first = run(BuildShard(spec, exchange), tasks, exchange)
+    statistics = exchange.read_statistics()
     shutil.rmtree(spec.raw_folder)
-    assert run(BuildShard(spec, exchange), tasks) == first
+    assert run(BuildShard(spec, exchange), tasks, exchange) == first
+    assert exchange.read_statistics() == statistics
     exchange.raise_error()
 
 
 @pytest.mark.parametrize(
-    "element", [ShardTask("train-0", 1 << 40, 12), ShardReport("train-0", 7, 1 << 33)]
+    "element",
+    [ShardTask("train-0", 1 << 40, 12), ShardReport("train-0", 7, 1 << 33, "train", "{}")],
 )
 def test_an_element_travels_as_a_typed_row(element):
     """A pickle in its place would run code on a worker."""

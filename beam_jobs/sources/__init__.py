@@ -7,7 +7,6 @@ A source gets its files and its section of the config, and yields an entry for e
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,10 @@ def read_source_data(config: Preprocess, listing: Listing, config_file: Path) ->
         else read_records(config.source, listing)
     )
     if not found.records and found.rejected:
-        raise DataError(_describe_rejected(listing, found))
+        raise DataError(
+            f"{listing.folder}: {found.describe_rejects()}. "
+            "Correct the annotations, or preprocess.source."
+        )
     names = getattr(config.source, "class_names", None) or collect_class_names(found.records)
     task = infer_task(found.records)
     check_data(config, task, names, config_file)
@@ -120,17 +122,3 @@ def read_records(source: AnySource, listing: Listing) -> SourceRecords:
     """
     files = SourceFiles(listing, source.type, getattr(source, "class_names", None))
     return files.collect(CATALOGUE[source.type](files, source))
-
-
-def _describe_rejected(listing: Listing, found: SourceRecords) -> str:
-    """Names each reason for which entries are unusable, with its count and an example."""
-    examples = {entry.reason: entry for entry in reversed(found.rejected)}
-    counts = Counter(entry.reason for entry in found.rejected)
-    reasons = "; ".join(
-        f"{count} {reason}, such as {examples[reason].key}: {examples[reason].detail}"
-        for reason, count in counts.most_common()
-    )
-    return (
-        f"{listing.folder}: none of the {len(found.rejected)} entries of the source is usable: "
-        f"{reasons}. Correct the annotations, or preprocess.source."
-    )

@@ -27,7 +27,7 @@ import contextlib
 import dataclasses
 import os
 import posixpath
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -97,6 +97,16 @@ class SourceRecords(NamedTuple):
     records: list[Record]
     rejected: list[RejectedRecord]
     rejected_labels: Mapping[str, Sequence[str]] = {}
+
+    def describe_rejects(self) -> str:
+        """The number of rejects, and the number and an example for each reason."""
+        number, total = len(self.rejected), len(self.rejected) + len(self.records)
+        first = {entry.reason: entry for entry in reversed(self.rejected)}
+        reasons = "; ".join(
+            f"{count:,} {reason} (such as {first[reason].key}: {first[reason].detail})"
+            for reason, count in Counter(entry.reason for entry in self.rejected).most_common()
+        )
+        return f"{number:,} of {total:,} entries cannot be used: {reasons}"
 
 
 @dataclasses.dataclass(slots=True)

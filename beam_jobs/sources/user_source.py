@@ -7,7 +7,6 @@ fingerprints. The command line and the job call this module. The DAG file does n
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +21,7 @@ from pipeline_ops.config.user_source import UserSource
 from pipeline_ops.config.yaml_source import locate_in_file, suggest_name
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.user_code.modules import import_module
 from pipeline_ops.user_code.sources import digest_source_code, find_modules_in, find_source_path
 
 _LOCATION = ("preprocess", "source")
@@ -136,14 +136,11 @@ def _load_function(path: str, folder: Path) -> Callable[..., Any]:
     """The function behind `module:function`. Raises ConfigError."""
     module_name, _, attribute = path.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # user code may raise anything
-        *_, last = traceback.extract_tb(error.__traceback__)
-        raise ConfigError(
-            f"{_KEY}: cannot import the module {module_name}: {type(error).__name__}: {error} "
-            f"({last.filename}:{last.lineno}). Correct it, or install what it needs, "
-            "for both Airflow and the job."
-        ) from error
+        module = import_module(
+            module_name, "Correct it, or install what it needs, for both Airflow and the job."
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{_KEY}: {error}") from error
     found = getattr(module, attribute, None)
     if not inspect.isfunction(found):
         known = [name for name, value in vars(module).items() if inspect.isfunction(value)]

@@ -1,13 +1,11 @@
-"""The catalogue of sources. A source is a file in this folder and a line here.
+"""The catalogue of sources. A source is a file in this folder and a line here, see `source.py`.
 
-A source gets its files and its section of the config, and yields an entry for each image: see
-`source.py`. No source keeps the bytes of an image.
+No source keeps the bytes of an image.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,11 +72,8 @@ class SourceData:
 def read_source_data(config: Preprocess, listing: Listing, config_file: Path) -> SourceData:
     """Reads the source, and checks that the stages can work on it. Reads no image.
 
-    Raises:
-      ConfigError: a stage cannot work on these data, or a user source cannot be imported.
-      DataError: the source as a whole cannot be read, or none of its entries is usable.
-      MachineError: a file has changed since it was listed.
-      SourceFailed: a user source has a bug.
+    Raises SourceFailed for a bug in a user source, and MachineError for a file that has changed
+    since it was listed.
     """
     validate_listing(config, listing, config_file)
     found = (
@@ -87,7 +82,10 @@ def read_source_data(config: Preprocess, listing: Listing, config_file: Path) ->
         else read_records(config.source, listing)
     )
     if not found.records and found.rejected:
-        raise DataError(_describe_rejected(listing, found))
+        raise DataError(
+            f"{listing.folder}: {found.describe_rejects()}. "
+            "Correct the annotations, or preprocess.source."
+        )
     names = getattr(config.source, "class_names", None) or collect_class_names(found.records)
     task = infer_task(found.records)
     check_data(config, task, names, config_file)
@@ -96,7 +94,7 @@ def read_source_data(config: Preprocess, listing: Listing, config_file: Path) ->
 
 
 def validate_listing(config: Preprocess, listing: Listing, config_file: Path | str) -> None:
-    """Raises DataError: there are no files, or their folders have several meanings."""
+    """Checks that there are files, and that their folders have only one meaning."""
     if not listing.files:
         is_image_folder = config.source.type == "image_folder"
         content = "a folder with the images of each class" if is_image_folder else "the data set"
@@ -112,25 +110,6 @@ def validate_listing(config: Preprocess, listing: Listing, config_file: Path | s
 
 
 def read_records(source: AnySource, listing: Listing) -> SourceRecords:
-    """Reads a source of the catalogue.
-
-    Raises:
-      DataError: the source as a whole cannot be read: no such manifest, not JSON, not prepared.
-      MachineError: a file has changed since it was listed.
-    """
+    """Reads a source of the catalogue."""
     files = SourceFiles(listing, source.type, getattr(source, "class_names", None))
     return files.collect(CATALOGUE[source.type](files, source))
-
-
-def _describe_rejected(listing: Listing, found: SourceRecords) -> str:
-    """Names each reason for which entries are unusable, with its count and an example."""
-    examples = {entry.reason: entry for entry in reversed(found.rejected)}
-    counts = Counter(entry.reason for entry in found.rejected)
-    reasons = "; ".join(
-        f"{count} {reason}, such as {examples[reason].key}: {examples[reason].detail}"
-        for reason, count in counts.most_common()
-    )
-    return (
-        f"{listing.folder}: none of the {len(found.rejected)} entries of the source is usable: "
-        f"{reasons}. Correct the annotations, or preprocess.source."
-    )

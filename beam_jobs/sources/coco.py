@@ -1,8 +1,7 @@
-"""COCO's JSON for object detection: a file with lists `images`, `categories` and `annotations`.
+"""COCO's JSON for object detection, parsed at once, in memory.
 
-A box is x, y, width, height in pixels. An annotation with `iscrowd` is kept and marked as a crowd.
-Ids need not be contiguous. Images that the file does not name are not part of the data set. An
-image without annotations is an example without boxes. The whole file is parsed at once, in memory.
+A box is x, y, width, height in pixels. Images that the file does not name are not part of the data
+set. An image without annotations is an example without boxes.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ _LISTS = ("images", "categories", "annotations")
 def read_entries(files: SourceFiles, source: CocoSource) -> Iterator[SourceEntry]:
     for index, part in enumerate(source.parts):
         content = files.read(part.annotations, f"parts.{index}.annotations")
-        yield from _read_part(files, part, parse_lists(content, part.annotations))
+        yield from _read_part(files, part, _parse_lists(content, part.annotations))
 
 
-def parse_lists(content: bytes, name: str) -> dict[str, list[Any]]:
-    """The three lists of a COCO file. Raises DataError."""
+def _parse_lists(content: bytes, name: str) -> dict[str, list[Any]]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -77,7 +75,6 @@ def _read_part(
 
 
 def _read_id(entry: Any, key: str) -> int | str | None:
-    """The id under a key of an entry, or None if there is no valid one."""
     value = entry.get(key) if isinstance(entry, dict) else None
     return value if isinstance(value, (int, str)) and not isinstance(value, bool) else None
 

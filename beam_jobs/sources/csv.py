@@ -1,12 +1,7 @@
 """A CSV manifest: UTF-8, commas, and a header with the columns in any order.
 
-    path,label                       classification. Optional: split, group
-    path,xmin,ymin,xmax,ymax,label   detection, one row per box. Optional: split, group, width,
-                                     height, is_difficult, is_crowd
-
-Other columns are ignored. A row with a path and no other field of the box is an image without
-boxes. Rows of one path may stand anywhere in the file. `width` and `height` are those of the
-annotated image, and are checked against the file.
+The rows of one path may stand anywhere in the file. A row with a path and no other field of the box
+is an image without boxes.
 """
 
 from __future__ import annotations
@@ -58,7 +53,6 @@ def read_entries(files: SourceFiles, source: CsvSource) -> Iterator[SourceEntry]
 
 
 def _read_rows(content: bytes, source: CsvSource) -> Iterator[_Row]:
-    """Raises DataError: the header lacks a column."""
     text = io.StringIO(content.decode("utf-8-sig", "surrogateescape"), newline="")
     reader = csv.reader(text, strict=True)
     header = _read_header(reader, source)
@@ -110,7 +104,6 @@ def _shorten(header: str) -> str:
 
 
 def _parse_boxes(rows: list[_Row]) -> tuple[Box, ...]:
-    """The boxes of an image. Raises Reject: malformed, contradictory."""
     first, boxes = rows[0], []
     for row in rows:
         if differing := [

@@ -1,8 +1,5 @@
 """CVAT's export "CVAT for images 1.1": one XML file for all images of a task or a project.
 
-    <source>/annotations.xml
-    <source>/images/photo.jpg          or images/Train/photo.jpg, for the subset Train of a project
-
     <image id="0" name="photo.jpg" subset="Train" width="640" height="480">
       <box label="cat" xtl="1.00" ytl="2.00" xbr="30.00" ybr="40.00" rotation="12.00" .../>
       <polygon label="cat" points="1.00,2.00;30.00,2.00;30.00,40.00" .../>
@@ -10,9 +7,7 @@
       <tag label="indoors" .../>
     </image>
 
-A polygon, a mask and a rotated box become the smallest upright box around them. `occluded` and all
-attributes are ignored. An image without shapes is an example without boxes. The subsets Train,
-Validation and Test are the splits. Beside the text of the file, memory holds only its boxes.
+Beside the text of the file, memory holds only its boxes.
 """
 
 from __future__ import annotations
@@ -22,11 +17,10 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping
 
 from beam_jobs.sources.parsing import (
-    clip_outline,
     enclose,
-    enclose_rotated,
     iterate_children,
     make_box,
+    make_rotated_box,
     parse_number,
     parse_size,
     parse_split,
@@ -78,10 +72,7 @@ def _list_labels(element: ElementTree.Element, source: CvatSource) -> list[str]:
 
 
 def _find_image(element: ElementTree.Element, source: CvatSource, files: SourceFiles) -> RawFile:
-    """The image of an element.
-
-    Projects have a folder for each subset, and the frames of a video get the suffix .PNG.
-    """
+    """Projects have a folder for each subset, and the frames of a video get the suffix .PNG."""
     name, subset = element.get("name"), element.get("subset", "")
     for folder in dict.fromkeys((posixpath.join(source.images, subset), source.images)):
         for path in (name, f"{name}.PNG"):
@@ -101,7 +92,6 @@ def _make_entry(element: ElementTree.Element, image: RawFile, source: CvatSource
 
 
 def _parse_tag(element: ElementTree.Element) -> str:
-    """The class of an image. Raises Reject: no_label, contradictory."""
     labels = sorted({parse_text(tag.get("label")) for tag in element.findall("tag")})
     if not labels:
         raise Reject("no_label", "the image has no tag")
@@ -122,12 +112,11 @@ def _parse_shape(element: ElementTree.Element, frame: Size | None) -> Box:
 
 def _parse_box(values: Mapping[str, str], frame: Size | None) -> Box:
     xmin, ymin, xmax, ymax = _parse_numbers(values, "xtl", "ytl", "xbr", "ybr")
-    degrees = parse_number(values.get("rotation", "0"))
-    if not degrees:
-        return make_box((ymin, xmin, ymax, xmax), values.get("label"))
-    centre = (xmin + xmax) / 2, (ymin + ymax) / 2
-    corners = enclose_rotated((ymin, xmin, ymax, xmax), degrees, centre)
-    return clip_outline(make_box(corners, values.get("label")), frame)
+    corners, label = (ymin, xmin, ymax, xmax), values.get("label")
+    if degrees := parse_number(values.get("rotation", "0")):
+        centre = (xmin + xmax) / 2, (ymin + ymax) / 2
+        return make_rotated_box(corners, degrees, centre, label, frame)
+    return make_box(corners, label)
 
 
 def _parse_polygon(values: Mapping[str, str], _: Size | None) -> Box:

@@ -1,15 +1,6 @@
-"""Raw images in one folder per class, and maybe in one folder per split around those.
+"""One folder of images per class, and maybe one folder per split around those, as for Keras.
 
-    <source>/cat/0001.jpg            label cat
-    <source>/cat/outdoors/0002.jpg   label cat
-    <source>/readme.txt              in no class folder: rejected
-
-    <source>/train/cat/0001.jpg      label cat, in the split train, as for Keras
-    <source>/val/cat/0002.jpg        label cat, in the split validation
-
-A folder without files is no class, because it is not part of a data set's fingerprint. If the
-folders have two possible meanings, `validate_layout` refuses them. `preprocess.source.class_folder`
-then selects one of the meanings.
+A folder without files is no class, because it is not part of a data set's fingerprint.
 """
 
 from __future__ import annotations
@@ -45,7 +36,7 @@ def read_entries(files: SourceFiles, source: ImageFolderSource) -> Iterator[Sour
 def _parse_label(
     source: ImageFolderSource, key: str, splits: Mapping[str, str]
 ) -> tuple[str, str | None]:
-    """The label and the split of a file. Raises Reject: no_label."""
+    """The label and the split of a file."""
     *folders, _ = key.split("/")
     split = splits.get(folders.pop(0)) if splits and folders else None
     if not folders:
@@ -54,15 +45,9 @@ def _parse_label(
 
 
 def find_split_folders(source: ImageFolderSource, listing: Listing) -> dict[str, str]:
-    """The splits by the name of the folder that holds their class folders.
-
-    The mapping is empty if the first folders are the classes.
-    """
-    found = {
-        folder: SPLITS[folder.lower()]
-        for folder in _build_tree(listing)
-        if folder.lower() in SPLITS
-    }
+    """The splits by the names of their folders. Empty if the first folders are the classes."""
+    tree = _build_tree(listing)
+    found = {folder: SPLITS[folder.lower()] for folder in tree if folder.lower() in SPLITS}
     splits = set(found.values())
     is_layout = source.class_folder != "outer" and "train" in splits and len(splits) > 1
     return found if is_layout else {}
@@ -72,9 +57,6 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
     """Checks that the folders of at least one file have only one meaning.
 
     `has_groups` tells whether `preprocess.split` gives the inner folders a meaning.
-
-    Raises DataError: there are no class folders, they lie deeper than they seem to, or they stand
-    among folders of splits.
     """
     tree, folder = _build_tree(listing), listing.folder
     if not tree:
@@ -124,10 +106,7 @@ def _validate_splits(
 
 
 def _build_tree(listing: Listing) -> dict[str, set[str]]:
-    """The inner folders of each folder that holds files, by its name.
-
-    The inner folder "" stands for files that lie directly in it.
-    """
+    """The inner folders of each folder, "" for files that lie directly in it."""
     tree: dict[str, set[str]] = {}
     for file in listing.files:
         outer, separator, rest = file.key.partition("/")
@@ -137,6 +116,5 @@ def _build_tree(listing: Listing) -> dict[str, set[str]]:
 
 
 def _join_names(names: Iterable[str]) -> str:
-    """The first five names, and the number of the others."""
     ordered = sorted(names)
     return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")

@@ -1,12 +1,4 @@
-"""A manifest of JSON lines, one object per image.
-
-    {"path": "cat/1.jpg", "label": "cat", "split": "train", "group": "cat 7"}
-    {"path": "2.jpg", "boxes": [{"xmin": 1, "ymin": 2, "xmax": 30, "ymax": 40, "label": "cat"}]}
-
-`split` and `group` are optional, and so are `width` and `height`, which are checked against the
-file. A box may have `is_crowd` and `is_difficult`, as true or false. Other keys are ignored. An
-empty list of boxes is an image without boxes. A missing list is an error.
-"""
+"""A manifest of JSON lines, one object per image. A missing list of boxes is an error."""
 
 from __future__ import annotations
 
@@ -14,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from beam_jobs.sources.manifest import make_entry
-from beam_jobs.sources.parsing import parse_box_object, parse_json_object
+from beam_jobs.sources.parsing import parse_box, parse_json_object
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import JsonlSource
@@ -27,15 +19,13 @@ def read_entries(files: SourceFiles, source: JsonlSource) -> Iterator[SourceEntr
         if not line.strip():
             continue
         with files.entry(f"{source.manifest}:{number}", prefix=f"line {number}: ") as entry:
-            fields = _parse(line)
+            if len(line) > _MAX_LINE_BYTES:
+                raise Reject(
+                    "too_large", f"a line of {len(line)} bytes, allowed are {_MAX_LINE_BYTES}"
+                )
+            fields = parse_json_object(line)
             entry.key = files.find_key(fields.get("path"), source.images)
             yield make_entry(fields, _parse_boxes(fields, source), source)
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    if len(line) > _MAX_LINE_BYTES:
-        raise Reject("too_large", f"a line of {len(line)} bytes, allowed are {_MAX_LINE_BYTES}")
-    return parse_json_object(line)
 
 
 def _parse_boxes(value: dict[str, Any], source: JsonlSource) -> tuple[Box, ...] | None:
@@ -44,4 +34,4 @@ def _parse_boxes(value: dict[str, Any], source: JsonlSource) -> tuple[Box, ...] 
     boxes = value.get("boxes")
     if not isinstance(boxes, list):
         raise Reject("malformed", "must have a list of boxes, which may be empty")
-    return tuple(map(parse_box_object, boxes))
+    return tuple(map(parse_box, boxes))

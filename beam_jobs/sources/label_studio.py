@@ -9,8 +9,7 @@
          "original_width": 640, "original_height": 480}]}]              JSON-MIN
 
 Coordinates are percentages of the upright image, as browsers show it. A rotated rectangle turns
-around its upper left corner, and becomes the smallest upright box around it, like a polygon. An
-annotation without results is an example without boxes. Predictions and drafts are not used.
+around its upper left corner.
 """
 
 from __future__ import annotations
@@ -19,16 +18,15 @@ import collections
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from beam_jobs.sources.parsing import (
     Point,
-    clip_outline,
     enclose,
-    enclose_rotated,
     make_box,
+    make_rotated_box,
     parse_number,
     parse_size,
 )
@@ -46,26 +44,21 @@ _NO_SHAPES = frozenset(
 """Types of results that are not about a part of the image."""
 _UPLOAD = re.compile(r"[0-9a-f]{8}-")
 """Label Studio puts this before the name of an uploaded file."""
-
-
 _Results = Sequence[Mapping[str, Any]]
 """Results of one annotation. `type` is text, `value` a mapping. The rest is as the file has it."""
-
-
-class _Task(NamedTuple):
-    """One image: its place in the file, the reference to it, and its annotations, oldest first.
-
-    Annotations that were cancelled or skipped are left out.
-    """
-
-    place: str
-    reference: Any
-    annotations: tuple[_Results, ...]
 
 
 class _Annotation(NamedTuple):
     created_at: Any
     results: _Results
+
+
+class _Task(NamedTuple):
+    """One image: its place in the file, the reference to it, and the annotations that may count."""
+
+    place: str
+    reference: Any
+    annotations: list[_Annotation]
 
 
 def read_entries(files: SourceFiles, source: LabelStudioSource) -> Iterator[SourceEntry]:
@@ -82,13 +75,9 @@ def read_entries(files: SourceFiles, source: LabelStudioSource) -> Iterator[Sour
             yield make_entry(image, results)
 
 
-def _read_tasks(files: SourceFiles, source: LabelStudioSource) -> list[_Task]:
-    """The tasks of an export. Entries that are no task are rejected.
-
-    JSON-MIN has an entry for each annotation of a task, and puts the results next to the task's own
-    data under the names of the labelling interface's tags.
-    """
-    tasks: dict[str, tuple[Any, str, list[_Annotation]]] = {}
+def _read_tasks(files: SourceFiles, source: LabelStudioSource) -> Iterable[_Task]:
+    """JSON-MIN has an entry for each annotation, with the results next to the data of the task."""
+    tasks: dict[str, _Task] = {}
     content = files.read(source.export, "export")
     for index, entry in enumerate(_parse_export(content, source.export)):
         place = f"{source.export}#task-{index}"
@@ -104,11 +93,8 @@ def _read_tasks(files: SourceFiles, source: LabelStudioSource) -> list[_Task]:
             else:
                 reference, annotations = entry.get(source.image_key), _read_json_min(entry, source)
                 key = f"{entry.get('id')} {reference}" if "id" in entry else place
-            tasks.setdefault(key, (reference, place, []))[2].extend(annotations)
-    return [
-        _Task(place, reference, _sort_by_time(annotations))
-        for reference, place, annotations in tasks.values()
-    ]
+            tasks.setdefault(key, _Task(place, reference, [])).annotations.extend(annotations)
+    return tasks.values()
 
 
 def _parse_export(content: bytes, name: str) -> list[Any]:
@@ -133,7 +119,7 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_json(entry: Mapping[str, Any], source: LabelStudioSource) -> list[_Annotation]:
-    """The annotations of a task. `completions` and `skipped` are the words of old versions."""
+    """`completions` and `skipped` are the words of old versions."""
     annotations = entry.get("annotations", entry.get("completions", []))
     if not isinstance(annotations, list) or not all(isinstance(a, dict) for a in annotations):
         raise Reject("malformed", "annotations must be a list of objects")
@@ -180,16 +166,6 @@ def _find_kind(value: Mapping[str, Any]) -> str | None:
     return next((k for k in value if k == "choices" or k.endswith("labels")), None)
 
 
-def _sort_by_time(annotations: list[_Annotation]) -> tuple[_Results, ...]:
-    """The results of all annotations, oldest first.
-
-    The order of the file counts if a time is missing or is not ISO 8601 as text.
-    """
-    if all(isinstance(annotation.created_at, str) for annotation in annotations):
-        annotations = sorted(annotations, key=lambda annotation: annotation.created_at)
-    return tuple(annotation.results for annotation in annotations)
-
-
 def _find_image(reference: Any, source: LabelStudioSource, files: SourceFiles) -> RawFile | Reject:
     """The image that a task refers to, or the reason for which there is none."""
     try:
@@ -211,7 +187,6 @@ def _find_image(reference: Any, source: LabelStudioSource, files: SourceFiles) -
 
 
 def _find_by_path_end(reference: str, files: SourceFiles) -> RawFile:
-    """Raises Reject: malformed, missing_image."""
     scheme, separator, path = reference.partition("://")
     if not separator or scheme in ("http", "https"):
         try:
@@ -230,30 +205,32 @@ def _find_by_path_end(reference: str, files: SourceFiles) -> RawFile:
 
 
 def _choose_results(task: _Task, source: LabelStudioSource) -> _Results:
-    """The results of the annotation that counts. Raises Reject: no_annotation, contradictory."""
-    if not task.annotations:
+    annotations = task.annotations
+    if not annotations:
         raise Reject(
             "no_annotation",
             "the task has no annotation that is neither cancelled nor skipped. Annotate it, or "
             "set preprocess.source.unannotated: ignore",
         )
-    if len(task.annotations) > 1 and source.annotation == "only":
+    if len(annotations) > 1 and source.annotation == "only":
         raise Reject(
             "contradictory",
-            f"the task has {len(task.annotations)} annotations. "
+            f"the task has {len(annotations)} annotations. "
             "Set preprocess.source.annotation to first or last",
         )
-    return task.annotations[-1 if source.annotation == "last" else 0]
+    # Without a time as text for each, the order of the file counts.
+    if all(isinstance(annotation.created_at, str) for annotation in annotations):
+        annotations = sorted(annotations, key=lambda annotation: annotation.created_at)
+    return annotations[-1 if source.annotation == "last" else 0].results
 
 
 def _list_labels(result: Mapping[str, Any]) -> list[str]:
-    """The labels of a result that are text."""
     labels = result["value"].get(result["type"])
     return [label for label in labels if isinstance(label, str)] if isinstance(labels, list) else []
 
 
 def _make_classified(image: RawFile, results: _Results) -> SourceEntry:
-    """Raises Reject: no_label, contradictory. Choices for a part of the image do not count."""
+    """Choices for a part of the image do not count."""
     labels = {
         label
         for result in results
@@ -300,20 +277,14 @@ def _parse_box(result: Mapping[str, Any], size: Size | None) -> Box:
         corners = enclose(_parse_points(value.get("points"), height, width))
         return make_box(corners, labels[0])
     x, y, w, h = (parse_number(value.get(name)) for name in ("x", "y", "width", "height"))
-    xmin, ymin, xmax, ymax = (
-        x * width / 100,
-        y * height / 100,
-        (x + w) * width / 100,
-        (y + h) * height / 100,
-    )
-    corners = ymin, xmin, ymax, xmax
+    ymin, xmin = y * height / 100, x * width / 100
+    corners = ymin, xmin, (y + h) * height / 100, (x + w) * width / 100
     degrees = parse_number(value.get("rotation") or 0)
     if not degrees:
         return make_box(corners, labels[0])
     if size is None:
         raise Reject("malformed", "a rotated rectangle needs original_width and original_height")
-    turned = enclose_rotated(corners, degrees, (xmin, ymin))
-    return clip_outline(make_box(turned, labels[0]), size)
+    return make_rotated_box(corners, degrees, (xmin, ymin), labels[0], size)
 
 
 def _parse_points(points: Any, height: float, width: float) -> list[Point]:

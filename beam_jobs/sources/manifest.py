@@ -15,11 +15,7 @@ from pipeline_ops.config.sources import ManifestSource
 def make_entry(
     fields: Mapping[str, Any], boxes: Sequence[Box] | None, source: ManifestSource
 ) -> SourceEntry:
-    """The entry of a row or a line. `boxes` is None for classification.
-
-    The fields are `path`, `label`, `split`, `group`, `height` and `width`. All but `path` may be
-    missing.
-    """
+    """The entry of a row or a line. `boxes` is None for classification."""
     label = parse_text(fields.get("label")) if boxes is None else None
     path: Any = fields.get("path")
     size = fields.get("height"), fields.get("width")

@@ -1,10 +1,8 @@
 """What the sources `tfrecord`, `tfds`, `webdataset` and `parquet` share: images inside other files.
 
-The driver reads each file once, from beginning to end, in a folder or in a store. It keeps the
-place, the size and the digest of every image. Annotations are the features of a tf.train.Example,
-or named fields: a row of a Parquet file, or the JSON of a sample of WebDataset. A field is `label`,
-or `objects.bbox` for the field `bbox` in `objects`, which may be one object with lists or a list of
-objects.
+The driver reads each file once, from beginning to end, and keeps the place, the size and the digest
+of every image. Annotations are the features of a tf.train.Example, or named fields: a row of a
+Parquet file, or the JSON of a sample of WebDataset.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from beam_jobs.io.raw import PackedImage, Raw, digest_image, open_raw, translate
 from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
 from beam_jobs.sources.parsing import (
     make_box,
-    parse_box_object,
+    parse_box,
     parse_number,
     parse_split,
     parse_text,
@@ -34,7 +32,7 @@ from pipeline_ops.raw_data.raw_file import RawFile
 
 
 def find_containers(source: PackedSource, listing: Listing) -> list[tuple[RawFile, str | None]]:
-    """Each file of the parts once, with its split. Raises DataError: a pattern is wrong."""
+    """Each file of the parts once, with its split."""
     found: dict[str, tuple[RawFile, str | None]] = {}
     for index, part in enumerate(source.parts):
         files = [file for file in listing.files if fnmatchcase(file.key, part.files)]
@@ -54,10 +52,7 @@ def find_containers(source: PackedSource, listing: Listing) -> list[tuple[RawFil
 
 @dataclasses.dataclass(frozen=True)
 class PackedExample:
-    """A tf.train.Example in a TFRecord file. `place` is `<file>#<index>`.
-
-    `content` are its bytes, which begin at the byte `start` of the file.
-    """
+    """A tf.train.Example in a TFRecord file. Its bytes `content` begin at the byte `start`."""
 
     container: RawFile
     place: str
@@ -66,7 +61,6 @@ class PackedExample:
     features: Mapping[str, list[Any]]
 
     def make_image(self, feature: str, key: str) -> PackedImage:
-        """The image in a feature. Raises Reject: no_image."""
         values = self.features.get(feature, [])
         if len(values) != 1 or not isinstance(values[0], bytes):
             raise Reject(
@@ -82,26 +76,17 @@ class PackedExample:
         """The boxes with these corners (ymin, xmin, ymax, xmax) and labels.
 
         `difficult` and `crowd` are the features with the flags, which may be missing.
-
-        Raises Reject: malformed.
         """
         flags = (
-            self.read_integers(name, len(labels)) if self.features.get(name) else [0] * len(labels)
+            self.read_numbers(name, len(labels)) if self.features.get(name) else [0] * len(labels)
             for name in (difficult, crowd)
         )
         return tuple(make_box(*box) for box in zip(corners, labels, *flags, strict=True))
 
-    def read_floats(self, name: str, count: int) -> list[float]:
-        """Raises Reject: malformed, unless the feature has `count` values."""
-        return self._read_numbers(name, count, (float, int))
-
-    def read_integers(self, name: str, count: int) -> list[int]:
-        """Raises Reject: malformed, unless the feature has `count` values."""
-        return self._read_numbers(name, count, (int,))
-
-    def _read_numbers(self, name: str, count: int, kinds: tuple[type, ...]) -> list[Any]:
+    def read_numbers(self, name: str, count: int, *kinds: type) -> list[Any]:
+        """The values of a feature, which are integers unless other kinds are given."""
         values = self.features.get(name, [])
-        if len(values) != count or not all(isinstance(value, kinds) for value in values):
+        if len(values) != count or not all(isinstance(value, kinds or int) for value in values):
             raise Reject(
                 "malformed",
                 f"the feature {name} must hold {count} numbers, got {len(values)} values",
@@ -112,10 +97,7 @@ class PackedExample:
 def read_examples(
     files: SourceFiles, container: RawFile, make_entry: Callable[[PackedExample], SourceEntry]
 ) -> Iterator[SourceEntry]:
-    """The entries of a TFRecord file. A damaged one is rejected as `<file>#<index>`.
-
-    `make_entry` may raise Reject. Raises MachineError: the file cannot be read.
-    """
+    """The entries of a TFRecord file. `make_entry` may raise Reject."""
     with translate_read_errors(container.key), open_raw(container, files.listing.folder) as file:
         for index, (start, content) in enumerate(scan_records(file, container.num_bytes)):
             place = f"{container.key}#{index:06d}"
@@ -136,11 +118,10 @@ def make_entry(
     split: str | None,
     names: Sequence[str] | None,
 ) -> SourceEntry:
-    """The entry of an image whose annotation are `fields`. Raises Reject.
+    """The entry of an image whose annotation are `fields`.
 
-    Args:
-      split: the split of the file, which a split in the fields replaces.
-      names: the names of the classes that are given as numbers.
+    A split in the fields replaces `split`, that of the file. `names` are those of the classes that
+    are given as numbers.
     """
     group = find_field(fields, source.group) if source.group else None
     own_split = parse_split(find_field(fields, source.split)) if source.split else None
@@ -156,7 +137,10 @@ def make_entry(
 
 
 def find_field(fields: Any, name: str) -> Any:
-    """The value of a field, or None if it is missing."""
+    """The value of a field, or None: `label`, or `objects.bbox` for the field `bbox` in `objects`.
+
+    `objects` may be one object with lists, or a list of objects.
+    """
     if isinstance(fields, Mapping) and name in fields:
         return fields[name]
     first, _, rest = name.partition(".")
@@ -167,7 +151,7 @@ def find_field(fields: Any, name: str) -> Any:
 
 
 def parse_class(value: Any, names: Sequence[str] | None) -> str:
-    """The name of a class. Raises Reject: no_label, unknown_class, malformed.
+    """The name of a class.
 
     A number is an index into `names`. Names that are numbers themselves are compared instead: the
     classes 0 to 10 of another run, sorted as text, are not in the order of their indices.
@@ -214,7 +198,7 @@ def _to_list(value: Any, name: str) -> list[Any]:
 def _parse_box_object(box: Any, names: Sequence[str] | None) -> Box:
     if isinstance(box, Mapping) and "label" in box:
         box = {**box, "label": parse_class(box["label"], names)}
-    return parse_box_object(box)
+    return parse_box(box)
 
 
 def _to_corners(box: Any, box_format: str) -> Sequence[float]:

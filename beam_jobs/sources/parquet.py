@@ -1,7 +1,6 @@
 """Parquet files with one image per row: its bytes, Hugging Face's `{bytes, path}`, or its path.
 
-The key of an image is its place, `<file>#<row>`, or its path if it is a file of its own. The names
-of the classes of Hugging Face's `ClassLabel` are in the metadata of a file.
+The key of an image is its place, `<file>#<row>`, or its path if it is a file of its own.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ def read_entries(files: SourceFiles, source: ParquetSource) -> Iterator[SourceEn
 
 
 class _FileReader:
-    """One file. Raises DataError: a column is missing or of a wrong type."""
-
     def __init__(
         self,
         file: ParquetFile,
@@ -135,7 +132,6 @@ class _FileReader:
             )
 
     def _make_image(self, value: Any, row: int) -> Raw:
-        """Raises Reject: no_image, malformed, missing_image."""
         if isinstance(content := find_bytes(value), bytes):
             digest, key, column = digest_image(content), self._make_place(row), self._columns[0]
             return PackedImage(key, len(content), digest, self._container, row, column)

@@ -1,6 +1,7 @@
 """Parsers for the values of annotations, for outlines and for XML, shared by all sources.
 
-Each takes a value as a file has it, of any type, and raises Reject if the value is not valid.
+Each takes a value as a file has it, of any type, and raises Reject if it is invalid. The reason is
+`malformed` unless a docstring names another one.
 """
 
 from __future__ import annotations
@@ -40,41 +41,30 @@ SPLITS = {
 
 
 def is_image_name(key: str) -> bool:
-    """Returns whether a name ends as that of an image file does."""
     return posixpath.splitext(key)[1].lower() in _IMAGE_SUFFIXES
 
 
 def make_box(
     coordinates: Iterable[Any], label: Any, is_difficult: Any = 0, is_crowd: Any = 0
 ) -> Box:
-    """A box of ymin, xmin, ymax, xmax as a file has them. Raises Reject: malformed."""
+    """A box of ymin, xmin, ymax, xmax as a file has them."""
     ymin, xmin, ymax, xmax = map(parse_number, coordinates)
     return Box(
         ymin, xmin, ymax, xmax, parse_text(label), parse_flag(is_difficult), parse_flag(is_crowd)
     )
 
 
-def parse_box(fields: Mapping[str, Any]) -> Box:
-    """A box of named fields. Raises Reject: malformed."""
-    return make_box(
-        [fields[name] for name in CORNERS],
-        fields["label"],
-        fields.get("is_difficult", 0),
-        fields.get("is_crowd", 0),
-    )
-
-
-def parse_box_object(box: Any) -> Box:
-    """A box as an object of JSON. Raises Reject: malformed."""
+def parse_box(box: Any) -> Box:
+    """A box as an object of JSON, or as another mapping."""
     if not isinstance(box, Mapping):
         raise Reject("malformed", "a box must be an object with xmin, ymin, xmax, ymax and label")
     if missing := [name for name in (*CORNERS, "label") if name not in box]:
         raise Reject("malformed", f"a box lacks {', '.join(missing)}")
-    return parse_box(box)
+    corners = [box[name] for name in CORNERS]
+    return make_box(corners, box["label"], box.get("is_difficult", 0), box.get("is_crowd", 0))
 
 
 def parse_json_object(content: bytes) -> dict[str, Any]:
-    """An object of JSON. Raises Reject: malformed."""
     try:
         value = json.loads(content.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:
@@ -85,7 +75,7 @@ def parse_json_object(content: bytes) -> dict[str, Any]:
 
 
 def parse_number(value: Any) -> float:
-    """A number, or text that is one. Raises Reject: malformed."""
+    """A number, or text that is one."""
     if type(value) is float:  # the usual case, four times for each box of a data set
         return value
     if type(value) is int or (type(value) is str and "_" not in value):
@@ -97,14 +87,13 @@ def parse_number(value: Any) -> float:
 
 
 def parse_text(value: Any) -> str:
-    """Raises Reject: malformed."""
     if not isinstance(value, str):
         raise Reject("malformed", f"{_shorten(value)} is not text")
     return value.strip()
 
 
 def parse_flag(value: Any) -> bool:
-    """0 or 1, as number or text. Raises Reject: malformed."""
+    """0 or 1, as number or text. Empty text is 0."""
     if value in (0, 1):  # True and False are, too
         return bool(value)
     if value in ("0", "1", ""):
@@ -132,10 +121,7 @@ def parse_split(value: Any) -> str | None:
 
 
 def iterate_path_ends(path: Any) -> Iterator[str]:
-    """The path without its root, and then without its first folder, its second, and so on.
-
-    It may be a path of Windows. Raises Reject: malformed.
-    """
+    """The path without its root, then without its first folder, and so on. It may be of Windows."""
     if not isinstance(path, str) or len(path) > _MAX_PATH_CHARACTERS:
         raise Reject(
             "malformed", f"a path must be text of at most {_MAX_PATH_CHARACTERS} characters"
@@ -152,7 +138,7 @@ def escape_surrogates(value: str) -> str:
 
 
 def enclose(points: Sequence[Point]) -> Corners:
-    """The smallest upright rectangle around some points. Raises Reject."""
+    """The smallest upright rectangle around some points. Raises Reject: box_not_finite, too."""
     if len(points) < 3:
         raise Reject("malformed", f"a polygon needs three points, and this one has {len(points)}")
     xs, ys = zip(*points, strict=True)
@@ -161,35 +147,29 @@ def enclose(points: Sequence[Point]) -> Corners:
     return min(ys), min(xs), max(ys), max(xs)
 
 
-def enclose_rotated(corners: Corners, degrees: float, pivot: Point) -> Corners:
-    """The smallest upright rectangle around a rectangle in pixels that is turned clockwise.
+def make_rotated_box(
+    corners: Corners, degrees: float, pivot: Point, label: Any, size: Size | None
+) -> Box:
+    """The smallest upright box around a rectangle in pixels that is turned clockwise.
 
-    The pivot stays in its place. Raises Reject: box_not_finite.
+    It is clipped to the size of the image, if that is known, because tools let a person turn an
+    object beyond. A box outside of the image as a whole stays as it is, so that its check fails.
+    Raises Reject: box_not_finite, too.
     """
     if not math.isfinite(degrees):
         raise Reject("box_not_finite", f"a rotation by {degrees} degrees")
     ymin, xmin, ymax, xmax = corners
     sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
     moved = [(x - pivot[0], y - pivot[1]) for x in (xmin, xmax) for y in (ymin, ymax)]
-    return enclose(
+    turned = enclose(
         [(pivot[0] + x * cosine - y * sine, pivot[1] + x * sine + y * cosine) for x, y in moved]
     )
-
-
-def clip_outline(box: Box, size: Size | None) -> Box:
-    """The part of a box inside an image of a known size. Tools let a person turn an object beyond.
-
-    A box that is outside of the image as a whole stays as it is, so that its check fails.
-    """
+    box = make_box(turned, label)
     return box if size is None else box.clip(*size) or box
 
 
 def iterate_children(content: bytes, root_tag: str) -> Iterator[ElementTree.Element]:
-    """Yields the elements directly below the root of an XML file. Few are in memory at a time.
-
-    Raises Reject: malformed. The file is not well-formed, declares a document type, has another
-    root, or an element that is too large.
-    """
+    """Yields the elements directly below the root of an XML file. Few are in memory at a time."""
     builder = _ChildBuilder(root_tag)
     parser = ElementTree.XMLParser(target=builder)  # noqa: S314 (entities need a document type)
     last = 0

@@ -1,24 +1,12 @@
 """The interface of sources: the files, the entries, and the reject of a bad entry.
 
-    @parameters
-    class FileNames:
-        separator: str = Field("_", min_length=1)
-
-    def file_names(files: SourceFiles, parameters: FileNames) -> Iterator[SourceEntry]:
-        for path in files:
-            with files.entry(path):
-                label, separator, _ = path.partition(parameters.separator)
-                if not separator:
-                    raise Reject("no_label", f"there is no {parameters.separator} in the name")
-                yield SourceEntry(path, label)
-
-Built-in sources are written in the same way, with their section of the config as parameters. A
-source knows nothing of Beam, shards or splits by share. It runs once, in the driver of the job.
+`docs/add-a-source.md` shows an example. Built-in sources are written in the same way, with their
+section of the config as parameters. A source knows nothing of Beam, shards or splits by share. It
+runs once, in the driver of the job.
 
 No fault of a single entry ends the job. An image with an invalid box is rejected as a whole,
 because a detector would learn that the object in the box is background. Only a box without any
-extent, which is a slip of the mouse in most data sets, is rejected alone. The quarantine names it
-as `<image>#box-<index>`.
+extent, which is a slip of the mouse in most data sets, is rejected alone.
 """
 
 from __future__ import annotations
@@ -27,7 +15,7 @@ import contextlib
 import dataclasses
 import os
 import posixpath
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -89,14 +77,21 @@ class SourceEntry:
 
 
 class SourceRecords(NamedTuple):
-    """The records of a source, and the entries that cannot be a record, both by key.
-
-    `rejected_labels` are the labels that rejected records are known to have.
-    """
+    """The records, the rejects, and the known labels of the rejects, each by key."""
 
     records: list[Record]
     rejected: list[RejectedRecord]
     rejected_labels: Mapping[str, Sequence[str]] = {}
+
+    def describe_rejects(self) -> str:
+        """The number of rejects, and the number and an example for each reason."""
+        number, total = len(self.rejected), len(self.rejected) + len(self.records)
+        first = {entry.reason: entry for entry in reversed(self.rejected)}
+        reasons = "; ".join(
+            f"{count:,} {reason} (such as {first[reason].key}: {first[reason].detail})"
+            for reason, count in Counter(entry.reason for entry in self.rejected).most_common()
+        )
+        return f"{number:,} of {total:,} entries cannot be used: {reasons}"
 
 
 @dataclasses.dataclass(slots=True)
@@ -104,7 +99,6 @@ class CurrentEntry:
     """What is known about an entry before it is valid. The source may add to it.
 
     Attributes:
-      place: its place in the source, such as `labels.csv:12`.
       key: the name of its rejects. By default the key of the image, or else the place.
       labels: its classes as far as they are known. The job fails if a class has rejects only.
       scope: the file in which the key is unique. A key of two files becomes `<scope>#<key>`.
@@ -164,10 +158,7 @@ class SourceFiles:
     def read(
         self, path: str, named_by: str | None = None, max_bytes: int = MAX_ANNOTATION_BYTES
     ) -> bytes:
-        """The content of a file of at most 2 GiB. `named_by` is the key of the config, if any.
-
-        Raises DataError: there is no such file below the folder, or it is too large.
-        """
+        """The content of a file. `named_by` is the key of the config that names it, if any."""
         try:
             key = self.to_key(path)
         except Reject as reject:
@@ -191,7 +182,7 @@ class SourceFiles:
     def read_text(
         self, path: str, named_by: str | None = None, max_bytes: int = MAX_ANNOTATION_BYTES
     ) -> str:
-        """The content of a file in UTF-8. Raises as `read`, and DataError for another encoding."""
+        """The content of a file in UTF-8."""
         content = self.read(path, named_by, max_bytes)
         try:
             return content.decode("utf-8-sig")
@@ -212,7 +203,7 @@ class SourceFiles:
             raise Reject("malformed", f"{path!r} cannot be the name of a file") from None
 
     def find_key(self, path: Any, folder: str = ".") -> str | None:
-        """The key as `to_key` returns it, or None for what cannot be a path."""
+        """The key of a path, or None for what cannot be a path."""
         try:
             return self.to_key(path, folder)
         except Reject:
@@ -261,10 +252,7 @@ class SourceFiles:
             self._entry = None
 
     def collect(self, entries: Iterable[SourceEntry]) -> SourceRecords:
-        """Runs a source: all its records and all rejected entries, by key.
-
-        A key that occurs twice is rejected, because it is not clear which of the two is meant.
-        """
+        """Runs a source. A key that occurs twice is rejected: it may mean either of the two."""
         for entry in entries:
             self._add(entry)
         kept, rejected_keys = [], {rejected.key for rejected in self._rejected}
@@ -312,11 +300,9 @@ class SourceFiles:
         return Record(image, label, boxes, split, group, None if boxes is None else frame)
 
     def _check_record(self, record: Record) -> None:
-        if record.file.num_bytes > MAX_IMAGE_BYTES:
-            raise Reject(
-                "too_large",
-                f"has {record.file.num_bytes} bytes, allowed for an image are {MAX_IMAGE_BYTES}",
-            )
+        if (size := record.file.num_bytes) > MAX_IMAGE_BYTES:
+            detail = f"has {size} bytes, allowed for an image are {MAX_IMAGE_BYTES}"
+            raise Reject("too_large", detail)
         for label in record.labels:
             if fault := self._find_label_fault(label):
                 raise fault

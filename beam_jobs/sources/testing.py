@@ -79,7 +79,6 @@ def _collect(
 
 
 def _find_difference(first: SourceRecords, second: SourceRecords) -> str | None:
-    """The first difference of two results, or None."""
     entries = [*first.records, *first.rejected], [*second.records, *second.rejected]
     pairs = itertools.zip_longest(*entries)
     return next((f"{one} and {other}" for one, other in pairs if one != other), None)

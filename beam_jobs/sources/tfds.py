@@ -1,13 +1,8 @@
-"""A data set that TensorFlow Datasets has prepared.
+"""A data set that TensorFlow Datasets has prepared as TFRecords.
 
-The builder may be any, by name or class, with an image and a label or objects. TensorFlow Datasets
-lists the files and describes their content. The files are TFRecords, which this module reads
-itself, so no worker imports TensorFlow, and they may be in a store. This module downloads and
-prepares nothing. Data sets in another file format, such as array_record, are refused.
-
-    image                                             the image, as the builder has encoded it
-    label                                             a ClassLabel: classification
-    objects: bbox, label, is_crowd, is_difficult      detection; the last two may be missing
+TensorFlow Datasets lists the files and describes their content. This module reads the records
+itself, so no worker imports TensorFlow, and the files may be in a store. The features are `image`,
+and `label` or `objects` with bbox, label and maybe is_crowd and is_difficult.
 """
 
 from __future__ import annotations
@@ -87,11 +82,7 @@ def _read_metadata(file: RawFile, listing: Listing) -> bytes:
 
 @contextlib.contextmanager
 def _open_metadata(listing: Listing) -> Iterator[Path]:
-    """A local folder that describes the data set: its own, or a copy of the small files of one in a
-    store, for the block.
-
-    Raises DataError, MachineError.
-    """
+    """A local folder that describes the data set. For a store, it is a copy of the small files."""
     if isinstance(listing.folder, Path):
         yield listing.folder
         return
@@ -147,7 +138,6 @@ def _load_builder(name: str, version: str | None, data_dir: str) -> Any:
 def _find_containers(
     builder: Any, part: TfdsPart, files: SourceFiles, folder: Path
 ) -> Iterator[RawFile]:
-    """The files of one of the builder's splits."""
     if part.name not in builder.info.splits:
         raise DataError(
             f"{builder.info.full_name} has no split {part.name}; "
@@ -195,19 +185,19 @@ def _read_schema(builder: Any) -> _Schema:
 
 
 def _index_by_name(features: Any) -> dict[str, Any]:
-    """The features of a FeaturesDict by name. Anything else, such as a single feature, has none."""
+    """Anything but a FeaturesDict, such as a single feature, has no names."""
     return dict(features.items()) if hasattr(features, "items") else {}
 
 
 def _make_entry(example: PackedExample, split: str | None, schema: _Schema) -> SourceEntry:
     image = example.make_image(_IMAGE, example.place)
     if not schema.has_objects:
-        [label] = example.read_integers(_LABEL, 1)
+        [label] = example.read_numbers(_LABEL, 1)
         return SourceEntry(image, _find_class_name(label, schema), split=split)
     labels_name = f"{_OBJECTS}/{_LABEL}"
-    labels = example.read_integers(labels_name, len(example.features.get(labels_name, [])))
+    labels = example.read_numbers(labels_name, len(example.features.get(labels_name, [])))
     names = [_find_class_name(label, schema) for label in labels]
-    edges = iter(example.read_floats(f"{_OBJECTS}/bbox", 4 * len(labels)))
+    edges = iter(example.read_numbers(f"{_OBJECTS}/bbox", 4 * len(labels), float, int))
     corners = zip(edges, edges, edges, edges, strict=True)
     flags = f"{_OBJECTS}/is_difficult", f"{_OBJECTS}/is_crowd"
     return SourceEntry(
@@ -216,7 +206,7 @@ def _make_entry(example: PackedExample, split: str | None, schema: _Schema) -> S
 
 
 def _find_class_name(label: int, schema: _Schema) -> str:
-    """Raises Reject: no_label. Splits without labels have -1."""
+    """Splits without labels have -1."""
     if not 0 <= label < len(schema.names):
         raise Reject("no_label", f"the label {label} is not one of {len(schema.names)} classes")
     return schema.names[label]

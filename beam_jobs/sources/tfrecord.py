@@ -1,10 +1,8 @@
-"""Existing TFRecords: shards of ours, and files of the TensorFlow Object Detection API's scripts.
+"""TFRecords of Trainyard, and of the TensorFlow Object Detection API's scripts.
 
-The features are those of `pipeline_ops/artifacts/dataset.py`, which are the API's, and
-`image/class/text`, `image/object/class/text`. A class is named by its text, by its number in the
-label map, or, in shards of ours, by its index in `class_names` of the manifest.json next to them.
-The key of a record is its `image/key`, `image/filename` or `image/source_id`, the first that
-exists, and otherwise its place: `<file>#<index>`.
+A class is named by its text, by its number in the label map, or, in shards of ours, by its index in
+`class_names` of the manifest.json next to them. The key of a record is the first of `_KEYS` that it
+has, or its place, `<file>#<index>`.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ def _make_entry(
     height, width = frame = _read_frame(example)
     scales = (height, width, height, width)
     edges = [
-        [value * scale for value in example.read_floats(name, count)]
+        [value * scale for value in example.read_numbers(name, count, float, int)]
         for name, scale in zip(shards.BOX_EDGES, scales, strict=True)
     ]
     labels = _read_labels(example, _BOX_TEXT, shards.BOX_LABEL, count, names)
@@ -93,14 +91,13 @@ def _read_frame(example: PackedExample) -> Size:
     """The size of the image that the boxes are given for, or FRACTIONS if the record has none."""
     if not example.features.get(shards.HEIGHT) or not example.features.get(shards.WIDTH):
         return FRACTIONS
-    [height], [width] = (example.read_integers(name, 1) for name in (shards.HEIGHT, shards.WIDTH))
+    [height], [width] = (example.read_numbers(name, 1) for name in (shards.HEIGHT, shards.WIDTH))
     return (float(height), float(width)) if height > 0 and width > 0 else FRACTIONS
 
 
 def _read_labels(
     example: PackedExample, text: str, number: str, count: int, classes: LabelMap
 ) -> Sequence[str]:
-    """Raises Reject: malformed, unknown_class."""
     if texts := example.features.get(text):
         if len(texts) != count or not all(isinstance(value, bytes) for value in texts):
             raise Reject(
@@ -109,7 +106,7 @@ def _read_labels(
             )
         found = [_decode_text(value, text) for value in texts]
         return [classes.aliases.get(label, label) for label in found]
-    numbers = example.read_integers(number, count)
+    numbers = example.read_numbers(number, count)
     if unknown := [value for value in numbers if value not in classes.names]:
         raise Reject(
             "unknown_class",
@@ -127,10 +124,7 @@ def _decode_text(value: bytes, feature: str) -> str:
 
 
 def parse_label_map(content: bytes, name: str) -> LabelMap:
-    """Reads a file of the Object Detection API that names the numbers of classes.
-
-    Other fields of its items, such as keypoints, are ignored. Raises DataError.
-    """
+    """Reads a label map in protobuf's text format. Other fields, such as keypoints, are ignored."""
     message = _LabelMap()
     try:
         text_format.Parse(content.decode("utf-8-sig"), message, allow_unknown_field=True)

@@ -1,13 +1,12 @@
 """Loads and runs a user source, which is a source next to the config or from another package.
 
-`source.py` is the interface for its author. `pipeline_ops/user_code/sources.py` adds its code to
-fingerprints. The command line and the job call this module. The DAG file does not.
+`source.py` is the interface for its author. The command line and the job call this module. The DAG
+file does not.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +21,7 @@ from pipeline_ops.config.user_source import UserSource
 from pipeline_ops.config.yaml_source import locate_in_file, suggest_name
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.user_code.modules import import_module
 from pipeline_ops.user_code.sources import digest_source_code, find_modules_in, find_source_path
 
 _LOCATION = ("preprocess", "source")
@@ -29,39 +29,26 @@ _KEY = "preprocess.source.type"
 
 
 class BoundSource(NamedTuple):
-    """A user source with its parameters, ready to run."""
-
     name: str
     function: Callable[[SourceFiles, Any], Iterable[SourceEntry]]
     parameters: Any
 
 
 def check_source(source: Source, config_file: Path) -> None:
-    """Raises ConfigError: a user source cannot be imported, or does not take its parameters."""
+    """Checks that a user source can be imported, and takes its parameters."""
     if isinstance(source, UserSource):
         with bind_source(source, config_file):
             pass
 
 
 def read_user_records(source: UserSource, listing: Listing, config_file: Path) -> SourceRecords:
-    """Reads a user source.
-
-    Raises:
-      ConfigError: the source cannot be imported, or a parameter is invalid.
-      DataError: a file that the source reads is missing or invalid, or no file is an image.
-      MachineError: a file has changed since it was listed.
-      SourceFailed: the source has a bug.
-    """
     with bind_source(source, config_file) as bound:
         return collect_entries(bound, SourceFiles(listing, bound.name, source.class_names))
 
 
 @contextlib.contextmanager
 def bind_source(source: UserSource, config_file: Path) -> Iterator[BoundSource]:
-    """Yields the source, for use within the block. Modules next to the config are known there.
-
-    Raises ConfigError, with a line for each problem: place, key, rule.
-    """
+    """Yields the source, for use within the block. Modules next to the config are known there."""
     folder = Path(config_file).resolve().parent
     with find_modules_in(folder):
         try:
@@ -77,7 +64,6 @@ def bind_source(source: UserSource, config_file: Path) -> Iterator[BoundSource]:
 
 
 def collect_entries(bound: BoundSource, files: SourceFiles) -> SourceRecords:
-    """Runs a source. Raises as `read_user_records`, except for ConfigError."""
     found = files.collect(_iterate_entries(bound, files))
     if not found.records:
         first = next((f" ({r.key}: {r.reason}: {r.detail})" for r in found.rejected), "")
@@ -96,7 +82,6 @@ def collect_entries(bound: BoundSource, files: SourceFiles) -> SourceRecords:
 
 
 def _iterate_entries(bound: BoundSource, files: SourceFiles) -> Iterator[SourceEntry]:
-    """Raises SourceFailed for a bug in the source."""
     number = 0
     try:
         entries = bound.function(files, bound.parameters)
@@ -133,17 +118,13 @@ def _locate(error: BaseException, function: Callable[..., Any]) -> str:
 
 
 def _load_function(path: str, folder: Path) -> Callable[..., Any]:
-    """The function behind `module:function`. Raises ConfigError."""
     module_name, _, attribute = path.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # user code may raise anything
-        *_, last = traceback.extract_tb(error.__traceback__)
-        raise ConfigError(
-            f"{_KEY}: cannot import the module {module_name}: {type(error).__name__}: {error} "
-            f"({last.filename}:{last.lineno}). Correct it, or install what it needs, "
-            "for both Airflow and the job."
-        ) from error
+        module = import_module(
+            module_name, "Correct it, or install what it needs, for both Airflow and the job."
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{_KEY}: {error}") from error
     found = getattr(module, attribute, None)
     if not inspect.isfunction(found):
         known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
@@ -155,7 +136,6 @@ def _load_function(path: str, folder: Path) -> Callable[..., Any]:
 
 
 def _find_parameters(function: Callable[..., Any], name: str) -> Any:
-    """The class of the parameters. Raises ConfigError."""
     parameters = find_parameters_class(function)
     if parameters is None:
         raise ConfigError(

@@ -1,11 +1,6 @@
 """Pascal VOC: one XML file per image, and lists of images by split.
 
-    <source>/JPEGImages/2007_000027.jpg
-    <source>/Annotations/2007_000027.xml
-    <source>/ImageSets/Main/train.txt     one name per line, `2007_000027`
-
-The lists train.txt, val.txt and test.txt are optional. Image and annotation belong together by
-name. VOC's own development kit counts pixels from 1. Coordinates are taken as they stand, without
+VOC's own development kit counts pixels from 1. Coordinates are taken as they stand, without
 subtracting that 1, as TensorFlow's converters do and as most tools that write VOC mean them.
 """
 
@@ -56,7 +51,6 @@ def read_entries(files: SourceFiles, source: VocSource) -> Iterator[SourceEntry]
 
 
 def _index_by_name(listing: Listing, folder: str, suffix: str = "") -> dict[str, list[RawFile]]:
-    """The files of a folder by their names without suffix."""
     found: dict[str, list[RawFile]] = defaultdict(list)
     for file in listing.files:
         if file.key.startswith(folder) and file.key.endswith(suffix):
@@ -105,7 +99,7 @@ def _make_entry(
 
 
 def parse_annotation(content: bytes) -> tuple[list[Box], Size | None]:
-    """The boxes of one XML file, and the size that it gives the image. Raises Reject."""
+    """The boxes of one XML file, and the size that it gives the image."""
     if len(content) > _MAX_XML_BYTES:
         raise Reject(
             "too_large", f"an annotation of {len(content)} bytes, allowed are {_MAX_XML_BYTES}"

@@ -1,13 +1,7 @@
 """Tar shards of WebDataset: a sample is the members with one name up to its first dot.
 
-    photos/000017.jpg  photos/000017.cls          a number or a name
-    photos/000017.jpg  photos/000017.txt          a name
-    photos/000017.jpg  photos/000017.json         an object with a label or boxes
-
-The members of a sample follow one another. Members without a dot in their name, and folders, belong
-to no sample. Nothing is extracted: the driver reads headers, annotations and the bytes of images,
-and keeps the place of each image. The key of an image is its name in the archive, and rejected
-samples are named `<file>#<sample>`.
+The driver reads headers, annotations and the bytes of images, and keeps the place of each image.
+The key of an image is its name in the archive. Rejected samples are named `<file>#<sample>`.
 """
 
 from __future__ import annotations
@@ -51,7 +45,6 @@ class _Member(NamedTuple):
 
 
 def _get_sample(member: _Member | Reject) -> str:
-    """The name of the sample of a member. Damage has none."""
     return "" if isinstance(member, Reject) else member.sample
 
 
@@ -99,8 +92,6 @@ def _scan(file: BinaryIO, num_bytes: int) -> Iterator[_Member | Reject]:
 
 
 class _Sample:
-    """The members of one sample. Raises Reject: they are not one image and its annotation."""
-
     def __init__(self, file: BinaryIO, container: RawFile, members: list[_Member | Reject]):
         self._file, self._container = file, container
         self._members: dict[str, tarfile.TarInfo] = {}
@@ -160,16 +151,13 @@ class _Sample:
 
     def _read(self, member: tarfile.TarInfo, max_bytes: int) -> bytes:
         if member.size > max_bytes:
-            raise Reject(
-                "too_large",
-                f"{member.name} has {member.size} bytes, allowed are {max_bytes}",
-            )
+            detail = f"{member.name} has {member.size} bytes, allowed are {max_bytes}"
+            raise Reject("too_large", detail)
         self._file.seek(member.offset_data)
         return self._file.read(member.size)
 
 
 def _check_member(member: tarfile.TarInfo) -> None:
-    """Raises Reject: a name outside of the archive, or no file."""
     if member.name.startswith("/") or ".." in member.name.split("/"):
         raise Reject("malformed", f"the name {member.name} leads out of the archive")
     if not member.isreg() or member.issparse():

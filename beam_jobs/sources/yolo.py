@@ -1,18 +1,11 @@
-"""Ultralytics YOLO: `data.yaml`, and a text file of boxes next to each image's folder.
+"""Ultralytics YOLO: `data.yaml`, and a text file of boxes for each image.
 
-    <source>/data.yaml                 train, val and test, and the names of the classes
-    <source>/images/train/0001.jpg
-    <source>/labels/train/0001.txt     one object per line, `class x y width height`
-
-The last folder `images` in the path of an image becomes `labels` in the path of its label file. If
-there is none, the two lie in one folder. An image without a label file is an example without boxes.
-x and y are the centre of the box. All numbers are fractions of the upright image. A line
-`class x1 y1 x2 y2 x3 y3 ...` is a polygon, as for segmentation and rotated boxes, and its box is
-the smallest one around it.
+A line is `class x y width height` with the centre of the box, or `class x1 y1 x2 y2 x3 y3 ...` for
+a polygon. All numbers are fractions of the upright image.
 
 `path` in `data.yaml` often names a folder of another machine, or one below Ultralytics' own folder
 of data sets. So it is looked for below the folder of `data.yaml`, then the same without its first
-folder, and so on, until there is something in it. Nothing is downloaded or executed.
+folder, and so on, until there is something in it.
 """
 
 from __future__ import annotations
@@ -49,8 +42,6 @@ _OTHER_SUFFIXES = (".txt", ".npy", ".cache")
 
 
 class _Image(NamedTuple):
-    """An image with its split, and its place in the source."""
-
     file: RawFile
     split: str
     place: str
@@ -69,7 +60,6 @@ class _Place(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """The beginning of the keys of all files in the folder."""
         return "" if self.key == "." else f"{self.key}/"
 
 
@@ -112,14 +102,13 @@ def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry
         if len(keys) == 1:
             with files.entry(images[0].place, keys[0]) as entry:
                 label_file = files.get(key)
-                boxes = parse_labels(reader.read(label_file), names) if label_file else ()
+                boxes = _parse_labels(reader.read(label_file), names) if label_file else ()
                 for file, split, entry.place in images:
                     yield SourceEntry(file, boxes=boxes, split=split, frame=UPRIGHT_FRACTIONS)
     _reject_unused_labels(places, files, by_label)
 
 
 def _list_images(place: _Place, files: SourceFiles, _: YoloSource) -> Iterator[_Image]:
-    """The images in a folder and in the folders below it."""
     for file in files.listing.files:
         if file.key.startswith(place.prefix) and not file.key.endswith(_OTHER_SUFFIXES):
             yield _Image(file, place.split, place.line)
@@ -130,11 +119,7 @@ def _list_images(place: _Place, files: SourceFiles, _: YoloSource) -> Iterator[_
 
 
 def _read_list(place: _Place, files: SourceFiles, source: YoloSource) -> Iterator[_Image]:
-    """The images that a file names, one path a line.
-
-    A path starts at the folder of the list. If there is no such file, the path counts as one of
-    another machine.
-    """
+    """A path starts at the folder of the list, or else it is one of another machine."""
     text = files.read_text(place.key, f"data, {place.line},")
     for number, line in enumerate(text.splitlines(), start=1):
         if path := line.strip():
@@ -158,10 +143,7 @@ def _to_labels(path: str) -> str:
 def _reject_unused_labels(
     places: Collection[_Place], files: SourceFiles, used: Collection[str]
 ) -> None:
-    """Reports the label files without an image, unless they may be for images that no list names.
-
-    `classes.txt` is a list of the classes that some tools write.
-    """
+    """Rejects label files without an image, unless they may be for images that no list names."""
     prefixes = tuple(
         _to_labels(place.prefix)
         for place in places
@@ -172,14 +154,13 @@ def _reject_unused_labels(
             file.key.startswith(prefixes)
             and file.key.endswith(".txt")
             and file.key not in used
-            and posixpath.basename(file.key) != "classes.txt"
+            and posixpath.basename(file.key) != "classes.txt"  # some tools write it
         ):
             with files.entry(file.key, file.key):
                 raise Reject("missing_image", "there is no image of this name")
 
 
 def _read_description(files: SourceFiles, name: str) -> _Description:
-    """Reads `data.yaml`. Raises DataError: names the line, and what to correct."""
     text = files.read_text(name, "data", _MAX_BYTES)
     try:
         values, lines = read_yaml(text)
@@ -231,7 +212,6 @@ def _find_places(description: _Description, files: SourceFiles) -> tuple[_Place,
 
 
 def _join(candidates: list[str]) -> str:
-    """The first three candidates, and the number of the others."""
     more = f" or {len(candidates) - 3} shorter paths" if len(candidates) > 3 else ""
     return ", ".join(candidate[:200] for candidate in candidates[:3]) + more
 
@@ -258,7 +238,6 @@ def _iterate_candidates(
 
 
 def _collect_folders(listing: Listing) -> set[str]:
-    """All folders that hold files, and "." for the source's own folder."""
     folders = {"."}
     for file in listing.files:
         folder = posixpath.dirname(file.key)
@@ -302,11 +281,7 @@ def _parse_names(description: _Description) -> Mapping[int, str]:
     return {number: name for name, number in found.items()}
 
 
-def parse_labels(content: bytes, names: Mapping[int, str]) -> tuple[Box, ...]:
-    """The boxes of one label file, as fractions of the image. `names` are the classes by number.
-
-    Raises Reject: too_large, malformed, unknown_class, box_not_finite, box_outside.
-    """
+def _parse_labels(content: bytes, names: Mapping[int, str]) -> tuple[Box, ...]:
     if len(content) > _MAX_LABEL_BYTES:
         raise Reject(
             "too_large", f"a label file of {len(content)} bytes, allowed are {_MAX_LABEL_BYTES}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from pipeline_ops.config.preprocess import Preprocess, StageConfig
 from pipeline_ops.config.type_messages import describe_problem
 from pipeline_ops.config.yaml_source import locate_in_file, suggest_name
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.user_code.modules import import_module
 from pipeline_ops.user_code.stages import find_module_path, list_published_names
 
 _Problem = tuple[tuple[str | int, ...], str]
@@ -81,13 +81,10 @@ def load_stage(name: str) -> Stage | None:
     if path is None:
         return None
     module_name, _, attribute = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # user code may raise anything
-        raise ConfigError(
-            f"cannot import the module {module_name}: {type(error).__name__}: {error}. Install its "
-            "package, or add its folder to PYTHONPATH, for both Airflow and the job."
-        ) from error
+    module = import_module(
+        module_name,
+        "Install its package, or add its folder to PYTHONPATH, for both Airflow and the job.",
+    )
     found = getattr(module, attribute, None)
     if isinstance(found, Stage):
         return found

@@ -6,7 +6,6 @@ determines which of their code belongs to a fingerprint.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import keras
 
 from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.user_code.modules import import_module
 
 _PER_EXAMPLE_HINT = (
     "Write a function of labels and logits that returns a value for each example: "
@@ -75,13 +75,13 @@ def load_object(path: str, key: str, folder: Path) -> Any:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # last, so that nothing there hides an installed package
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # user code may raise anything
-        raise ConfigError(
-            f"{key}: cannot import the module {module_name}: {type(error).__name__}: {error}. "
+        module = import_module(
+            module_name,
             "Install its package for the job, add its folder to PYTHONPATH, "
-            f"or put it next to the config in {folder}"
-        ) from error
+            f"or put it next to the config in {folder}",
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
     if not hasattr(module, attribute):
         known = [
             name

@@ -1,18 +1,21 @@
 """Modules of the user's own: where they are, what they import, and the packages they belong to.
 
-Nothing here runs their code, except for the packages around a module.
+Only `import_module` runs their code. Finding a module runs the packages around it.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 
 from pipeline_ops.artifacts.source_code import digest_sources
 from pipeline_ops.errors import ConfigError
@@ -38,6 +41,19 @@ def find_module(module: str, folder: Path | None = None) -> Path | None:
     path = folder.joinpath(*module.split("."))
     candidates = (path.with_suffix(".py"), path / "__init__.py")
     return next((file for file in candidates if file.is_file()), None)
+
+
+def import_module(module: str, remedy: str) -> ModuleType:
+    """Imports a module. Whatever its code raises is a ConfigError that ends with the remedy."""
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        *_, last = traceback.extract_tb(error.__traceback__)
+        # Without a file, the module itself was not found.
+        line = "" if last.filename.startswith("<") else f" ({last.filename}:{last.lineno})"
+        raise ConfigError(
+            f"cannot import the module {module}: {type(error).__name__}: {error}{line}. {remedy}"
+        ) from error
 
 
 def digest_module(module: str, origin: Path, whole_package: bool = False) -> dict[str, str]:

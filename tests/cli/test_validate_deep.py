@@ -166,6 +166,6 @@ def test_annotations_without_their_images_are_told_with_count_and_example(pictur
     )
     assert code == 65
     assert (
-        "none of the 7 entries of the source is usable: 7 missing_image, "
-        "such as images/0.jpg: there is no file images/0.jpg. Correct the annotations"
+        "7 of 7 entries cannot be used: 7 missing_image (such as images/0.jpg: "
+        "there is no file images/0.jpg). Correct the annotations"
     ) in output

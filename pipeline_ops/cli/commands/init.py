@@ -147,8 +147,6 @@ def _validate_text(text: str, output: Path) -> None:
 
 
 def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete: bool) -> None:
-    from pipeline_ops.cli.first_config.data_summary import describe_rejects
-
     images = ", ".join(f"{number:,} {split}" for split, number in data.num_images.items())
     rows = [
         ("source", f"{match.type} ({match.certainty.name.lower()}): {match.reason}"),
@@ -160,7 +158,7 @@ def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete
     if not is_complete:
         rows.append(("sampled", "only a part of the names in the folder was listed"))
     if data.found.rejected:
-        rows.append(("rejected", describe_rejects(data.found)))
+        rows.append(("rejected", data.found.describe_rejects()))
     rows += [
         ("rejected", f"{each.key}: {each.reason}, {each.detail}")
         for each in data.sample.rejected[:_MAX_REJECTS_SHOWN]

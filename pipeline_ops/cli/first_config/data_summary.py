@@ -114,7 +114,7 @@ def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
     validate_listing(config, part, "the config")
     found = read_records(section, part)
     if not found.records:
-        raise DataError(f"{listing.folder}: no entry can be used. {describe_rejects(found)}")
+        raise DataError(f"{listing.folder}: no entry can be used. {found.describe_rejects()}")
     sample = _decode_sample(found.records, listing.folder, factor)
     split, members = _choose_split(found.records, str(listing.folder), factor)
     given = {record.split for record in found.records}
@@ -129,18 +129,6 @@ def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
         factor,
         remarks,
     )
-
-
-def describe_rejects(found: SourceRecords) -> str:
-    """The rejected entries in words, with an example for each reason."""
-    number, total = len(found.rejected), len(found.rejected) + len(found.records)
-    reasons = Counter(rejected.reason for rejected in found.rejected)
-    first = {rejected.reason: rejected for rejected in reversed(found.rejected)}
-    parts = [
-        f"{times:,} {reason} (such as {first[reason].key}: {first[reason].detail})"
-        for reason, times in reasons.most_common()
-    ]
-    return f"{number:,} of {total:,} entries cannot be used: {'; '.join(parts)}"
 
 
 def _choose_split(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import tempfile
 import time
@@ -185,9 +186,7 @@ class Exchange:
 class ProgressReporter:
     """Reports the work on one plan: call `add` after each record.
 
-    Raises:
-      StoppedByDriver: the driver has given up. Raised by the constructor, so that no further plan
-        is begun, and by every report.
+    The constructor raises StoppedByDriver as well, so that no further plan is begun.
     """
 
     def __init__(self, exchange: Exchange, name: str):
@@ -207,13 +206,7 @@ class ProgressReporter:
 
 
 class Results(Generic[Summary]):
-    """The driver's side: reads each result as soon as it is there.
-
-    Args:
-      exchange: the messages.
-      plans: the plans.
-      model: the type of the results.
-    """
+    """The driver's side: reads each result as soon as it is there."""
 
     def __init__(self, exchange: Exchange, plans: Sequence[ShardPlan], model: type[Summary]):
         self._exchange, self._plans, self._model = exchange, plans, model
@@ -225,8 +218,10 @@ class Results(Generic[Summary]):
         """The records that are done so far, and those of them that were rejected."""
         entries = {entry.name: entry for entry in self._exchange.folder.walk()}
         open_plans = self._sizes.keys() - self._found.keys()
-        fresh = [name for name in open_plans if f"{_RESULTS}/{name}.json" in entries]
-        self._found |= zip(fresh, map_requests(self._read_result, fresh), strict=True)
+        files = {name: f"{_RESULTS}/{name}.json" for name in open_plans}
+        fresh = {name: file for name, file in files.items() if file in entries}
+        read_result = functools.partial(self._exchange.read, self._model)
+        self._found |= zip(fresh, map_requests(read_result, fresh.values()), strict=True)
         for name in open_plans.difference(fresh):
             entry = entries.get(file := f"{_PROGRESS}/{name}.json")
             if entry and (name not in self._seen or self._seen[name][0] != entry.modified):
@@ -240,16 +235,9 @@ class Results(Generic[Summary]):
         )
 
     def collect(self) -> list[Summary]:
-        """All results, in the order of the plans, after the last call of `read_progress`.
-
-        Raises:
-          MachineError: the runner has lost a plan.
-        """
+        """All results, in the order of the plans, after the last call of `read_progress`."""
         if lost := [plan.name for plan in self._plans if plan.name not in self._found]:
             raise MachineError(
                 f"the runner has ended without {lost[0]}. Check its log, then retry."
             )
         return [self._found[plan.name] for plan in self._plans]
-
-    def _read_result(self, name: str) -> Summary:
-        return self._exchange.read(self._model, f"{_RESULTS}/{name}.json")

@@ -16,14 +16,14 @@ the same versions of Trainyard and its packages.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from types import TracebackType
 from typing import NamedTuple
 
 import apache_beam as beam
@@ -108,8 +108,7 @@ class BuildShard(beam.DoFn):  # type: ignore[misc]  # Beam is skipped by mypy
 class BuildShardInProcesses(BuildShard):
     """Builds the shards of a bundle in several processes of this host.
 
-    This is for the embedded runner. It opens no port while it has one worker. With more workers, it
-    starts gRPC servers on all interfaces, which serve any file of the host to any client.
+    This is for the embedded runner, which opens no port while Beam itself has one worker.
     """
 
     def __init__(self, spec: BuildSpec[PlanSummary], exchange: Exchange, num_processes: int):
@@ -201,27 +200,13 @@ def build_shards(
     num_processes: int,
     report: Callable[[int, int], None],
 ) -> list[Summary]:
-    """Builds all shards.
+    """Builds all shards. Returns their summaries in the order of the plans.
 
-    Beam runs in a thread of its own. The calling thread stays free for reports and for
-    cancellation.
+    Beam runs in a thread of its own. The calling thread stays free for cancellation and for
+    `report`, which gets the number of finished and of rejected records about once a second, and
+    less often if the messages are in a bucket. The runner does not change a byte of the result.
 
-    Args:
-      plans: the shards.
-      spec: the common properties of the shards, and the kind of summary to make.
-      runner: the Beam runner and its options. They do not change a single byte of the result.
-      exchange: the messages, none so far.
-      num_processes: the number of processes of the embedded runner.
-      report: called about once a second, and less often if the messages are in a bucket, with the
-        number of finished and of rejected records.
-
-    Returns:
-      The summaries in the order of the plans.
-
-    Raises:
-      ConfigError: Beam does not take an option of the runner.
-      TrainyardError: the error with which a worker ended.
-      MachineError: a worker process died, or a runner that is not embedded failed.
+    Raises ConfigError for an option that Beam does not take, and the error of a worker or of Beam.
     """
     engine, options = create_engine(runner)
     tasks = exchange.write_plans(plans)
@@ -231,28 +216,20 @@ def build_shards(
         if num_processes > 1
         else BuildShard(spec, exchange)
     )
-    with _BackgroundThread(
-        lambda: _run(tasks, do_fn, exchange, engine, options), stop=exchange.stop
-    ) as background:
-        while background.is_running(exchange.seconds):
+
+    def run() -> None:
+        logging.getLogger("apache_beam").setLevel(logging.WARNING)
+        with beam.Pipeline(engine, options=options) as pipeline:
+            build_graph(pipeline, tasks, do_fn, exchange)
+
+    with _run_in_background(run, exchange.stop) as outcome:
+        while not wait([outcome], exchange.seconds).done:
             report(*results.read_progress())
     exchange.raise_error()
-    if background.error is not None:
-        raise _to_trainyard_error(runner, background.error) from background.error
+    if error := outcome.exception():
+        raise _to_trainyard_error(runner, error) from error
     report(*results.read_progress())
     return results.collect()
-
-
-def _run(
-    tasks: Sequence[ShardTask],
-    do_fn: BuildShard,
-    exchange: Exchange,
-    engine: PipelineRunner,
-    options: PipelineOptions,
-) -> None:
-    logging.getLogger("apache_beam").setLevel(logging.WARNING)
-    with beam.Pipeline(engine, options=options) as pipeline:
-        build_graph(pipeline, tasks, do_fn, exchange)
 
 
 def _to_trainyard_error(runner: BeamRunner, error: BaseException) -> TrainyardError:
@@ -273,45 +250,34 @@ def _to_trainyard_error(runner: BeamRunner, error: BaseException) -> TrainyardEr
     )
 
 
-class _BackgroundThread:
-    """Work in a daemon thread. Leaving the block early stops the work and waits up to 5 seconds.
+@contextlib.contextmanager
+def _run_in_background(
+    work: Callable[[], None], stop: Callable[[], None]
+) -> Iterator[Future[None]]:
+    """Works in a daemon thread. Leaving the block early stops the work and waits up to 5 seconds.
 
     A process that ends while such a thread is inside OpenCV or gRPC aborts and loses its exit code.
     The wait prevents that.
     """
+    # Not Thread.join: in Python 3.11, a signal handler that raises inside it makes a living thread
+    # count as dead. Not a pool: Python waits for its threads without a limit.
+    outcome: Future[None] = Future()
 
-    def __init__(self, work: Callable[[], None], stop: Callable[[], None]):
-        self.error: BaseException | None = None
-        self._work, self._stop = work, stop
-        # Not Thread.join: in Python 3.11, a signal handler that raises inside it makes a living
-        # thread count as dead.
-        self._ended = threading.Event()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._work()
+            work()
         except BaseException as error:  # passed to the waiting thread
-            self.error = error
-        finally:
-            self._ended.set()
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
 
-    def __enter__(self) -> _BackgroundThread:
-        threading.Thread(target=self._run, name="beam", daemon=True).start()
-        return self
-
-    def is_running(self, wait_seconds: float) -> bool:
-        """Waits up to `wait_seconds`, and returns whether the work is still running."""
-        return not self._ended.wait(wait_seconds)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not self._ended.is_set():
-            self._stop()
-            self._ended.wait(_STOP_TIMEOUT_SECONDS)
+    threading.Thread(target=run, name="beam", daemon=True).start()
+    try:
+        yield outcome
+    finally:
+        if not outcome.done():
+            stop()
+            wait([outcome], _STOP_TIMEOUT_SECONDS)
 
 
 _BEAM_RUNNER_NAMES = {
@@ -323,11 +289,7 @@ _BEAM_RUNNER_NAMES = {
 
 
 def create_engine(runner: BeamRunner) -> tuple[PipelineRunner, PipelineOptions]:
-    """Returns the engine and its options.
-
-    Raises:
-      ConfigError: Beam lacks the runner's packages, or does not accept an option.
-    """
+    """Raises ConfigError if Beam lacks the runner's packages, or does not accept an option."""
     if runner.name == "embedded":
         return FnApiRunner(), PipelineOptions(
             [], direct_running_mode="in_memory", direct_num_workers=1

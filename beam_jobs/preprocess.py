@@ -33,7 +33,6 @@ from beam_jobs.planning.duplicates import (
     HashedBlock,
     ImageHashSpec,
     decide_collection,
-    merge_hashes,
     plan_blocks,
 )
 from beam_jobs.planning.generations import (
@@ -83,14 +82,7 @@ _log = logging.getLogger("beam_jobs.preprocess")
 
 
 def preprocess(job: Job) -> ExitCode:
-    """Makes the data set that the request asks for.
-
-    Raises:
-      ConfigError: a stage or one of its parameters is invalid.
-      DataError: too many files are unusable, a split is empty, a class has no examples, images have
-        different shapes, or the data differ from the champion's data.
-      MachineError: a disk or a worker failed, or a raw file changed during the job.
-    """
+    """Makes the data set that the request asks for."""
     config = Preprocess.model_validate(job.request.config)
     config_file = Path(job.request.config_file)
     check_stages(config, config_file)
@@ -140,7 +132,6 @@ def _find_geometry(config: Preprocess) -> Geometry:
 
 
 def _list_raw_files(job: Job, config: Preprocess) -> Listing:
-    """The raw files that the request was made for."""
     job.progress.report("list")
     folder = resolve_raw_folder(config.source.folder, Path(job.request.config_file).parent)
     listing = list_folder(folder, _find_layout(job).listings, config.source.file_patterns)
@@ -155,11 +146,7 @@ def _find_layout(job: Job) -> Layout:
 
 
 def _validate_training(job: Job, config: Preprocess, source: SourceData) -> None:
-    """Checks that the requested training can run on these data, before anything is built.
-
-    Raises:
-      ConfigError: the training cannot run on these data.
-    """
+    """Checks that the requested training can run on these data, before anything is built."""
     if training := job.request.training:
         model = f"train.model {training.train['model']}"
         job.progress.report("check", message=f"whether {model} can be trained on these data")
@@ -169,17 +156,16 @@ def _validate_training(job: Job, config: Preprocess, source: SourceData) -> None
 def _hash_images(
     job: Job, config: Preprocess, source: SourceData, known: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """The perceptual hashes by content, if near duplicates are to be removed.
-
-    Only files without a known hash are read.
-    """
+    """The perceptual hashes by content, if near duplicates are to be removed."""
     if config.duplicates != "remove_near":
         return {}
     plans = plan_blocks(source.found.records, known)
     with _open_exchange(job) as exchange:
         spec = ImageHashSpec(source.folder)
         blocks: list[HashedBlock] = _run_beam(job, config, plans, spec, "compare", exchange)
-    return {**known, **merge_hashes(blocks)}
+    return dict(known) | {
+        content: found for block in blocks for content, found in block.perceptual_hashes.items()
+    }
 
 
 def _plan(
@@ -201,10 +187,7 @@ def _plan(
 
 @contextlib.contextmanager
 def _open_exchange(job: Job) -> Iterator[Exchange]:
-    """Yields the messages of the workers, and removes them.
-
-    The operator removes them after a job that was killed.
-    """
+    """Removes the messages at the end. The operator removes them after a job that was killed."""
     scratch = job.attempt.scratch
     stored = job.stored_attempt / scratch.name if job.stored_attempt else open_path(scratch)
     try:
@@ -250,11 +233,7 @@ def _check_outcome(
     summaries: Sequence[ShardSummary],
     rejected: Sequence[RejectedRecord],
 ) -> None:
-    """Checks the rejected records, and that each split and class has examples.
-
-    Raises:
-      DataError: too much was rejected, a split is empty, or a class has no examples.
-    """
+    """Checks the rejected records, and that each split and class has examples."""
     full_list = job.attempt.folder / "rejected.jsonl"
     check_rejects(rejected, source, decision, config.rejects, full_list, job.request.config_file)
     check_labels(

@@ -33,11 +33,8 @@ _MAX_TRIED_IMAGES = 50
 def validate_deeply(config: PipelineConfig, python: str) -> dict[str, int]:
     """Checks data and model of a pipeline. Returns the number of images in each split.
 
-    `python` is the interpreter if the config names none.
-
-    Raises:
-      ConfigError, DataError: the errors that the preprocess job would raise before its work.
-      MachineError: a file or the process that builds the model has failed.
+    `python` is the interpreter if the config names none. Raises the errors that the preprocess job
+    would raise before its work.
     """
     validate_interval(config)
     preprocess, source = config.preprocess, read_source(config)
@@ -49,7 +46,6 @@ def validate_deeply(config: PipelineConfig, python: str) -> dict[str, int]:
 
 
 def read_source(config: PipelineConfig) -> SourceData:
-    """Lists and reads the source of a pipeline. Raises ConfigError, DataError, MachineError."""
     preprocess, listings = config.preprocess, Layout(config.root, config.pipeline).listings
     listing = list_folder(find_raw_folder(config), listings, preprocess.source.file_patterns)
     return read_source_data(preprocess, listing, config.file)
@@ -75,12 +71,7 @@ def validate_plan(config: Preprocess, source: SourceData, decision: CollectionDe
 def validate_model(
     training: PlannedTraining, config: Preprocess, source: SourceData, layout: Layout
 ) -> None:
-    """Checks that a training can run on the data. No image is read if the config gives the size.
-
-    Raises:
-      ConfigError: the training cannot run on these data.
-      MachineError: the process that builds the model has failed.
-    """
+    """Checks that a training can run on the data. No image is read if the config gives the size."""
     size = find_image_size(config.stages)
     shape: tuple[int, int, int] | None
     if size and not requires_process(Train.model_validate(training.train)):
@@ -95,14 +86,9 @@ def validate_model(
 def sample_image_shape(
     records: Iterable[Record], stages: Sequence[BoundStage], folder: RawFolder
 ) -> tuple[int, int, int] | None:
-    """The height, width and channels of the first image that the stages keep.
-
-    None if the stages keep none of the first 50 images.
-    """
-    ordered = sorted(records, key=lambda record: hash_key(b"trial", 0, record.key))[
-        :_MAX_TRIED_IMAGES
-    ]
-    for record in ordered:
+    """Height, width and channels of the first image that the stages keep, if one of 50 is kept."""
+    ordered = sorted(records, key=lambda record: hash_key(b"trial", 0, record.key))
+    for record in ordered[:_MAX_TRIED_IMAGES]:
         example = record.to_example(read_raw(record.file, folder))
         try:
             finished = run_stages(stages, example, Counter())

@@ -12,7 +12,7 @@ import signal
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from beam_jobs.exchange import Exchange, ShardTask, StoppedByDriver
@@ -23,18 +23,8 @@ from pipeline_ops.system.cores import count_cores
 from pipeline_ops.system.prctl import die_with_parent
 
 _BYTES_PER_PROCESS, _BYTES_PER_RECORD = 20e6, 10e3
-"""The work that justifies one process, if the config leaves the number of processes open.
-
-With less work, starting a process costs more than it saves. Each record counts as work in addition
-to its bytes.
-"""
+"""With less work, starting a process costs more than it saves. Each record counts as work, too."""
 SummaryT = TypeVar("SummaryT", bound=PlanSummary, covariant=True)
-
-
-class Builder(Protocol[SummaryT]):
-    """Builds one plan after another."""
-
-    def build(self, plan: ShardPlan) -> SummaryT: ...
 
 
 class BuildSpec(Protocol[SummaryT]):
@@ -44,7 +34,7 @@ class BuildSpec(Protocol[SummaryT]):
     def summary(self) -> type[SummaryT]:
         """The type of summary that a builder returns for each plan."""
 
-    def create_builder(self, exchange: Exchange) -> Builder[SummaryT]: ...
+    def create_builder(self, exchange: Exchange) -> Callable[[ShardPlan], SummaryT]: ...
 
 
 class PlanCounts(NamedTuple):
@@ -67,7 +57,7 @@ class PlanWorker:
 
     def __init__(self, spec: BuildSpec[PlanSummary], exchange: Exchange):
         self._spec, self._exchange = spec, exchange
-        self._builder: Builder[PlanSummary] | None = None
+        self._build_plan: Callable[[ShardPlan], PlanSummary] | None = None
 
     def work(self, task: ShardTask) -> PlanCounts | None:
         """Builds a plan, unless its result is there. Returns None if it was stopped or has failed.
@@ -87,15 +77,15 @@ class PlanWorker:
         return _count(summary)
 
     def _build(self, plan: ShardPlan) -> PlanSummary:
-        if self._builder is None:
+        if self._build_plan is None:
             import cv2
 
             cv2.setNumThreads(1)  # its threads would compete with the workers for the same cores
             # A broken image is rejected with a reason, without a line on stderr.
             cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
             warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
-            self._builder = self._spec.create_builder(self._exchange)
-        return self._builder.build(plan)
+            self._build_plan = self._spec.create_builder(self._exchange)
+        return self._build_plan(plan)
 
 
 def _count(summary: PlanSummary) -> PlanCounts:
@@ -131,7 +121,6 @@ _worker: PlanWorker
 
 
 def start_process(spec: BuildSpec[PlanSummary], exchange: Exchange) -> None:
-    """Initialises a process of the pool."""
     global _worker
     if sys.platform == "linux":  # elsewhere, it notices its driver's end after its shard
         die_with_parent()
@@ -145,5 +134,4 @@ def start_process(spec: BuildSpec[PlanSummary], exchange: Exchange) -> None:
 
 
 def work_in_process(task: ShardTask) -> PlanCounts | None:
-    """Works on a plan in a process of the pool."""
     return _worker.work(task)

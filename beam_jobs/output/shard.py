@@ -5,11 +5,10 @@ A Beam step or a worker process calls it. It does not depend on Beam.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from beam_jobs.exchange import Exchange, ProgressReporter
@@ -33,8 +32,6 @@ from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
 from pipeline_ops.storage.store_path import StorePath
 
-Shape = tuple[int, int, int]
-
 
 @dataclasses.dataclass(frozen=True)
 class ShardBuildSpec:
@@ -48,8 +45,8 @@ class ShardBuildSpec:
     summary: ClassVar[type[ShardSummary]] = ShardSummary
     """The type of summary that a builder returns for each shard."""
 
-    def create_builder(self, exchange: Exchange) -> ShardBuilder:
-        return ShardBuilder(self, exchange)
+    def create_builder(self, exchange: Exchange) -> Callable[[ShardPlan], ShardSummary]:
+        return ShardBuilder(self, exchange).build
 
 
 class ShardBuilder:
@@ -64,12 +61,6 @@ class ShardBuilder:
         """Writes the whole shard, or none of it, and a file with its bad records.
 
         It stops early at a second image shape, because a data set needs a single one.
-
-        Raises:
-          MachineError: the disk failed, memory ran out, or a raw file has changed since it was
-            listed.
-          StageFailed: a stage has a bug.
-          StoppedByDriver: the driver has given up.
         """
         counts, reporter = _Counts(), ProgressReporter(self._exchange, plan.name)
         reader = RawReader((record.file for record in plan.records), self._spec.raw_folder)
@@ -78,11 +69,16 @@ class ShardBuilder:
             TFRecordWriter(self._spec.target / plan.name) as writer,
         ):
             for record in plan.records:
-                with _translate_memory_errors(record.key):
+                try:
                     start = time.perf_counter_ns()
                     raw = record.to_example(reader.read(record.file), plan.split)
                     counts.nanoseconds["read"] += time.perf_counter_ns() - start
                     rejected = self._add(raw, writer, counts)
+                except MemoryError as error:
+                    raise MachineError(
+                        f"out of memory at {record.key}: {error}. "
+                        "Add memory to the host, or lower preprocess.runner.workers."
+                    ) from error
                 if rejected:
                     source, content = find_raw_file(record.file).key, raw.encoded
                     bad = BadRecord(rejected, source, content, len(content))
@@ -122,23 +118,12 @@ class ShardBuilder:
         return None
 
 
-@contextlib.contextmanager
-def _translate_memory_errors(key: str) -> Iterator[None]:
-    try:
-        yield
-    except MemoryError as error:
-        raise MachineError(
-            f"out of memory at {key}: {error}. "
-            "Add memory to the host, or lower preprocess.runner.workers."
-        ) from error
-
-
 @dataclasses.dataclass
 class _Counts:
     """The counts for the summary of a shard that is being built."""
 
     labels: Counter[str] = dataclasses.field(default_factory=Counter)
-    shapes: dict[Shape, str] = dataclasses.field(default_factory=dict)
+    shapes: dict[tuple[int, int, int], str] = dataclasses.field(default_factory=dict)
     rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
     skipped: Counter[str] = dataclasses.field(default_factory=Counter)
     nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)

@@ -20,10 +20,11 @@ shards, by the same Beam graph, in blocks of records.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from beam_jobs.exchange import Exchange, ProgressReporter
@@ -51,11 +52,7 @@ class CollectionDecision:
 
     @property
     def records_without_copies(self) -> Iterator[Record]:
-        """All records except the removed copies.
-
-        These are the records that stay, and those that are rejected because they contradict one
-        another.
-        """
+        """The records that stay, and those that are rejected for contradicting one another."""
         yield from itertools.chain.from_iterable(self.by_split.values())
         yield from (
             record
@@ -85,12 +82,9 @@ def remove_duplicates(
 ) -> CollectionDecision:
     """Removes the duplicates from a collection.
 
-    Args:
-      by_split: the records of each split.
-      perceptual_hashes: hashes by content, 16 hex digits each. An image without a hash is near no
-        other.
-      max_bits: the largest number of bits in which near images differ. None looks for equal images
-        only.
+    `perceptual_hashes` are 16 hex digits each, by content. An image without a hash is near no
+    other. `max_bits` is the largest number of bits in which near images differ. None looks for
+    equal images only.
     """
     reasons = _find_conflicts(by_split)
     kept: dict[str, list[Record]] = {split: [] for split in by_split}
@@ -126,10 +120,7 @@ def _reject(record: Record, reason: str, detail: str) -> RejectedRecord:
 
 
 def is_removed_copy(record: RejectedRecord) -> bool:
-    """Returns whether a line of the quarantine is a removed copy.
-
-    Such an image is not bad, so it is no reason to fail.
-    """
+    """Returns whether it is a removed copy, which is not bad, and no reason to fail."""
     return (record.stage, record.reason) == (_STAGE, _DUPLICATE)
 
 
@@ -154,7 +145,6 @@ def _find_conflicts(by_split: Mapping[str, Iterable[Record]]) -> dict[str, Rejec
 
 
 def _sort_labels(record: Record) -> tuple[str, ...]:
-    """The annotation of an image, for comparison."""
     return tuple(sorted(record.labels))
 
 
@@ -226,25 +216,12 @@ class ImageHashSpec:
     raw_folder: RawFolder
     summary: ClassVar[type[HashedBlock]] = HashedBlock
 
-    def create_builder(self, exchange: Exchange) -> ImageHasher:
-        return ImageHasher(self.raw_folder, exchange)
+    def create_builder(self, exchange: Exchange) -> Callable[[ShardPlan], HashedBlock]:
+        return functools.partial(self._hash_block, exchange)
 
-
-class ImageHasher:
-    """Hashes one block after another, and reports its progress to the exchange."""
-
-    def __init__(self, raw_folder: RawFolder, exchange: Exchange):
-        self._raw_folder, self._exchange = raw_folder, exchange
-
-    def build(self, plan: ShardPlan) -> HashedBlock:
-        """Hashes the records of a block.
-
-        Raises:
-          MachineError: a raw file has changed since it was listed.
-          StoppedByDriver: the driver has given up.
-        """
-        reporter, hashes = ProgressReporter(self._exchange, plan.name), {}
-        reader = RawReader((record.file for record in plan.records), self._raw_folder)
+    def _hash_block(self, exchange: Exchange, plan: ShardPlan) -> HashedBlock:
+        reporter, hashes = ProgressReporter(exchange, plan.name), {}
+        reader = RawReader((record.file for record in plan.records), self.raw_folder)
         for record in plan.records:
             hashes[record.file.digest] = compute_perceptual_hash(reader.read(record.file))
             reporter.add(is_rejected=False)
@@ -268,10 +245,6 @@ def plan_blocks(records: Iterable[Record], known: Iterable[str]) -> list[ShardPl
         )
         for start in range(0, len(ordered), _RECORDS_PER_BLOCK)
     ]
-
-
-def merge_hashes(blocks: Sequence[HashedBlock]) -> dict[str, str]:
-    return dict(item for block in blocks for item in block.perceptual_hashes.items())
 
 
 def compute_perceptual_hash(data: bytes) -> str:
@@ -298,36 +271,25 @@ def _decode_grey(data: bytes) -> np.ndarray | None:
 
     A JPEG is decoded at the smallest size that is sufficient.
     """
-    return _decode_jpeg(data) if data.startswith(b"\xff\xd8\xff") else _decode_other(data)
-
-
-def _decode_jpeg(data: bytes) -> np.ndarray | None:
-    import simplejpeg
-
-    try:
-        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-        if height * width > _MAX_PIXELS:
-            return None
-        min_side = 2 * _SIDE_PIXELS
-        image: np.ndarray = simplejpeg.decode_jpeg(
-            data, "GRAY", min_height=min_side, min_width=min_side
-        )
-    except ValueError:
-        return None
-    return image[:, :, 0]
-
-
-def _decode_other(data: bytes) -> np.ndarray | None:
     import cv2
     import numpy as np
+    import simplejpeg
     from PIL import Image
 
+    image: np.ndarray | None
     try:
-        with Image.open(io.BytesIO(data)) as header:
-            if header.width * header.height > _MAX_PIXELS:
+        if data.startswith(b"\xff\xd8\xff"):
+            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+            if height * width > _MAX_PIXELS:
                 return None
-        mode = cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION
-        image: np.ndarray | None = cv2.imdecode(np.frombuffer(data, np.uint8), mode)
+            side = 2 * _SIDE_PIXELS
+            image = simplejpeg.decode_jpeg(data, "GRAY", min_height=side, min_width=side)[:, :, 0]
+        else:
+            with Image.open(io.BytesIO(data)) as header:
+                if header.width * header.height > _MAX_PIXELS:
+                    return None
+            mode = cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION
+            image = cv2.imdecode(np.frombuffer(data, np.uint8), mode)
     except (
         cv2.error,
         OSError,

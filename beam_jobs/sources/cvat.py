@@ -35,8 +35,6 @@ from pipeline_ops.raw_data.raw_file import RawFile
 
 _MAX_BYTES = 512 << 20
 """Four million boxes, whose XML is parsed in about a minute."""
-_DEFAULT_SUBSET = "default"
-"""CVAT's name for the images of no subset."""
 
 
 def read_entries(files: SourceFiles, source: CvatSource) -> Iterator[SourceEntry]:
@@ -83,7 +81,7 @@ def _find_image(element: ElementTree.Element, source: CvatSource, files: SourceF
 
 def _make_entry(element: ElementTree.Element, image: RawFile, source: CvatSource) -> SourceEntry:
     subset = element.get("subset", "").lower()
-    split = None if subset == _DEFAULT_SUBSET else parse_split(subset)
+    split = None if subset == "default" else parse_split(subset)  # CVAT's name for no subset
     if source.task == "classification":
         return SourceEntry(image, _parse_tag(element), split=split)
     frame = parse_size(element.get("height"), element.get("width"))

@@ -36,7 +36,6 @@ def read_entries(files: SourceFiles, source: ImageFolderSource) -> Iterator[Sour
 def _parse_label(
     source: ImageFolderSource, key: str, splits: Mapping[str, str]
 ) -> tuple[str, str | None]:
-    """The label and the split of a file."""
     *folders, _ = key.split("/")
     split = splits.get(folders.pop(0)) if splits and folders else None
     if not folders:

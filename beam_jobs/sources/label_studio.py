@@ -255,7 +255,7 @@ def _make_boxed(image: RawFile, results: _Results) -> SourceEntry:
 
 
 def _parse_box(result: Mapping[str, Any], size: Size | None) -> Box:
-    """The box of a result, in pixels if the size of the image is known, otherwise in fractions."""
+    """In pixels if the size of the image is known, otherwise in fractions."""
     kind, value = result["type"], result["value"]
     if kind not in ("rectanglelabels", "polygonlabels"):
         raise Reject(

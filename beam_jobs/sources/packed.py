@@ -202,7 +202,7 @@ def _parse_box_object(box: Any, names: Sequence[str] | None) -> Box:
 
 
 def _to_corners(box: Any, box_format: str) -> Sequence[float]:
-    """ymin, xmin, ymax and xmax of a box of four numbers."""
+    """Returns ymin, xmin, ymax, xmax."""
     if not isinstance(box, Sequence) or len(box) != 4:
         raise Reject("malformed", f"a box must have four numbers, got {box!r:.80}")
     a, b, c, d = map(parse_number, box)

@@ -50,8 +50,8 @@ class _FileReader:
         source: ParquetSource,
         files: SourceFiles,
     ):
-        self._file, self._container, self._source, self._files = file, container, source, files
-        self._path = path
+        self._file, self._container, self._path = file, container, path
+        self._source, self._files = source, files
         self._columns = list(dict.fromkeys(self._find_columns()))
         self._check_image_column()
         self._names = _read_class_names(file, source.label) or source.class_names

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs.planning.plan import Record
-from beam_jobs.sources.source import SourceFiles, SourceRecords
-from beam_jobs.sources.user_source import BoundSource, bind_source, collect_entries
+from beam_jobs.sources.source import SourceRecords
+from beam_jobs.sources.user_source import bind_source, collect_entries
 from pipeline_ops.config.user_source import UserSource
 from pipeline_ops.raw_data.folder import list_folder, resolve_raw_folder
-from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.storage.open_store import open_root
 
 _OUTSIDE = ("../", "/")
@@ -32,12 +31,8 @@ def check_source(
     Entries are valid and have unique paths inside of the folder. A second run gives the same
     result, and so does a run with the files in reverse order. No file in the folder changes.
 
-    Args:
-      source: the section `preprocess.source` of a config, with `type` and `path`.
-      config_folder: the folder of the config, next to which the module may be.
-
-    Returns:
-      The records by path, and the reasons of rejected entries by path or place.
+    `source` is the section `preprocess.source` of a config in `config_folder`, with `type` and
+    `path`. Returns the records by path, and the reasons of rejected entries by path or place.
 
     Raises AssertionError for a broken promise, and what the job raises for a source that fails.
     """
@@ -50,9 +45,8 @@ def check_source(
     ):
         indexes = open_root(Path(scratch))
         listing = list_folder(folder, indexes)
-        found = _collect(bound, section, listing)
-        again = _collect(bound, section, listing)
-        backwards = _collect(bound, section, listing, is_reversed=True)
+        found, again = collect_entries(bound, listing), collect_entries(bound, listing)
+        backwards = collect_entries(bound, listing, is_reversed=True)
         is_unchanged = list_folder(folder, indexes) == listing
     if difference := _find_difference(found, again):
         raise AssertionError(f"a second run of {bound.name} gives another result: {difference}")
@@ -69,13 +63,6 @@ def check_source(
         {record.key: record for record in found.records},
         {reject.key: reject.reason for reject in found.rejected},
     )
-
-
-def _collect(
-    bound: BoundSource, section: UserSource, listing: Listing, is_reversed: bool = False
-) -> SourceRecords:
-    files = SourceFiles(listing, bound.name, section.class_names, is_reversed)
-    return collect_entries(bound, files)
 
 
 def _find_difference(first: SourceRecords, second: SourceRecords) -> str | None:

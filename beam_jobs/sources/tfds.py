@@ -162,7 +162,6 @@ class _Schema(NamedTuple):
 
 
 def _read_schema(builder: Any) -> _Schema:
-    """Raises DataError: the data set has no image, or neither label nor boxes that can be read."""
     import tensorflow_datasets
 
     kinds = tensorflow_datasets.features

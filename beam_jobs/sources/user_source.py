@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ _KEY = "preprocess.source.type"
 
 class BoundSource(NamedTuple):
     name: str
+    class_names: Sequence[str] | None
     function: Callable[[SourceFiles, Any], Iterable[SourceEntry]]
     parameters: Any
 
@@ -43,7 +44,7 @@ def check_source(source: Source, config_file: Path) -> None:
 
 def read_user_records(source: UserSource, listing: Listing, config_file: Path) -> SourceRecords:
     with bind_source(source, config_file) as bound:
-        return collect_entries(bound, SourceFiles(listing, bound.name, source.class_names))
+        return collect_entries(bound, listing)
 
 
 @contextlib.contextmanager
@@ -60,15 +61,19 @@ def bind_source(source: UserSource, config_file: Path) -> Iterator[BoundSource]:
             raise ConfigError(f"{place}: {error}") from error
         problems = find_parameter_problems(parameters, source.parameters, _LOCATION)
         raise_problems(list(problems), config_file)
-        yield BoundSource(source.type, function, parameters(**source.parameters))
+        values = parameters(**source.parameters)
+        yield BoundSource(source.type, source.class_names, function, values)
 
 
-def collect_entries(bound: BoundSource, files: SourceFiles) -> SourceRecords:
+def collect_entries(
+    bound: BoundSource, listing: Listing, is_reversed: bool = False
+) -> SourceRecords:
+    files = SourceFiles(listing, bound.name, bound.class_names, is_reversed)
     found = files.collect(_iterate_entries(bound, files))
     if not found.records:
         first = next((f" ({r.key}: {r.reason}: {r.detail})" for r in found.rejected), "")
         raise DataError(
-            f"{files.listing.folder}: the source {bound.name} found no image among {len(files)} "
+            f"{listing.folder}: the source {bound.name} found no image among {len(files)} "
             f"files, and rejected {len(found.rejected)} entries{first}. "
             "Correct preprocess.source, or the function."
         )

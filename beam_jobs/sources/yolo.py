@@ -48,10 +48,7 @@ class _Image(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """One entry of train, val or test: a folder of images, or a list of their paths.
-
-    `key` is its path below the source's folder, and `line` its line, such as `data.yaml:3`.
-    """
+    """A folder of images, or a list of their paths, named in a line such as `data.yaml:3`."""
 
     key: str
     is_folder: bool

@@ -205,7 +205,6 @@ def _run_beam(
     phase: str,
     exchange: Exchange,
 ) -> list[Summary]:
-    """The summaries of all plans."""
     if not plans:  # only removals, which need no Beam
         return []
     total = sum(len(plan.records) for plan in plans)
@@ -233,7 +232,6 @@ def _check_outcome(
     summaries: Sequence[ShardSummary],
     rejected: Sequence[RejectedRecord],
 ) -> None:
-    """Checks the rejected records, and that each split and class has examples."""
     full_list = job.attempt.folder / "rejected.jsonl"
     check_rejects(rejected, source, decision, config.rejects, full_list, job.request.config_file)
     check_labels(

@@ -101,17 +101,7 @@ def check_rejects(
 ) -> None:
     """Checks the bad records. Removed copies are not bad.
 
-    Args:
-      rejected: the rejected records in the order of their keys.
-      source: all records.
-      decision: the records that stay, and the removed copies.
-      rejects: the budget.
-      full_list: the file that gets the list of all bad records if the check fails.
-      config_file: the config file, for messages.
-
-    Raises:
-      DataError: the budget is exceeded or a class is lost. The message has the lost classes, the
-        first of the bad records, and the path of the full list.
+    `full_list` gets all bad records if the budget is exceeded or a class is lost.
     """
     bad = [record for record in rejected if not is_removed_copy(record)]
     num_records = len(source.found.records) + len(source.found.rejected)
@@ -147,12 +137,9 @@ def find_lost_classes(
     rejected: Iterable[RejectedRecord],
     stages: Sequence[BoundStage] = (),
 ) -> list[str]:
-    """The classes that had records, all of which were rejected.
+    """The classes, by their names after the stages, that had records, all of which were rejected.
 
-    Args:
-      labels: key and labels of all records with known labels, good and bad.
-      rejected: the bad records.
-      stages: the stages of the config. The names are those after the stages.
+    `labels` are keys and labels of all records with known labels, good and bad.
     """
     bad = {record.key for record in rejected}
     if not bad:
@@ -172,12 +159,7 @@ MAX_BYTES = 1 << 20
 
 
 class QuarantineWriter(contextlib.ExitStack):
-    """Writes the bad records of one shard. It makes a file only if there is a bad record.
-
-    Args:
-      folder: the folder of the shards.
-      shard: the name of the shard.
-    """
+    """Writes the bad records of one shard. It makes a file only if there is a bad record."""
 
     def __init__(self, folder: StorePath, shard: str):
         super().__init__()

@@ -66,11 +66,7 @@ class PreviousDataset:
 
 
 def read_previous_dataset(request: Request) -> PreviousDataset | None:
-    """Returns the data set that the request names, or None.
-
-    Raises:
-      DataError: the data set is gone, or has been replaced by another one.
-    """
+    """The data set that the request names, or None. Raises DataError: it is gone, or replaced."""
     if (entry := request.inputs.get(BASE)) is None:
         return None
     manifest, artifact = read_input(entry), Path(entry.uri).parent
@@ -92,9 +88,6 @@ def take_over(
     Returns:
       A summary of everything that is taken over, for each split. It looks like the summary of one
       shard that was just built, so that the figures count it.
-
-    Raises:
-      DataError: a file of the previous data set cannot be read.
     """
     if previous is None or not delta.kept:
         return []
@@ -208,15 +201,7 @@ def write_record_lengths(
     kept: Iterable[str],
     previous: Path | None,
 ) -> None:
-    """Writes the lengths into a data set's folder.
-
-    Args:
-      folder: the folder of the data set.
-      built: the summaries of the shards that were built.
-      kept: the shards that were taken over.
-      previous: the folder of the data set that had them, which may be too old to have their
-        lengths.
-    """
+    """Writes the lengths into a folder. `previous` may be too old to have those of kept shards."""
     known: dict[str, Sequence[int]] = {}
     if previous and (file := previous / RECORD_LENGTHS).exists():
         known = parse_record_lengths(file.read_bytes(), str(file))

@@ -75,11 +75,7 @@ def _digest_annotation(annotation: tuple[object, ...]) -> str:
 
 
 def write_index(file: Path, entries: Iterable[IndexEntry]) -> None:
-    """Writes the index. Equal entries give equal bytes in any order.
-
-    Raises:
-      MachineError: the disk refuses.
-    """
+    """Writes the index. Equal entries give equal bytes in any order."""
     lines = "".join(
         json.dumps(entry, separators=(",", ":")) + "\n"
         for entry in sorted(entries, key=lambda entry: entry.key)

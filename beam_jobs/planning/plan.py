@@ -86,11 +86,7 @@ def plan_shards(
 
 
 def plan_dataset(by_split: Mapping[str, Sequence[Record]], config: Preprocess) -> list[ShardPlan]:
-    """The shards of a data set that is built as a whole.
-
-    Raises:
-      DataError: the train split has fewer records than the required number of shards.
-    """
+    """The shards of a data set that is built as a whole."""
     # Each worker needs a shard to read. An empty split has its own message.
     if 0 < len(by_split["train"]) < config.shards:
         raise DataError(
@@ -206,16 +202,8 @@ def check_labels(
 ) -> None:
     """Checks that there are enough examples to train, validate and test a model.
 
-    Args:
-      labels: the number of examples, or boxes, by split and class.
-      class_names: all classes.
-      source: the folder, for messages.
-      task: the task of the examples.
-      explain_empty: explains why a split is empty and how to fix it.
-
-    Raises:
-      DataError: there are fewer than two classes (one for detection), a split is empty, or the
-        train split has no example of a class.
+    `labels` counts examples, or boxes, by split and class. `source` is the folder, for messages.
+    `explain_empty` explains why a split is empty and how to fix it.
     """
     if task == "detection" and not class_names:
         raise DataError(

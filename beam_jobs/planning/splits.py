@@ -33,12 +33,7 @@ _GROUP_SUFFIX = "\0"
 
 
 def split_records(records: Iterable[Record], split: Split) -> dict[str, list[Record]]:
-    """The records of each split, in no particular order.
-
-    Raises:
-      DataError: a group cannot be found in a key, or two records of one group are given different
-        splits.
-    """
+    """The records of each split, in no particular order."""
     members: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         members[_find_unit(record, split)].append(record)
@@ -163,10 +158,7 @@ def explain_from_plan(
 ) -> Callable[[str], str]:
     """Explains why a split is empty, before any image is read.
 
-    Args:
-      records: all records that the source has found.
-      kept: the records that stay when duplicates are removed, by split.
-      split: `preprocess.split`.
+    `kept` are the records that stay when duplicates are removed, by split.
     """
 
     def explain(name: str) -> str:

@@ -9,7 +9,7 @@ They are below the attempt, in a folder or in a bucket, so that a worker on any 
     statistics/<split>.json   the measurements of all shards of a split, added up
     stop                   tells all workers to stop
 
-No message can run code, as a pickle could.
+All are JSON, so no message can run code.
 """
 
 from __future__ import annotations
@@ -112,7 +112,11 @@ class Exchange:
         self._write(_RESULTS, name, result)
 
     def write_statistics(self, split: str, measurements: Measurements) -> None:
-        self._write(_STATISTICS, split, measurements)
+        """Writes the sum of a split. Leaves an error for the driver, as workers do."""
+        try:
+            self._write(_STATISTICS, split, measurements)
+        except Exception as error:
+            self.write_error(f"the statistics of {split}", error)
 
     def read_statistics(self) -> list[tuple[str, Measurements]]:
         """The splits that have shards, with their measurements."""

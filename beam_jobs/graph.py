@@ -203,10 +203,8 @@ def build_shards(
     """Builds all shards. Returns their summaries in the order of the plans.
 
     Beam runs in a thread of its own. The calling thread stays free for cancellation and for
-    `report`, which gets the number of finished and of rejected records about once a second, and
-    less often if the messages are in a bucket. The runner does not change a byte of the result.
-
-    Raises ConfigError for an option that Beam does not take, and the error of a worker or of Beam.
+    `report`, which gets the number of finished and of rejected records. The runner does not change
+    a byte of the result. Raises the error of a worker or of Beam.
     """
     engine, options = create_engine(runner)
     tasks = exchange.write_plans(plans)

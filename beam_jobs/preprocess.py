@@ -77,6 +77,7 @@ from pipeline_ops.raw_data.folder import list_folder, resolve_raw_folder
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.storage.staging import remove_own_folder
 
 _log = logging.getLogger("beam_jobs.preprocess")
 
@@ -193,8 +194,10 @@ def _open_exchange(job: Job) -> Iterator[Exchange]:
     try:
         yield Exchange(stored)
     finally:
-        with contextlib.suppress(MachineError):  # the store is away: the job's error counts
-            stored.remove_tree()
+        remove_own_folder(scratch)
+        if job.stored_attempt:
+            with contextlib.suppress(MachineError):  # the store is away: the job's error counts
+                stored.remove_tree()
 
 
 def _run_beam(

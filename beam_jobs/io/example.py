@@ -69,11 +69,7 @@ def pack(features: Mapping[str, bytes | int]) -> bytes:
 
 def unpack(record: bytes) -> dict[str, bytes | int]:
     """The features that `pack` got."""
-    features = _TrainExample.FromString(record).features.feature
-    return {
-        name: getattr(feature, feature.WhichOneof("kind")).value[0]
-        for name, feature in features.items()
-    }
+    return {name: values[0] for name, values in parse(record).items()}
 
 
 def _encode_detection_entries(
@@ -135,10 +131,7 @@ def _encode_delimited(tag: bytes, content: bytes) -> bytes:
 
 
 def _encode_varint(number: int) -> bytes:
-    """Encodes seven bits a byte, the lowest first.
-
-    The first cases are shortcuts for the lengths that images have.
-    """
+    """Seven bits a byte, the lowest first. The first cases are shortcuts for lengths of images."""
     if number < 1 << 7:
         return _ONE_BYTE_VARINTS[number]
     if number < 1 << 14:
@@ -155,8 +148,7 @@ _ENCODED_NAME = _encode_delimited(b"\x0a", ENCODED.encode())
 def parse(record: bytes) -> dict[str, list[Any]]:
     """The features of a tf.train.Example, by name: lists of bytes, float or int, empty if not set.
 
-    Raises:
-      ValueError: the bytes are no such message.
+    Raises ValueError if the bytes are no such message.
     """
     try:
         features = _TrainExample.FromString(record).features.feature
@@ -169,10 +161,7 @@ def parse(record: bytes) -> dict[str, list[Any]]:
 
 
 def encode_png(image_HWC: np.ndarray) -> bytes:
-    """A PNG of a uint8 image of 1 channel, or of 3 channels in the order RGB.
-
-    The PNG has no loss, and the same bytes on every attempt.
-    """
+    """A PNG of a uint8 image of 1 channel or RGB, with the same bytes on every attempt."""
     import cv2
 
     pixels = cv2.cvtColor(image_HWC, cv2.COLOR_RGB2BGR) if image_HWC.shape[2] == 3 else image_HWC
@@ -183,11 +172,8 @@ def encode_png(image_HWC: np.ndarray) -> bytes:
 def define_message(name: str, definition: str) -> Any:
     """The class of a protobuf message whose own package would import TensorFlow.
 
-    It is in a descriptor pool of its own, so it does not clash with TensorFlow's.
-
-    Args:
-      name: the full name of the message.
-      definition: the file that declares it: a FileDescriptorProto in protobuf's text format.
+    It is in a descriptor pool of its own, so it does not clash with TensorFlow's. `definition` is a
+    FileDescriptorProto in protobuf's text format.
     """
     file = text_format.Parse(definition, descriptor_pb2.FileDescriptorProto())
     pool = descriptor_pool.DescriptorPool()

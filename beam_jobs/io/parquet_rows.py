@@ -25,9 +25,7 @@ class CorruptParquet(Exception):
 def open_parquet(file: io.BufferedReader) -> Iterator[ParquetFile]:
     """Opens a file for the block. pyarrow reads beneath the buffer, and so no byte too much.
 
-    Raises:
-      CorruptParquet: it is no Parquet file, or the block finds damage in it.
-      OSError: the file cannot be read.
+    Raises CorruptParquet, also for damage that the block finds.
     """
     from pyarrow.parquet import ParquetFile
 
@@ -59,8 +57,6 @@ def read_rows(file: io.BufferedReader, column: str, rows: Iterable[int]) -> dict
     """The bytes in a column of bytes or of `{bytes, path}`, by row.
 
     Rows without bytes are missing, and so are the rows of a damaged file.
-
-    Raises OSError: the file cannot be read.
     """
     found: dict[int, bytes] = {}
     with contextlib.suppress(CorruptParquet), open_parquet(file) as parquet:

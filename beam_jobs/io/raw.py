@@ -58,19 +58,12 @@ def find_raw_file(raw: Raw) -> RawFile:
 
 
 def digest_image(content: bytes) -> str:
-    """The digest of an image, computed as the listing computes that of a file.
-
-    Equal images have equal digests wherever they lie.
-    """
+    """The digest of an image, as the listing computes it: equal images have equal digests."""
     return new_hash(content).hexdigest()
 
 
 def read_raw(raw: Raw, folder: RawFolder) -> bytes:
-    """The bytes of an image file. `folder` is the folder of the listing.
-
-    Raises:
-      MachineError: the file cannot be read, or has changed since the run started.
-    """
+    """The bytes of an image. Raises MachineError: they cannot be read, or have changed."""
     if isinstance(folder, RemoteFolder) or _is_row(raw):
         return _fetch([raw], folder)[raw.key]
     with translate_read_errors(raw.key):
@@ -107,11 +100,10 @@ def open_raw(file: RawFile, folder: RawFolder) -> io.BufferedReader:
 
 
 class RawReader:
-    """Reads records one after another, in the order of `raws`.
+    """Reads records one after another, in the order of `raws`. Some records may be left out.
 
-    Some records may be left out. Records in an object store are fetched together, a few ahead. If
-    they were fetched one by one, a worker would always wait for the network. Rows of Parquet files
-    are fetched ahead as well, because the smallest part that can be read is a row group.
+    Records in an object store are fetched a few ahead, or a worker would always wait for the
+    network. So are rows of Parquet files: the smallest part that can be read is a row group.
     """
 
     def __init__(self, raws: Iterable[Raw], folder: RawFolder):
@@ -175,11 +167,7 @@ def _make_change_error(raw: Raw) -> MachineError:
 
 
 def _read_file(raw: RawFile, folder: Path) -> bytes:
-    """The bytes of a file. Raises MachineError: it has changed.
-
-    The file's state is checked after its bytes are read: any write since it was listed has changed
-    its ctime by then.
-    """
+    """Checks the state after the read: a write since the listing has changed the ctime by then."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not block
     descriptor = os.open(raw.to_path(folder), flags)
     try:

@@ -121,9 +121,6 @@ class TFRecordWriter:
     """Writes one file, which gets its name when the `with` block ends without an error.
 
     There is no file after an error. The file of a bucket is in the temporary folder until then.
-
-    Raises:
-      MachineError: the disk refused the file (full, read-only, gone), or the store did.
     """
 
     def __init__(self, path: StorePath):
@@ -157,8 +154,7 @@ class TFRecordWriter:
     @property
     def file(self) -> ManifestFile:
         """The file for a manifest, with all records so far."""
-        found = dataclasses.asdict(self._checksums.result)
-        return ManifestFile(path=self._path.name, **found)
+        return ManifestFile(path=self._path.name, **dataclasses.asdict(self._checksums.result))
 
     def __exit__(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,12 +25,7 @@ from beam_jobs.statistics.dataset import (
 )
 from beam_jobs.statistics.page import PageData, describe_reference, render
 from beam_jobs.statistics.summary import BadRecord
-from pipeline_ops.artifacts.dataset import (
-    DATA_PAGE,
-    SCHEMA,
-    STATISTICS,
-    DatasetFigures,
-)
+from pipeline_ops.artifacts.dataset import DATA_PAGE, SCHEMA, STATISTICS, DatasetFigures
 from pipeline_ops.artifacts.input_names import REFERENCES
 from pipeline_ops.artifacts.manifest import Input, Manifest, read_input
 from pipeline_ops.config.preprocess import Preprocess
@@ -55,11 +50,7 @@ class Reference:
 
 
 def read_reference(inputs: Mapping[str, Input]) -> Reference | None:
-    """Reads the reference that the job was planned with.
-
-    Raises:
-      DataError: the reference is gone, or has changed since.
-    """
+    """Reads the reference that the job was planned with."""
     name = next((name for name in REFERENCES if name in inputs), None)
     if name is None:
         return None
@@ -91,10 +82,7 @@ def write_description(
     bad: Iterable[BadRecord],
     reference: Reference | None,
 ) -> DatasetComparison | None:
-    """Writes statistics, schema and page, which shows the first bad records, into a folder.
-
-    Returns the comparison with the reference, which `check_comparison` checks.
-    """
+    """Writes statistics, schema and page. Returns the comparison for `check_comparison`."""
     schema = infer_schema(figures, statistics.merge_splits())
     if reference:
         statistics = statistics.model_copy(
@@ -111,11 +99,7 @@ def write_description(
 
 @contextlib.contextmanager
 def keep_page_of_refused_data(job: Job, folder: Path) -> Iterator[None]:
-    """Copies the page of a data set into the attempt's folder if the block refuses the data.
-
-    Raises:
-      DataError: the error of the block. Its message also has the path of the page.
-    """
+    """Copies the page of a data set into the attempt's folder if the block refuses the data."""
     try:
         yield
     except DataError as error:
@@ -142,11 +126,7 @@ def _compare(
 def check_comparison(
     comparison: DatasetComparison | None, config: Preprocess, config_file: str
 ) -> None:
-    """Checks the differences from the reference.
-
-    Raises:
-      DataError: the config does not allow the schema or a drift. The message gives the numbers.
-    """
+    """Raises DataError if the config does not allow the schema or a drift."""
     if comparison is None:
         return
     faults = [
@@ -155,24 +135,18 @@ def check_comparison(
         if violation.fails
     ]
     if config.drift.action == "fail":
-        faults += _describe_drift(comparison)
+        limits = comparison.thresholds
+        faults += [
+            f"{distance.feature} has drifted: Jensen-Shannon {distance.jensen_shannon:.3f} "
+            f"(at most {limits.max_js_distance:g}), "
+            f"L-infinity {distance.l_infinity:.3f} (at most {limits.max_linf_distance:g}); "
+            "see preprocess.drift"
+            for distance in comparison.drift
+            if distance.is_above
+        ]
     if faults:
         raise DataError(
             f"the data differ from {describe_reference(comparison.reference)}:\n"
             + "\n".join(f"  {fault}" for fault in faults)
             + f"\nCorrect the data, or change the rules in {config_file}."
         )
-
-
-def _describe_drift(comparison: DatasetComparison) -> Sequence[str]:
-    limits = comparison.thresholds
-    return [
-        (
-            f"{distance.feature} has drifted: Jensen-Shannon {distance.jensen_shannon:.3f} "
-            f"(at most {limits.max_js_distance:g}), "
-            f"L-infinity {distance.l_infinity:.3f} (at most {limits.max_linf_distance:g}); "
-            "see preprocess.drift"
-        )
-        for distance in comparison.drift
-        if distance.is_above
-    ]

@@ -47,13 +47,10 @@ def collect_rejected(
     summaries: Iterable[ShardSummary],
     target: StorePath,
 ) -> tuple[list[RejectedRecord], list[ManifestFile]]:
-    """All rejected records, of the source, the collection and the stages, by key.
+    """All rejected records by key, and all quarantine files that were just written.
 
-    Those that no worker has read are written into a quarantine file below `target`. These are files
-    that the source could not use, and images that contradict one another.
-
-    Returns:
-      The records, and all quarantine files that were just written.
+    Records that no worker has read are written into a file below `target`. These are files that the
+    source could not use, and images that contradict one another.
     """
     unread = [*source.found.rejected, *decision.rejected]
     with QuarantineWriter(target, "source.tfrecord") as quarantine:
@@ -83,12 +80,13 @@ def read_bad_records(
         raw = raws.get(record.key)
         if raw is None or is_removed_copy(record):
             yield None
-        elif isinstance(raw, RawFile):
-            content = read_beginning(raw, source.folder, MAX_BYTES)
-            yield BadRecord(record, raw.key, content, raw.num_bytes)
-        else:
-            content = read_raw(raw, source.folder)
-            yield BadRecord(record, find_raw_file(raw).key, content, raw.num_bytes)
+            continue
+        content = (
+            read_beginning(raw, source.folder, MAX_BYTES)
+            if isinstance(raw, RawFile)
+            else read_raw(raw, source.folder)
+        )
+        yield BadRecord(record, find_raw_file(raw).key, content, raw.num_bytes)
 
 
 def check_rejects(
@@ -99,9 +97,9 @@ def check_rejects(
     full_list: Path,
     config_file: str,
 ) -> None:
-    """Checks the bad records. Removed copies are not bad.
+    """Checks the bad records, which do not include removed copies, and writes them to `full_list`.
 
-    `full_list` gets all bad records if the budget is exceeded or a class is lost.
+    Raises DataError if the budget is exceeded or a class is lost.
     """
     bad = [record for record in rejected if not is_removed_copy(record)]
     num_records = len(source.found.records) + len(source.found.rejected)
@@ -137,9 +135,9 @@ def find_lost_classes(
     rejected: Iterable[RejectedRecord],
     stages: Sequence[BoundStage] = (),
 ) -> list[str]:
-    """The classes, by their names after the stages, that had records, all of which were rejected.
+    """The classes, as named after the stages, that had records, all of which were rejected.
 
-    `labels` are keys and labels of all records with known labels, good and bad.
+    `labels` has key and labels of all records with known labels, good and bad.
     """
     bad = {record.key for record in rejected}
     if not bad:
@@ -188,7 +186,6 @@ class QuarantineWriter(contextlib.ExitStack):
 
     @property
     def file(self) -> ManifestFile | None:
-        """The file for the manifest, if there is one."""
         return self._writer.file if self._writer else None
 
 

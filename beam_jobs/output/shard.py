@@ -35,7 +35,7 @@ from pipeline_ops.storage.store_path import StorePath
 
 @dataclasses.dataclass(frozen=True)
 class ShardBuildSpec:
-    """The common properties of all shards of a data set. It is pickled for the workers."""
+    """The common properties of all shards of a data set."""
 
     raw_folder: RawFolder
     target: StorePath

@@ -22,11 +22,7 @@ from beam_jobs.planning.plan import Record, ShardPlan, compute_num_shards, plan_
 from pipeline_ops.artifacts.dataset import parse_generation
 from pipeline_ops.config.preprocess import Preprocess
 
-_RECORDS_PER_SHARD = 32
-"""The number of records that justifies another shard in a later generation.
-
-They are worth a file, and a hundred records still spread over the workers.
-"""
+_RECORDS_PER_SHARD = 32  # worth a file, and a hundred records still spread over the workers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,14 +43,9 @@ _DESCRIPTION = (INDEX, QUARANTINE, RECORD_LENGTHS)
 
 @dataclasses.dataclass(frozen=True)
 class PreviousDataset:
-    """The data set that a request continues.
+    """The data set that a request continues, and the entries of its index by key.
 
-    Attributes:
-      name: the name of its folder in the store.
-      folder: a folder of this host with its description. There need not be shards.
-      manifest: its manifest in the store.
-      figures: the figures in the manifest.
-      entries: its index, by key.
+    `name` is its folder in the store. `folder` is on this host, and may have no shards.
     """
 
     name: str
@@ -66,7 +61,7 @@ class PreviousDataset:
 
 
 def read_previous_dataset(request: Request) -> PreviousDataset | None:
-    """The data set that the request names, or None. Raises DataError: it is gone, or replaced."""
+    """Returns the data set that the request names. Raises DataError if it is gone or replaced."""
     if (entry := request.inputs.get(BASE)) is None:
         return None
     manifest, artifact = read_input(entry), Path(entry.uri).parent
@@ -85,9 +80,8 @@ def take_over(
 ) -> list[ShardSummary]:
     """References the shards that stay in the new data set, and the files of their bad records.
 
-    Returns:
-      A summary of everything that is taken over, for each split. It looks like the summary of one
-      shard that was just built, so that the figures count it.
+    Returns a summary of everything that is taken over, for each split. It looks like the summary of
+    one shard that was just built, so that the figures count it.
     """
     if previous is None or not delta.kept:
         return []
@@ -157,10 +151,7 @@ def build_index_entries(
     summaries: Iterable[ShardSummary],
     perceptual_hashes: Mapping[str, str],
 ) -> Iterator[IndexEntry]:
-    """The index entries of shards that were just built.
-
-    `perceptual_hashes` are hashes of images by content.
-    """
+    """The index entries of shards that were just built."""
     for plan, summary in zip(plans, summaries, strict=True):
         position = 0
         for record, outcome in zip(plan.records, summary.outcomes, strict=True):
@@ -176,10 +167,7 @@ def build_index_entries(
 def build_quarantined_entries(
     records: Iterable[Record], perceptual_hashes: Mapping[str, str]
 ) -> Iterator[IndexEntry]:
-    """The index entries of records that the collection rejected.
-
-    They are in no split, so that they are built as soon as the collection includes them.
-    """
+    """They are in no split, so that they are built as soon as the collection includes them."""
     for record in records:
         yield _make_entry(record, "", perceptual_hashes)
 
@@ -201,7 +189,10 @@ def write_record_lengths(
     kept: Iterable[str],
     previous: Path | None,
 ) -> None:
-    """Writes the lengths into a folder. `previous` may be too old to have those of kept shards."""
+    """Writes the lengths of the shards that were built, and of those that were `kept`.
+
+    The data set in `previous`, which had them, may be too old to have their lengths.
+    """
     known: dict[str, Sequence[int]] = {}
     if previous and (file := previous / RECORD_LENGTHS).exists():
         known = parse_record_lengths(file.read_bytes(), str(file))

@@ -28,21 +28,17 @@ _ANNOTATION_FIELDS = tuple(
     for field in dataclasses.fields(Record)
     if field.name not in ("file", "split", "group")
 )
-"""The fields of a record that describe its image.
-
-The split is a field of the index. The group is in no example.
-"""
+"""The split is a field of the index. The group is in no example."""
 _COMPRESSION = 1  # a line is mostly digests, which do not compress at any level
 
 
 class IndexEntry(NamedTuple):
     """One record and the location of its examples: `num_examples` in `shard`, from `position` on.
 
-    A rejected record has no examples, and the shard "". `split` is "" if the collection
-    kept it out, so that it equals no split. `labels` counts examples by class name, or boxes for
-    detection. `perceptual_hash` is that of the image as 16 hex digits, if it was computed.
-    `skipped` counts the examples that stages skipped. `measurements` holds the statistics of the
-    examples in the format of `statistics/measure.py`.
+    A rejected record has no examples, and the shard "". `split` is "" if the collection kept it
+    out, so that it equals no split. `labels` counts examples by class name, or boxes for detection.
+    `perceptual_hash` has 16 hex digits, or none. `skipped` counts the examples that stages skipped.
+    `measurements` are those of the examples as `encode_measurements` writes them.
     """
 
     key: str
@@ -85,11 +81,19 @@ def write_index(file: Path, entries: Iterable[IndexEntry]) -> None:
 
 def read_index(file: Path) -> dict[str, IndexEntry]:
     """Reads the entries of an index by key. Raises DataError if the file is not an index."""
+    found: dict[str, IndexEntry] = {}
+    shared: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
-            deduplicate = _EntryInterner()
-            entries = (deduplicate(IndexEntry(*json.loads(line))) for line in lines)
-            found = {entry.key: entry for entry in entries}
+            for line in lines:
+                entry = IndexEntry(*json.loads(line))
+                # Equal names and counts are shared, which halves the memory of a million entries.
+                found[entry.key] = entry._replace(
+                    split=sys.intern(entry.split),
+                    shard=sys.intern(entry.shard),
+                    annotation=sys.intern(entry.annotation),
+                    labels=shared.setdefault(tuple(entry.labels.items()), entry.labels),
+                )
     except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
         raise make_read_error(
             f"cannot read the index {file}", error, ". Remove its data set, and start a new run."
@@ -97,19 +101,3 @@ def read_index(file: Path) -> dict[str, IndexEntry]:
     if not found:
         raise DataError(f"{file}: the index is empty. Remove its data set, and start a new run.")
     return found
-
-
-class _EntryInterner:
-    """Lets entries share equal names and counts. This halves the memory of a million entries."""
-
-    def __init__(self) -> None:
-        self._labels: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
-
-    def __call__(self, entry: IndexEntry) -> IndexEntry:
-        labels = self._labels.setdefault(tuple(entry.labels.items()), entry.labels)
-        return entry._replace(
-            split=sys.intern(entry.split),
-            shard=sys.intern(entry.shard),
-            annotation=sys.intern(entry.annotation),
-            labels=labels,
-        )

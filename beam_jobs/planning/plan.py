@@ -77,7 +77,8 @@ def plan_shards(
     """
     plans = []
     for split, records in by_split.items():
-        blocks = _cut_evenly(_shuffle(records, seed), min(num_shards, len(records)))
+        ordered = sorted(records, key=lambda one: (hash_key(b"order", seed, one.key), one.key))
+        blocks = _cut_evenly(ordered, min(num_shards, len(records)))
         plans += [
             ShardPlan(split, build_shard_name(split, index, len(blocks), generation), block)
             for index, block in enumerate(blocks)
@@ -109,27 +110,20 @@ def compute_num_shards(records: Iterable[Record], config: Preprocess) -> int:
     return max(config.shards, math.ceil(num_megabytes / config.shard_megabytes))
 
 
-def _shuffle(records: Iterable[Record], seed: int) -> list[Record]:
-    return sorted(records, key=lambda record: (hash_key(b"order", seed, record.key), record.key))
-
-
 def _cut_evenly(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
-    """Cuts the sequence into even blocks.
+    """Cuts the sequence. A record belongs to the block that its middle byte falls into.
 
-    If single large records prevent that, the records are dealt out by size.
+    If single large records prevent even blocks, the records are dealt out by size.
     """
-    cut = _cut(records, count)
-    return cut if _is_even(cut) else min(cut, _deal_out(records, count), key=_compute_size_ratio)
-
-
-def _cut(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
-    """Cuts the sequence. A record belongs to the block that its middle byte falls into."""
     total, before = sum(map(_compute_size, records)), 0
     blocks: list[list[Record]] = [[] for _ in range(count)]
     for record in records:
         blocks[(2 * before + _compute_size(record)) * count // (2 * total)].append(record)
         before += _compute_size(record)
-    return [tuple(block) for block in blocks]
+    cut = [tuple(block) for block in blocks]
+    if _compute_size_ratio(cut) <= _MAX_SIZE_RATIO:
+        return cut
+    return min(cut, _deal_out(records, count), key=_compute_size_ratio)
 
 
 def _deal_out(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
@@ -137,22 +131,14 @@ def _deal_out(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]
 
     The order inside a block stays.
     """
-    positions = {record.key: position for position, record in enumerate(records)}
-    smallest: list[tuple[int, int, list[Record]]] = [(0, index, []) for index in range(count)]
-    for record in sorted(
-        records, key=lambda record: (-_compute_size(record), positions[record.key])
-    ):
-        size, index, block = heapq.heappop(smallest)
-        block.append(record)
-        heapq.heappush(smallest, (size + _compute_size(record), index, block))
-    by_index = sorted(smallest, key=lambda entry: entry[1])
-    return [
-        tuple(sorted(block, key=lambda record: positions[record.key])) for _, _, block in by_index
-    ]
-
-
-def _is_even(blocks: Sequence[Sequence[Record]]) -> bool:
-    return _compute_size_ratio(blocks) <= _MAX_SIZE_RATIO
+    blocks: list[list[int]] = [[] for _ in range(count)]
+    smallest = [(0, index) for index in range(count)]
+    sizes = [_compute_size(record) for record in records]
+    for position in sorted(range(len(records)), key=lambda position: -sizes[position]):
+        size, index = smallest[0]
+        blocks[index].append(position)
+        heapq.heapreplace(smallest, (size + sizes[position], index))
+    return [tuple(records[position] for position in sorted(block)) for block in blocks]
 
 
 def _compute_size_ratio(blocks: Sequence[Sequence[Record]]) -> float:
@@ -178,10 +164,7 @@ def collect_class_names(records: Iterable[Record]) -> list[str]:
 
 
 def infer_task(records: Iterable[Record]) -> Task:
-    """The task that the records are for.
-
-    Either all records of a source have boxes, or none of them has.
-    """
+    """Either all records of a source have boxes, or none of them has."""
     return "detection" if any(record.boxes is not None for record in records) else "classification"
 
 
@@ -202,7 +185,7 @@ def check_labels(
 ) -> None:
     """Checks that there are enough examples to train, validate and test a model.
 
-    `labels` counts examples, or boxes, by split and class. `source` is the folder, for messages.
+    `labels` is the number of examples, or boxes, by split and class. `source` is the folder.
     `explain_empty` explains why a split is empty and how to fix it.
     """
     if task == "detection" and not class_names:

@@ -34,9 +34,10 @@ _GROUP_SUFFIX = "\0"
 
 def split_records(records: Iterable[Record], split: Split) -> dict[str, list[Record]]:
     """The records of each split, in no particular order."""
-    members: dict[str, list[Record]] = defaultdict(list)
+    members: dict[str, list[Record]] = defaultdict(list)  # by group, which is never divided
     for record in records:
-        members[_find_unit(record, split)].append(record)
+        group = _find_group(record, split)
+        members[record.key if group is None else group + _GROUP_SUFFIX].append(record)
     splits = _read_given_splits(members)
     if len(splits) == len(members):
         splits |= _cut_out_of_train(splits, members, split)
@@ -58,28 +59,19 @@ def assign_split(key: str, split: Split) -> str:
     return "validation" if is_validation else "test"
 
 
-def _find_unit(record: Record, split: Split) -> str:
-    """The unit that is never divided: a group, or the record alone.
-
-    A group that the source gives has priority.
-    """
-    if record.group is not None:
-        return _to_group_unit(record.group)
-    if split.group_by is None:
-        return record.key
+def _find_group(record: Record, split: Split) -> str | None:
+    """A group that the source gives has priority."""
+    if record.group is not None or split.group_by is None:
+        return record.group
     if split.group_by == "parent_folder":
-        return _to_group_unit(record.key.rpartition("/")[0])
+        return record.key.rpartition("/")[0]
     found = re.search(split.group_regex or "", record.key)
     if not found or found.group(1) is None:
         raise DataError(
             f"{record.key}: preprocess.split.group_regex ({split.group_regex!r}) finds no group in "
             "this key. Correct it: a record without a group could leak from train to test."
         )
-    return _to_group_unit(found.group(1))
-
-
-def _to_group_unit(name: str) -> str:
-    return name + _GROUP_SUFFIX
+    return found.group(1)
 
 
 def _cut_out_of_train(
@@ -98,11 +90,22 @@ def _cut_out_of_train(
 
 
 def _divide(
-    units: Sequence[str], members: Mapping[str, Sequence[Record]], split: Split
+    units: Iterable[str], members: Mapping[str, Sequence[Record]], split: Split
 ) -> dict[str, str]:
-    if split.stratify:
-        return _stratify(units, members, split)
-    return {unit: assign_split(unit, split) for unit in units}
+    if not split.stratify:
+        return {unit: assign_split(unit, split) for unit in units}
+    strata: dict[str, list[str]] = defaultdict(list)
+    for unit in units:
+        strata[_find_main_class(members[unit])].append(unit)
+    found: dict[str, str] = {}
+    for stratum in strata.values():
+        stratum.sort(key=lambda unit: (hash_key(b"split", split.seed, unit), unit))
+        first = round(split.train * len(stratum))
+        second = round((split.train + split.validation) * len(stratum))
+        found |= dict.fromkeys(stratum[:first], "train")
+        found |= dict.fromkeys(stratum[first:second], "validation")
+        found |= dict.fromkeys(stratum[second:], "test")
+    return found
 
 
 def _read_given_splits(members: Mapping[str, Sequence[Record]]) -> dict[str, str]:
@@ -127,28 +130,8 @@ def _read_given_splits(members: Mapping[str, Sequence[Record]]) -> dict[str, str
     return given
 
 
-def _stratify(
-    units: Iterable[str], members: Mapping[str, Sequence[Record]], split: Split
-) -> dict[str, str]:
-    strata: dict[str, list[str]] = defaultdict(list)
-    for unit in units:
-        strata[_find_main_class(members[unit])].append(unit)
-    found: dict[str, str] = {}
-    for stratum in strata.values():
-        stratum.sort(key=lambda unit: (hash_key(b"split", split.seed, unit), unit))
-        first = round(split.train * len(stratum))
-        second = round((split.train + split.validation) * len(stratum))
-        found |= dict.fromkeys(stratum[:first], "train")
-        found |= dict.fromkeys(stratum[first:second], "validation")
-        found |= dict.fromkeys(stratum[second:], "test")
-    return found
-
-
 def _find_main_class(records: Sequence[Record]) -> str:
-    """The most frequent class of a group, or "" for images without any box.
-
-    Of equally frequent classes, it is the first by name.
-    """
+    """The most frequent class, or the first of these by name. "" if no image has a box."""
     counts = Counter(label for record in records for label in record.labels)
     return min(counts, key=lambda label: (-counts[label], label), default="")
 
@@ -158,7 +141,7 @@ def explain_from_plan(
 ) -> Callable[[str], str]:
     """Explains why a split is empty, before any image is read.
 
-    `kept` are the records that stay when duplicates are removed, by split.
+    `records` are those of the source, and `kept` those that stay when duplicates are removed.
     """
 
     def explain(name: str) -> str:
@@ -207,10 +190,7 @@ def explain_from_shards(
     rejected: Iterable[RejectedRecord],
     summaries: Iterable[ShardSummary],
 ) -> Callable[[str], str]:
-    """Explains why a split is empty, after all stages have run.
-
-    `rejected` are all rejected records.
-    """
+    """Explains why a split is empty, after all stages have run."""
     rejected, summaries = list(rejected), list(summaries)
 
     def explain(name: str) -> str:

@@ -13,7 +13,6 @@ import io
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 from PIL import Image, ImageFile
@@ -21,10 +20,7 @@ from PIL import Image, ImageFile
 from beam_jobs.statistics.dataset import LABELS, DataSchema, DatasetStatistics
 from beam_jobs.statistics.measure import FEATURES, NO_BOXES, NO_LABEL, Histogram
 from beam_jobs.statistics.summary import BadRecord
-from pipeline_ops.artifacts.dataset import (
-    SPLITS,
-    DatasetFigures,
-)
+from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.pages.axes import format_short
 from pipeline_ops.pages.charts import Bar, draw_distance, draw_histogram
 from pipeline_ops.pages.page import render_page
@@ -45,11 +41,7 @@ _GROUPS = {
 
 @dataclasses.dataclass(frozen=True)
 class PageData:
-    """All data that the page shows.
-
-    `quarantine` has the first bad records. `reference` has the statistics of the data set that this
-    one is compared with.
-    """
+    """All data that the page shows, of the quarantine only the first records."""
 
     pipeline: str
     figures: DatasetFigures
@@ -98,7 +90,11 @@ def render(data: PageData) -> str:
         )[:_MAX_CLASSES],
         comparison=statistics.comparison,
         has_reference=data.reference is not None,
-        rejects=[_build_reject_row(record) for record in data.quarantine],
+        rejects=[
+            bad.rejected.model_dump()
+            | {"num_bytes": bad.num_bytes, "image": make_thumbnail(bad.content)}
+            for bad in data.quarantine
+        ],
     )
 
 
@@ -168,10 +164,7 @@ def _get_title(feature: str) -> str:
 
 
 def _build_chart_groups(data: PageData) -> dict[str, list[tuple[str, Histogram, Markup | None]]]:
-    """The charts of the features in the training split, by heading.
-
-    A feature with a constant value has no chart. It is shown as a number.
-    """
+    """The charts of the training split, by heading. A constant value has none, but its number."""
     ours = data.statistics.splits["train"].features
     theirs = data.reference.splits["train"].features if data.reference else {}
     groups: dict[str, list[tuple[str, Histogram, Markup | None]]] = {}
@@ -186,10 +179,7 @@ def _build_chart_groups(data: PageData) -> dict[str, list[tuple[str, Histogram, 
 
 
 def _draw_feature(feature: str, ours: Histogram, reference: Histogram | None = None) -> Markup:
-    """Draws bars with the share of each bin, and over them a line for the reference.
-
-    All bins are equally wide. Only those from the first to the last filled bin are drawn.
-    """
+    """Draws the share of each bin, from the first to the last filled one, all equally wide."""
     counts = [*enumerate(ours.counts), *enumerate(reference.counts if reference else ())]
     filled = [index for index, count in counts if count]
     shown = range(min(filled), max(filled) + 1)
@@ -235,11 +225,6 @@ def _format_edge(edge: float) -> str:
     if edge >= 1000:
         return f"{edge / 1000:.3g}k" if edge < 1e6 else f"{edge / 1e6:.3g}M"
     return format_short(float(f"{edge:.3g}" if edge >= 1 else f"{edge:.2g}"))
-
-
-def _build_reject_row(record: BadRecord) -> dict[str, Any]:
-    image = make_thumbnail(record.content)
-    return record.rejected.model_dump() | {"num_bytes": record.num_bytes, "image": image}
 
 
 def _format_number(value: float | None) -> str:

@@ -88,7 +88,7 @@ def read_beginning(file: RawFile, folder: RawFolder, num_bytes: int) -> bytes:
     """The first `num_bytes` of a file."""
     if isinstance(folder, RemoteFolder):
         return folder.read_beginning(file, num_bytes)
-    with open(file.to_path(folder), "rb") as opened:
+    with translate_read_errors(file.key), open(file.to_path(folder), "rb") as opened:
         return opened.read(num_bytes)
 
 

@@ -8,9 +8,10 @@ import time
 
 import pytest
 
-from beam_jobs.io.raw import PackedImage, digest_image, read_raw
+from beam_jobs.io.raw import PackedImage, digest_image, read_beginning, read_raw
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.local import list_raw_files
+from pipeline_ops.raw_data.raw_file import RawFile
 from pipeline_ops.storage.open_store import open_root
 
 
@@ -100,3 +101,9 @@ def test_of_a_file_that_was_just_written_the_content_is_compared(folder, tmp_pat
     assert read_raw(file, folder) == b"content"
     with pytest.raises(MachineError, match="has changed"):
         read_raw(dataclasses.replace(file, digest=digest_image(b"other")), folder)
+
+
+def test_a_file_that_is_gone_when_its_beginning_is_read_is_a_reason_to_retry(tmp_path):
+    """The page of a data set shows bad records, whose files are read once more."""
+    with pytest.raises(MachineError, match=r"cannot read cat/gone.png: .* Retry"):
+        read_beginning(RawFile("cat/gone.png", 1, ""), tmp_path, 3)

@@ -24,7 +24,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import NamedTuple
 
 import apache_beam as beam
 from apache_beam import coders
@@ -40,7 +39,14 @@ from beam_jobs.exchange import Exchange, Results, ShardTask
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.measure import Measurements, merge_measurements
 from beam_jobs.statistics.summary import PlanSummary, Summary
-from beam_jobs.worker import BuildSpec, PlanCounts, PlanWorker, start_process, work_in_process
+from beam_jobs.worker import (
+    BuildSpec,
+    PlanCounts,
+    PlanWorker,
+    ShardReport,
+    start_process,
+    work_in_process,
+)
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 
@@ -53,16 +59,6 @@ _MALLOC_SETTINGS = {
 This saves a quarter of the time of an image that is only passed through.
 """
 _STOP_TIMEOUT_SECONDS = 5.0  # the time for finishing the current image
-
-
-class ShardReport(NamedTuple):
-    """A finished shard. `num_rejected` counts records. `measurements` is JSON, if there are any."""
-
-    name: str
-    num_examples: int
-    num_rejected: int
-    split: str
-    measurements: str
 
 
 class MeasurementsCoder(coders.Coder):  # type: ignore[misc]
@@ -93,16 +89,16 @@ class BuildShard(beam.DoFn):  # type: ignore[misc]  # Beam is skipped by mypy
         self._worker = PlanWorker(self._spec, self._exchange)
 
     def process(self, task: ShardTask) -> Iterator[ShardReport]:
-        yield from self._report(task, self._worker.work(task))
+        yield from self._report(self._worker.work(task))
 
-    def _report(self, task: ShardTask, counts: PlanCounts | None) -> Iterator[ShardReport]:
+    def _report(self, counts: PlanCounts | None) -> Iterator[ShardReport]:
         """Yields the report of a shard that was built, and counts for the metrics of each stage."""
         if counts:
             for (stage, name), count in counts.counters.items():
                 Metrics.counter(stage, name).inc(count)
             for stage, spent in counts.microseconds.items():
                 Metrics.distribution(stage, "microseconds").update(spent)
-            yield ShardReport(task.name, *counts[:4])
+            yield counts.report
 
 
 class BuildShardInProcesses(BuildShard):
@@ -141,7 +137,7 @@ class BuildShardInProcesses(BuildShard):
                 )
                 self._exchange.write_error(task.name, error)
                 return
-            for report in self._report(task, counts):
+            for report in self._report(counts):
                 yield GlobalWindows.windowed_value(report)
 
     def teardown(self) -> None:

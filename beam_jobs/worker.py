@@ -37,17 +37,20 @@ class BuildSpec(Protocol[SummaryT]):
     def create_builder(self, exchange: Exchange) -> Callable[[ShardPlan], SummaryT]: ...
 
 
-class PlanCounts(NamedTuple):
-    """The part of the result of one plan that Beam gets.
+class ShardReport(NamedTuple):
+    """A finished shard. `num_rejected` counts records. `measurements` is JSON, if there are any."""
 
-    The keys of the counters for its metrics are a stage and a name. `measurements` is JSON, or ""
-    for a plan whose result has none.
-    """
-
+    name: str
     num_examples: int
     num_rejected: int
     split: str
     measurements: str
+
+
+class PlanCounts(NamedTuple):
+    """A report, and counts for Beam's metrics. The keys of the counters are a stage and a name."""
+
+    report: ShardReport
     counters: dict[tuple[str, str], int]
     microseconds: dict[str, int]
 
@@ -74,7 +77,7 @@ class PlanWorker:
         except Exception as error:
             self._exchange.write_error(task.name, error)
             return None
-        return _count(summary)
+        return _count(task.name, summary)
 
     def _build(self, plan: ShardPlan) -> PlanSummary:
         if self._build_plan is None:
@@ -88,20 +91,17 @@ class PlanWorker:
         return self._build_plan(plan)
 
 
-def _count(summary: PlanSummary) -> PlanCounts:
+def _count(name: str, summary: PlanSummary) -> PlanCounts:
     counters = Counter({("write", "examples"): summary.num_examples})
     counters.update((rejected.stage, "rejected") for rejected in summary.rejected)
     for reason, count in summary.skipped.items():
         counters[reason.partition(":")[0], "skipped"] += count
     microseconds = {stage: spent // 1000 for stage, spent in summary.nanoseconds.items()}
-    return PlanCounts(
-        summary.num_examples,
-        len(summary.rejected),
-        summary.split,
-        summary.measurements.model_dump_json() if summary.measurements else "",
-        dict(counters),
-        microseconds,
+    measurements = summary.measurements.model_dump_json() if summary.measurements else ""
+    report = ShardReport(
+        name, summary.num_examples, len(summary.rejected), summary.split, measurements
     )
+    return PlanCounts(report, dict(counters), microseconds)
 
 
 def compute_num_processes(runner: BeamRunner, plans: Sequence[ShardPlan]) -> int:

@@ -1,4 +1,4 @@
-"""What the sources `tfrecord`, `tfds`, `webdataset` and `parquet` share: images inside other files.
+"""Images inside other files: the sources `tfrecord`, `tfds`, `webdataset` and `parquet` use this.
 
 The driver reads each file once, from beginning to end, and keeps the place, the size and the digest
 of every image. Annotations are the features of a tf.train.Example, or named fields: a row of a

@@ -96,7 +96,7 @@ class SourceRecords(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class CurrentEntry:
-    """What is known about an entry before it is valid. The source may add to it.
+    """The known properties of an entry before it is valid. The source may add to them.
 
     Attributes:
       key: the name of its rejects. By default the key of the image, or else the place.

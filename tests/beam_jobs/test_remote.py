@@ -179,7 +179,7 @@ def write_tfrecord(folder, images):
 
 
 def write_tfds(folder, images):
-    """What TensorFlow Datasets reads of a data set without the code of its builder."""
+    """Writes the files that TensorFlow Datasets reads without the code of a builder."""
     folder = folder / "spots" / "1.0.0"
     folder.mkdir(parents=True)
     kinds = tensorflow_datasets.features

@@ -1,4 +1,4 @@
-"""What planning a data set costs the driver of a preprocess job: seconds, and peak memory.
+"""The cost of planning a data set in the driver of a preprocess job: seconds, and peak memory.
 
 The records are made up: 50 kB each, in ten classes. Listing the files is the operator's part, and
 is not counted. Each number of records runs in a process of its own. The plan is written to a

@@ -1,4 +1,4 @@
-"""What is measured of an example, against numpy, and histograms that add up to the whole."""
+"""The measurements of an example, against numpy, and histograms that add up to the whole."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """The messages between a preprocess job and its workers: small objects in the store.
 
-They are below the attempt, in a folder or in a bucket, so that a worker on any host can reach them:
+They are below the job's work folder, in the same store as the artifact, so that a worker on any
+host can reach them. If the job is killed, its next try takes over the results.
 
     plans.jsonl            the plans. A task is the range of one of them
+    plans.digest           tells to which plans the results belong
     results/<name>.json    the result of a plan, which is done when this exists
     progress/<name>.json   records done and rejected, while a plan is worked on
     errors/<name>.json     the error with which a worker ended
@@ -17,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import logging
 import tempfile
 import time
@@ -37,7 +40,7 @@ from pipeline_ops.storage.snapshot import map_requests
 from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.storage.store_path import StorePath
 
-_PLANS, _STOP = "plans.jsonl", "stop"
+_PLANS, _DIGEST, _STOP = "plans.jsonl", "plans.digest", "stop"
 _RESULTS, _PROGRESS, _ERRORS, _STATISTICS = "results", "progress", "errors", "statistics"
 _MAX_BYTES = 256 << 20
 _FOLDER_SECONDS, _BUCKET_SECONDS = 1.0, 5.0
@@ -79,14 +82,27 @@ class Exchange:
         return _FOLDER_SECONDS if self.folder.is_local else _BUCKET_SECONDS
 
     def write_plans(self, plans: Iterable[ShardPlan]) -> list[ShardTask]:
-        """Writes all plans. Raises MachineError if the disk or the store refuses them."""
-        tasks, position = [], 0
+        """Writes all plans. Of an earlier try, only results of the same plans stay.
+
+        Raises MachineError if the disk or the store refuses them.
+        """
+        tasks, position, hashed = [], 0, hashlib.sha256()
         with self._open_plans() as file:
             for plan in plans:
                 line = _PLAN.dump_json(plan, exclude_defaults=True) + b"\n"
                 file.write(line)
+                # The contents are in the fingerprint. The version of a new file may still change.
+                keys = "\0".join(record.key for record in plan.records)
+                hashed.update(f"{plan.name}\0{keys}\n".encode())
                 tasks.append(ShardTask(plan.name, position, len(line)))
                 position += len(line)
+        for kind in (_PROGRESS, _ERRORS, _STATISTICS):
+            (self.folder / kind).remove_tree()
+        (self.folder / _STOP).remove()
+        digest, known = hashed.hexdigest().encode(), self.folder / _DIGEST
+        if not known.exists() or known.read() != digest:
+            (self.folder / _RESULTS).remove_tree()
+            known.write(digest)
         return tasks
 
     def read_plan(self, task: ShardTask) -> ShardPlan:
@@ -101,7 +117,7 @@ class Exchange:
             raise MachineError(f"{path} has no plan {task.name}: {fault}. Retry.") from None
 
     def find_result(self, name: str, model: type[Summary]) -> Summary | None:
-        """The result of a plan that a runner has given to a worker before."""
+        """The result of a plan that was built before, by this try or by an earlier one."""
         try:
             return self.read(model, f"{_RESULTS}/{name}.json")
         except FileNotFoundError:

@@ -8,9 +8,8 @@ previous data set, the job takes over the shards of everything that did not chan
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from beam_jobs.exchange import Exchange
@@ -30,7 +29,6 @@ from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.delta import Delta, plan_delta
 from beam_jobs.planning.duplicates import (
     CollectionDecision,
-    HashedBlock,
     ImageHashSpec,
     decide_collection,
     plan_blocks,
@@ -68,7 +66,7 @@ from pipeline_ops.artifacts.dataset import (
     DatasetFigures,
     Geometry,
 )
-from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.layout import Layout, work_folder
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.artifact_writer import ArtifactDraft
@@ -76,14 +74,19 @@ from pipeline_ops.jobs.runner import Job
 from pipeline_ops.raw_data.folder import list_folder, resolve_raw_folder
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.storage.atomic import write_json
-from pipeline_ops.storage.open_store import open_path, open_root
-from pipeline_ops.storage.staging import remove_own_folder
+from pipeline_ops.storage.open_store import open_root
 
 _log = logging.getLogger("beam_jobs.preprocess")
 
 
 def preprocess(job: Job) -> ExitCode:
-    """Makes the data set that the request asks for."""
+    """Makes the data set that the request asks for, or continues an earlier try."""
+    with job.artifact(is_kept=True) as draft:
+        _make_dataset(job, draft)
+    return ExitCode.SUCCESS
+
+
+def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     config = Preprocess.model_validate(job.request.config)
     config_file = Path(job.request.config_file)
     check_stages(config, config_file)
@@ -94,36 +97,36 @@ def preprocess(job: Job) -> ExitCode:
     validate_plan(config, source, decision)
     _validate_training(job, config, source)
     delta = _plan(job, config, source, decision, previous)
-    with job.artifact() as draft, _open_exchange(job) as exchange:
-        unchanged = take_over(delta, previous, draft)
-        spec = ShardBuildSpec(source.folder, draft.target, tuple(config.stages), source.class_names)
-        built = _run_beam(job, config, delta.shards, spec, "preprocess", exchange)
-        summaries = [*unchanged, *built]
-        check_shapes(summaries, job.request.config_file)
-        rejected, quarantine = collect_rejected(source, decision, summaries, draft.target)
-        write_rejected_list(draft.folder / QUARANTINE, rejected)
-        figures = compute_figures(summaries, source.class_names, rejected, source.task)
-        figures = figures.model_copy(update=delta.figures | {"geometry": _find_geometry(config)})
-        copies = find_duplicates(decision.by_split, {record.key for record in rejected})
-        parts = [(summary.split, summary.measurements) for summary in unchanged]
-        statistics = collect_statistics([*parts, *exchange.read_statistics()], figures, copies)
-        bad = filter(None, read_bad_records(rejected, source))
-        comparison = write_description(
-            job, config, draft.folder, figures, statistics, bad, reference
-        )
-        with keep_page_of_refused_data(job, draft.folder):
-            _check_outcome(job, config, source, decision, summaries, rejected)
-            check_comparison(comparison, config, job.request.config_file)
-        entries = [
-            *delta.unchanged,
-            *build_index_entries(delta.shards, built, hashes),
-            *build_quarantined_entries(decision.quarantined, hashes),
-        ]
-        write_index(draft.folder / INDEX, entries)
-        write_record_lengths(draft.folder, built, delta.kept, previous.folder if previous else None)
-        draft.stored = quarantine + [summary.file for summary in built if summary.file]
-        _fill_manifest(draft, config, figures)
-    return ExitCode.SUCCESS
+    unchanged = take_over(delta, previous, draft)
+    spec = ShardBuildSpec(source.folder, draft.target, tuple(config.stages), source.class_names)
+    exchange = _open_exchange(job, "preprocess")
+    built = _run_beam(job, config, delta.shards, spec, exchange)
+    draft.stored = [file for summary in built for file in summary.files]
+    draft.remove_others()
+    summaries = [*unchanged, *built]
+    check_shapes(summaries, job.request.config_file)
+    rejected, unread = collect_rejected(source, decision, summaries, draft.target)
+    draft.stored += unread
+    write_rejected_list(draft.folder / QUARANTINE, rejected)
+    figures = compute_figures(summaries, source.class_names, rejected, source.task)
+    figures = figures.model_copy(update=delta.figures | {"geometry": _find_geometry(config)})
+    copies = find_duplicates(decision.by_split, {record.key for record in rejected})
+    parts = [(summary.split, summary.measurements) for summary in unchanged]
+    parts += exchange.read_statistics() if built else []
+    statistics = collect_statistics(parts, figures, copies)
+    bad = filter(None, read_bad_records(rejected, source))
+    comparison = write_description(job, config, draft.folder, figures, statistics, bad, reference)
+    with keep_page_of_refused_data(job, draft.folder):
+        _check_outcome(job, config, source, decision, summaries, rejected)
+        check_comparison(comparison, config, job.request.config_file)
+    entries = [
+        *delta.unchanged,
+        *build_index_entries(delta.shards, built, hashes),
+        *build_quarantined_entries(decision.quarantined, hashes),
+    ]
+    write_index(draft.folder / INDEX, entries)
+    write_record_lengths(draft.folder, built, delta.kept, previous.folder if previous else None)
+    _fill_manifest(draft, config, figures)
 
 
 def _find_geometry(config: Preprocess) -> Geometry:
@@ -161,9 +164,8 @@ def _hash_images(
     if config.duplicates != "remove_near":
         return {}
     plans = plan_blocks(source.found.records, known)
-    with _open_exchange(job) as exchange:
-        spec = ImageHashSpec(source.folder)
-        blocks: list[HashedBlock] = _run_beam(job, config, plans, spec, "compare", exchange)
+    exchange = _open_exchange(job, "compare")
+    blocks = _run_beam(job, config, plans, ImageHashSpec(source.folder), exchange)
     return dict(known) | {
         content: found for block in blocks for content, found in block.perceptual_hashes.items()
     }
@@ -186,18 +188,8 @@ def _plan(
     return delta
 
 
-@contextlib.contextmanager
-def _open_exchange(job: Job) -> Iterator[Exchange]:
-    """Removes the messages at the end. The operator removes them after a job that was killed."""
-    scratch = job.attempt.scratch
-    stored = job.stored_attempt / scratch.name if job.stored_attempt else open_path(scratch)
-    try:
-        yield Exchange(stored)
-    finally:
-        remove_own_folder(scratch)
-        if job.stored_attempt:
-            with contextlib.suppress(MachineError):  # the store is away: the job's error counts
-                stored.remove_tree()
+def _open_exchange(job: Job, phase: str) -> Exchange:
+    return Exchange(work_folder(job.folder) / phase)
 
 
 def _run_beam(
@@ -205,11 +197,11 @@ def _run_beam(
     config: Preprocess,
     plans: Sequence[ShardPlan],
     spec: BuildSpec[Summary],
-    phase: str,
     exchange: Exchange,
 ) -> list[Summary]:
     if not plans:  # only removals, which need no Beam
         return []
+    phase = exchange.folder.name
     total = sum(len(plan.records) for plan in plans)
 
     def report(done: int, rejected: int) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from beam_jobs.exchange import Exchange, ShardTask, StoppedByDriver
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.summary import PlanSummary
+from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.system.cores import count_cores
 from pipeline_ops.system.prctl import die_with_parent
@@ -35,6 +36,9 @@ class BuildSpec(Protocol[SummaryT]):
         """The type of summary that a builder returns for each plan."""
 
     def create_builder(self, exchange: Exchange) -> Callable[[ShardPlan], SummaryT]: ...
+
+    def is_stored(self, file: ManifestFile) -> bool:
+        """Returns whether a file of an earlier result is still there."""
 
 
 class ShardReport(NamedTuple):
@@ -69,7 +73,7 @@ class PlanWorker:
         """
         try:
             summary = self._exchange.find_result(task.name, self._spec.summary)
-            if summary is None:
+            if summary is None or not all(map(self._spec.is_stored, summary.files)):
                 summary = self._build(self._exchange.read_plan(task))
                 self._exchange.write_result(task.name, summary)
         except StoppedByDriver:

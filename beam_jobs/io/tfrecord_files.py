@@ -154,7 +154,10 @@ class TFRecordWriter:
     @property
     def file(self) -> ManifestFile:
         """The file for a manifest, with all records so far."""
-        return ManifestFile(path=self._path.name, **dataclasses.asdict(self._checksums.result))
+        name, folder = self._path.name, self._path.parent
+        place = None if self._path.is_local else f"{folder.parent.name}/{folder.name}/{name}"
+        checksums = dataclasses.asdict(self._checksums.result)
+        return ManifestFile(path=name, **checksums, stored_at=place)
 
     def __exit__(
         self,

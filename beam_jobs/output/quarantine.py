@@ -47,10 +47,10 @@ def collect_rejected(
     summaries: Iterable[ShardSummary],
     target: StorePath,
 ) -> tuple[list[RejectedRecord], list[ManifestFile]]:
-    """All rejected records by key, and all quarantine files that were just written.
+    """All rejected records by key, and the quarantine file of those that no worker has read.
 
-    Records that no worker has read are written into a file below `target`. These are files that the
-    source could not use, and images that contradict one another.
+    That file is written below `target`, if it is needed. It holds files that the source could not
+    use, and images that contradict one another.
     """
     unread = [*source.found.rejected, *decision.rejected]
     with QuarantineWriter(target, "source.tfrecord") as quarantine:
@@ -58,11 +58,10 @@ def collect_rejected(
             quarantine.add(bad) if bad else record
             for record, bad in zip(unread, read_bad_records(unread, source), strict=True)
         ]
-    files = [quarantine.file]
     for summary in summaries:
         rejected += summary.rejected
-        files.append(summary.quarantine)
-    return sorted(rejected, key=lambda record: record.key), list(filter(None, files))
+    files = [quarantine.file] if quarantine.file else []
+    return sorted(rejected, key=lambda record: record.key), files
 
 
 def read_bad_records(

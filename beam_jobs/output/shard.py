@@ -27,6 +27,7 @@ from beam_jobs.statistics.measure import (
     measure_example,
 )
 from beam_jobs.statistics.summary import BadRecord, Outcome, RejectedRecord, ShardSummary
+from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
@@ -47,6 +48,13 @@ class ShardBuildSpec:
 
     def create_builder(self, exchange: Exchange) -> Callable[[ShardPlan], ShardSummary]:
         return ShardBuilder(self, exchange).build
+
+    def is_stored(self, file: ManifestFile) -> bool:
+        place = self.target / file.path
+        if file.stored_at:
+            place = self.target.parent.parent / file.stored_at
+        entry = place.stat()
+        return entry is not None and entry.num_bytes == file.num_bytes
 
 
 class ShardBuilder:

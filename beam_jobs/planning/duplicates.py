@@ -33,6 +33,7 @@ from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.planning.splits import split_records
 from beam_jobs.statistics.summary import PlanSummary, RejectedRecord
 from pipeline_ops.artifacts.dataset import SPLITS
+from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.raw_data.listing import RawFolder
 
@@ -218,6 +219,9 @@ class ImageHashSpec:
 
     def create_builder(self, exchange: Exchange) -> Callable[[ShardPlan], HashedBlock]:
         return functools.partial(self._hash_block, exchange)
+
+    def is_stored(self, file: ManifestFile) -> bool:
+        return True  # a block stores no files
 
     def _hash_block(self, exchange: Exchange, plan: ShardPlan) -> HashedBlock:
         reporter, hashes = ProgressReporter(exchange, plan.name), {}

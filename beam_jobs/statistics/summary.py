@@ -50,6 +50,11 @@ class PlanSummary(BaseModel, frozen=True):
     split: str = ""
     measurements: Measurements | None = None
 
+    @property
+    def files(self) -> list[ManifestFile]:
+        """The files that the worker has stored for the artifact."""
+        return []
+
 
 Summary = TypeVar("Summary", bound=PlanSummary)
 
@@ -84,6 +89,10 @@ class ShardSummary(PlanSummary, frozen=True):
     lengths: list[int] = []
     """The number of bytes of each example of the shard, in order."""
     measurements: Measurements = Measurements()
+
+    @property
+    def files(self) -> list[ManifestFile]:
+        return [file for file in (self.file, self.quarantine) if file]
 
 
 def count_labels(summaries: Iterable[ShardSummary]) -> dict[str, Counter[str]]:

@@ -3,7 +3,7 @@
 <root>/artifacts/<pipeline>/<job>/
     <fingerprint>/manifest.json     immutable results, one folder each. A manifest may reference
                                     files of its neighbours (`ManifestFile.stored_at`)
-    .<fingerprint>.work/            kept by a job between two tries (checkpoints)
+    .<fingerprint>.work/            kept by a job between two tries: checkpoints, finished shards
     .<fingerprint>.lock             held by the one job that makes the artifact
     .<fingerprint>.used             written whenever a run decides to use the artifact
 <root>/runs/<pipeline>/<run id>/
@@ -215,11 +215,6 @@ class Attempt(Generic[Place]):
     @property
     def log(self) -> Place:
         return self.folder / "job.log"
-
-    @property
-    def scratch(self) -> Place:
-        """The folder for messages between the job's processes on all hosts. Removed with it."""
-        return self.folder / "scratch"
 
     def worker_file(self, name: str, suffix: str) -> Place:
         """A file of one gang process, by its name in messages: `worker-1.log` for `worker 1`."""

@@ -126,7 +126,6 @@ class InitProcess:
         message = self._explain(code)
         with contextlib.suppress(TrainyardError):  # the status is more important than the log
             ship_leftovers(self._attempt)  # first, because Airflow removes the place afterwards
-            self._attempt.scratch.remove_tree()
         sweep()
         for pause_seconds in _REPEATS:
             try:

@@ -159,7 +159,6 @@ def clean(question: Question) -> Answer:
     """Ends what is left of a job, copies its logs to the store, and removes its files here."""
     attempt = _open_attempt(question)
     cancel(question)
-    attempt.scratch.remove_tree()
     ship_leftovers(attempt)
     sweep()
     return Answer(is_clean=True)

@@ -99,18 +99,20 @@ class Job:
             folder.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
-    def artifact(self) -> Iterator[ArtifactDraft]:
+    def artifact(self, is_kept: bool = False) -> Iterator[ArtifactDraft]:
         """Yields the draft of the artifact, whose files go below `.folder`.
 
         Leaving the block adds the manifest and publishes the artifact. It replaces what is left of
-        a damaged one.
+        a damaged one. If the draft `is_kept`, the next try continues with it, see `open_draft`.
 
         Raises:
           MachineError: the disk failed, or a referenced file was removed in the meantime.
         """
-        with open_draft(self.folder, self.request, self.lease) as draft:
+        with open_draft(self.folder, self.request, self.lease, is_kept) as draft:
             yield draft
         remove_own_folder(self.work)
+        if not self.folder.is_local:
+            work_folder(self.folder).remove_tree()
 
 
 def run_job(work: Callable[[Job], ExitCode]) -> NoReturn:

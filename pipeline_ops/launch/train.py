@@ -82,8 +82,6 @@ def _train(job: Job, config: Train, stop: StopRequest, started_at: float) -> Exi
             seconds = time.monotonic() - started_at
             figures = summarize_training(job, config, plan, gang.restarts, seconds)
             draft.figures.update(figures.model_dump(mode="json"))
-    if stored_work:
-        stored.remove_tree()
     return ExitCode.SUCCESS
 
 

@@ -8,18 +8,16 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, get_args
 
 from pipeline_ops.artifacts.manifest import NAME, SIGNATURE, Manifest
-from pipeline_ops.retention.inventory import Content, Inventory, StoredArtifact, StoredRun
+from pipeline_ops.retention.inventory import Content, Inventory, StoredArtifact
 from pipeline_ops.retention.needs import DAY_SECONDS, Needs, Policy
 
 Kind = Literal[
-    "artifact", "remains", "upload", "work", "staging", "lock", "run", "scratch", "temporary",
-    "shared",
+    "artifact", "remains", "upload", "work", "staging", "lock", "run", "temporary", "shared",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _WORK_SECONDS = 30 * DAY_SECONDS
 """The time for which the next try may continue with what a failed one has left."""
 _TOKEN = re.compile(r"[0-9]{8}")
-_SCRATCH = re.compile(r"(.+/attempt-[0-9a-f]{8})/scratch/.+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +64,6 @@ def find_candidates(
                 continue
             rule = "storage.keep does not ask for this run"
             candidates.append(Candidate("run", run.content, rule))
-        else:
-            candidates += _find_scratch(run, now)
     rule = "its writer was killed"
     candidates += [Candidate("temporary", each, rule) for each in inventory.temporary]
     if policy.keep:
@@ -99,8 +95,10 @@ def _find_leftovers(
     artifact: StoredArtifact, references: set[str], now: float
 ) -> Iterator[Candidate]:
     """Finds files that an artifact that is needed, or gone, does not need."""
-    yield from _find_unlisted_files(artifact, references)
-    has_work = "work" in artifact.companions
+    work = artifact.companions.get("work")
+    is_open = work is not None and not artifact.made and work.touched >= now - _WORK_SECONDS
+    if not is_open:  # in a bucket, the next try continues with the files in the artifact's folder
+        yield from _find_unlisted_files(artifact, references)
     for kind, content in artifact.companions.items():
         if kind.endswith("staging"):
             yield Candidate("staging", content, "its job was killed", artifact)
@@ -108,7 +106,7 @@ def _find_leftovers(
             yield Candidate("work", content, "the artifact is complete", artifact)
         elif kind == "work" and content.touched < now - _WORK_SECONDS:
             yield Candidate("work", content, "no job has continued with it for 30 days", artifact)
-        elif kind in ("lock", "used") and not (artifact.content.files or has_work):
+        elif kind in ("lock", "used") and not (artifact.content.files or work):
             yield Candidate("lock", content, "its artifact is gone", artifact)
 
 
@@ -139,15 +137,3 @@ def _leave_out(content: Content, listed: set[str]) -> Content:
     job = content.path.rpartition("/")[0]
     files = (file for file in content.files if file.name.removeprefix(f"{job}/") not in listed)
     return dataclasses.replace(content, files=tuple(files))
-
-
-def _find_scratch(run: StoredRun, now: float) -> Iterator[Candidate]:
-    """Finds the messages between processes of jobs that have ended."""
-    open_attempts = {each.path for each in run.open_attempts if now < each.deadline}
-    found: dict[str, list[int]] = {}
-    for number, file in enumerate(run.content.files):
-        if (matched := _SCRATCH.fullmatch(file.name)) and matched[1] not in open_attempts:
-            found.setdefault(f"{matched[1]}/scratch", []).append(number)
-    for path, numbers in found.items():
-        files = tuple(run.content.files[number] for number in numbers)
-        yield Candidate("scratch", Content(path, files), "its job has ended")

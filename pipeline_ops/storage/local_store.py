@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.atomic import (
     create_atomically,
+    describe_os_error,
     open_atomically,
     translate_write_errors,
     write_blocks,
@@ -106,7 +108,8 @@ class LocalStore:
 
     def walk(self, key: str) -> list[Entry]:
         with self._open_folder(key) as folder:
-            return sorted(_walk(folder, ""), key=lambda entry: entry.name) if folder else []
+            found = _walk(folder, self.folder / key, "") if folder is not None else ()
+            return sorted(found, key=lambda entry: entry.name)
 
     def remove(self, key: str) -> None:
         folder, _, name = parse_relative_path(key).rpartition("/")
@@ -163,6 +166,8 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError, UnsafePath):
                 yield None
                 return
+            except OSError as error:
+                raise _make_open_error(self.folder / key, error) from error
             yield descriptor
 
 
@@ -196,16 +201,26 @@ def _list_folder(folder: int) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.name)
 
 
-def _walk(folder: int, prefix: str) -> Iterator[Entry]:
+def _make_open_error(folder: Path, error: OSError) -> MachineError:
+    return MachineError(
+        f"cannot open the folder {folder}: {describe_os_error(error)}. Repair the disk, then retry."
+    )
+
+
+def _walk(folder: int, path: Path, prefix: str) -> Iterator[Entry]:
     for entry in _list_folder(folder):
         name = prefix + entry.name
         if not entry.is_folder:
             yield dataclasses.replace(entry, name=name)
             continue
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        try:
             child = os.open(entry.name, flags, dir_fd=folder)
-            try:
-                yield from _walk(child, f"{name}/")
-            finally:
-                os.close(child)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise _make_open_error(path / entry.name, error) from error
+        try:
+            yield from _walk(child, path / entry.name, f"{name}/")
+        finally:
+            os.close(child)

@@ -22,29 +22,33 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 @contextlib.contextmanager
-def staging_folder(final: Path, marker: str | None = None) -> Iterator[Path]:
-    """Yields an empty folder next to `final`, which gets its name when the block ends.
+def staging_folder(
+    final: Path, marker: str | None = None, kept: Path | None = None
+) -> Iterator[Path]:
+    """Yields a folder next to `final`, which gets its name when the block ends.
 
-    If the block fails, the folder is removed. The rename is atomic and refuses to replace a folder
-    that is not empty. The caller holds a lock for `final`. Earlier stagings were therefore left by
-    killed writers, and are removed.
+    If the block fails, the folder is removed, unless it is `kept`. The rename is atomic and refuses
+    to replace a folder that is not empty. The caller holds a lock for `final`. Earlier stagings
+    were therefore left by killed writers, and are removed.
 
     Args:
       final: the folder.
       marker: the file that makes the folder whole. A folder without it, as `withdraw_folder` leaves
         it, is replaced. Without a marker nothing is replaced.
+      kept: the folder to fill, on the same disk, with whatever an earlier writer has left in it.
+        It is created if it is missing, and stays if the block fails. The default is a new folder.
 
     Raises:
       FileExistsError: another writer has made `final` in the meantime.
       MachineError: the disk failed.
     """
-    staging = final.with_name(make_staging_name(final.name))
+    staging = kept or final.with_name(make_staging_name(final.name))
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         with open_folder(final.parent) as parent:
             _remove_leftovers(final.name, parent)  # first, because leftovers may fill the disk
             try:
-                os.mkdir(staging.name, dir_fd=parent)
+                staging.mkdir(parents=True, exist_ok=kept is not None)
                 yield staging
                 if marker and not (final / marker).exists():
                     _move_aside(final.name, parent)
@@ -53,7 +57,8 @@ def staging_folder(final: Path, marker: str | None = None) -> Iterator[Path]:
                 _remove_leftovers(final.name, parent)
     except OSError as error:
         if error.errno in _DISK_ERRORS:
-            raise make_write_error(_find_failed_path(error, staging) or final, error) from error
+            failed = _find_failed_path(error, staging) or kept or final
+            raise make_write_error(failed, error) from error
         raise
 
 

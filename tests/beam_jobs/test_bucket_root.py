@@ -8,10 +8,12 @@ import pytest
 import yaml
 from small_disks import mount_small_disk
 
+from beam_jobs.output.shard import ShardBuilder
 from beam_jobs.preprocess import preprocess
 from pipeline_ops.artifacts.damage import find_damage
+from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.artifacts.manifest import locate_file, read_manifest
-from pipeline_ops.errors import ExitCode
+from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.jobs.runner import run_request
 from pipeline_ops.storage.checksums import ChecksumAccumulator
@@ -51,6 +53,33 @@ def test_a_data_set_in_a_bucket_needs_no_room_on_the_disk_of_its_job(
         assert file.has_content(content.result), file.path
 
 
+def test_a_try_after_a_failed_one_refers_to_its_shards(remote, encode, monkeypatch):
+    for number in range(40):
+        remote.add(f"{'ab'[number % 2]}/{number}.png", encode(seed=number))
+    plan, build, built = remote.plan(shards=4, stages=["decode"]), ShardBuilder.build, []
+
+    def fail_at_the_fifth(self, shard):
+        if len(built) == 4:
+            raise MachineError("the disk is full")
+        built.append(shard.name)
+        return build(self, shard)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardBuilder, "build", fail_at_the_fifth)
+        first = remote.request(plan)
+        run_request(preprocess, str(first.request))
+    assert read_status(first).exit_code is ExitCode.RETRY
+    second = remote.request(plan)
+    run_request(preprocess, str(second.request))
+    assert read_status(second).exit_code is ExitCode.SUCCESS, read_status(second).message
+    manifest = read_manifest(plan.manifest)
+    assert find_damage(plan.manifest, manifest) == []
+    tokens = {file.path: file.stored_at.split("/")[1] for file in manifest.files}
+    assert len(set(tokens.values())) == 2
+    assert {name for name, token in tokens.items() if token == min(tokens.values())} == set(built)
+    assert work_folder(plan.manifest.parent).walk() == []
+
+
 def test_refused_data_leave_no_shard_in_the_bucket(remote, encode):
     for number in range(20):
         remote.add(f"{'ab'[number % 2]}/{number}.png", encode(height=8 + number // 19))
@@ -60,3 +89,4 @@ def test_refused_data_leave_no_shard_in_the_bucket(remote, encode):
     status = read_status(attempt)
     assert status.exit_code is ExitCode.DATA and "different shapes" in status.message
     assert plan.manifest.parent.walk() == []
+    assert work_folder(plan.manifest.parent).walk() == []

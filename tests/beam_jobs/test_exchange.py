@@ -19,6 +19,7 @@ from beam_jobs.exchange import (
 from beam_jobs.io.raw import PackedImage
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.stages.stage import Box
+from beam_jobs.statistics.measure import Measurements
 from beam_jobs.statistics.summary import PlanSummary, RejectedRecord
 from beam_jobs.worker import PlanWorker
 from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError
@@ -58,6 +59,23 @@ def test_plans_read_back_as_they_were_written(exchange):
     tasks = exchange.write_plans(plans)
     assert [exchange.read_plan(task) for task in reversed(tasks)] == plans[::-1]
     assert exchange.read_plan(tasks[0]).records[0].file.version == "1.2"
+
+
+def test_of_an_earlier_try_only_results_of_the_same_plans_stay(exchange):
+    plans = make_plans()
+    exchange.write_plans(plans)
+    exchange.write_result("train-0", PlanSummary(num_examples=7))
+    exchange.write_progress("train-1", PlanProgress(done=1, rejected=0))
+    exchange.write_statistics("train", Measurements())
+    exchange.write_error("train-2", MachineError("the disk is full"))
+    exchange.write_plans(plans)
+    exchange.raise_error()
+    exchange.check_stop()
+    assert exchange.read_statistics() == []
+    assert exchange.find_result("train-0", PlanSummary).num_examples == 7
+    assert Results(exchange, plans, PlanSummary).read_progress() == (5, 0)
+    exchange.write_plans(plans[:2])
+    assert exchange.find_result("train-0", PlanSummary) is None
 
 
 def test_progress_counts_finished_plans_and_reports_on_others(exchange):

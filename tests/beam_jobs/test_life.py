@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +14,14 @@ import sys
 import psutil
 import pytest
 
+from pipeline_ops.artifacts.damage import find_damage
+from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.processes import ProcessIdentity, find_group_members
 
 
@@ -58,17 +62,39 @@ def started(large_animals, wait_for):
 
 
 @pytest.mark.faults
-def test_a_killed_job_leaves_no_artifact_and_the_next_one_succeeds(large_animals, started):
-    plan, process, attempt = started(runner={"workers": 1})
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_try_after_a_killed_one_builds_only_what_was_in_flight(
+    large_animals, started, wait_for, workers
+):
+    plan, process, attempt = started(runner={"workers": workers}, shards=20)
+    work = work_folder(open_path(plan.request.artifact)).local
+
+    def find_finished() -> dict[str, os.stat_result]:
+        names = [result.stem for result in (work / "preprocess" / "results").glob("*.json")]
+        return {name: (work / "draft" / name).stat() for name in names}
+
+    wait_for(lambda: len(find_finished()) > 5)
     process.kill()
     process.wait()
-    assert not plan.manifest.exists()
-    assert read_status(attempt) is None
+    wait_for(lambda: not find_group_members(process.pid), 30)
+    finished, leftover = find_finished(), work / "draft" / ".train.tfrecord.1.tmp"
+    leftover.write_bytes(b"of a killed worker")
+    assert not plan.manifest.exists() and read_status(attempt) is None
     outcome = large_animals.run(plan)
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
-    assert [
-        path.name for path in outcome.artifact.parent.iterdir() if path.name.endswith(".staging")
-    ] == []
+    made = {name: (outcome.artifact / name).stat() for name in finished}
+    assert [stat.st_ino for stat in made.values()] == [stat.st_ino for stat in finished.values()]
+    assert [stat.st_mtime for stat in made.values()] == [
+        stat.st_mtime for stat in finished.values()
+    ]
+    assert {path.name for path in outcome.artifact.parent.iterdir()} == {
+        outcome.artifact.name,
+        f".{outcome.artifact.name}.lock",
+    }
+    assert find_damage(plan.manifest, outcome.manifest) == []
+    continued = outcome.contents
+    shutil.rmtree(outcome.artifact)
+    assert large_animals.run(plan).contents == continued
 
 
 def test_what_a_killed_job_has_written_for_itself_goes_when_its_operator_reaps_it(
@@ -78,9 +104,8 @@ def test_what_a_killed_job_has_written_for_itself_goes_when_its_operator_reaps_i
     write_json(attempt.process.local, ProcessIdentity.from_pid(process.pid).to_json())
     process.kill()
     process.wait()
-    assert list(attempt.scratch.local.iterdir()) and list(temporary.iterdir())
+    assert list(temporary.iterdir())
     assert JobHandle(attempt).reap()
-    assert not attempt.scratch.local.exists()
     assert list(temporary.iterdir()) == []
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -289,25 +288,6 @@ def test_a_damaged_status_counts_as_none(handle, process, content):
     kill_group(process, 1.0)
     assert handle.read_outcome().exit_code == ExitCode.RETRY
     assert f"{handle.attempt.status}: not a valid Status" in handle.read_outcome().message
-
-
-def test_scratch_is_not_removed_through_a_link(handle, process, tmp_path):
-    """F8."""
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    (victim / "precious").touch()
-    handle.attempt.scratch.local.symlink_to(victim)
-    handle.end("its task was ended in Airflow")
-    assert (victim / "precious").exists()
-
-
-def test_scratch_is_not_removed_behind_a_linked_attempt(handle, tmp_path):
-    """F8."""
-    (tmp_path / "elsewhere" / "scratch").mkdir(parents=True)
-    shutil.rmtree(handle.attempt.folder.local)
-    handle.attempt.folder.local.symlink_to(tmp_path / "elsewhere")
-    handle.attempt.scratch.remove_tree()
-    assert (tmp_path / "elsewhere" / "scratch").exists()
 
 
 def test_the_folder_of_an_attempt_is_for_its_owner_only(handle):

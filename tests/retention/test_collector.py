@@ -244,7 +244,6 @@ def test_leftovers_of_killed_jobs_go_even_without_rules(tmp_path):
         work_folder(artifact) / "checkpoint",
         lock_file(gone),
         pipeline.layout.run_folder("scheduled__0000") / ".train.json.12.34.tmp",
-        pipeline.layout.attempts("scheduled__0000", "train") / "attempt-00000000/scratch/message",
     ]
     strange = artifact.with_name("notes.txt")
     for path in [*leftovers, strange]:
@@ -262,6 +261,26 @@ def test_leftovers_of_killed_jobs_go_even_without_rules(tmp_path):
     assert [path for path in leftovers if path.exists()] == []
     assert whole <= list_files(pipeline) | {lock_file(artifact).key}
     assert strange.exists() and link.is_symlink() and (target / "file").exists()
+
+
+def test_shards_stay_as_long_as_the_next_try_may_continue_with_them(tmp_path):
+    pipeline = SimulatedPipeline(make_config(tmp_path, "root", None))
+    pipeline.run_day(0)
+    artifact = pipeline.layout.artifact("preprocess", "a" * 32)
+    kept = [
+        artifact / "00000001" / "train.tfrecord",  # in a bucket
+        work_folder(artifact) / "draft" / "train.tfrecord",  # in a folder
+        work_folder(artifact) / "preprocess" / "results" / "train.tfrecord.json",
+    ]
+    for path in kept:
+        path.write(b"left")
+    pipeline.date_files(0)
+    for day in (1, 3, 29):
+        pipeline.collect(day)
+    assert all(path.exists() for path in kept)
+    for day in (31, 33):
+        pipeline.collect(day)
+    assert [path for path in kept if path.exists()] == []
 
 
 FOREIGN = (

@@ -116,7 +116,6 @@ class LocalPlace(Place):
             return True
         is_gone = _kill(process, attempt)
         if is_gone:
-            attempt.scratch.remove_tree()
             ship_leftovers(attempt)
             sweep()
         return is_gone

@@ -10,6 +10,7 @@ from typing import Any
 
 from beam_jobs.stages.stage import Example, LazyImage, Reject, Rejected, Skip, Stage
 from pipeline_ops.errors import ConfigError, TrainyardError
+from pipeline_ops.user_code.modules import locate_error
 
 
 class StageFailed(TrainyardError):
@@ -38,7 +39,8 @@ class BoundStage:
             raise
         except Exception as error:
             raise StageFailed(
-                f"stage {self.name} failed on {example.key}: {type(error).__name__}: {error}"
+                f"stage {self.name} failed on {example.key}, in {locate_error(error)}: "
+                f"{type(error).__name__}: {error}"
             ) from error
         examples = result if isinstance(result, list) else [result]
         if (fault := _find_fault(examples)) is not None:

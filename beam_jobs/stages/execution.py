@@ -80,13 +80,14 @@ def run_stages(
     example: Example,
     nanoseconds: Counter[str],
     skipped: Counter[str] | None = None,
+    passed: Counter[str] | None = None,
 ) -> list[Example]:
     """Runs one record through all stages.
 
     If a stage makes several examples of one, each passes all later stages before the next one
     starts: only finished examples are held. Adds the time of each stage to `nanoseconds`, and
-    counts skipped examples in `skipped`, by `<stage>: <reason>`. If all examples were skipped, the
-    list is empty.
+    counts the examples that leave it in `passed`, and skipped ones in `skipped`, by
+    `<stage>: <reason>`. If all examples were skipped, the list is empty.
 
     Raises:
       Rejected: the stage that it names has rejected an example. This rejects the record, and so all
@@ -107,8 +108,12 @@ def run_stages(
         return []
     finally:
         nanoseconds[stage.name] += time.perf_counter_ns() - start
+    if passed is not None:
+        passed[stage.name] += len(examples)
     return [
-        finished for each in examples for finished in run_stages(rest, each, nanoseconds, skipped)
+        finished
+        for each in examples
+        for finished in run_stages(rest, each, nanoseconds, skipped, passed)
     ]
 
 

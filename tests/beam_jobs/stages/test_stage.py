@@ -145,12 +145,12 @@ def test_an_example_that_is_not_wanted_is_counted_and_the_others_stay():
             raise Skip("second")
         return example
 
-    skipped = Counter()
-    examples = run_stages(
-        [bind(copies, "copies"), bind(skip_the_second, "choose")], EXAMPLE, Counter(), skipped
-    )
+    skipped, passed = Counter(), Counter()
+    stages = [bind(copies, "copies"), bind(skip_the_second, "choose")]
+    examples = run_stages(stages, EXAMPLE, Counter(), skipped, passed)
     assert [example.key for example in examples] == ["cat/1.png#0", "cat/1.png#2"]
     assert skipped == {"choose: second": 1}
+    assert passed == {"copies": 3, "choose": 2}
 
 
 def test_a_reject_goes_for_the_record_and_so_for_all_that_was_made_of_it():
@@ -159,5 +159,8 @@ def test_a_reject_goes_for_the_record_and_so_for_all_that_was_made_of_it():
             raise Reject("last", "it is the last")
         return example
 
+    passed = Counter()
+    stages = [bind(copies, "copies"), bind(reject_last, "choose")]
     with pytest.raises(Rejected):
-        run_stages([bind(copies, "copies"), bind(reject_last, "choose")], EXAMPLE, Counter())
+        run_stages(stages, EXAMPLE, Counter(), passed=passed)
+    assert passed == {"copies": 3, "choose": 2}

@@ -4,8 +4,8 @@
         | CombinePerKey(StatisticsFn) | store
 
 No image crosses a shuffle or a coder. Plans and results go through the exchange. Each stage has the
-counters `rejected` and `skipped` and a distribution `microseconds`, with one value for each shard.
-The counter `examples` belongs to `write`.
+counters `examples` (those that left it), `rejected` and `skipped`, and a distribution
+`microseconds`, with one value for each shard. `write` counts as a stage.
 
 The graph does not depend on the runner, which is named, because DirectRunner may be another engine
 on another machine. The embedded runner works in memory: in its other modes, Beam opens four ports

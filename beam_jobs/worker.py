@@ -96,7 +96,7 @@ class PlanWorker:
 
 
 def _count(name: str, summary: PlanSummary) -> PlanCounts:
-    counters = Counter({("write", "examples"): summary.num_examples})
+    counters = Counter({(stage, "examples"): count for stage, count in summary.passed.items()})
     counters.update((rejected.stage, "rejected") for rejected in summary.rejected)
     for reason, count in summary.skipped.items():
         counters[reason.partition(":")[0], "skipped"] += count

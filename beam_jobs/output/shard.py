@@ -102,11 +102,10 @@ class ShardBuilder:
         skipped: Counter[str] = Counter()
         try:
             # The first stage, `decode`, runs separately: its result is measured as the raw image.
-            decoded = run_stages(self._stages[:1], raw, spent, skipped)
             examples = [
                 (one.shape, example)
-                for one in decoded
-                for example in run_stages(self._stages[1:], one, spent, skipped)
+                for one in run_stages(self._stages[:1], raw, spent, skipped, counts.passed)
+                for example in run_stages(self._stages[1:], one, spent, skipped, counts.passed)
             ]
             start = time.perf_counter_ns()
             measurements = [
@@ -134,6 +133,7 @@ class _Counts:
     shapes: dict[tuple[int, int, int], str] = dataclasses.field(default_factory=dict)
     rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
     skipped: Counter[str] = dataclasses.field(default_factory=Counter)
+    passed: Counter[str] = dataclasses.field(default_factory=Counter)
     nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     accumulator: MeasurementAccumulator = dataclasses.field(default_factory=MeasurementAccumulator)
@@ -151,8 +151,7 @@ class _Counts:
                 labels[label] = labels.get(label, 0) + 1
             self.shapes.setdefault(example.shape, example.key)
             self.accumulator.add(example_measurements)
-        for label, count in labels.items():
-            self.labels[label] += count
+        self.labels.update(labels)
         self.skipped.update(skipped)
         self.outcomes.append(
             Outcome(len(examples), labels, dict(skipped), encode_measurements(measurements))
@@ -172,6 +171,7 @@ class _Counts:
             shapes=list(self.shapes.items()),
             rejected=self.rejected,
             skipped=self.skipped,
+            passed={**self.passed, "write": num_examples},
             nanoseconds=self.nanoseconds,
             outcomes=self.outcomes,
             lengths=writer.lengths,

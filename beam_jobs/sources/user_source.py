@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from pipeline_ops.config.user_source import UserSource
 from pipeline_ops.config.yaml_source import locate_in_file, suggest_name
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.user_code.modules import import_module
+from pipeline_ops.user_code.modules import import_module, locate_error
 from pipeline_ops.user_code.sources import digest_source_code, find_modules_in, find_source_path
 
 _LOCATION = ("preprocess", "source")
@@ -101,25 +100,18 @@ def _iterate_entries(bound: BoundSource, files: SourceFiles) -> Iterator[SourceE
     except Reject as reject:
         raise SourceFailed(
             f"source {bound.name} raised Reject outside of `with files.entry(place):`, in "
-            f"{_locate(reject, bound.function)}: {reject.reason}: {reject.detail}"
+            f"{locate_error(reject)}: {reject.reason}: {reject.detail}"
         ) from reject
     except Exception as error:
         raise SourceFailed(
             f"source {bound.name} failed after {number} entries, in "
-            f"{_locate(error, bound.function)}: {type(error).__name__}: {error}"
+            f"{locate_error(error)}: {type(error).__name__}: {error}"
         ) from error
 
 
 def _make_bug(bound: BoundSource, fault: str) -> SourceFailed:
     file = inspect.getsourcefile(bound.function)
     return SourceFailed(f"source {bound.name} in {file} {fault}. It must yield a SourceEntry.")
-
-
-def _locate(error: BaseException, function: Callable[..., Any]) -> str:
-    """File and line of the source at which an error passed."""
-    file = inspect.getsourcefile(function)
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-    return f"{file}:{lines[-1]}" if lines else str(file)
 
 
 def _load_function(path: str, folder: Path) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from beam_jobs.stages.stage import Example, LazyImage, Reject, Rejected, Skip, Stage
 from pipeline_ops.errors import ConfigError, TrainyardError
+from pipeline_ops.user_code.modules import locate_error
 
 
 class StageFailed(TrainyardError):
@@ -38,7 +39,8 @@ class BoundStage:
             raise
         except Exception as error:
             raise StageFailed(
-                f"stage {self.name} failed on {example.key}: {type(error).__name__}: {error}"
+                f"stage {self.name} failed on {example.key}, in {locate_error(error)}: "
+                f"{type(error).__name__}: {error}"
             ) from error
         examples = result if isinstance(result, list) else [result]
         if (fault := _find_fault(examples)) is not None:
@@ -78,13 +80,14 @@ def run_stages(
     example: Example,
     nanoseconds: Counter[str],
     skipped: Counter[str] | None = None,
+    passed: Counter[str] | None = None,
 ) -> list[Example]:
     """Runs one record through all stages.
 
     If a stage makes several examples of one, each passes all later stages before the next one
     starts: only finished examples are held. Adds the time of each stage to `nanoseconds`, and
-    counts skipped examples in `skipped`, by `<stage>: <reason>`. If all examples were skipped, the
-    list is empty.
+    counts the examples that leave it in `passed`, and skipped ones in `skipped`, by
+    `<stage>: <reason>`. If all examples were skipped, the list is empty.
 
     Raises:
       Rejected: the stage that it names has rejected an example. This rejects the record, and so all
@@ -105,8 +108,12 @@ def run_stages(
         return []
     finally:
         nanoseconds[stage.name] += time.perf_counter_ns() - start
+    if passed is not None:
+        passed[stage.name] += len(examples)
     return [
-        finished for each in examples for finished in run_stages(rest, each, nanoseconds, skipped)
+        finished
+        for each in examples
+        for finished in run_stages(rest, each, nanoseconds, skipped, passed)
     ]
 
 

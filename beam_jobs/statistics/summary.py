@@ -45,6 +45,8 @@ class PlanSummary(BaseModel, frozen=True):
     rejected: list[RejectedRecord] = []
     skipped: dict[str, int] = {}
     """The number of examples that a stage skipped, by `<stage>: <reason>`."""
+    passed: dict[str, int] = {}
+    """The number of examples that left each stage, or `write`. Some may be rejected later."""
     nanoseconds: dict[str, int] = {}
     """The time by stage. It has `read`, `measure` and `write` besides the stages."""
     split: str = ""

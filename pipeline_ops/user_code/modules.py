@@ -56,6 +56,17 @@ def import_module(module: str, remedy: str) -> ModuleType:
         ) from error
 
 
+def locate_error(error: BaseException) -> str:
+    """Returns `file:line` of the error in the file of the function that raised it.
+
+    The function is the one that was called where the error is caught. The line is the last in its
+    file at which the error passed, and that of the call if the function has not begun.
+    """
+    caller, *frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == frames[0].filename] or [caller]
+    return f"{own[-1].filename}:{own[-1].lineno}"
+
+
 def digest_module(module: str, origin: Path, whole_package: bool = False) -> dict[str, str]:
     """Returns digests of a module and of the user's modules that it imports.
 

@@ -25,6 +25,7 @@ CLASSES = ("cat", "dog")
 STAGES = (
     StageConfig(name="decode", parameters={"channels": 1}),
     StageConfig(name="filter", parameters={"classes": ["cat"]}),
+    StageConfig(name="tile", parameters={"height": 4, "width": 8}),
 )
 
 
@@ -92,17 +93,24 @@ def test_the_metrics_of_the_stages_are_the_figures_of_the_data_set(job, num_proc
     summaries = results.collect()
     rejected = [record for summary in summaries for record in summary.rejected]
     figures = compute_figures(summaries, CLASSES, rejected)
+    num_examples, num_skipped = (
+        sum(counts.values()) for counts in (figures.num_examples, figures.skipped_by_reason)
+    )
+    num_decoded = sum(len(plan.records) for plan in plans) - figures.num_rejected
     assert counters == {
-        ("write", "examples"): sum(figures.num_examples.values()),
+        ("decode", "examples"): num_decoded,
+        ("filter", "examples"): num_decoded - num_skipped,
+        ("tile", "examples"): num_examples,
+        ("write", "examples"): num_examples,
         ("decode", "rejected"): figures.num_rejected,
-        ("filter", "skipped"): sum(figures.skipped_by_reason.values()),
+        ("filter", "skipped"): num_skipped,
     }
-    assert min(counters.values()) > 0
-    assert out == {"examples": counters["write", "examples"], "rejected": 2}
-    assert set(times) == {"read", "decode", "filter", "measure", "write"}
+    assert num_examples == 2 * (num_decoded - num_skipped) > 0 < num_skipped
+    assert out == {"examples": num_examples, "rejected": 2}
+    assert set(times) == {"read", "decode", "filter", "tile", "measure", "write"}
     merged = merge_measurements(summary.measurements for summary in summaries)
     assert exchange.read_statistics() == [("train", merged)]
-    assert merged.features["image_bytes"].count == counters["write", "examples"]
+    assert merged.features["image_bytes"].count == num_examples
     for stage, spent in times.items():
         assert spent.count == len(plans)
         assert abs(spent.sum / 1e6 - figures.seconds_by_stage[stage]) < 0.01

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections import Counter
 
 import numpy as np
@@ -63,11 +65,29 @@ def test_a_reject_says_which_stage_and_why():
     )
 
 
-def test_a_bug_in_a_stage_names_stage_record_and_error():
-    with pytest.raises(
-        StageFailed, match="stage invert failed on cat/1.png: ZeroDivisionError: division by zero"
-    ):
+def test_a_bug_in_a_stage_names_stage_record_place_and_error():
+    with pytest.raises(StageFailed) as caught:
         run_stages([bind(lambda e, p: 1 / 0)], EXAMPLE, Counter())
+    place = rf"{re.escape(__file__)}:\d+"
+    assert re.fullmatch(
+        f"stage invert failed on cat/1.png, in {place}: ZeroDivisionError: division by zero",
+        str(caught.value),
+    )
+
+
+def test_a_bug_below_the_file_of_a_stage_has_its_last_line_there():
+    def parse(text):
+        return json.loads(text)
+
+    with pytest.raises(StageFailed) as caught:
+        run_stages([bind(lambda e, p: parse("["))], EXAMPLE, Counter())
+    line = parse.__code__.co_firstlineno + 1
+    assert f" in {__file__}:{line}: JSONDecodeError: " in str(caught.value)
+
+
+def test_a_stage_that_cannot_be_called_is_named_too():
+    with pytest.raises(StageFailed, match=r"on cat/1.png, in .*execution.py:\d+: TypeError"):
+        run_stages([bind(lambda e: e)], EXAMPLE, Counter())
 
 
 @pytest.mark.parametrize(
@@ -125,12 +145,12 @@ def test_an_example_that_is_not_wanted_is_counted_and_the_others_stay():
             raise Skip("second")
         return example
 
-    skipped = Counter()
-    examples = run_stages(
-        [bind(copies, "copies"), bind(skip_the_second, "choose")], EXAMPLE, Counter(), skipped
-    )
+    skipped, passed = Counter(), Counter()
+    stages = [bind(copies, "copies"), bind(skip_the_second, "choose")]
+    examples = run_stages(stages, EXAMPLE, Counter(), skipped, passed)
     assert [example.key for example in examples] == ["cat/1.png#0", "cat/1.png#2"]
     assert skipped == {"choose: second": 1}
+    assert passed == {"copies": 3, "choose": 2}
 
 
 def test_a_reject_goes_for_the_record_and_so_for_all_that_was_made_of_it():
@@ -139,5 +159,8 @@ def test_a_reject_goes_for_the_record_and_so_for_all_that_was_made_of_it():
             raise Reject("last", "it is the last")
         return example
 
+    passed = Counter()
+    stages = [bind(copies, "copies"), bind(reject_last, "choose")]
     with pytest.raises(Rejected):
-        run_stages([bind(copies, "copies"), bind(reject_last, "choose")], EXAMPLE, Counter())
+        run_stages(stages, EXAMPLE, Counter(), passed=passed)
+    assert passed == {"copies": 3, "choose": 2}

@@ -45,6 +45,26 @@ def without_parameters(example: Example) -> Example:
 
 STAGE = Stage(Blacken, blacken, map_class=lambda name, parameters: name.upper())
 '''
+BESIDE = '''\
+"""Notes the processes that it runs in, and fails on one record."""
+import os
+from pathlib import Path
+
+from beam_jobs.stages.stage import Example, parameters
+
+
+@parameters
+class Note:
+    folder: str
+    broken: str = ""
+
+
+def note(example: Example, parameters: Note) -> Example:
+    Path(parameters.folder, str(os.getpid())).touch()
+    if example.key == parameters.broken:
+        raise KeyError("level")
+    return example
+'''
 
 
 @pytest.fixture
@@ -82,6 +102,46 @@ def test_a_stage_of_another_package_runs_like_ours(acme, animals, name, workers)
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     assert name in outcome.manifest.figures["seconds_by_stage"]
     assert outcome.manifest.fingerprint.versions["acme"] == "1.4"
+
+
+@pytest.fixture
+def beside(animals, tmp_path, monkeypatch):
+    """A stage in a file next to the YAML, whose folder is in PYTHONPATH of Airflow and the job.
+
+    Returns the file, and a function that runs the job in a process of its own, with two workers. It
+    returns the outcome, the id of the job's process, and those of the stage's processes."""
+    file, notes = animals.config_file.parent / "own_stage.py", tmp_path / "notes"
+    file.write_text(BESIDE)
+    notes.mkdir()
+    monkeypatch.syspath_prepend(file.parent)
+    monkeypatch.setenv("PYTHONPATH", str(file.parent), prepend=":")
+
+    def run(**parameters):
+        stage = {"own_stage:note": {"folder": str(notes), **parameters}}
+        plan = animals.plan(stages=["decode", stage], runner={"workers": 2})
+        process, attempt = animals.start(plan)
+        process.wait(timeout=120)
+        ids = {int(each.name) for each in notes.iterdir()}
+        return animals.outcome(plan, attempt), process.pid, ids
+
+    return file, run
+
+
+def test_a_stage_next_to_the_yaml_runs_in_worker_processes(beside):
+    _, run = beside
+    outcome, job, found = run()
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    assert 1 <= len(found) <= 2 and job not in found
+
+
+def test_a_bug_in_a_worker_process_names_stage_record_file_and_line(beside):
+    file, run = beside
+    outcome, *_ = run(broken="cat/007.png")
+    line = 1 + BESIDE.splitlines().index('        raise KeyError("level")')
+    assert outcome.exit_code is ExitCode.BUG
+    assert outcome.message == (
+        f"stage own_stage:note failed on cat/007.png, in {file}:{line}: KeyError: 'level'"
+    )
 
 
 def test_another_packages_parameters_are_checked_too(acme, animals):

@@ -207,7 +207,6 @@ def _run_beam(
     def report(done: int, rejected: int) -> None:
         job.progress.report(phase, done, total, "images", {"rejected": rejected})
 
-    job.progress.report(phase, 0, total, "images")
     num_processes = compute_num_processes(config.runner, plans)
     # Importing Beam takes longer than everything above, which finds most mistakes. The import
     # warns on the root logger that BigQuery's client libraries are missing.
@@ -216,6 +215,7 @@ def _run_beam(
         from beam_jobs.graph import build_shards
     finally:
         logging.disable(logging.NOTSET)
+    report(0, 0)
     return build_shards(plans, spec, config.runner, exchange, num_processes, report)
 
 

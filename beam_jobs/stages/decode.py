@@ -254,13 +254,16 @@ def _open_with_pillow(data: bytes) -> Iterator[ImageFile]:
 
 
 def _read_jpeg_header(data: bytes) -> _Header:
+    import numpy as np
     import simplejpeg
 
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
         raise _make_jpeg_reject(data, error) from None
-    if (num_scans := data.count(b"\xff\xda")) > _MAX_SCANS:
+    values = np.frombuffer(data, np.uint8)  # a fifth of the time of `bytes.count`
+    num_scans = np.count_nonzero((values[:-1] == 0xFF) & (values[1:] == 0xDA))
+    if num_scans > _MAX_SCANS:
         raise Reject(
             "too_costly",
             f"a JPEG of {num_scans} scans, each of which is a pass over all pixels; "

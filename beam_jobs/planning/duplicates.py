@@ -62,7 +62,7 @@ class CollectionDecision:
 
 
 def decide_collection(
-    config: Preprocess, records: Sequence[Record], perceptual_hashes: Mapping[str, str]
+    config: Preprocess, records: Sequence[Record], perceptual_hashes: Mapping[int, str]
 ) -> CollectionDecision:
     """Decides the split of each record, and which records are rejected because of others."""
     by_split = split_records(records, config.split)
@@ -77,7 +77,7 @@ def decide_collection(
 
 def remove_duplicates(
     by_split: Mapping[str, Sequence[Record]],
-    perceptual_hashes: Mapping[str, str],
+    perceptual_hashes: Mapping[int, str],
     max_bits: int | None,
 ) -> CollectionDecision:
     """Removes the duplicates from a collection.
@@ -88,7 +88,7 @@ def remove_duplicates(
     """
     reasons = _find_conflicts(by_split)
     kept: dict[str, list[Record]] = {split: [] for split in by_split}
-    first_by_digest: dict[str, Record] = {}
+    first_by_digest: dict[int, Record] = {}
     near_duplicates = _NearDuplicateIndex(max_bits or 0)
     for split in sorted(by_split, key=SPLITS.index, reverse=True):
         for record in sorted(by_split[split], key=lambda record: record.key):
@@ -125,7 +125,7 @@ def is_removed_copy(record: RejectedRecord) -> bool:
 
 
 def _find_conflicts(by_split: Mapping[str, Iterable[Record]]) -> dict[str, RejectedRecord]:
-    equal: dict[str, list[Record]] = defaultdict(list)
+    equal: dict[int, list[Record]] = defaultdict(list)
     for records in by_split.values():
         for record in records:
             equal[record.file.digest].append(record)
@@ -206,7 +206,7 @@ _MAX_PIXELS = 100_000_000  # `decode` rejects larger ones or fails on them
 class HashedBlock(PlanSummary, frozen=True):
     """The result of the pass for one block: perceptual hashes by content."""
 
-    perceptual_hashes: dict[str, str]
+    perceptual_hashes: dict[int, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +228,7 @@ class ImageHashSpec:
         return HashedBlock(num_examples=len(plan.records), perceptual_hashes=hashes)
 
 
-def plan_blocks(records: Iterable[Record], known: Iterable[str]) -> list[ShardPlan]:
+def plan_blocks(records: Iterable[Record], known: Iterable[int]) -> list[ShardPlan]:
     """Plans blocks of records whose content has no known hash, one record for each content."""
     by_content = {
         record.file.digest: record

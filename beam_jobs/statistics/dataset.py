@@ -152,7 +152,7 @@ def find_duplicates(
         for record in records
         if record.key not in excluded
     )
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    found: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for split, records in by_split.items():
         for record in records:
             if digests[record.file.digest] > 1 and record.key not in excluded:

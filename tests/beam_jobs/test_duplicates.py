@@ -9,18 +9,21 @@ import pytest
 from beam_jobs.planning.duplicates import remove_duplicates
 from beam_jobs.planning.plan import Record
 from beam_jobs.stages.stage import Box
-from pipeline_ops.raw_data.raw_file import RawFile
+from pipeline_ops.raw_data.raw_file import RawFile, compute_digest
 
 
 def record(key: str, content: str, label: str = "cat", **keys) -> Record:
-    return Record(RawFile(key, 1, content), label, **keys)
+    return Record(RawFile(key, 1, compute_digest(content.encode())), label, **keys)
 
 
 def decide(train=(), validation=(), test=(), perceptual_hashes=None, max_bits=None):
     """The keys that stay, by split, and what the quarantine says: (key, reason, detail)."""
     decision = remove_duplicates(
         {"train": list(train), "validation": list(validation), "test": list(test)},
-        perceptual_hashes or {},
+        {
+            compute_digest(content.encode()): bits
+            for content, bits in (perceptual_hashes or {}).items()
+        },
         max_bits,
     )
     assert [record.key for record in decision.quarantined] == [

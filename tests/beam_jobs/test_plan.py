@@ -29,7 +29,7 @@ def explain(split: str) -> str:
 
 def records(count: int, num_bytes=lambda index: 1000) -> list[Record]:
     return [
-        Record(RawFile(f"class{index % 3}/{index}.png", num_bytes(index), ""), f"class{index % 3}")
+        Record(RawFile(f"class{index % 3}/{index}.png", num_bytes(index), 0), f"class{index % 3}")
         for index in range(count)
     ]
 

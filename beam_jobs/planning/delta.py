@@ -155,7 +155,7 @@ def _plan_generation(
     for split, records in changed.items():
         max_shards = math.ceil(len(records) / _RECORDS_PER_SHARD)
         num_shards = min(compute_num_shards(records, config), max_shards)
-        shards += plan_shards({split: records}, config.split.seed, num_shards, generation)
+        shards += plan_shards(split, records, config.split.seed, num_shards, generation)
     return shards
 
 

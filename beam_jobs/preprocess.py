@@ -158,8 +158,8 @@ def _validate_training(job: Job, config: Preprocess, source: SourceData) -> None
 
 
 def _hash_images(
-    job: Job, config: Preprocess, source: SourceData, known: Mapping[str, str]
-) -> Mapping[str, str]:
+    job: Job, config: Preprocess, source: SourceData, known: Mapping[int, str]
+) -> Mapping[int, str]:
     """The perceptual hashes by content, if near duplicates are to be removed."""
     if config.duplicates != "remove_near":
         return {}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.duplicates import CollectionDecision, decide_collection
-from beam_jobs.planning.plan import Record, check_labels, count_planned_labels, hash_key
+from beam_jobs.planning.plan import Record, check_labels, count_planned_labels, shuffle
 from beam_jobs.planning.splits import explain_from_plan
 from beam_jobs.sources import SourceData, read_source_data
 from beam_jobs.stages.execution import BoundStage, map_class_names, run_stages
@@ -87,8 +87,7 @@ def sample_image_shape(
     records: Iterable[Record], stages: Sequence[BoundStage], folder: RawFolder
 ) -> tuple[int, int, int] | None:
     """Height, width and channels of the first image that the stages keep, if one of 50 is kept."""
-    ordered = sorted(records, key=lambda record: hash_key(b"trial", 0, record.key))
-    for record in ordered[:_MAX_TRIED_IMAGES]:
+    for record in shuffle(records, b"trial", 0)[:_MAX_TRIED_IMAGES]:
         example = record.to_example(read_raw(record.file, folder))
         try:
             finished = run_stages(stages, example, Counter())

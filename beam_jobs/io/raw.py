@@ -19,8 +19,8 @@ from pathlib import Path
 from beam_jobs.io.parquet_rows import read_rows
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
-from pipeline_ops.raw_data.raw_file import RawFile, new_hash, to_file_version
-from pipeline_ops.raw_data.remote import RemoteFolder
+from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_file_version
+from pipeline_ops.raw_data.remote import RemoteFolder, make_change_error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,15 +33,15 @@ class PackedImage:
 
     key: str
     num_bytes: int
-    digest: str
+    digest: int
     container: RawFile
     offset: int
     column: str = ""
 
     def check(self, image: bytes | None) -> bytes:
         """Returns the image. Raises MachineError: it is not the one that the driver saw."""
-        if image is None or digest_image(image) != self.digest:
-            raise _make_change_error(self)
+        if image is None or compute_digest(image) != self.digest:
+            raise make_change_error(self.key)
         return image
 
 
@@ -55,11 +55,6 @@ _MAX_ROW_BYTES = 128e6
 def find_raw_file(raw: Raw) -> RawFile:
     """The file below the source's folder that holds the image."""
     return raw.container if isinstance(raw, PackedImage) else raw
-
-
-def digest_image(content: bytes) -> str:
-    """The digest of an image, as the listing computes it: equal images have equal digests."""
-    return new_hash(content).hexdigest()
 
 
 def read_raw(raw: Raw, folder: RawFolder) -> bytes:
@@ -162,10 +157,6 @@ def _read_rows(raws: Iterable[PackedImage], folder: RawFolder) -> dict[str, byte
     return found
 
 
-def _make_change_error(raw: Raw) -> MachineError:
-    return MachineError(f"{raw.key} has changed since the run started. Retry.")
-
-
 def _read_file(raw: RawFile, folder: Path) -> bytes:
     """Checks the state after the read: a write since the listing has changed the ctime by then."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not block
@@ -183,5 +174,5 @@ def _read_file(raw: RawFile, folder: Path) -> bytes:
         to_file_version(stat) == raw.version or raw.has_content(content)
     )
     if not is_same:
-        raise _make_change_error(raw)
+        raise make_change_error(raw.key)
     return content

@@ -21,6 +21,7 @@ from beam_jobs.planning.index import IndexEntry, compute_annotation_digest
 from beam_jobs.planning.plan import Record, ShardPlan, compute_num_shards, plan_dataset, plan_shards
 from pipeline_ops.artifacts.dataset import parse_generation
 from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.raw_data.raw_file import format_digest
 
 _RECORDS_PER_SHARD = 32  # worth a file, and a hundred records still spread over the workers
 
@@ -90,7 +91,7 @@ def _find_changes(
         for record in records:
             entry = base.entries.get(record.key)
             if entry and (entry.content, entry.split, entry.annotation) == (
-                record.file.digest,
+                format_digest(record.file.digest),
                 split,
                 compute_annotation_digest(record),
             ):
@@ -154,7 +155,7 @@ def _plan_generation(
     for split, records in changed.items():
         max_shards = math.ceil(len(records) / _RECORDS_PER_SHARD)
         num_shards = min(compute_num_shards(records, config), max_shards)
-        shards += plan_shards({split: records}, config.split.seed, num_shards, generation)
+        shards += plan_shards(split, records, config.split.seed, num_shards, generation)
     return shards
 
 

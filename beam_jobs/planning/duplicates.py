@@ -25,7 +25,10 @@ import io
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from operator import attrgetter
+from typing import ClassVar
+
+import numpy as np
 
 from beam_jobs.exchange import Exchange, ProgressReporter
 from beam_jobs.io.raw import RawReader
@@ -63,57 +66,56 @@ class CollectionDecision:
 
 
 def decide_collection(
-    config: Preprocess, records: Sequence[Record], perceptual_hashes: Mapping[str, str]
+    config: Preprocess, records: Sequence[Record], perceptual_hashes: Mapping[int, str]
 ) -> CollectionDecision:
     """Decides the split of each record, and which records are rejected because of others."""
     by_split = split_records(records, config.split)
     if config.duplicates == "keep":
         return CollectionDecision(by_split)
-    return remove_duplicates(
-        by_split,
-        perceptual_hashes,
-        config.max_hash_distance if config.duplicates == "remove_near" else None,
-    )
+    return remove_duplicates(by_split, perceptual_hashes, config.max_hash_distance)
 
 
 def remove_duplicates(
-    by_split: Mapping[str, Sequence[Record]],
-    perceptual_hashes: Mapping[str, str],
-    max_bits: int | None,
+    by_split: Mapping[str, Sequence[Record]], perceptual_hashes: Mapping[int, str], max_bits: int
 ) -> CollectionDecision:
     """Removes the duplicates from a collection.
 
     `perceptual_hashes` are 16 hex digits each, by content. An image without a hash is near no
-    other. `max_bits` is the largest number of bits in which near images differ. None looks for
-    equal images only.
+    other. `max_bits` is the largest number of bits in which near images differ.
     """
-    reasons = _find_conflicts(by_split)
+    records = [record for records in by_split.values() for record in records]
+    repeated = find_repeated_digests(records)
+    reasons = _find_conflicts(record for record in records if record.file.digest in repeated)
     kept: dict[str, list[Record]] = {split: [] for split in by_split}
-    first_by_digest: dict[str, Record] = {}
-    near_duplicates = _NearDuplicateIndex(max_bits or 0)
+    first_by_digest: dict[int, Record] = {}
+    near_duplicates = _NearDuplicateIndex(max_bits)
     for split in sorted(by_split, key=SPLITS.index, reverse=True):
-        for record in sorted(by_split[split], key=lambda record: record.key):
+        for record in sorted(by_split[split], key=attrgetter("key")):
             if record.key in reasons:
                 continue
-            bits = None
-            if max_bits is not None:
-                bits = _to_number(perceptual_hashes.get(record.file.digest, ""))
+            bits = _to_number(perceptual_hashes.get(record.file.digest, ""))
             if equal := first_by_digest.get(record.file.digest):
                 reasons[record.key] = _reject(record, _DUPLICATE, f"equal to {equal.key}")
             elif bits is not None and (near_key := near_duplicates.find(bits, record)):
                 reasons[record.key] = _reject(record, _DUPLICATE, f"near {near_key}")
             else:
-                first_by_digest[record.file.digest] = record
                 kept[split].append(record)
+                if record.file.digest in repeated:
+                    first_by_digest[record.file.digest] = record
                 if bits is not None:
                     near_duplicates.add(bits, record)
-    records = [record for records in by_split.values() for record in records]
-    quarantined = sorted(
-        (record for record in records if record.key in reasons), key=lambda record: record.key
-    )
+    quarantined = sorted((one for one in records if one.key in reasons), key=attrgetter("key"))
     return CollectionDecision(
         kept, tuple(quarantined), tuple(reasons[record.key] for record in quarantined)
     )
+
+
+def find_repeated_digests(records: Sequence[Record]) -> set[int]:
+    """The digests that several records share, and perhaps a few others, found in little memory."""
+    hashes = np.fromiter((hash(record.file.digest) for record in records), np.int64, len(records))
+    hashes.sort()
+    repeated = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+    return {record.file.digest for record in records if hash(record.file.digest) in repeated}
 
 
 def _reject(record: Record, reason: str, detail: str) -> RejectedRecord:
@@ -125,11 +127,10 @@ def is_removed_copy(record: RejectedRecord) -> bool:
     return (record.stage, record.reason) == (_STAGE, _DUPLICATE)
 
 
-def _find_conflicts(by_split: Mapping[str, Iterable[Record]]) -> dict[str, RejectedRecord]:
-    equal: dict[str, list[Record]] = defaultdict(list)
-    for records in by_split.values():
-        for record in records:
-            equal[record.file.digest].append(record)
+def _find_conflicts(copies: Iterable[Record]) -> dict[str, RejectedRecord]:
+    equal: dict[int, list[Record]] = defaultdict(list)
+    for record in copies:
+        equal[record.file.digest].append(record)
     reasons = {}
     for members in equal.values():
         if len({_sort_labels(record) for record in members}) > 1:
@@ -192,9 +193,6 @@ class _NearDuplicateIndex:
         ]
 
 
-if TYPE_CHECKING:
-    import numpy as np
-
 NO_HASH = "-"
 """Stands for the hash of a file that is no whole image, or of an image with hardly any contrast."""
 
@@ -207,7 +205,7 @@ _MAX_PIXELS = 100_000_000  # `decode` rejects larger ones or fails on them
 class HashedBlock(PlanSummary, frozen=True):
     """The result of the pass for one block: perceptual hashes by content."""
 
-    perceptual_hashes: dict[str, str]
+    perceptual_hashes: dict[int, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +230,7 @@ class ImageHashSpec:
         return HashedBlock(num_examples=len(plan.records), perceptual_hashes=hashes)
 
 
-def plan_blocks(records: Iterable[Record], known: Iterable[str]) -> list[ShardPlan]:
+def plan_blocks(records: Iterable[Record], known: Iterable[int]) -> list[ShardPlan]:
     """Plans blocks of records whose content has no known hash, one record for each content."""
     by_content = {
         record.file.digest: record
@@ -241,20 +239,14 @@ def plan_blocks(records: Iterable[Record], known: Iterable[str]) -> list[ShardPl
     for content in known:
         by_content.pop(content, None)
     ordered = sorted(by_content.values(), key=lambda record: record.key)
-    return [
-        ShardPlan(
-            "",
-            f"hashes-{start // _RECORDS_PER_BLOCK:06d}",
-            tuple(ordered[start : start + _RECORDS_PER_BLOCK]),
-        )
-        for start in range(0, len(ordered), _RECORDS_PER_BLOCK)
-    ]
+    starts = range(0, len(ordered), _RECORDS_PER_BLOCK)
+    blocks = (tuple(ordered[start : start + _RECORDS_PER_BLOCK]) for start in starts)
+    return [ShardPlan("", f"hashes-{index:06d}", block) for index, block in enumerate(blocks)]
 
 
 def compute_perceptual_hash(data: bytes) -> str:
     """The hash of an image file as 16 hex digits, or NO_HASH."""
     import cv2
-    import numpy as np
 
     image_HW = _decode_grey(data)
     if image_HW is None:
@@ -276,7 +268,6 @@ def _decode_grey(data: bytes) -> np.ndarray | None:
     A JPEG is decoded at the smallest size that is sufficient.
     """
     import cv2
-    import numpy as np
     import simplejpeg
     from PIL import Image
 

@@ -35,6 +35,7 @@ from pipeline_ops.artifacts.record_lengths import (
 from pipeline_ops.jobs.artifact_writer import ArtifactDraft
 from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.request import Request
+from pipeline_ops.raw_data.raw_file import format_digest
 from pipeline_ops.storage.atomic import write_atomically
 from pipeline_ops.storage.read_errors import make_read_error
 
@@ -140,16 +141,16 @@ def _read_rejected(previous: PreviousDataset, keys: Collection[str]) -> list[Rej
         ) from error
 
 
-def collect_known_hashes(previous: PreviousDataset | None) -> dict[str, str]:
+def collect_known_hashes(previous: PreviousDataset | None) -> dict[int, str]:
     """The perceptual hashes, by content, of all images in the previous data set's index."""
     entries = previous.entries.values() if previous else ()
-    return {entry.content: entry.perceptual_hash for entry in entries if entry.perceptual_hash}
+    return {int(one.content, 16): one.perceptual_hash for one in entries if one.perceptual_hash}
 
 
 def build_index_entries(
     plans: Iterable[ShardPlan],
     summaries: Iterable[ShardSummary],
-    perceptual_hashes: Mapping[str, str],
+    perceptual_hashes: Mapping[int, str],
 ) -> Iterator[IndexEntry]:
     """The index entries of shards that were just built."""
     for plan, summary in zip(plans, summaries, strict=True):
@@ -165,21 +166,20 @@ def build_index_entries(
 
 
 def build_quarantined_entries(
-    records: Iterable[Record], perceptual_hashes: Mapping[str, str]
+    records: Iterable[Record], perceptual_hashes: Mapping[int, str]
 ) -> Iterator[IndexEntry]:
     """They are in no split, so that they are built as soon as the collection includes them."""
     for record in records:
         yield _make_entry(record, "", perceptual_hashes)
 
 
-def _make_entry(record: Record, split: str, perceptual_hashes: Mapping[str, str]) -> IndexEntry:
-    content = record.file.digest
+def _make_entry(record: Record, split: str, perceptual_hashes: Mapping[int, str]) -> IndexEntry:
     return IndexEntry(
         record.key,
-        content,
+        format_digest(record.file.digest),
         compute_annotation_digest(record),
         split,
-        perceptual_hash=perceptual_hashes.get(content, ""),
+        perceptual_hash=perceptual_hashes.get(record.file.digest, ""),
     )
 
 

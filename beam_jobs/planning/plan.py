@@ -12,6 +12,10 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import TypeVar
+
+import numpy as np
 
 from beam_jobs.io.raw import Raw
 from beam_jobs.stages.stage import Box, Example
@@ -20,6 +24,8 @@ from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
 
+_Item = TypeVar("_Item")
+_get_key = attrgetter("key")
 _MAX_SIZE_RATIO = 1.1
 """Shards count as equally large up to this ratio."""
 _RECORD_BYTES = 128
@@ -68,22 +74,20 @@ class ShardPlan:
 
 
 def plan_shards(
-    by_split: Mapping[str, Sequence[Record]], seed: int, num_shards: int, generation: int = 1
+    split: str, records: Sequence[Record], seed: int, num_shards: int, generation: int = 1
 ) -> list[ShardPlan]:
-    """The shards of some splits, of about equal size in raw bytes.
+    """The shards of a split, of about equal size in raw bytes.
 
-    A split with fewer records than `num_shards` gets one shard for each record. Inside a split, the
-    records are ordered by a hash of their keys, a shuffle that depends on the seed.
+    A split with fewer records than `num_shards` gets one shard for each record. The records are
+    ordered by a hash of their keys, a shuffle that depends on the seed.
     """
-    plans = []
-    for split, records in by_split.items():
-        ordered = sorted(records, key=lambda one: (hash_key(b"order", seed, one.key), one.key))
-        blocks = _cut_evenly(ordered, min(num_shards, len(records)))
-        plans += [
-            ShardPlan(split, build_shard_name(split, index, len(blocks), generation), block)
-            for index, block in enumerate(blocks)
-        ]
-    return plans
+    ordered, count = shuffle(records, b"order", seed), min(num_shards, len(records))
+    blocks = _cut_evenly(np.fromiter(map(_compute_size, ordered), np.int64), count)
+    members = (tuple([ordered[position] for position in block]) for block in blocks)
+    return [
+        ShardPlan(split, build_shard_name(split, index, count, generation), each)
+        for index, each in enumerate(members)
+    ]
 
 
 def plan_dataset(by_split: Mapping[str, Sequence[Record]], config: Preprocess) -> list[ShardPlan]:
@@ -98,7 +102,7 @@ def plan_dataset(by_split: Mapping[str, Sequence[Record]], config: Preprocess) -
     plans = []
     for split, records in by_split.items():
         num_shards = compute_num_shards(records, config)
-        plans += plan_shards({split: records}, config.split.seed, num_shards)
+        plans += plan_shards(split, records, config.split.seed, num_shards)
     return plans
 
 
@@ -110,45 +114,49 @@ def compute_num_shards(records: Iterable[Record], config: Preprocess) -> int:
     return max(config.shards, math.ceil(num_megabytes / config.shard_megabytes))
 
 
-def _cut_evenly(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
-    """Cuts the sequence. A record belongs to the block that its middle byte falls into.
+def _cut_evenly(sizes: np.ndarray, count: int) -> list[np.ndarray]:
+    """The positions in each block. A record belongs to the block that its middle byte falls into.
 
     If single large records prevent even blocks, the records are dealt out by size.
     """
-    total, before = sum(map(_compute_size, records)), 0
-    blocks: list[list[Record]] = [[] for _ in range(count)]
-    for record in records:
-        blocks[(2 * before + _compute_size(record)) * count // (2 * total)].append(record)
-        before += _compute_size(record)
-    cut = [tuple(block) for block in blocks]
-    if _compute_size_ratio(cut) <= _MAX_SIZE_RATIO:
-        return cut
-    return min(cut, _deal_out(records, count), key=_compute_size_ratio)
+    if not count:
+        return []
+
+    def compute_size_ratio(blocks: np.ndarray) -> float:
+        """The ratio of the largest block to the smallest one, which may be empty."""
+        totals = np.bincount(blocks, sizes, minlength=count)
+        return float(totals.max() / totals.min()) if totals.min() else math.inf
+
+    total = int(sizes.sum())
+    doubled_edges = [-(-2 * total * index // count) for index in range(1, count)]
+    blocks = np.searchsorted(doubled_edges, 2 * sizes.cumsum() - sizes, side="right")
+    if compute_size_ratio(blocks) > _MAX_SIZE_RATIO:
+        blocks = min(blocks, _deal_out(sizes, count), key=compute_size_ratio)
+    ends = np.bincount(blocks, minlength=count).cumsum()
+    return np.split(blocks.argsort(kind="stable"), ends[:-1])
 
 
-def _deal_out(records: Sequence[Record], count: int) -> list[tuple[Record, ...]]:
-    """Deals out the records, the largest first, each to the block that is smallest at that point.
-
-    The order inside a block stays.
-    """
-    blocks: list[list[int]] = [[] for _ in range(count)]
+def _deal_out(sizes: np.ndarray, count: int) -> np.ndarray:
+    """The block of each record: the largest record first, to the block smallest at that point."""
+    blocks = np.empty(len(sizes), np.int64)
     smallest = [(0, index) for index in range(count)]
-    sizes = [_compute_size(record) for record in records]
-    for position in sorted(range(len(records)), key=lambda position: -sizes[position]):
+    for position in np.argsort(-sizes, kind="stable"):
         size, index = smallest[0]
-        blocks[index].append(position)
-        heapq.heapreplace(smallest, (size + sizes[position], index))
-    return [tuple(records[position] for position in sorted(block)) for block in blocks]
-
-
-def _compute_size_ratio(blocks: Sequence[Sequence[Record]]) -> float:
-    """The ratio of the largest block to the smallest one. It is infinite if a block is empty."""
-    sizes = [sum(map(_compute_size, block)) for block in blocks]
-    return max(sizes, default=1) / smallest if (smallest := min(sizes, default=1)) else math.inf
+        blocks[position] = index
+        heapq.heapreplace(smallest, (size + int(sizes[position]), index))
+    return blocks
 
 
 def _compute_size(record: Record) -> int:
     return record.file.num_bytes + _RECORD_BYTES
+
+
+def shuffle(items: Iterable[_Item], purpose: bytes, seed: int) -> list[_Item]:
+    """The items in the order of the hashes of their keys, or of the keys where those are equal."""
+    by_key = sorted(items, key=_get_key)
+    hashes = (hash_key(purpose, seed, key) for key in map(_get_key, by_key))
+    order = np.fromiter(hashes, np.uint64, len(by_key)).argsort(kind="stable")
+    return [by_key[position] for position in order]
 
 
 def hash_key(purpose: bytes, seed: int, key: str) -> int:

@@ -18,35 +18,58 @@ is cut out of the records for train, by the ratio of the two shares.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from beam_jobs.planning.plan import Record, hash_key
+from beam_jobs.planning.plan import Record, hash_key, shuffle
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
 from pipeline_ops.artifacts.dataset import SPLITS
 from pipeline_ops.config.preprocess import Split
 from pipeline_ops.errors import DataError
 
-_GROUP_SUFFIX = "\0"
-"""Ends the name of a group, so that no group is mistaken for the key of a file."""
+
+class _Group(NamedTuple):
+    """Records that are never divided. Its key ends with NUL, as no key of a file does."""
+
+    key: str
+    members: list[Record]
+
+
+_Unit = Record | _Group
 
 
 def split_records(records: Iterable[Record], split: Split) -> dict[str, list[Record]]:
     """The records of each split, in no particular order."""
-    members: dict[str, list[Record]] = defaultdict(list)  # by group, which is never divided
+    found: dict[str, list[Record]] = {name: [] for name in SPLITS}
+    free: list[_Unit] = []
+    for unit in _find_units(records, split):
+        if name := _read_given_split(unit):
+            found[name] += _get_members(unit)
+        else:
+            free.append(unit)
+    if not free:
+        free, split = _cut_out_of_train(found, split)
+    for name, unit in _divide(free, split):
+        found[name] += _get_members(unit)
+    return found
+
+
+def _find_units(records: Iterable[Record], split: Split) -> Iterator[_Unit]:
+    groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         group = _find_group(record, split)
-        members[record.key if group is None else group + _GROUP_SUFFIX].append(record)
-    splits = _read_given_splits(members)
-    if len(splits) == len(members):
-        splits |= _cut_out_of_train(splits, members, split)
-    free = [unit for unit in members if unit not in splits]
-    splits |= _divide(free, members, split)
-    found: dict[str, list[Record]] = {name: [] for name in SPLITS}
-    for unit, name in splits.items():
-        found[name].extend(members[unit])
-    return found
+        if group is None:
+            yield record
+        else:
+            groups[group].append(record)
+    yield from (_Group(f"{group}\0", members) for group, members in groups.items())
+
+
+def _get_members(unit: _Unit) -> Sequence[Record]:
+    return unit.members if isinstance(unit, _Group) else (unit,)
 
 
 def assign_split(key: str, split: Split) -> str:
@@ -74,60 +97,48 @@ def _find_group(record: Record, split: Split) -> str | None:
     return found.group(1)
 
 
-def _cut_out_of_train(
-    given: Mapping[str, str], members: Mapping[str, Sequence[Record]], split: Split
-) -> dict[str, str]:
-    """The splits of the records for train, if a split that has a share is given no records."""
-    shares = {"train": split.train} | {
-        name: getattr(split, name) for name in ("validation", "test") if name not in given.values()
-    }
-    units = [unit for unit, name in given.items() if name == "train"]
-    if not units or not any(share for name, share in shares.items() if name != "train"):
-        return {}
-    total = sum(shares.values())
-    rescaled = {name: shares.get(name, 0.0) / total for name in SPLITS}
-    return _divide(units, members, split.model_copy(update=rescaled))
+def _cut_out_of_train(found: dict[str, list[Record]], split: Split) -> tuple[list[_Unit], Split]:
+    """Takes the units out of train, with new shares, if a split with a share has no records."""
+    empty = {name: getattr(split, name) for name in ("validation", "test") if not found[name]}
+    if not any(empty.values()):
+        return [], split
+    units, found["train"] = list(_find_units(found["train"], split)), []
+    total = split.train + sum(empty.values())
+    rescaled = {name: empty.get(name, 0.0) / total for name in SPLITS}
+    return units, split.model_copy(update=rescaled | {"train": split.train / total})
 
 
-def _divide(
-    units: Iterable[str], members: Mapping[str, Sequence[Record]], split: Split
-) -> dict[str, str]:
+def _divide(units: Iterable[_Unit], split: Split) -> Iterator[tuple[str, _Unit]]:
+    """Yields each unit with its split."""
     if not split.stratify:
-        return {unit: assign_split(unit, split) for unit in units}
-    strata: dict[str, list[str]] = defaultdict(list)
+        for unit in units:
+            yield assign_split(unit.key, split), unit
+        return
+    strata: dict[str, list[_Unit]] = defaultdict(list)
     for unit in units:
-        strata[_find_main_class(members[unit])].append(unit)
-    found: dict[str, str] = {}
+        strata[_find_main_class(_get_members(unit))].append(unit)
     for stratum in strata.values():
-        stratum.sort(key=lambda unit: (hash_key(b"split", split.seed, unit), unit))
-        first = round(split.train * len(stratum))
-        second = round((split.train + split.validation) * len(stratum))
-        found |= dict.fromkeys(stratum[:first], "train")
-        found |= dict.fromkeys(stratum[first:second], "validation")
-        found |= dict.fromkeys(stratum[second:], "test")
-    return found
+        ordered = shuffle(stratum, b"split", split.seed)
+        shares = (0, split.train, split.train + split.validation, 1)
+        cuts = itertools.pairwise(round(share * len(stratum)) for share in shares)
+        for name, (start, end) in zip(SPLITS, cuts, strict=True):
+            yield from zip(itertools.repeat(name), ordered[start:end])
 
 
-def _read_given_splits(members: Mapping[str, Sequence[Record]]) -> dict[str, str]:
-    given: dict[str, str] = {}
-    for unit, records in members.items():
-        by_split = {record.split: record.key for record in records if record.split is not None}
-        if unknown := set(by_split) - set(SPLITS):
-            name = min(unknown)
-            raise DataError(
-                f"{by_split[name]}: the source gives it the split {name!r}, "
-                f"splits are {', '.join(SPLITS)}"
-            )
-        if len(by_split) > 1:
-            (one, one_key), (other, other_key), *_ = sorted(by_split.items())
-            raise DataError(
-                f"{one_key} is given the split {one} and {other_key} the split {other}, "
-                f"but both are of the group {unit.rstrip(_GROUP_SUFFIX)}. "
-                "Correct the given splits, or the groups."
-            )
-        for name in by_split:
-            given[unit] = name
-    return given
+def _read_given_split(unit: _Unit) -> str | None:
+    given = {one.split: one.key for one in _get_members(unit) if one.split is not None}
+    if unknown := given.keys() - SPLITS:
+        name = min(unknown)
+        raise DataError(
+            f"{given[name]}: the source gives it the split {name!r}, splits are {', '.join(SPLITS)}"
+        )
+    if len(given) > 1:
+        (one, one_key), (other, other_key), *_ = sorted(given.items())
+        raise DataError(
+            f"{one_key} is given the split {one} and {other_key} the split {other}, "
+            f"but both are of the group {unit.key[:-1]}. Correct the given splits, or the groups."
+        )
+    return next(iter(given), None)
 
 
 def _find_main_class(records: Sequence[Record]) -> str:

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from beam_jobs.io.example import parse
-from beam_jobs.io.raw import PackedImage, Raw, digest_image, open_raw, translate_read_errors
+from beam_jobs.io.raw import PackedImage, Raw, open_raw, translate_read_errors
 from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
 from beam_jobs.sources.parsing import (
     make_box,
@@ -28,7 +28,7 @@ from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.packed_sources import FieldsSource, PackedSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.raw_data.raw_file import RawFile
+from pipeline_ops.raw_data.raw_file import RawFile, compute_digest
 
 
 def find_containers(source: PackedSource, listing: Listing) -> list[tuple[RawFile, str | None]]:
@@ -68,7 +68,7 @@ class PackedExample:
             )
         [image] = values
         offset = self.start + self.content.find(image)  # or equal bytes before it
-        return PackedImage(key, len(image), digest_image(image), self.container, offset)
+        return PackedImage(key, len(image), compute_digest(image), self.container, offset)
 
     def read_boxes(
         self, corners: Iterable[Iterable[float]], labels: Sequence[str], difficult: str, crowd: str

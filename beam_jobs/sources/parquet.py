@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from beam_jobs.io.parquet_rows import CorruptParquet, find_bytes, iterate_rows, open_parquet
-from beam_jobs.io.raw import PackedImage, Raw, digest_image, open_raw, translate_read_errors
+from beam_jobs.io.raw import PackedImage, Raw, open_raw, translate_read_errors
 from beam_jobs.sources.packed import find_containers, find_field, make_entry
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.packed_sources import ParquetSource
 from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import DataError
-from pipeline_ops.raw_data.raw_file import RawFile
+from pipeline_ops.raw_data.raw_file import RawFile, compute_digest
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -133,7 +133,7 @@ class _FileReader:
 
     def _make_image(self, value: Any, row: int) -> Raw:
         if isinstance(content := find_bytes(value), bytes):
-            digest, key, column = digest_image(content), self._make_place(row), self._columns[0]
+            digest, key, column = compute_digest(content), self._make_place(row), self._columns[0]
             return PackedImage(key, len(content), digest, self._container, row, column)
         path = value.get("path") if isinstance(value, Mapping) else value
         if path is None or self._source.images is None:

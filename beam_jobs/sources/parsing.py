@@ -10,6 +10,7 @@ import json
 import math
 import posixpath
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -89,7 +90,7 @@ def parse_number(value: Any) -> float:
 def parse_text(value: Any) -> str:
     if not isinstance(value, str):
         raise Reject("malformed", f"{_shorten(value)} is not text")
-    return value.strip()
+    return sys.intern(value.strip())  # millions of equal labels share their memory
 
 
 def parse_flag(value: Any) -> bool:

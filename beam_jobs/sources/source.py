@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import posixpath
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -142,7 +144,7 @@ class SourceFiles:
         self.by_key = {file.key: file for file in listing.files}
         self._unreadable = {entry.key: entry for entry in listing.rejected}
         self._entry: CurrentEntry | None = None
-        self._found: dict[str, list[_Found]] = defaultdict(list)
+        self._found: list[_Found] = []
         self._rejected: list[RejectedRecord] = []
         self._rejected_labels: dict[str, Sequence[str]] = {}
 
@@ -256,7 +258,7 @@ class SourceFiles:
         for entry in entries:
             self._add(entry)
         kept, rejected_keys = [], {rejected.key for rejected in self._rejected}
-        for key, found in sorted(self._divide_scopes()):
+        for key, found in self._divide_scopes():
             record, (first, *more) = found[0].record, [entry.place for entry in found]
             if more:
                 detail = f"named more than once: {', '.join([first, *more])}"
@@ -266,7 +268,8 @@ class SourceFiles:
                 self._reject(key, "duplicate", detail, record.labels)
             else:
                 kept.append(self._drop_empty_boxes(record))
-        rejected = sorted(self._rejected, key=lambda rejected: rejected.key)
+        kept.sort(key=attrgetter("key"))
+        rejected = sorted(self._rejected, key=attrgetter("key"))
         return SourceRecords(kept, rejected, self._rejected_labels)
 
     def _add(self, entry: SourceEntry) -> None:
@@ -280,7 +283,7 @@ class SourceFiles:
             name = place.key or key or place.place
             self._reject(name, reject.reason, place.prefix + reject.detail, place.labels)
         else:
-            self._found[record.key].append(_Found(record, place.place, place.scope))
+            self._found.append(_Found(record, place.place, place.scope))
 
     def _make_record(self, entry: SourceEntry, place: CurrentEntry) -> Record:
         label = "" if entry.label is None else parse_text(_to_plain(entry.label))
@@ -324,7 +327,9 @@ class SourceFiles:
 
     def _divide_scopes(self) -> Iterator[tuple[str, list[_Found]]]:
         """Yields the entries of each key, and of each scope if a key occurs in several."""
-        for key, entries in self._found.items():
+        self._found.sort(key=attrgetter("record.key"))
+        for key, group in itertools.groupby(self._found, attrgetter("record.key")):
+            entries = list(group)
             scopes = dict.fromkeys(entry.scope for entry in entries)
             if len(scopes) == 1:
                 yield key, entries
@@ -334,15 +339,12 @@ class SourceFiles:
                 yield name, [entry.rename(name) for entry in entries if entry.scope == scope]
 
     def _drop_empty_boxes(self, record: Record) -> Record:
-        if not any(box.is_empty for box in record.boxes or ()):
-            return record
-        kept = []
-        for index, box in enumerate(record.boxes or ()):
+        boxes = record.boxes or ()
+        for index, box in enumerate(boxes):
             if box.is_empty:
                 self._reject(f"{record.key}#box-{index}", "box_empty", str(box))
-            else:
-                kept.append(box)
-        return dataclasses.replace(record, boxes=tuple(kept))
+        kept = tuple(box for box in boxes if not box.is_empty)
+        return record if len(kept) == len(boxes) else dataclasses.replace(record, boxes=kept)
 
 
 def _to_path(key: str) -> str:

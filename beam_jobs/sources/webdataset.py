@@ -13,13 +13,13 @@ import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from beam_jobs.io.raw import PackedImage, digest_image, open_raw, translate_read_errors
+from beam_jobs.io.raw import PackedImage, open_raw, translate_read_errors
 from beam_jobs.sources.packed import find_containers, make_entry
 from beam_jobs.sources.parsing import is_image_name, parse_json_object
 from beam_jobs.sources.source import MAX_IMAGE_BYTES, SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.packed_sources import WebdatasetSource
-from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
+from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_raw_key
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 """The name of a sample, and the rest: `a/7` and `seg.png` for `a/7.seg.png`."""
@@ -114,7 +114,7 @@ class _Sample:
             )
         fields = self._read_fields(annotation, source)
         content = self._read(member, MAX_IMAGE_BYTES)
-        digest, offset = digest_image(content), member.offset_data
+        digest, offset = compute_digest(content), member.offset_data
         image = PackedImage(_to_key(member.name), len(content), digest, self._container, offset)
         return make_entry(image, fields, source, split, source.class_names)
 

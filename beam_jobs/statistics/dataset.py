@@ -16,12 +16,13 @@ sqrt(b / 5.5 n), which is 0.05 for 1,500 examples in 20 bins.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from pydantic import BaseModel
 
+from beam_jobs.planning.duplicates import find_repeated_digests
 from beam_jobs.planning.plan import Record
 from beam_jobs.statistics.measure import FEATURES, Histogram, Measurements, merge_measurements
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
@@ -146,18 +147,13 @@ def find_duplicates(
     Records whose keys are in `excluded_keys` do not count.
     """
     excluded = set(excluded_keys)
-    digests = Counter(
-        record.file.digest
-        for records in by_split.values()
-        for record in records
-        if record.key not in excluded
-    )
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    repeated = find_repeated_digests([one for records in by_split.values() for one in records])
+    found: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for split, records in by_split.items():
         for record in records:
-            if digests[record.file.digest] > 1 and record.key not in excluded:
+            if record.file.digest in repeated and record.key not in excluded:
                 found[record.file.digest].append((record.key, split))
-    pairs = [zip(*sorted(members), strict=True) for members in found.values()]
+    pairs = [zip(*sorted(each), strict=True) for each in found.values() if len(each) > 1]
     groups = [DuplicateGroup(keys=list(keys), splits=list(splits)) for keys, splits in pairs]
     groups.sort(key=lambda group: (len(set(group.splits)) == 1, group.keys))
     return Duplicates(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from pipeline_ops.raw_data.raw_file import RawFile, RejectedFile, new_hash
+from pipeline_ops.raw_data.raw_file import RawFile, RejectedFile, format_digest, new_hash
 from pipeline_ops.raw_data.remote import RemoteFolder
 
 RawFolder = Path | RemoteFolder
@@ -27,7 +27,8 @@ class Listing:
         """
         hashed = new_hash()
         for file in self.files:
-            hashed.update(f"{file.key}\0{file.digest}\0".encode())  # no file name holds a NUL
+            # No file name holds a NUL.
+            hashed.update(f"{file.key}\0{format_digest(file.digest)}\0".encode())
         for entry in self.rejected:
             hashed.update(f"{entry.key}\0{entry.reason}\0".encode())
         return hashed.hexdigest()

@@ -25,6 +25,7 @@ from pipeline_ops.raw_data.listing_index import read_index, write_index
 from pipeline_ops.raw_data.raw_file import (
     RawFile,
     RejectedFile,
+    format_digest,
     new_hash,
     to_file_version,
     to_raw_key,
@@ -69,9 +70,8 @@ def list_raw_files(
             is_known = line.startswith(signature)
             digest = line[len(signature) :] if is_known else _compute_digest(entry.path)
             is_settled = stat.st_ctime_ns < settled_ns
-            files.append(
-                RawFile(key, stat.st_size, digest, to_file_version(stat) if is_settled else "")
-            )
+            version = to_file_version(stat) if is_settled else ""
+            files.append(RawFile(key, stat.st_size, int(digest, 16), version))
             num_kept += is_known
             if not is_known and is_settled:
                 fresh[key] = signature + digest
@@ -79,7 +79,8 @@ def list_raw_files(
         raise _make_listing_error(error, os.fsencode(folder)) from None
     files.sort(key=_get_key)
     if fresh or num_kept < num_known:
-        write_index(index_file, known | fresh, ((file.key, file.digest) for file in files))
+        digests = ((file.key, format_digest(file.digest)) for file in files)
+        write_index(index_file, known | fresh, digests)
     return Listing(folder, tuple(files), tuple(sorted(rejected, key=_get_key)))
 
 

@@ -27,7 +27,7 @@ from pipeline_ops.raw_data.fsspec_driver import (
     get_file_system,
     translate_errors,
 )
-from pipeline_ops.raw_data.raw_file import RawFile, new_hash, to_raw_key
+from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_raw_key
 from pipeline_ops.storage.outage import repeat_while_away
 
 if TYPE_CHECKING:
@@ -185,13 +185,13 @@ class RemoteFolder:
         found = self._unwrap(file, content)
         with _translate_missing_file(file), translate_errors(self / file.key):
             if not self._is_unchanged(file, found):
-                raise _make_change_error(file)
+                raise make_change_error(file.key)
         return found
 
     def _unwrap(self, file: RawFile, content: bytes | Exception) -> bytes:
         """Raises the error that the driver has returned instead of a content."""
         if isinstance(content, Exception) and _BEYOND_END.search(str(content)):
-            raise _make_change_error(file)
+            raise make_change_error(file.key)
         with _translate_missing_file(file), translate_errors(self / file.key):
             if isinstance(content, Exception):
                 raise content
@@ -204,7 +204,7 @@ class RemoteFolder:
         """
         if len(content) != file.num_bytes:
             return False
-        if _MD5.fullmatch(file.version):
+        if _MD5.fullmatch(str(file.version)):
             md5 = hashlib.md5(content, usedforsecurity=False)
             if md5.hexdigest() == file.version:
                 return True
@@ -253,8 +253,8 @@ class _RemoteFile(io.RawIOBase):
         return len(content)
 
 
-def _make_change_error(file: RawFile) -> MachineError:
-    return MachineError(f"{file.key} has changed since the run started. Retry.")
+def make_change_error(key: str) -> MachineError:
+    return MachineError(f"{key} has changed since the run started. Retry.")
 
 
 @contextlib.contextmanager
@@ -271,7 +271,7 @@ def _to_raw_file(path: str, entry: Mapping[str, Any]) -> RawFile | None:
     if path.endswith("/") or any(part.startswith(".") for part in path.split("/")):
         return None
     etag = _find_etag(entry)
-    digest = new_hash(f"{entry['size']} {etag}".encode()).hexdigest()
+    digest = compute_digest(f"{entry['size']} {etag}".encode())
     return RawFile(to_raw_key(path.encode()), entry["size"], digest, etag)
 
 

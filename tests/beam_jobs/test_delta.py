@@ -14,7 +14,7 @@ from beam_jobs.planning.splits import split_records
 from beam_jobs.stages.stage import Box
 from pipeline_ops.artifacts.dataset import parse_generation
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.raw_data.raw_file import RawFile
+from pipeline_ops.raw_data.raw_file import RawFile, format_digest
 
 CLASSES = ["a", "b"]
 
@@ -31,11 +31,10 @@ def config(**incremental) -> Preprocess:
     )
 
 
-def record(number: int, content: str = "", label: str | None = None, **keys) -> Record:
+def record(number: int, content: int | None = None, label: str | None = None, **keys) -> Record:
     label = label or CLASSES[number % 2]
-    return Record(
-        RawFile(f"{label}/{number}.png", 1000, content or f"content{number}"), label, **keys
-    )
+    content = number if content is None else content
+    return Record(RawFile(f"{label}/{number}.png", 1000, content), label, **keys)
 
 
 def plan(records, base: BaseDataset | None, **incremental) -> Delta:
@@ -49,7 +48,7 @@ def base_after(delta: Delta) -> BaseDataset:
         for position, member in enumerate(shard.records):
             entries[member.key] = IndexEntry(
                 member.key,
-                member.file.digest,
+                format_digest(member.file.digest),
                 compute_annotation_digest(member),
                 shard.split,
                 shard.name,
@@ -72,7 +71,7 @@ def readable(base: BaseDataset, delta: Delta) -> dict[str, tuple[str, str]]:
         if shard in delta.kept and position not in delta.kept[shard]
     ]
     found += [
-        (member.key, member.file.digest, compute_annotation_digest(member))
+        (member.key, format_digest(member.file.digest), compute_annotation_digest(member))
         for shard in delta.shards
         for member in shard.records
     ]
@@ -105,10 +104,10 @@ def test_of_equal_records_nothing_is_built(base):
 
 CHANGES = {
     "a new record": ([*FIRST, record(200)], 1, 0),
-    "other content": ([*FIRST[1:], record(0, "other")], 1, 1),
+    "other content": ([*FIRST[1:], record(0, 1000)], 1, 1),
     "another label": ([*FIRST[1:], Record(FIRST[0].file, "b")], 1, 1),
     "a record gone": (FIRST[1:], 0, 1),
-    "another name": ([*FIRST[2:], record(0), record(201, "content1")], 1, 1),
+    "another name": ([*FIRST[2:], record(0), record(201, 1)], 1, 1),
     "another split": ([*FIRST[1:], dataclasses.replace(FIRST[0], split="test")], 1, 1),
     "boxes": ([*FIRST[1:], dataclasses.replace(FIRST[0], boxes=(Box(0, 0, 1, 1, "a"),))], 1, 1),
 }
@@ -180,7 +179,7 @@ def test_after_any_number_of_changes_a_reader_gets_exactly_the_records_there_are
     for _ in range(12):
         delta = plan(records.values(), base)
         wanted = {
-            member.key: [member.file.digest, compute_annotation_digest(member)]
+            member.key: [format_digest(member.file.digest), compute_annotation_digest(member)]
             for member in records.values()
         }
         assert readable(base or BaseDataset({}, {}, CLASSES, 1), delta) == wanted
@@ -189,7 +188,7 @@ def test_after_any_number_of_changes_a_reader_gets_exactly_the_records_there_are
             if number in records and chance.random() < 0.5:
                 del records[number]
             else:
-                records[number] = record(number, f"content{chance.randint(0, 3)}")
+                records[number] = record(number, chance.randint(0, 3))
     assert max(map(parse_generation, base_after(delta).removed), default=1) >= 1
 
 

@@ -9,18 +9,21 @@ import pytest
 from beam_jobs.planning.duplicates import remove_duplicates
 from beam_jobs.planning.plan import Record
 from beam_jobs.stages.stage import Box
-from pipeline_ops.raw_data.raw_file import RawFile
+from pipeline_ops.raw_data.raw_file import RawFile, compute_digest
 
 
 def record(key: str, content: str, label: str = "cat", **keys) -> Record:
-    return Record(RawFile(key, 1, content), label, **keys)
+    return Record(RawFile(key, 1, compute_digest(content.encode())), label, **keys)
 
 
-def decide(train=(), validation=(), test=(), perceptual_hashes=None, max_bits=None):
+def decide(train=(), validation=(), test=(), perceptual_hashes=None, max_bits=0):
     """The keys that stay, by split, and what the quarantine says: (key, reason, detail)."""
     decision = remove_duplicates(
         {"train": list(train), "validation": list(validation), "test": list(test)},
-        perceptual_hashes or {},
+        {
+            compute_digest(content.encode()): bits
+            for content, bits in (perceptual_hashes or {}).items()
+        },
         max_bits,
     )
     assert [record.key for record in decision.quarantined] == [
@@ -45,7 +48,7 @@ def test_copies_that_were_removed_are_neither_bad_nor_good():
     decision = remove_duplicates(
         {"train": [record("a", "x"), record("b", "x"), record("c", "y"), record("d", "y", "dog")]},
         {},
-        None,
+        0,
     )
     assert [member.key for member in decision.records_without_copies] == ["a", "c", "d"]
 
@@ -59,6 +62,14 @@ def test_within_a_split_the_first_by_key_stays():
     kept, out = decide(train=[record("b", "x"), record("a", "x"), record("c", "y")])
     assert kept["train"] == ["a", "c"]
     assert out == [("b", "duplicate", "equal to a")]
+
+
+def test_contents_that_only_python_hashes_to_the_same_number_all_stay():
+    digests = [1, 2**61, 2**62 - 1]
+    assert len(set(map(hash, digests))) == 1
+    records = [Record(RawFile(f"{digest}", 1, digest), f"{digest}") for digest in digests]
+    decision = remove_duplicates({"train": records}, {}, 0)
+    assert (decision.by_split, decision.quarantined) == ({"train": records}, ())
 
 
 def test_equal_images_with_different_labels_are_all_rejected():

@@ -17,7 +17,7 @@ NONE = {split: [] for split in SPLITS}
 
 def records(count: int, **keys) -> list[Record]:
     return [
-        Record(RawFile(f"{index % 2}/{index}.png", 1, f"{index}"), f"{index % 2}", **keys)
+        Record(RawFile(f"{index % 2}/{index}.png", 1, index), f"{index % 2}", **keys)
         for index in range(count)
     ]
 
@@ -102,7 +102,7 @@ def test_the_job_says_that_all_images_of_a_split_are_damaged(animals):
     """The split is that of the key, so the test spoils the images that the real code puts there."""
     names = [str(path.relative_to(animals.raw)) for path in animals.raw.rglob("*.png")]
     tests = split_records(
-        [Record(RawFile(name, 1, name)) for name in names],
+        [Record(RawFile(name, 1, 0)) for name in names],
         split(train=0.6, validation=0.2, test=0.2, seed=3),
     )["test"]
     for record in tests:
@@ -121,7 +121,7 @@ def test_the_job_says_that_all_images_of_a_split_are_damaged(animals):
 )
 def test_a_split_that_the_source_gives_nothing_is_cut_out_of_train(given, missing):
     found = [
-        Record(RawFile(f"{index}.png", 1, ""), "a", split=sorted(given)[index % len(given)])
+        Record(RawFile(f"{index}.png", 1, 0), "a", split=sorted(given)[index % len(given)])
         for index in range(3000)
     ]
     divided = split_records(found, split())
@@ -134,7 +134,7 @@ def test_a_split_that_the_source_gives_nothing_is_cut_out_of_train(given, missin
 
 
 def test_one_record_without_a_split_leaves_the_given_ones_alone():
-    found = [*records(50, split="train"), Record(RawFile("new.png", 1, ""), "0")]
+    found = [*records(50, split="train"), Record(RawFile("new.png", 1, 0), "0")]
     assert {record.split for record in split_records(found, split())["train"]} >= {"train"}
     assert (
         sum(

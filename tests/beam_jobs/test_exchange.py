@@ -38,8 +38,8 @@ def exchange(request, tmp_path) -> Exchange:
 
 
 def records() -> tuple[Record, ...]:
-    file = RawFile("a/ü%20.png", 12, "d" * 32, "1.2")
-    packed = PackedImage("x:3", 7, "e" * 32, RawFile("x.tfrecord", 99, "f" * 32), 40)
+    file = RawFile("a/ü%20.png", 12, 0xD << 124, 1_732_600_000.1234567)
+    packed = PackedImage("x:3", 7, 0xE, RawFile("x.tfrecord", 99, 0), 40)
     box = Box(0.1, 1e-17, 1 / 3, 7.25, "cat", is_crowd=True)
     return (
         Record(file, "a"),
@@ -58,7 +58,7 @@ def test_plans_read_back_as_they_were_written(exchange):
     plans = make_plans()
     tasks = exchange.write_plans(plans)
     assert [exchange.read_plan(task) for task in reversed(tasks)] == plans[::-1]
-    assert exchange.read_plan(tasks[0]).records[0].file.version == "1.2"
+    assert exchange.read_plan(tasks[0]).records[0].file.version == 1_732_600_000.1234567
 
 
 def test_of_an_earlier_try_only_results_of_the_same_plans_stay(exchange):

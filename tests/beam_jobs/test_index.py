@@ -28,7 +28,7 @@ ENTRIES = [
     IndexEntry("cat/1.png", "c1", "a1", "test"),
     IndexEntry("cat/é\n.png", "c3", "a1", ""),
 ]
-RECORD = Record(RawFile("cat/1.png", 1, "c"), "cat", boxes=(Box(0, 0, 1, 1, "cat"),))
+RECORD = Record(RawFile("cat/1.png", 1, 1), "cat", boxes=(Box(0, 0, 1, 1, "cat"),))
 
 
 def test_an_index_is_read_as_it_was_written(tmp_path):
@@ -72,7 +72,7 @@ def test_what_is_no_index_is_told_with_what_to_do(tmp_path, content):
         ({"boxes": (Box(0, 0, 1, 1, "cat", is_difficult=True),)}, True),
         ({"split": "test"}, False),
         ({"group": "g"}, False),
-        ({"file": RawFile("cat/1.png", 2, "other")}, False),
+        ({"file": RawFile("cat/1.png", 2, 2)}, False),
     ],
 )
 def test_an_annotation_is_what_the_source_says_of_the_image(changes, is_other):

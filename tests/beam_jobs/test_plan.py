@@ -29,7 +29,7 @@ def explain(split: str) -> str:
 
 def records(count: int, num_bytes=lambda index: 1000) -> list[Record]:
     return [
-        Record(RawFile(f"class{index % 3}/{index}.png", num_bytes(index), ""), f"class{index % 3}")
+        Record(RawFile(f"class{index % 3}/{index}.png", num_bytes(index), 0), f"class{index % 3}")
         for index in range(count)
     ]
 
@@ -55,27 +55,27 @@ def bytes_of(plans) -> list[int]:
 
 @pytest.mark.parametrize("count, num_shards", [(1, 1), (7, 7), (8, 7), (1000, 8), (1003, 16)])
 def test_every_record_is_in_exactly_one_shard(count, num_shards):
-    planned = keys_of(plan_shards({"train": records(count)}, 7, num_shards))
+    planned = keys_of(plan_shards("train", records(count), 7, num_shards))
     assert sorted(planned) == sorted(record.key for record in records(count))
 
 
 def test_the_order_of_the_listing_changes_nothing():
     shuffled = records(500, lambda index: index * 37 % 1000)
     random.Random(1).shuffle(shuffled)
-    assert plan_shards({"train": shuffled}, 7, 8) == plan_shards(
-        {"train": records(500, lambda index: index * 37 % 1000)}, 7, 8
+    assert plan_shards("train", shuffled, 7, 8) == plan_shards(
+        "train", records(500, lambda index: index * 37 % 1000), 7, 8
     )
 
 
 def test_the_number_of_shards_does_not_change_the_order():
-    assert keys_of(plan_shards({"train": records(300)}, 7, 1)) == keys_of(
-        plan_shards({"train": records(300)}, 7, 8)
+    assert keys_of(plan_shards("train", records(300), 7, 1)) == keys_of(
+        plan_shards("train", records(300), 7, 8)
     )
 
 
 def test_the_order_is_a_shuffle_over_the_whole_split():
     places = {
-        key: place for place, key in enumerate(keys_of(plan_shards({"train": records(2000)}, 7, 8)))
+        key: place for place, key in enumerate(keys_of(plan_shards("train", records(2000), 7, 8)))
     }
     moved = [abs(places[record.key] - place) for place, record in enumerate(records(2000))]
     assert sum(moved) / len(moved) == pytest.approx(
@@ -84,13 +84,13 @@ def test_the_order_is_a_shuffle_over_the_whole_split():
 
 
 def test_another_seed_gives_another_order():
-    assert keys_of(plan_shards({"train": records(300)}, 7, 1)) != keys_of(
-        plan_shards({"train": records(300)}, 8, 1)
+    assert keys_of(plan_shards("train", records(300), 7, 1)) != keys_of(
+        plan_shards("train", records(300), 8, 1)
     )
 
 
 def test_shards_of_equal_records_differ_by_at_most_one_record():
-    sizes = [len(plan.records) for plan in plan_shards({"train": records(1003)}, 7, 8)]
+    sizes = [len(plan.records) for plan in plan_shards("train", records(1003), 7, 8)]
     assert len(sizes) == 8
     assert max(sizes) - min(sizes) <= 1
 
@@ -105,13 +105,13 @@ SIZES = {
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("count, num_shards", [(400, 4), (800, 16), (3000, 64)])
 def test_shards_are_within_a_tenth_of_each_other_in_bytes(sizes, count, num_shards):
-    sizes = bytes_of(plan_shards({"train": records(count, SIZES[sizes])}, 7, num_shards))
+    sizes = bytes_of(plan_shards("train", records(count, SIZES[sizes]), 7, num_shards))
     assert max(sizes) <= 1.1 * min(sizes)
 
 
 def test_a_record_larger_than_all_others_together_has_a_shard_for_itself():
     plans = plan_shards(
-        {"train": records(50, lambda index: 10_000_000 if index == 20 else 1000)}, 7, 3
+        "train", records(50, lambda index: 10_000_000 if index == 20 else 1000), 7, 3
     )
     assert [
         record.file.num_bytes for plan in plans if len(plan.records) == 1 for record in plan.records
@@ -120,15 +120,16 @@ def test_a_record_larger_than_all_others_together_has_a_shard_for_itself():
 
 
 def test_a_small_split_has_fewer_shards_and_none_is_empty():
-    plans = plan_shards({"train": records(100), "test": records(3), "validation": []}, 7, 8)
-    assert [plan.name for plan in plans if plan.split != "train"] == [
+    plans = plan_shards("test", records(3), 7, 8)
+    assert [plan.name for plan in plans] == [
         f"test-{index:05d}-of-00003.tfrecord" for index in range(3)
     ]
+    assert plan_shards("validation", [], 7, 8) == []
     assert all(plan.records for plan in plans)
 
 
 def test_shards_of_a_later_generation_say_so():
-    assert [plan.name for plan in plan_shards({"train": records(9)}, 7, 2, 3)] == [
+    assert [plan.name for plan in plan_shards("train", records(9), 7, 2, 3)] == [
         "train-g0003-00000-of-00002.tfrecord",
         "train-g0003-00001-of-00002.tfrecord",
     ]

@@ -105,7 +105,9 @@ def labels_of(records: list[Record]) -> list[tuple[str, list[str]]]:
 
 def test_a_class_of_boxes_is_lost_with_the_last_image_that_has_one():
     def record(key: str, *labels: str) -> Record:
-        return Record(RawFile(key, 1, key), boxes=tuple(Box(0, 0, 1, 1, label) for label in labels))
+        return Record(
+            RawFile(key, 1, int(key)), boxes=tuple(Box(0, 0, 1, 1, label) for label in labels)
+        )
 
     records = [record("1", "cell", "plate"), record("2", "cell"), record("3", "plate"), record("4")]
     assert find_lost_classes(labels_of(records), [rejected("1"), rejected("3")]) == ["plate"]
@@ -115,7 +117,7 @@ def test_a_class_of_boxes_is_lost_with_the_last_image_that_has_one():
 
 def test_a_class_is_lost_under_the_name_that_it_has_after_the_stages():
     records = [
-        Record(RawFile(key, 1, key), label)
+        Record(RawFile(key, 1, int(key)), label)
         for key, label in [("1", "cat"), ("2", "kitten"), ("3", "dog"), ("4", "plant")]
     ]
     stages = bind_stages(

@@ -21,7 +21,7 @@ BY_FOLDER = Split(**SHARES, seed=7, group_by="parent_folder")
 
 
 def record(key: str, label: str = "a", **keys) -> Record:
-    return Record(RawFile(key, 1, ""), label, **keys)
+    return Record(RawFile(key, 1, 0), label, **keys)
 
 
 def records(count: int) -> list[Record]:

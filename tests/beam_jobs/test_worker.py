@@ -18,7 +18,7 @@ CORES = len(os.sched_getaffinity(0))
 
 def plans(count: int, num_bytes: int) -> list[ShardPlan]:
     return [
-        ShardPlan("train", f"{index}", (Record(RawFile(f"{index}", num_bytes, "")),))
+        ShardPlan("train", f"{index}", (Record(RawFile(f"{index}", num_bytes, 0)),))
         for index in range(count)
     ]
 

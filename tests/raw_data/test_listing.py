@@ -14,6 +14,7 @@ import pytest
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data import local
 from pipeline_ops.raw_data.local import list_raw_files, list_stats
+from pipeline_ops.raw_data.raw_file import format_digest
 from pipeline_ops.storage.open_store import open_root
 
 SETTLING_SECONDS = 0.3
@@ -93,7 +94,7 @@ def test_a_settled_file_is_read_once(raw, listing, tmp_path):
             read_index_file(tmp_path)["a/1.png"], "0123456789abcdef0123456789abcdef"
         )
     )
-    assert listing().files[0].digest == "0123456789abcdef0123456789abcdef"
+    assert listing().files[0].digest == 0x0123456789ABCDEF0123456789ABCDEF
 
 
 def test_a_file_that_was_just_written_is_read_again(raw, listing, tmp_path):
@@ -279,7 +280,9 @@ def test_a_damaged_index_is_told_of_and_all_files_are_read_again(
     file.write_bytes(content)
     assert listing() == before
     assert f"{file}, line 1: not an index of raw files. All raw files are read again" in caplog.text
-    assert read_index_file(tmp_path) == {each.key: each.digest for each in before.files}
+    assert read_index_file(tmp_path) == {
+        each.key: format_digest(each.digest) for each in before.files
+    }
 
 
 def test_an_index_behind_a_link_is_not_read(raw, listing, tmp_path, caplog):

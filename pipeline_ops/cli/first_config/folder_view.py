@@ -157,7 +157,7 @@ def view_folder(path: Path, max_files: int = _MAX_FILES) -> FolderView:
             rejected.append(RejectedFile(key, entry.reason, entry.detail))
         else:
             version = to_file_version(entry.stat)
-            files.append(RawFile(key, entry.stat.st_size, digest="", version=version))
+            files.append(RawFile(key, entry.stat.st_size, digest=0, version=version))
     files.sort(key=lambda file: file.key)
     name = to_raw_key(os.fsencode(path.resolve().name)) if is_file else None
     return FolderView(folder, tuple(files), tuple(sorted(rejected)), name, is_complete)

@@ -13,7 +13,7 @@ SOURCE = ImageFolderSource(type="image_folder", path="raw")
 
 
 def listing(*keys: str) -> Listing:
-    return Listing(Path("raw"), tuple(RawFile(key, 1, "") for key in keys))
+    return Listing(Path("raw"), tuple(RawFile(key, 1, 0) for key in keys))
 
 
 def test_the_first_folder_is_the_label():

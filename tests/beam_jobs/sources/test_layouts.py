@@ -22,7 +22,7 @@ def source(**options) -> ImageFolderSource:
 
 
 def listing(*keys: str) -> Listing:
-    return Listing(Path("raw"), tuple(RawFile(key, 1, "") for key in keys))
+    return Listing(Path("raw"), tuple(RawFile(key, 1, 0) for key in keys))
 
 
 def found(files: Listing, **options) -> list[tuple[str, str | None]]:

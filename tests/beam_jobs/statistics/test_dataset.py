@@ -20,7 +20,7 @@ from pipeline_ops.raw_data.raw_file import RawFile
 
 
 def records(**contents: str) -> list[Record]:
-    return [Record(RawFile(key, 1, digest), "cat") for key, digest in contents.items()]
+    return [Record(RawFile(key, 1, int(digest)), "cat") for key, digest in contents.items()]
 
 
 def test_groups_that_reach_over_splits_come_first():

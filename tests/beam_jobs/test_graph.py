@@ -131,11 +131,11 @@ def test_a_shard_whose_file_is_gone_is_built_again(job):
     spec, exchange, plans, tasks = job
     run(BuildShard(spec, exchange), tasks, exchange)
     shards = {plan.name: (spec.target / plan.name).local for plan in plans}
-    before = {name: (path.read_bytes(), path.stat().st_ino) for name, path in shards.items()}
+    before = {name: (path.read_bytes(), path.stat().st_mtime_ns) for name, path in shards.items()}
     shards["train-0"].unlink()
     shards["train-1"].write_bytes(b"short")
     run(BuildShard(spec, exchange), tasks, exchange)
-    after = {name: (path.read_bytes(), path.stat().st_ino) for name, path in shards.items()}
+    after = {name: (path.read_bytes(), path.stat().st_mtime_ns) for name, path in shards.items()}
     assert [content for content, _ in after.values()] == [content for content, _ in before.values()]
     assert [name for name in shards if after[name] == before[name]] == ["train-2"]
 

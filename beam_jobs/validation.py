@@ -1,8 +1,8 @@
 """The checks of a pipeline's data and model before any work.
 
-They list and read the source, plan the splits, run one image through the stages, and build the
-model for the result (`pipeline_ops/jobs/model_check.py`). The preprocess job and
-`trainyard validate --deep` call them. They write only the indexes of listings and the verdict.
+They look at the planned splits, run one image through the stages, and build the model for the
+result (`pipeline_ops/jobs/model_check.py`). The preprocess job and `trainyard validate --deep` call
+them. They write only the verdict about the model.
 """
 
 from __future__ import annotations
@@ -11,44 +11,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from beam_jobs.io.raw import read_raw
-from beam_jobs.planning.duplicates import CollectionDecision, decide_collection
+from beam_jobs.planning.duplicates import CollectionDecision
 from beam_jobs.planning.plan import Record, check_labels, count_planned_labels, shuffle
 from beam_jobs.planning.splits import explain_from_plan
-from beam_jobs.sources import SourceData, read_source_data
+from beam_jobs.sources import SourceData
 from beam_jobs.stages.execution import BoundStage, map_class_names, run_stages
 from beam_jobs.stages.stage import Rejected
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.model_data_rules import find_image_size
-from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.train import Train
 from pipeline_ops.jobs.model_check import requires_process, validate_training
 from pipeline_ops.jobs.planned_training import PlannedTraining
-from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_interval
 from pipeline_ops.raw_data.listing import RawFolder
 
 _MAX_TRIED_IMAGES = 50
-
-
-def validate_deeply(config: PipelineConfig, python: str) -> dict[str, int]:
-    """Checks data and model of a pipeline. Returns the number of images in each split.
-
-    `python` is the interpreter if the config names none. Raises the errors that the preprocess job
-    would raise before its work.
-    """
-    validate_interval(config)
-    preprocess, source = config.preprocess, read_source(config)
-    decision = decide_collection(preprocess, source.found.records, {})
-    validate_plan(preprocess, source, decision)
-    training = PlannedTraining.from_config(config, python)
-    validate_model(training, preprocess, source, Layout(config.root, config.pipeline))
-    return {name: len(members) for name, members in decision.by_split.items()}
-
-
-def read_source(config: PipelineConfig) -> SourceData:
-    preprocess, listings = config.preprocess, Layout(config.root, config.pipeline).listings
-    listing = list_folder(find_raw_folder(config), listings, preprocess.source.file_patterns)
-    return read_source_data(preprocess, listing, config.file)
 
 
 def validate_plan(config: Preprocess, source: SourceData, decision: CollectionDecision) -> None:

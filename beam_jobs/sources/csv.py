@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from beam_jobs.sources.manifest import make_entry
+from beam_jobs.sources.jsonl import make_manifest_entry
 from beam_jobs.sources.parsing import CORNERS, parse_box
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Box, Reject
@@ -49,7 +49,7 @@ def read_entries(files: SourceFiles, source: CsvSource) -> Iterator[SourceEntry]
                 if row.fault:
                     raise row.fault
             boxes = _parse_boxes(rows) if has_boxes else None
-            yield make_entry(first.fields, boxes, source)
+            yield make_manifest_entry(first.fields, boxes, source)
 
 
 def _read_rows(content: bytes, source: CsvSource) -> Iterator[_Row]:

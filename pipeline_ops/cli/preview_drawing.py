@@ -21,7 +21,7 @@ from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.plan import hash_key
 from beam_jobs.stages.execution import BoundStage, run_stages
 from beam_jobs.stages.stage import Example, Rejected
-from beam_jobs.validation import read_source
+from pipeline_ops.cli.deep_validation import read_source
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError, DataError

@@ -73,7 +73,7 @@ def _validate_file(file: Path, overrides: Mapping[str, Any], is_deep: bool) -> N
 
 def _validate_deeply(config: PipelineConfig) -> dict[str, str]:
     """Reads the source and builds the model. Returns a line about both."""
-    from beam_jobs.validation import validate_deeply
+    from pipeline_ops.cli.deep_validation import validate_deeply
 
     counts = validate_deeply(config, sys.executable)
     images = ", ".join(f"{count} {split}" for split, count in counts.items())

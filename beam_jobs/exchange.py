@@ -25,10 +25,11 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Generic, NamedTuple, TypeVar
+from typing import IO, Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from beam_jobs.elements import ShardTask
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.measure import Measurements
 from beam_jobs.statistics.summary import PlanSummary, Summary
@@ -55,14 +56,6 @@ class StoppedByDriver(Exception):
     """The driver has given up and does not need the result."""
 
 
-class ShardTask(NamedTuple):
-    """A plan to work on: its name, and its bytes in the file of all plans."""
-
-    name: str
-    start: int
-    num_bytes: int
-
-
 class PlanProgress(BaseModel, frozen=True):
     """The records of a plan that are done, and those of them that were rejected."""
 
@@ -86,20 +79,18 @@ class Exchange:
 
         Raises MachineError if the disk or the store refuses them.
         """
-        tasks, position, hashed = [], 0, hashlib.sha256()
+        plans = tuple(plans)
+        tasks, position = [], 0
         with self._open_plans() as file:
             for plan in plans:
                 line = _PLAN.dump_json(plan, exclude_defaults=True) + b"\n"
                 file.write(line)
-                # The contents are in the fingerprint. The version of a new file may still change.
-                keys = "\0".join(record.key for record in plan.records)
-                hashed.update(f"{plan.name}\0{keys}\n".encode())
                 tasks.append(ShardTask(plan.name, position, len(line)))
                 position += len(line)
         for kind in (_PROGRESS, _ERRORS, _STATISTICS):
             (self.folder / kind).remove_tree()
         (self.folder / _STOP).remove()
-        digest, known = hashed.hexdigest().encode(), self.folder / _DIGEST
+        digest, known = digest_plans(plans).encode(), self.folder / _DIGEST
         if not known.exists() or known.read() != digest:
             (self.folder / _RESULTS).remove_tree()
             known.write(digest)
@@ -201,6 +192,15 @@ class Exchange:
                 yield file
                 file.flush()
             path.upload(Path(file.name))
+
+
+def digest_plans(plans: Iterable[ShardPlan]) -> str:
+    """A digest of the places of all records. Their contents are in the fingerprint of the job."""
+    hashed = hashlib.sha256()
+    for plan in plans:
+        keys = "\0".join(record.key for record in plan.records)
+        hashed.update(f"{plan.name}\0{keys}\n".encode())
+    return hashed.hexdigest()
 
 
 class ProgressReporter:

@@ -7,11 +7,10 @@ No image crosses a shuffle or a coder. Plans and results go through the exchange
 counters `examples` (those that left it), `rejected` and `skipped`, and a distribution
 `microseconds`, with one value for each shard. `write` counts as a stage.
 
-The graph does not depend on the runner, which is named, because DirectRunner may be another engine
-on another machine. The embedded runner works in memory: in its other modes, Beam opens four ports
-on all interfaces, without credentials, and serves any file of the host there. Other runners start
-workers on other hosts, which mount the raw files and the storage root at the same paths, and have
-the same versions of Trainyard and its packages.
+The graph does not depend on the runner. This module runs it on the embedded one, and `engine.py` on
+an engine. The embedded runner is named, because DirectRunner may be another one on another machine.
+It works in memory: in its other modes, Beam opens four ports on all interfaces, without
+credentials, and serves any file of the host there.
 """
 
 from __future__ import annotations
@@ -29,13 +28,12 @@ import apache_beam as beam
 from apache_beam import coders
 from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners import create_runner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from beam_jobs.exchange import Exchange, Results, ShardTask
+from beam_jobs.elements import ShardReport, ShardTask
+from beam_jobs.exchange import Exchange, Results
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.measure import Measurements, merge_measurements
 from beam_jobs.statistics.summary import PlanSummary, Summary
@@ -43,12 +41,10 @@ from beam_jobs.worker import (
     BuildSpec,
     PlanCounts,
     PlanWorker,
-    ShardReport,
     start_process,
     work_in_process,
 )
-from pipeline_ops.config.preprocess import BeamRunner
-from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.errors import MachineError, TrainyardError
 
 _MALLOC_SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
@@ -191,18 +187,17 @@ def build_graph(
 def build_shards(
     plans: Sequence[ShardPlan],
     spec: BuildSpec[Summary],
-    runner: BeamRunner,
     exchange: Exchange,
     num_processes: int,
     report: Callable[[int, int], None],
 ) -> list[Summary]:
-    """Builds all shards. Returns their summaries in the order of the plans.
+    """Builds all shards on this host. Returns their summaries in the order of the plans.
 
     Beam runs in a thread of its own. The calling thread stays free for cancellation and for
     `report`, which gets the number of finished and of rejected records. The runner does not change
     a byte of the result. Raises the error of a worker or of Beam.
     """
-    engine, options = create_engine(runner)
+    options = PipelineOptions([], direct_running_mode="in_memory", direct_num_workers=1)
     tasks = exchange.write_plans(plans)
     results = Results(exchange, plans, spec.summary)
     do_fn = (
@@ -213,7 +208,7 @@ def build_shards(
 
     def run() -> None:
         logging.getLogger("apache_beam").setLevel(logging.WARNING)
-        with beam.Pipeline(engine, options=options) as pipeline:
+        with beam.Pipeline(FnApiRunner(), options=options) as pipeline:
             build_graph(pipeline, tasks, do_fn, exchange)
 
     with _run_in_background(run, exchange.stop) as outcome:
@@ -221,27 +216,19 @@ def build_shards(
             report(*results.read_progress())
     exchange.raise_error()
     if error := outcome.exception():
-        raise _to_trainyard_error(runner, error) from error
+        raise _to_trainyard_error(error) from error
     report(*results.read_progress())
     return results.collect()
 
 
-def _to_trainyard_error(runner: BeamRunner, error: BaseException) -> TrainyardError:
-    """Returns the error to raise when Beam has failed.
-
-    A failure of the disk, or of another runner, which is a service, is a MachineError and is
-    retried. Any other failure is a bug.
-    """
+def _to_trainyard_error(error: BaseException) -> TrainyardError:
+    """The error to raise when Beam has failed. Only a failure of the disk is no bug."""
     message = (str(error).strip().splitlines() or ["no reason given"])[-1]
     if isinstance(error, OSError):
         return MachineError(
             f"Beam failed: {message}. Free disk space or repair the disk, then retry."
         )
-    if runner.name == "embedded":
-        return TrainyardError(f"Beam failed: {message}. See the log.")
-    return MachineError(
-        f"the runner {runner.name} failed: {message}. Check its log, and preprocess.runner.options."
-    )
+    return TrainyardError(f"Beam failed: {message}. See the log.")
 
 
 @contextlib.contextmanager
@@ -272,34 +259,3 @@ def _run_in_background(
         if not outcome.done():
             stop()
             wait([outcome], _STOP_TIMEOUT_SECONDS)
-
-
-_BEAM_RUNNER_NAMES = {
-    "portable": "PortableRunner",
-    "flink": "FlinkRunner",
-    "spark": "SparkRunner",
-    "dataflow": "DataflowRunner",
-}
-
-
-def create_engine(runner: BeamRunner) -> tuple[PipelineRunner, PipelineOptions]:
-    """Raises ConfigError if Beam lacks the runner's packages, or does not accept an option."""
-    if runner.name == "embedded":
-        return FnApiRunner(), PipelineOptions(
-            [], direct_running_mode="in_memory", direct_num_workers=1
-        )
-    try:
-        options = PipelineOptions.from_dictionary(
-            {"runner": (name := _BEAM_RUNNER_NAMES[runner.name]), **runner.options}
-        )
-        options.get_all_options()
-        return create_runner(name), options
-    except SystemExit:  # Beam's argument parser exits after it has named the wrong option on stderr
-        raise ConfigError(
-            f"preprocess.runner.options: Beam does not accept {runner.options}. See the log."
-        ) from None
-    except (ImportError, ValueError) as error:
-        raise ConfigError(
-            f"preprocess.runner.name: Beam cannot start {runner.name}: {error}. "
-            "Install the packages of the runner, or choose another one."
-        ) from None

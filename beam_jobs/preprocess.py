@@ -212,11 +212,14 @@ def _run_beam(
     # warns on the root logger that BigQuery's client libraries are missing.
     logging.disable(logging.WARNING)
     try:
+        from beam_jobs.engine import build_shards_on_engine
         from beam_jobs.graph import build_shards
     finally:
         logging.disable(logging.NOTSET)
     report(0, 0)
-    return build_shards(plans, spec, config.runner, exchange, num_processes, report)
+    if config.runner.name == "embedded":
+        return build_shards(plans, spec, exchange, num_processes, report)
+    return build_shards_on_engine(job, plans, spec, config.runner, exchange, report)
 
 
 def _check_outcome(

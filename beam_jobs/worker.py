@@ -15,11 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from beam_jobs.exchange import Exchange, ShardTask, StoppedByDriver
+from beam_jobs.elements import ShardReport, ShardTask
+from beam_jobs.exchange import Exchange, StoppedByDriver
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.summary import PlanSummary
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import BeamRunner
+from pipeline_ops.storage.read_errors import to_exit_code
 from pipeline_ops.system.cores import count_cores
 from pipeline_ops.system.prctl import die_with_parent
 
@@ -41,16 +43,6 @@ class BuildSpec(Protocol[SummaryT]):
         """Returns whether a file of an earlier result is still there."""
 
 
-class ShardReport(NamedTuple):
-    """A finished shard. `num_rejected` counts records. `measurements` is JSON, if there are any."""
-
-    name: str
-    num_examples: int
-    num_rejected: int
-    split: str
-    measurements: str
-
-
 class PlanCounts(NamedTuple):
     """A report, and counts for Beam's metrics. The keys of the counters are a stage and a name."""
 
@@ -60,16 +52,19 @@ class PlanCounts(NamedTuple):
 
 
 class PlanWorker:
-    """Works on the plans of one spec."""
+    """Works on the plans of one spec.
 
-    def __init__(self, spec: BuildSpec[PlanSummary], exchange: Exchange):
-        self._spec, self._exchange = spec, exchange
+    `is_repeated` says that somebody repeats a task if a MachineError is raised.
+    """
+
+    def __init__(self, spec: BuildSpec[PlanSummary], exchange: Exchange, is_repeated: bool = False):
+        self._spec, self._exchange, self._is_repeated = spec, exchange, is_repeated
         self._build_plan: Callable[[ShardPlan], PlanSummary] | None = None
 
     def work(self, task: ShardTask) -> PlanCounts | None:
         """Builds a plan, unless its result is there. Returns None if it was stopped or has failed.
 
-        It never raises: the error is left for the driver, and Beam would print it four times.
+        The error is left for the driver, because Beam would print it four times.
         """
         try:
             summary = self._exchange.find_result(task.name, self._spec.summary)
@@ -79,6 +74,8 @@ class PlanWorker:
         except StoppedByDriver:
             return None
         except Exception as error:
+            if self._is_repeated and to_exit_code(error).is_retried:
+                raise
             self._exchange.write_error(task.name, error)
             return None
         return _count(task.name, summary)

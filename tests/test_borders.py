@@ -84,7 +84,10 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         {"airflow", "fastapi", "sqlalchemy", "jinja2", "markupsafe", "starlette"},
     ),
     "pipeline_ops/od_api": (up_to("config") | {"od_api", "beam_jobs"}, {"yaml"}),
-    "pipeline_ops/cli/preview_drawing.py": (up_to("planning") | {"beam_jobs"}, {"PIL", "cv2"}),
+    "pipeline_ops/cli/preview_drawing.py": (
+        up_to("planning") | {"cli", "beam_jobs"},
+        {"PIL", "cv2"},
+    ),
     "pipeline_ops/cli": (
         up_to("planning")
         | {"airflow_connections", "cli", "launch", "od_api", "beam_jobs.stages", "beam_jobs"},
@@ -99,6 +102,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         SHARED | {"beam_jobs"},
         {
             "apache_beam",
+            "grpc",
             "numpy",
             "cv2",
             "simplejpeg",

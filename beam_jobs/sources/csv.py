@@ -13,9 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from beam_jobs.sources.jsonl import make_manifest_entry
 from beam_jobs.sources.parsing import CORNERS, parse_box
-from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.source import SourceEntry, SourceFiles, make_manifest_entry
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import CsvSource
 from pipeline_ops.errors import DataError

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from beam_jobs.sources.parsing import parse_box, parse_json_object, parse_text
-from beam_jobs.sources.source import SourceEntry, SourceFiles
-from beam_jobs.stages.boxes import FRACTIONS
+from beam_jobs.sources.parsing import parse_box, parse_json_object
+from beam_jobs.sources.source import SourceEntry, SourceFiles, make_manifest_entry
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.config.sources import JsonlSource, ManifestSource
+from pipeline_ops.config.sources import JsonlSource
 
 _MAX_LINE_BYTES = 16 << 20
 
@@ -35,21 +34,3 @@ def _parse_boxes(value: dict[str, Any], source: JsonlSource) -> tuple[Box, ...] 
     if not isinstance(boxes, list):
         raise Reject("malformed", "must have a list of boxes, which may be empty")
     return tuple(map(parse_box, boxes))
-
-
-def make_manifest_entry(
-    fields: Mapping[str, Any], boxes: Sequence[Box] | None, source: ManifestSource
-) -> SourceEntry:
-    """The entry of a row of `csv`, or of a line. `boxes` is None for classification."""
-    label = parse_text(fields.get("label")) if boxes is None else None
-    path: Any = fields.get("path")
-    size = fields.get("height"), fields.get("width")
-    return SourceEntry(
-        path,
-        label,
-        boxes,
-        fields.get("split"),
-        fields.get("group"),
-        frame=FRACTIONS if source.units == "fractions" else size,
-        folder=source.images,
-    )

@@ -32,9 +32,10 @@ from beam_jobs.sources.parsing import (
     parse_split,
     parse_text,
 )
-from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS, check_box
+from beam_jobs.stages.boxes import FRACTIONS, UPRIGHT_FRACTIONS, check_box
 from beam_jobs.stages.stage import Box, Names, Reject, parameters
 from beam_jobs.statistics.summary import RejectedRecord
+from pipeline_ops.config.sources import ManifestSource
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
@@ -373,3 +374,21 @@ def _parse_frame(frame: Any) -> tuple[float, float] | None:
     except (TypeError, ValueError):
         raise Reject("malformed", f"frame must be height and width, got {frame!r:.80}") from None
     return parse_size(_to_plain(height), _to_plain(width))
+
+
+def make_manifest_entry(
+    fields: Mapping[str, Any], boxes: Sequence[Box] | None, source: ManifestSource
+) -> SourceEntry:
+    """The entry of a row of `csv`, or a line of `jsonl`. `boxes` is None for classification."""
+    label = parse_text(fields.get("label")) if boxes is None else None
+    path: Any = fields.get("path")
+    size = fields.get("height"), fields.get("width")
+    return SourceEntry(
+        path,
+        label,
+        boxes,
+        fields.get("split"),
+        fields.get("group"),
+        frame=FRACTIONS if source.units == "fractions" else size,
+        folder=source.images,
+    )

@@ -99,15 +99,8 @@ class PipelineConfig(Section):
                 "train.class_weights",
                 "needs a data set that has them. Set preprocess.balance: by_class.",
             )
-        if self.preprocess.runner.shared_disk and "://" in self.storage.root.removeprefix(
-            "file://"
-        ):
-            raise FieldError(
-                "preprocess.runner.name",
-                f"is {self.preprocess.runner.name}, which works only with a storage.root that is a "
-                f"shared folder, got {self.storage.root}. Use the runner embedded.",
-            )
         self._validate_task()
+        self._validate_engine()
         self._validate_intervals()
         has_late_notifier = any("late" in notify.events for notify in self.notify)
         if has_late_notifier != (self.deadline_seconds is not None):
@@ -117,6 +110,24 @@ class PipelineConfig(Section):
                 "got only one of them",
             )
         return self
+
+    def _validate_engine(self) -> None:
+        """Rejects places that the workers of an engine cannot reach."""
+        runner = self.preprocess.runner
+        if runner.name == "embedded" or runner.shared_disk:
+            return
+        places = {
+            "preprocess.source.path": self.preprocess.source.folder,
+            "storage.root": self.storage.root,
+        }
+        for key, place in places.items():
+            if not is_remote(place):
+                raise FieldError(
+                    key,
+                    f"is {place}, a folder of this host, which the workers of {runner.name} do not "
+                    "see. Use a bucket, or mount the folder on all of them at the same path and "
+                    "set preprocess.runner.shared_disk: true.",
+                )
 
     def _validate_intervals(self) -> None:
         schedule = self.schedule

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, model_validator
+from pydantic import Discriminator, Field, StringConstraints, model_validator
 
 from pipeline_ops.config.base import (
     Section,
@@ -147,42 +147,76 @@ class Drift(Section):
     """The reaction to a feature above one of the two limits."""
 
 
-class BeamRunner(Section):
-    """The runner of the Beam job. It has no influence on a single byte of the shards."""
+_Address = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+:[0-9]{1,5}$")]
+"""`host:port`."""
 
-    name: Literal["embedded", "portable", "flink", "spark", "dataflow"] = "embedded"
-    """`embedded` is this host. The others are Beam's runners of that name, whose workers read and
-    write the same paths as this host."""
+
+class BeamRunner(Section):
+    """The engine of the Beam job. It has no influence on a single byte of the shards."""
+
+    name: Literal["embedded", "flink", "spark", "portable", "dataflow"] = "embedded"
+    """`embedded` is this host. `flink`, `spark` and `portable` are behind a job server of Beam.
+    `docs/flink-and-spark.md` describes the set-up."""
+    endpoint: _Address | None = None
+    """The address of Beam's job server, as in `jobs.example.org:8099`."""
+    rest_address: Annotated[str, StringConstraints(pattern=r"^https?://[^/@\s]+$")] | None = None
+    """The address of Flink's REST API, through which its jobs are found and cancelled, or the page
+    of Spark's master, which is only shown."""
+    worker_pool: _Address = "localhost:50000"
+    """The address of the pool of Beam workers, as each TaskManager or Spark worker sees it. Each of
+    them has a pool of its own."""
+    parallelism: int = Field(0, ge=0, le=10_000)
+    """Number of slots of Flink that the job uses. 0 leaves it to Flink."""
     shared_disk: bool = False
-    """Says that all workers of another runner mount the raw data and the storage root at the same
-    paths as this host. Without it, they would write shards into folders of their own."""
+    """Says that all workers of an engine mount the raw data, and the storage root, at the same
+    paths as this host. Without it, both have to be in a bucket."""
     options: dict[str, Any] = {}
-    """Beam's own pipeline options for the other runners, without dashes, as in
-    `{job_endpoint: "localhost:8099"}`."""
+    """More of Beam's pipeline options for an engine, without dashes, as in
+    `{spark_master_url: "spark://host:7077"}`."""
     workers: int = Field(0, ge=0, le=256)
     """Number of worker processes of `embedded`. 0 is one for each core, or fewer if there is little
     to do. A single worker is the process of the job itself."""
 
+    @property
+    def has_job_server(self) -> bool:
+        return self.name in ("flink", "spark", "portable")
+
     @model_validator(mode="after")
     def _validate_combination(self) -> BeamRunner:
-        if self.name == "embedded" and self.options:
+        if self.name == "embedded":
+            fields = type(self).model_fields.items()
+            foreign = [name for name, field in fields if getattr(self, name) != field.default]
+            if wrong := set(foreign) - {"workers"}:
+                raise ValueError(
+                    f"{', '.join(sorted(wrong))}: for the other runners. embedded has workers."
+                )
+            return self
+        if self.workers:
+            raise ValueError(f"workers is for the runner embedded, and {self.name} has parallelism")
+        if self.has_job_server and not self.endpoint:
             raise ValueError(
-                f"options ({', '.join(self.options)}) are for the other runners. "
-                "The runner embedded has workers."
+                f"{self.name} needs endpoint, the address of Beam's job server as host:port"
             )
-        if self.name != "embedded" and self.workers:
-            raise ValueError(f"workers is for the runner embedded, and {self.name} has options")
-        if self.name == "embedded" and self.shared_disk:
-            raise ValueError("shared_disk is for the other runners. Remove it.")
-        if self.name != "embedded" and not self.shared_disk:
+        if self.name == "flink" and not self.rest_address:
             raise ValueError(
-                f"the workers of {self.name} write shards into the storage root as this host sees "
-                "it. Mount the raw data and the storage root on all of them at the same paths and "
-                "set shared_disk: true, or use the runner embedded."
+                "flink needs rest_address, as in http://jobmanager:8081: Beam's own way to cancel "
+                "a job leaves it running on Flink"
             )
-        if "runner" in self.options:
-            raise ValueError("the option runner is not allowed. Use the key name.")
+        if self.parallelism and self.name != "flink":
+            raise ValueError(f"parallelism is for the runner flink, and {self.name} has options")
+        if own := self.options.keys() & _OWN_OPTIONS.keys():
+            keys = ", ".join(f"{name} (use {_OWN_OPTIONS[name]})" for name in sorted(own))
+            raise ValueError(f"options that have a key of their own: {keys}")
         return self
+
+
+_OWN_OPTIONS = {
+    "runner": "name",
+    "job_endpoint": "endpoint",
+    "parallelism": "parallelism",
+    "job_name": "no option: the job finds its engine's job by this name",
+}
+"""Beam's options that must not be among `options`, with the key to use."""
 
 
 # Pydantic warns of a field that has the name of a method of its version 1. No code here calls that

@@ -7,6 +7,7 @@ code that has not made it.
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline_ops.artifacts.fingerprint import find_versions
@@ -42,8 +43,11 @@ def _digest_own_code(request: Request) -> dict[str, str]:
             return {}
 
 
-def validate_environment(request: Request) -> None:
+def validate_environment(request: Request, own_code: Mapping[str, str] | None = None) -> None:
     """Checks that the job would run what was planned.
+
+    `own_code` are the digests of the author's modules that are needed here. The default is all that
+    the job needs.
 
     Raises:
       ConfigError: this host has other code, or other versions of packages.
@@ -54,7 +58,7 @@ def validate_environment(request: Request) -> None:
             f"Airflow has ({request.code_digest}). Install the same version there, or build the "
             "image again"
         )
-    for path, digest in _digest_own_code(request).items():
+    for path, digest in (_digest_own_code(request) if own_code is None else own_code).items():
         if request.fingerprint.code.get(path) != digest:
             raise ConfigError(
                 f"{path} on {platform.node()} is not the one that Airflow has. Install the same "
@@ -71,6 +75,6 @@ def validate_environment(request: Request) -> None:
     ]
     if differing:
         raise ConfigError(
-            f"{platform.node()} has {', '.join(differing)}. All hosts of a hosts file need the "
+            f"{platform.node()} has {', '.join(differing)}. All hosts that a job runs on need the "
             "same packages"
         )

@@ -16,12 +16,14 @@ import contextlib
 import dataclasses
 import errno
 import logging
+import math
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,7 +31,7 @@ from typing import Any, NoReturn
 from pipeline_ops.artifacts.damage import has_damage, withdraw_artifact
 from pipeline_ops.artifacts.layout import Attempt, lock_file, work_folder
 from pipeline_ops.artifacts.manifest import NAME
-from pipeline_ops.errors import Cancelled, ExitCode, TrainyardError
+from pipeline_ops.errors import Cancelled, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.artifact_writer import ArtifactDraft, open_draft
 from pipeline_ops.jobs.cancellation import LOST, monitor_cancellation, read_cancellation_reason
 from pipeline_ops.jobs.environment_check import validate_environment
@@ -70,6 +72,7 @@ class Job:
       progress: receives the job's reports.
       lease: the right to make the artifact.
       stored_attempt: the attempt in a bucket; None if the storage root is a folder.
+      ends_at: the deadline, by this host's monotonic clock.
     """
 
     request: Request
@@ -77,6 +80,16 @@ class Job:
     progress: ProgressWriter
     lease: Lease
     stored_attempt: StorePath | None = None
+    ends_at: float = math.inf
+
+    def check_deadline(self, seconds_left: float) -> None:
+        """Raises MachineError if there is less time left, for a job that must clean up by itself.
+
+        At the deadline all processes of the job are killed.
+        """
+        if time.monotonic() > self.ends_at - seconds_left:
+            seconds = self.request.deadline_seconds
+            raise MachineError(f"not done after timeout_seconds ({seconds})")
 
     @property
     def folder(self) -> StorePath:
@@ -135,14 +148,14 @@ def run_request(work: Callable[[Job], ExitCode], uri: str | Path) -> ExitCode:
         request = read_planned_request(attempt)
         with (
             monitor_cancellation(attempt),
-            _deadline(request.deadline_seconds, attempt),
+            _deadline(request.deadline_seconds, attempt) as ends_at,
             use_temporary_folder(request.job),
             open_workspace(attempt) as workspace,
         ):
             request = read_request(open_path(workspace.request))
             if INIT_VARIABLE in os.environ:
                 validate_environment(request)
-            status = _do_once(work, request, workspace, attempt)
+            status = _do_once(work, request, workspace, attempt, ends_at)
     except TrainyardError as error:
         status = _make_status(error, attempt)
     except KeyboardInterrupt:
@@ -205,6 +218,7 @@ def _do_once(
     request: Request,
     attempt: Attempt[Path],
     stored: Attempt[StorePath],
+    ends_at: float,
 ) -> Status:
     """Does the work, unless the artifact exists.
 
@@ -230,7 +244,7 @@ def _do_once(
                 message="made by another run in the meantime",
             )
         in_bucket = None if stored.folder.is_local else stored.folder
-        code = work(Job(request, attempt, progress, lease, in_bucket))
+        code = work(Job(request, attempt, progress, lease, in_bucket, ends_at))
     return Status(exit_code=code, manifest=str(manifest) if code.leaves_manifest else None)
 
 
@@ -240,8 +254,11 @@ def _cancel(_signal: int, _frame: Any) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _deadline(seconds: int, attempt: Attempt[StorePath]) -> Iterator[None]:
-    """Ends the whole process group when the time is up, even if the main thread hangs."""
+def _deadline(seconds: int, attempt: Attempt[StorePath]) -> Iterator[float]:
+    """Ends the whole process group when the time is up, even if the main thread hangs.
+
+    Yields this time, by the monotonic clock.
+    """
 
     def end() -> None:
         message = f"not done after timeout_seconds ({seconds})"
@@ -254,6 +271,6 @@ def _deadline(seconds: int, attempt: Attempt[StorePath]) -> Iterator[None]:
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield time.monotonic() + seconds
     finally:
         timer.cancel()

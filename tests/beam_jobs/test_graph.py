@@ -11,8 +11,9 @@ from apache_beam import coders
 from apache_beam.metrics import MetricsFilter
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_jobs.exchange import Exchange, Results, ShardTask
-from beam_jobs.graph import BuildShard, BuildShardInProcesses, ShardReport, build_graph
+from beam_jobs.elements import ShardReport, ShardTask
+from beam_jobs.exchange import Exchange, Results
+from beam_jobs.graph import BuildShard, BuildShardInProcesses, build_graph
 from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.statistics.measure import merge_measurements
@@ -145,7 +146,8 @@ def test_a_shard_whose_file_is_gone_is_built_again(job):
     [ShardTask("train-0", 1 << 40, 12), ShardReport("train-0", 7, 1 << 33, "train", "{}")],
 )
 def test_an_element_travels_as_a_typed_row(element):
-    """A pickle in its place would run code on a worker."""
+    """A pickle in its place would run code on a worker, and no engine in Java could read it."""
     coder = coders.registry.get_coder(type(element))
     assert isinstance(coder, coders.RowCoder)
+    assert all(field.type.HasField("atomic_type") for field in coder.schema.fields)
     assert type(element)(*coder.decode(coder.encode(element))) == element

@@ -3,6 +3,7 @@ What can be run on any machine is Beam's own Python job server."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
@@ -10,9 +11,13 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from apache_beam.runners.portability.portable_runner import PortableRunner
 
+from beam_jobs.engine_job import create_pipeline, find_reason
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ConfigError, ExitCode
+
+LOCAL = {"name": "portable", "endpoint": "localhost:1", "shared_disk": True}
 
 
 @pytest.fixture(scope="module")
@@ -48,40 +53,37 @@ def test_not_a_byte_depends_on_whether_the_runner_is_embedded_or_portable(
     embedded = animals.run(rejects={"max_count": 1})
     wanted = embedded.contents
     shutil.rmtree(embedded.artifact)
-    options = {
-        "job_endpoint": job_server,
-        "environment_type": "LOOPBACK",
-        "sdk_worker_parallelism": 2,
-    }
+    options = {"environment_type": "LOOPBACK", "sdk_worker_parallelism": 2}
     portable = animals.run(
-        rejects={"max_count": 1},
-        runner={"name": "portable", "shared_disk": True, "options": options},
+        rejects={"max_count": 1}, runner=LOCAL | {"endpoint": job_server, "options": options}
     )
     assert portable.exit_code is ExitCode.SUCCESS, portable.message
     assert portable.artifact == embedded.artifact
     assert portable.contents == wanted
 
 
-def test_an_endpoint_where_nobody_listens_is_a_reason_to_retry(animals):
-    options = {
-        "job_endpoint": "localhost:1",
-        "environment_type": "LOOPBACK",
-        "job_server_timeout": 2,
-    }
-    outcome = animals.run(runner={"name": "portable", "shared_disk": True, "options": options})
+def test_an_endpoint_where_nobody_listens_is_named_at_once(animals):
+    outcome = animals.run(runner=LOCAL)
     assert outcome.exit_code is ExitCode.RETRY
-    assert "the runner portable failed" in outcome.message
+    assert (
+        "preprocess.runner.endpoint: Beam's job server does not answer at localhost:1: "
+        in outcome.message
+    )
     assert not outcome.artifact.exists()
 
 
-def test_an_option_that_beam_does_not_take_is_the_configs_fault(animals):
-    outcome = animals.run(
-        runner={
-            "name": "portable",
-            "shared_disk": True,
-            "options": {"environment_type": "LOOPBACK", "job_server_timeout": "soon"},
-        }
-    )
+def test_a_rest_address_where_nobody_listens_is_named_at_once(animals, job_server, wait_for):
+    wait_for(lambda: is_listening(job_server))
+    flink = {"name": "flink", "endpoint": job_server, "rest_address": "http://localhost:1"}
+    outcome = animals.run(runner=LOCAL | flink)
+    assert outcome.exit_code is ExitCode.RETRY
+    assert "rest_address: Flink's REST API does not answer at http://localhost:1" in outcome.message
+
+
+def test_an_option_that_beam_does_not_take_is_the_configs_fault(animals, job_server, wait_for):
+    wait_for(lambda: is_listening(job_server))
+    options = {"environment_type": "LOOPBACK", "job_server_timeout": "soon"}
+    outcome = animals.run(runner=LOCAL | {"endpoint": job_server, "options": options})
     assert outcome.exit_code is ExitCode.CONFIG
     assert "preprocess.runner.options: Beam does not accept" in outcome.message
 
@@ -90,35 +92,59 @@ def test_an_option_that_beam_does_not_take_is_the_configs_fault(animals):
     ("runner", "rule"),
     [
         (
-            {"options": {"parallelism": 2}},
-            "options (parallelism) are for the other runners. The runner embedded has workers",
+            {"options": {"parallelism": 2}, "endpoint": "a:1"},
+            "endpoint, options: for the other runners. embedded has workers",
         ),
+        (LOCAL | {"workers": 2}, "workers is for the runner embedded, and portable has"),
+        ({"shared_disk": True}, "shared_disk: for the other runners"),
+        ({"name": "spark", "shared_disk": True}, "spark needs endpoint, the address of Beam's job"),
+        (LOCAL | {"name": "flink"}, "flink needs rest_address, as in http://jobmanager:8081"),
+        (LOCAL | {"parallelism": 2}, "parallelism is for the runner flink, and portable has"),
         (
-            {"name": "flink", "workers": 2},
-            "workers is for the runner embedded, and flink has options",
+            LOCAL | {"options": {"runner": "FlinkRunner", "job_endpoint": "a:1"}},
+            "options that have a key of their own: job_endpoint (use endpoint), runner (use name)",
         ),
-        (
-            {"name": "spark", "shared_disk": True, "options": {"runner": "FlinkRunner"}},
-            "the option runner is not allowed",
-        ),
-        (
-            {"name": "flink"},
-            "preprocess.runner: the workers of flink write shards into the storage",
-        ),
-        ({"shared_disk": True}, "shared_disk is for the other runners"),
+        (LOCAL | {"endpoint": "http://jobs:8099"}, "preprocess.runner.endpoint: "),
+        (LOCAL | {"rest_address": "http://a@b:80"}, "preprocess.runner.rest_address: "),
     ],
 )
 def test_what_does_not_belong_together_is_said(animals, runner, rule):
-    with pytest.raises(ConfigError, match=rule.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(ConfigError, match=re.escape(rule)):
         animals.plan(runner=runner)
 
 
-@pytest.mark.parametrize("name", ["flink", "spark", "portable"])
-def test_every_runner_is_one_that_beam_has(name):
-    from beam_jobs.graph import create_engine
-
-    engine, options = create_engine(
-        BeamRunner(name=name, shared_disk=True, options={"environment_type": "LOOPBACK"})
+def test_beam_gets_the_keys_and_the_options():
+    runner = BeamRunner(
+        name="flink",
+        endpoint="jobs:8099",
+        rest_address="http://flink:8081",
+        parallelism=3,
+        worker_pool="pool:1",
+        options={"job_server_timeout": 7},
     )
-    assert type(engine).__name__.lower() == f"{name}runner"
-    assert options.get_all_options(drop_default=True)["environment_type"] == "LOOPBACK"
+    pipeline = create_pipeline(runner, "trainyard-a")
+    assert type(pipeline.runner) is PortableRunner
+    given = pipeline.options.get_all_options(drop_default=True)
+    assert given["job_name"] == "trainyard-a" and given["job_endpoint"] == "jobs:8099"
+    assert given["environment_type"] == "EXTERNAL" and given["environment_config"] == "pool:1"
+    assert given["job_server_timeout"] == 7, "an option wins"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no reason given"),
+        ("one line", "one line"),
+        (
+            "java.lang.RuntimeException: Error received from SDK harness for instruction 4: "
+            'Traceback (most recent call last):\n  File "a.py", line 3, in b\n'
+            "ModuleNotFoundError: No module named 'own'\n\n"
+            "During handling of the above exception, another exception occurred:\n"
+            "pipeline_ops.errors.MachineError: the store is away [while running 'Build shards']\n"
+            "\tat org.apache.beam.Some.thing(Some.java:1)\n",
+            "pipeline_ops.errors.MachineError: the store is away [while running 'Build shards']",
+        ),
+    ],
+)
+def test_the_reason_of_an_engine_is_its_last_error_in_python(text, reason):
+    assert find_reason(text) == reason

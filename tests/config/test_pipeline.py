@@ -66,11 +66,14 @@ def test_a_yaml_does_not_change_how_the_store_of_another_pipeline_is_reached(loa
     assert {place.options.endpoint for place in places} == {"http://127.0.0.1:8"}
 
 
-def test_a_runner_on_other_hosts_is_refused_with_a_bucket(load):
-    runner = {"name": "spark", "shared_disk": True}
-    assert load(preprocess__runner=runner).preprocess.runner.shared_disk
-    with pytest.raises(ConfigError, match="preprocess.runner.name: is spark, which works only"):
-        load(preprocess__runner=runner, storage__root="s3://bucket/root")
+def test_the_workers_of_an_engine_see_the_raw_data_and_the_storage_root(load):
+    spark = {"name": "spark", "endpoint": "jobs:8099"}
+    assert load(preprocess__runner=spark | {"shared_disk": True}).preprocess.runner.shared_disk
+    for bucket, key in (("storage__root", "source.path"), ("preprocess__source__path", "root")):
+        with pytest.raises(ConfigError, match=f"{key}: is .*, a folder of this host, which the"):
+            load(preprocess__runner=spark, **{bucket: "s3://bucket/a"})
+    buckets = {"storage__root": "s3://bucket/root", "preprocess__source__path": "gs://other/raw"}
+    assert load(preprocess__runner=spark, **buckets).preprocess.runner.name == "spark"
 
 
 def test_what_is_left_out_has_a_default(load):

@@ -92,7 +92,8 @@ def test_what_is_shown_is_a_config_on_a_host_without_the_file(tmp_path):
     """The API server reads it from the documentation of the DAG."""
     text = DIGITS.read_text().replace(
         "preprocess:\n",
-        "preprocess:\n  runner: {name: flink, shared_disk: true, options: {token: hunter2}}\n",
+        "preprocess:\n  runner: {name: spark, endpoint: 'a:1', shared_disk: true, options: "
+        "{token: hunter2}}\n",
     )
     documentation = f"# digits\n\n{format_yaml(hide_secrets(text + HIDDEN))}"
     elsewhere = tmp_path / "elsewhere" / "digits.yaml"

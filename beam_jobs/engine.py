@@ -1,0 +1,109 @@
+"""Builds shards on an engine: Flink or Spark behind a job server of Beam, or Dataflow.
+
+Its workers share nothing with this host but the store, unless `runner.shared_disk` says so. Engines
+show Beam's metrics only at the end, so progress comes from the results in the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import apache_beam as beam
+
+from beam_jobs.elements import ShardReport, ShardTask
+from beam_jobs.engine_job import EngineJob
+from beam_jobs.exchange import Exchange, Results, StoppedByDriver, digest_plans
+from beam_jobs.graph import BuildShard, build_graph
+from beam_jobs.planning.plan import ShardPlan
+from beam_jobs.statistics.summary import PlanSummary, Summary
+from beam_jobs.worker import BuildSpec, PlanWorker
+from pipeline_ops.config.preprocess import BeamRunner, Preprocess
+from pipeline_ops.errors import ConfigError, TrainyardError
+from pipeline_ops.jobs.environment_check import digest_code, validate_environment
+from pipeline_ops.jobs.request import Request
+from pipeline_ops.jobs.runner import Job
+from pipeline_ops.storage.store_options import wait_at_most
+from pipeline_ops.user_code.stages import digest_stage_code
+
+_STORE_SECONDS = 20
+"""How long a new worker waits for a store that it cannot reach."""
+_END_SECONDS = 20
+"""The time before the job's deadline that is left for ending the job on the engine."""
+_log = logging.getLogger("beam_jobs.engine")
+
+
+class BuildShardOnEngine(BuildShard):
+    """Builds shards in a worker of an engine, which repeats what a fault has interrupted."""
+
+    def __init__(self, spec: BuildSpec[PlanSummary], exchange: Exchange, request: Request):
+        super().__init__(spec, exchange)
+        self._request = request
+
+    def setup(self) -> None:
+        """Finds out why this worker cannot do the work.
+
+        Raises MachineError for a store that does not answer, which only the engine can pass on.
+        """
+        self._worker = PlanWorker(self._spec, self._exchange, is_repeated=True)
+        stages = [stage.name for stage in Preprocess.model_validate(self._request.config).stages]
+        self._fault: TrainyardError | None = None
+        try:
+            validate_environment(self._request, digest_stage_code(stages))
+            with wait_at_most(_STORE_SECONDS):
+                self._exchange.check_stop()
+        except ConfigError as error:
+            self._fault = error
+        except StoppedByDriver:
+            pass  # `work` says so, too
+
+    def process(self, task: ShardTask) -> Iterator[ShardReport]:
+        if self._fault:
+            self._exchange.write_error(task.name, self._fault)
+        else:
+            yield from self._report(self._worker.work(task))
+
+
+def build_shards_on_engine(
+    job: Job,
+    plans: Sequence[ShardPlan],
+    spec: BuildSpec[Summary],
+    runner: BeamRunner,
+    exchange: Exchange,
+    report: Callable[[int, int], None],
+) -> list[Summary]:
+    """Builds all shards on an engine, or follows the job there that does. See `build_shards`.
+
+    The engine's job ends with the block, however that ends.
+    """
+    digest = hashlib.sha256(f"{exchange.folder}\0{digest_plans(plans)}".encode()).hexdigest()
+    name = f"trainyard-{job.request.pipeline.replace('_', '-')}-{digest[:16]}"
+    results, engine_job = Results(exchange, plans, spec.summary), EngineJob(runner, name)
+
+    def build(pipeline: beam.Pipeline) -> None:
+        tasks = exchange.write_plans(plans)
+        request = job.request.model_copy(update={"code_digest": digest_code()})
+        build_graph(pipeline, tasks, BuildShardOnEngine(spec, exchange, request), exchange)
+
+    logging.getLogger("apache_beam").setLevel(logging.WARNING)
+    try:
+        engine_job.start(build)
+        page = ""
+        while not engine_job.is_over():
+            report(*results.read_progress())
+            if not page and (page := engine_job.find_page()):
+                job.progress.report(exchange.folder.name, message=f"the engine's page is {page}")
+                _log.info("the engine's page is %s", page)
+            if failure := engine_job.find_failure():
+                _log.warning("%s repeats a step: %s", runner.name, failure)
+            job.check_deadline(_END_SECONDS)
+            time.sleep(exchange.seconds)
+    except BaseException:
+        engine_job.cancel()
+        exchange.raise_error()  # the error of a worker says more
+        raise
+    exchange.raise_error()
+    report(*results.read_progress())
+    return results.collect()

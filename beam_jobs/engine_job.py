@@ -1,0 +1,223 @@
+"""Runs the graph on an engine: on Flink or Spark, behind a job server of Beam, or on Dataflow.
+
+The name of the engine's job follows from the place of the exchange and from the plans. A driver
+that was killed has left its job running. The next try finds it by this name and follows it, so that
+no second one is started. Engines show Beam's metrics only at the end, so progress comes from the
+results in the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import apache_beam as beam
+import grpc
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
+from apache_beam.runners import create_runner
+from apache_beam.runners.portability import portable_runner
+from apache_beam.runners.runner import PipelineResult, PipelineState
+
+from beam_jobs.flink import Flink, FlinkJob
+from pipeline_ops.config.preprocess import BeamRunner
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+
+_ANSWER_SECONDS, _CANCEL_SECONDS = 10, 10
+_MISSING_CODE = re.compile("ModuleNotFoundError|ImportError|Can't get attribute")
+_PYTHON_ERROR = re.compile(r"^(?!java\.|org\.)[A-Za-z_][\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
+_log = logging.getLogger(__name__)
+
+
+class EngineJob:
+    """A job on an engine. No other job has its name.
+
+    All methods raise MachineError if the job server, or Flink, does not answer.
+    """
+
+    def __init__(self, runner: BeamRunner, name: str):
+        self._runner, self._name = runner, name
+        self._result: PipelineResult | None = None
+        self._flink = Flink(runner.rest_address) if runner.name == "flink" else None  # type: ignore[arg-type]
+        self._past: set[str] = set()
+        """The ids of jobs of this name that have ended before."""
+        self._told = ""
+        self._is_begun = False
+
+    def start(self, build: Callable[[beam.Pipeline], object]) -> None:
+        """Starts the job, unless one that an earlier try has started is running.
+
+        `build` adds its transforms. Raises ConfigError if Beam does not accept an option, or if the
+        engine has too few slots.
+        """
+        if self._runner.has_job_server:
+            self._result = self._find_result()
+        if self._flink:
+            jobs = self._flink.find_jobs(self._name)
+            self._past = {job.id for job in jobs if job.has_ended}
+        if self._result or self._find_on_flink():
+            self._is_begun = True
+            _log.info("follows the job %s, which an earlier try has started", self._name)
+            return
+        if self._flink and (message := self._flink.check_slots(self._runner.parallelism)):
+            _log.warning("%s", message)
+        pipeline = create_pipeline(self._runner, self._name)
+        build(pipeline)
+        self._is_begun = True
+        try:
+            self._result = pipeline.run()
+        except (grpc.RpcError, grpc.FutureTimeoutError) as error:
+            raise self._make_endpoint_error(error) from error
+
+    def find_page(self) -> str:
+        """The address of the engine's page about the job, "" if there is none yet."""
+        if self._flink is None:
+            return self._runner.rest_address or ""
+        job = self._find_on_flink()
+        return self._flink.get_page(job) if job else ""
+
+    def find_failure(self) -> str:
+        """The reason why Flink repeats a step, told once. "" if there is nothing new."""
+        job = self._find_on_flink()
+        text = self._flink.read_error(job) if self._flink and job else ""
+        if text == self._told:
+            return ""
+        self._told = text
+        return find_reason(text)
+
+    def is_over(self) -> bool:
+        """Returns whether the job has done its work. Raises the error of one that has failed."""
+        state = self._read_state()
+        if PipelineState.is_terminal(state) and state != PipelineState.DONE:
+            raise self._make_error()
+        return state == PipelineState.DONE
+
+    def cancel(self) -> None:
+        """Ends the job, if there is one, and waits until it is gone.
+
+        Raises MachineError if that takes too long.
+        """
+        deadline = time.monotonic() + _CANCEL_SECONDS
+        while self._is_begun:
+            if time.monotonic() > deadline:
+                page = self.find_page() or self._runner.endpoint
+                raise MachineError(f"the job {self._name} does not end. Cancel it at {page}.")
+            self._result = self._result or self._find_result()
+            if job := self._find_on_flink():
+                if job.has_ended:
+                    return
+                self._flink.cancel(job)  # type: ignore[union-attr]
+            elif self._result:
+                if PipelineState.is_terminal(self._read_state()):
+                    return
+                self._result.cancel()
+            time.sleep(0.5)
+
+    def _read_state(self) -> str:
+        """Beam's name of the state. Flink's word counts before that of the job server."""
+        job = self._find_on_flink()
+        if job and job.has_ended:
+            return PipelineState.DONE if job.is_done else PipelineState.FAILED
+        try:
+            return self._result.state if self._result else PipelineState.UNKNOWN
+        except grpc.RpcError as error:
+            if job:  # only the job server is away
+                return PipelineState.RUNNING
+            raise self._make_endpoint_error(error) from error
+
+    def _find_on_flink(self) -> FlinkJob | None:
+        jobs = self._flink.find_jobs(self._name) if self._flink else []
+        return next((job for job in jobs if job.id not in self._past), None)
+
+    def _find_result(self) -> PipelineResult | None:
+        """The running job of this name that the job server knows."""
+        host, _, port = str(self._runner.endpoint).rpartition(":")
+        try:  # Beam itself would wait for minutes without a line
+            socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
+            service = beam_job_api_pb2_grpc.JobServiceStub(
+                grpc.insecure_channel(self._runner.endpoint)
+            )
+            jobs = service.GetJobs(beam_job_api_pb2.GetJobsRequest(), timeout=_ANSWER_SECONDS)
+        except (OSError, grpc.RpcError) as error:
+            raise self._make_endpoint_error(error) from error
+        for job in jobs.job_info:
+            to_state = portable_runner.PipelineResult.runner_api_state_to_pipeline_state
+            if job.job_name == self._name and not PipelineState.is_terminal(to_state(job.state)):
+                messages = beam_job_api_pb2.JobMessagesRequest(job_id=job.job_id)
+                states = beam_job_api_pb2.GetJobStateRequest(job_id=job.job_id)
+                return portable_runner.PipelineResult(
+                    service,
+                    job.job_id,
+                    service.GetMessageStream(messages),
+                    service.GetStateStream(states),
+                )
+        return None
+
+    def _make_endpoint_error(self, error: Exception) -> MachineError:
+        details = error.details() if isinstance(error, grpc.Call) else str(error)
+        return MachineError(
+            "preprocess.runner.endpoint: Beam's job server does not answer at "
+            f"{self._runner.endpoint}: {details or type(error).__name__}",
+            "Start it, or correct the address.",
+        )
+
+    def _make_error(self) -> TrainyardError:
+        job = self._find_on_flink()
+        text = self._flink.read_error(job) if self._flink and job else ""
+        if not text and self._result:
+            try:
+                self._result.wait_until_finish()  # it has ended: this raises its last message
+            except (RuntimeError, grpc.RpcError) as error:
+                text = str(error)
+        reason, pool = find_reason(text), self._runner.worker_pool
+        if _MISSING_CODE.search(reason):
+            return ConfigError(
+                f"preprocess.runner.worker_pool: the workers of {pool} lack what the job needs: "
+                f"{reason}",
+                "Install the same version of Trainyard there, and the packages of your stages.",
+            )
+        place = self.find_page() or self._runner.endpoint or self._runner.name
+        return MachineError(f"the job {self._name} has failed ({place}): {reason}", "Retry.")
+
+
+def create_pipeline(runner: BeamRunner, name: str) -> beam.Pipeline:
+    """Raises ConfigError if Beam lacks the runner's packages, or does not accept an option."""
+    options: dict[str, Any] = {"runner": "DataflowRunner", "job_name": name}
+    if runner.has_job_server:
+        options |= {
+            "runner": "PortableRunner",
+            "job_endpoint": runner.endpoint,
+            "job_server_timeout": 30,
+        }
+    if runner.has_job_server and "environment_type" not in runner.options:
+        options |= {
+            "environment_type": "EXTERNAL",
+            "environment_config": runner.worker_pool,
+            "environment_cache_millis": 60_000,  # else each step starts workers of its own
+        }
+    if runner.parallelism:
+        options["parallelism"] = runner.parallelism
+    try:
+        made = PipelineOptions.from_dictionary(options | runner.options)
+        made.get_all_options()
+        return beam.Pipeline(create_runner(options["runner"]), made)
+    except SystemExit:  # Beam's argument parser exits after it has named the wrong option on stderr
+        raise ConfigError(
+            f"preprocess.runner.options: Beam does not accept {runner.options}. See the log."
+        ) from None
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"preprocess.runner: Beam cannot start {runner.name}: {error}",
+            "Correct the options, or install the packages of the runner.",
+        ) from None
+
+
+def find_reason(text: str) -> str:
+    """The line of an engine's message that tells the reason: the last error in Python."""
+    found = [match.group() for match in _PYTHON_ERROR.finditer(text)]
+    lines = text.strip().splitlines() or ["no reason given"]
+    return (found or lines[:1])[-1].strip()[:500]

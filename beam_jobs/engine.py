@@ -21,7 +21,7 @@ from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.summary import PlanSummary, Summary
 from beam_jobs.worker import BuildSpec, PlanWorker
 from pipeline_ops.config.preprocess import BeamRunner, Preprocess
-from pipeline_ops.errors import ConfigError, TrainyardError
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.environment_check import digest_code, validate_environment
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.jobs.runner import Job
@@ -76,8 +76,10 @@ def build_shards_on_engine(
 ) -> list[Summary]:
     """Builds all shards on an engine, or follows the job there that does. See `build_shards`.
 
-    The engine's job ends with the block, however that ends.
+    The engine's job ends if this one is cancelled or late. If the engine does not answer, its job
+    is left to the next try.
     """
+    logging.getLogger("apache_beam").setLevel(logging.WARNING)
     digest = hashlib.sha256(f"{exchange.folder}\0{digest_plans(plans)}".encode()).hexdigest()
     name = f"trainyard-{job.request.pipeline.replace('_', '-')}-{digest[:16]}"
     results, engine_job = Results(exchange, plans, spec.summary), EngineJob(runner, name)
@@ -87,7 +89,6 @@ def build_shards_on_engine(
         request = job.request.model_copy(update={"code_digest": digest_code()})
         build_graph(pipeline, tasks, BuildShardOnEngine(spec, exchange, request), exchange)
 
-    logging.getLogger("apache_beam").setLevel(logging.WARNING)
     try:
         engine_job.start(build)
         page = ""
@@ -98,11 +99,19 @@ def build_shards_on_engine(
                 _log.info("the engine's page is %s", page)
             if failure := engine_job.find_failure():
                 _log.warning("%s repeats a step: %s", runner.name, failure)
-            job.check_deadline(_END_SECONDS)
+            if job.seconds_left < _END_SECONDS:
+                raise TimeoutError
             time.sleep(exchange.seconds)
-    except BaseException:
-        engine_job.cancel()
+    except MachineError:
         exchange.raise_error()  # the error of a worker says more
+        raise
+    except BaseException as error:
+        if engine_job.has_begun:
+            exchange.stop()  # a worker finishes its shard otherwise
+            engine_job.cancel()
+        if isinstance(error, TimeoutError):
+            late = f"not done after timeout_seconds ({job.request.deadline_seconds})"
+            raise MachineError(late) from None
         raise
     exchange.raise_error()
     report(*results.read_progress())

@@ -27,7 +27,7 @@ from beam_jobs.flink import Flink, FlinkJob
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 
-_ANSWER_SECONDS, _CANCEL_SECONDS = 10, 10
+_ANSWER_SECONDS, _CANCEL_SECONDS, _SILENCE_SECONDS = 10, 10, 60
 _MISSING_CODE = re.compile("ModuleNotFoundError|ImportError|Can't get attribute")
 _PYTHON_ERROR = re.compile(r"^(?!java\.|org\.)[A-Za-z_][\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
 _log = logging.getLogger(__name__)
@@ -46,7 +46,9 @@ class EngineJob:
         self._past: set[str] = set()
         """The ids of jobs of this name that have ended before."""
         self._told = ""
-        self._is_begun = False
+        self._answered = time.monotonic()
+        self.has_begun = False
+        """Whether there may be a job on the engine."""
 
     def start(self, build: Callable[[beam.Pipeline], object]) -> None:
         """Starts the job, unless one that an earlier try has started is running.
@@ -60,14 +62,14 @@ class EngineJob:
             jobs = self._flink.find_jobs(self._name)
             self._past = {job.id for job in jobs if job.has_ended}
         if self._result or self._find_on_flink():
-            self._is_begun = True
+            self.has_begun = True
             _log.info("follows the job %s, which an earlier try has started", self._name)
             return
         if self._flink and (message := self._flink.check_slots(self._runner.parallelism)):
             _log.warning("%s", message)
         pipeline = create_pipeline(self._runner, self._name)
         build(pipeline)
-        self._is_begun = True
+        self.has_begun = True
         try:
             self._result = pipeline.run()
         except (grpc.RpcError, grpc.FutureTimeoutError) as error:
@@ -90,8 +92,17 @@ class EngineJob:
         return find_reason(text)
 
     def is_over(self) -> bool:
-        """Returns whether the job has done its work. Raises the error of one that has failed."""
-        state = self._read_state()
+        """Returns whether the job has done its work. Raises the error of one that has failed.
+
+        An engine that is away for less than a minute has said nothing.
+        """
+        try:
+            state = self._read_state()
+            self._answered = time.monotonic()
+        except MachineError:
+            if time.monotonic() > self._answered + _SILENCE_SECONDS:
+                raise
+            return False
         if PipelineState.is_terminal(state) and state != PipelineState.DONE:
             raise self._make_error()
         return state == PipelineState.DONE
@@ -102,7 +113,7 @@ class EngineJob:
         Raises MachineError if that takes too long.
         """
         deadline = time.monotonic() + _CANCEL_SECONDS
-        while self._is_begun:
+        while self.has_begun:
             if time.monotonic() > deadline:
                 page = self.find_page() or self._runner.endpoint
                 raise MachineError(f"the job {self._name} does not end. Cancel it at {page}.")
@@ -197,7 +208,8 @@ def create_pipeline(runner: BeamRunner, name: str) -> beam.Pipeline:
         options |= {
             "environment_type": "EXTERNAL",
             "environment_config": runner.worker_pool,
-            "environment_cache_millis": 60_000,  # else each step starts workers of its own
+            # Without it, each step starts workers of its own. They outlive the job by this time.
+            "environment_cache_millis": 3_000,
         }
     if runner.parallelism:
         options["parallelism"] = runner.parallelism

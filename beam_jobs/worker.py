@@ -10,6 +10,7 @@ import logging
 import math
 import signal
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -74,7 +75,9 @@ class PlanWorker:
         except StoppedByDriver:
             return None
         except Exception as error:
-            if self._is_repeated and to_exit_code(error).is_retried:
+            # A worker whose engine has gone ends while threads still work, with errors of any kind.
+            is_ending = not threading.main_thread().is_alive()
+            if self._is_repeated and (is_ending or to_exit_code(error).is_retried):
                 raise
             self._exchange.write_error(task.name, error)
             return None

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 from pipeline_ops.artifacts.damage import has_damage, withdraw_artifact
 from pipeline_ops.artifacts.layout import Attempt, lock_file, work_folder
 from pipeline_ops.artifacts.manifest import NAME
-from pipeline_ops.errors import Cancelled, ExitCode, MachineError, TrainyardError
+from pipeline_ops.errors import Cancelled, ExitCode, TrainyardError
 from pipeline_ops.jobs.artifact_writer import ArtifactDraft, open_draft
 from pipeline_ops.jobs.cancellation import LOST, monitor_cancellation, read_cancellation_reason
 from pipeline_ops.jobs.environment_check import validate_environment
@@ -82,14 +82,10 @@ class Job:
     stored_attempt: StorePath | None = None
     ends_at: float = math.inf
 
-    def check_deadline(self, seconds_left: float) -> None:
-        """Raises MachineError if there is less time left, for a job that must clean up by itself.
-
-        At the deadline all processes of the job are killed.
-        """
-        if time.monotonic() > self.ends_at - seconds_left:
-            seconds = self.request.deadline_seconds
-            raise MachineError(f"not done after timeout_seconds ({seconds})")
+    @property
+    def seconds_left(self) -> float:
+        """The time until all processes of the job are killed."""
+        return self.ends_at - time.monotonic()
 
     @property
     def folder(self) -> StorePath:

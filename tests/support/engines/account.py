@@ -33,13 +33,14 @@ class Account:
     def __init__(self, folder: Path, user: str | None, modules: Iterable[Path] = ()):
         self.folder, self._is_other = folder, user is not None
         self._entry = pwd.getpwnam(user) if user else pwd.getpwuid(os.geteuid())
-        for name in ("home", "tmp", "log"):
+        for name in ("home", "tmp", "log", "modules"):
             (folder / name).mkdir()
         ignored = shutil.ignore_patterns("__pycache__")
         for package in _PACKAGES:
             shutil.copytree(_ROOT / package, folder / "code" / package, ignore=ignored)
-        for file in (Path(__file__).with_name("worker_pool.py"), *modules):
-            shutil.copy(file, folder / "code")
+        shutil.copy(Path(__file__).with_name("worker_pool.py"), folder / "code")
+        for file in modules:
+            shutil.copy(file, folder / "modules")
         for path in (folder, *folder.rglob("*")):
             os.chown(path, self._entry.pw_uid, self._entry.pw_gid)
         self._python = self._make_python()
@@ -58,7 +59,7 @@ class Account:
         """All variables of a process. It inherits none."""
         found = {
             "PATH": f"{self._python}/bin:{os.environ['PATH']}",
-            "PYTHONPATH": str(self.folder / "code"),
+            "PYTHONPATH": f"{self.folder}/code:{self.folder}/modules",
             "HOME": str(self.folder / "home"),
             "TMPDIR": str(self.folder / "tmp"),
             "TRAINYARD_LOCAL_FOLDER": str(self.folder / "tmp" / "local"),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from engine_stages import SECONDS_VARIABLE
 
 from .cluster import Cluster
 from .flink import FlinkCluster
@@ -15,7 +16,7 @@ from .spark import SparkCluster
 
 CLUSTERS: dict[str, type[Cluster]] = {"flink": FlinkCluster, "spark": SparkCluster}
 USER = "daemon"
-_PIPELINE = Path(__file__).resolve().parents[1] / "engine_pipeline.py"
+_STAGES = Path(__file__).resolve().parents[1] / "engine_stages.py"
 _PROGRAMS = {"java": "openjdk-17-jre-headless", "mvn": "maven", "setpriv": "util-linux"}
 
 
@@ -40,7 +41,7 @@ class EngineClusters:
         if self._running and self._running.name != name:
             self.stop()
         if self._running is None:
-            cluster = CLUSTERS[name](user=USER, environment=self._environment, modules=[_PIPELINE])
+            cluster = CLUSTERS[name](user=USER, environment=self._environment, modules=[_STAGES])
             self._running = cluster.__enter__()
         else:
             self._running.restart_missing()
@@ -57,7 +58,8 @@ def engine_clusters(s3_address) -> Iterator[EngineClusters]:
     """For one module only, so that the module that waits for its turn gets it."""
     if obstacle := find_obstacle():
         pytest.skip(obstacle)
-    clusters = EngineClusters(s3_address.build_environment())
+    slowly = {SECONDS_VARIABLE: "0.2"}
+    clusters = EngineClusters(s3_address.build_environment() | slowly)
     yield clusters
     clusters.stop()
 

@@ -1,5 +1,5 @@
-# A pool of Beam's Python workers with our packages, for runners such as Flink:
-# `environment_type: EXTERNAL, environment_config: "HOST:50000"` in `preprocess.runner.options`.
+# A pool of Beam's Python workers with our packages, for runners such as Flink: `worker_pool` in
+# `preprocess.runner`.
 #
 #   docker build -f docker/beam-worker.Dockerfile -t trainyard-beam-worker .
 #

@@ -27,7 +27,7 @@ def plans(count: int, num_bytes: int) -> list[ShardPlan]:
     ("runner", "num_shards", "num_bytes", "wanted"),
     [
         ({"workers": 1}, 8, 10**9, 1),
-        ({"name": "flink", "shared_disk": True}, 8, 10**9, 1),
+        ({"name": "spark", "endpoint": "jobs:8099"}, 8, 10**9, 1),
         ({"workers": 2}, 8, 10, 2),
         ({"workers": 5}, 3, 10, 3),
         ({}, 400, 10**9, CORES),

@@ -36,8 +36,6 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 SUPPORT = REPOSITORY / "tests" / "support"
 BCCD = Path(os.environ.get("TRAINYARD_BCCD", REPOSITORY.parent / "shared" / "data" / "bccd"))
 MAX_CANCEL_SECONDS = 10
-LEASE_SECONDS = 40
-"""A killed driver holds its lease for half a minute."""
 
 
 @dataclasses.dataclass
@@ -96,18 +94,27 @@ class Driver:
     attempt: Attempt[StorePath]
     plan: JobPlan
 
-    def find_results(self) -> dict[str, float]:
-        """The finished shards, and when their results were written."""
-        work = work_folder(self.plan.manifest.parent) / "preprocess" / "results"
-        return {entry.name.removesuffix(".json"): entry.modified for entry in work.list_folder()}
+    def find_finished(self) -> dict[str, float]:
+        """The finished shards, and when they were stored."""
+        artifact = self.plan.manifest.parent
+        results = (work_folder(artifact) / "preprocess" / "results").list_folder()
+        names = {entry.name.removesuffix(".json") for entry in results}
+        stored = {entry.name.partition("/")[2]: entry.modified for entry in artifact.walk()}
+        return {name: stored[name] for name in names}
 
-    def wait_for_results(self, count: int) -> dict[str, float]:
+    def wait_for_shards(self, count: int) -> dict[str, float]:
         def is_there() -> bool:
             assert self.process.poll() is None, read_status(self.attempt)
-            return len(self.find_results()) >= count
+            return len(self.find_finished()) >= count
 
         wait_until(is_there, seconds=120)
-        return self.find_results()
+        return self.find_finished()
+
+    def check_shards(self, before: dict[str, float]) -> None:
+        """No shard that was finished then was stored again."""
+        artifact = self.plan.manifest.parent
+        after = {entry.name.partition("/")[2]: entry.modified for entry in artifact.walk()}
+        assert {name: after[name] for name in before} == before
 
     def finish(self) -> Status:
         self.process.wait(600)
@@ -181,7 +188,7 @@ def test_the_data_set_of_digits_is_that_of_the_embedded_runner(
     digits, runner, cluster, check_manifest
 ):
     driver = digits.start(digits.plan(runner))
-    driver.wait_for_results(2)
+    driver.wait_for_shards(2)
     users = {process.username() for process in cluster.find_sdk_workers()}
     assert len(cluster.find_sdk_workers()) >= cluster.num_nodes and users == {USER}
     listeners = {
@@ -218,11 +225,6 @@ def test_the_data_set_of_bccd_is_that_of_the_embedded_runner(digits, runner, che
     check_manifest(plan, digits.plan())
 
 
-def check_that_finished_shards_stay(driver: Driver, before: dict[str, float]) -> None:
-    after = driver.find_results()
-    assert {name: after[name] for name in before} == before
-
-
 class TestFaults:
     """Spark may give up: it does not repeat a shuffle whose order may differ. Then the task is
     tried again."""
@@ -239,14 +241,13 @@ class TestFaults:
         self, digits, runner, cluster, check_manifest, victim
     ):
         driver = digits.start(digits.plan(runner))
-        before = driver.wait_for_results(5)
+        before = driver.wait_for_shards(5)
         if victim == "sdk worker":
             cluster.kill_sdk_worker()
         else:
             cluster.kill_node(1)
-        driver.wait_for_results(len(before) + 4)
-        check_that_finished_shards_stay(driver, before)
         self.finish(digits, driver)
+        driver.check_shards(before)
         check_manifest(driver.plan, digits.plan())
 
     def test_the_next_try_follows_the_job_of_a_killed_driver(
@@ -254,13 +255,12 @@ class TestFaults:
     ):
         known = len(find_jobs(cluster))
         driver = digits.start(digits.plan(runner))
-        before = driver.wait_for_results(3)
+        before = driver.wait_for_shards(3)
         driver.process.kill()
         driver.process.wait()
         second = digits.start(driver.plan)
-        second.wait_for_results(len(before) + 2)
-        check_that_finished_shards_stay(second, before)
         self.finish(digits, second)
+        driver.check_shards(before)
         assert len(find_jobs(cluster)) == known + 1, "it has started a second job"
         check_manifest(driver.plan, digits.plan())
 
@@ -268,7 +268,7 @@ class TestFaults:
 class TestEnd:
     def test_a_cancelled_job_leaves_nothing_on_the_engine(self, digits, runner, cluster):
         driver = digits.start(digits.plan(runner))
-        driver.wait_for_results(1)
+        driver.wait_for_shards(1)
         began = time.monotonic()
         os.killpg(driver.process.pid, signal.SIGTERM)
         wait_until(lambda: not cluster.find_sdk_workers(), seconds=MAX_CANCEL_SECONDS)

@@ -50,6 +50,15 @@ class EngineJob:
         self.has_begun = False
         """Whether there may be a job on the engine."""
 
+    def check(self) -> str:
+        """Asks the job server and the engine. Returns a warning, "" for none.
+
+        Raises ConfigError if the engine has too few slots.
+        """
+        if self._runner.has_job_server:
+            self._result = self._find_result()
+        return self._flink.check_slots(self._runner.parallelism) if self._flink else ""
+
     def start(self, build: Callable[[beam.Pipeline], object]) -> None:
         """Starts the job, unless one that an earlier try has started is running.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from http.client import HTTPException
 from typing import Any, NamedTuple
 
 from pipeline_ops.errors import ConfigError, MachineError
@@ -75,9 +76,9 @@ class Flink:
         try:
             with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
                 return json.loads(answer.read() or b"{}")
-        except (OSError, ValueError) as error:  # a ValueError is an answer that is no JSON
+        except (OSError, HTTPException, ValueError) as error:  # a ValueError: it is no JSON
             raise MachineError(
                 "preprocess.runner.rest_address: Flink's REST API does not answer at "
-                f"{self.address}: {error}",
+                f"{self.address}: {error!s:.200}",
                 "Start Flink, or correct the address.",
             ) from error

@@ -14,8 +14,11 @@ import pytest
 from apache_beam.runners.portability.portable_runner import PortableRunner
 
 from beam_jobs.engine_job import create_pipeline, find_reason
+from pipeline_ops.cli.checks.engine import check_engine
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.system.host_check import Finding
 
 LOCAL = {"name": "portable", "endpoint": "localhost:1", "shared_disk": True}
 
@@ -78,6 +81,22 @@ def test_a_rest_address_where_nobody_listens_is_named_at_once(animals, job_serve
     outcome = animals.run(runner=LOCAL | flink)
     assert outcome.exit_code is ExitCode.RETRY
     assert "rest_address: Flink's REST API does not answer at http://localhost:1" in outcome.message
+
+
+def test_the_doctor_asks_the_engine_before_a_run(animals, job_server, wait_for):
+    wait_for(lambda: is_listening(job_server))
+
+    def ask(**runner) -> list[Finding]:
+        values = {"preprocess.runner": LOCAL | runner}
+        return list(check_engine(load_config(animals.config_file, values)))
+
+    [finding] = ask()
+    assert "does not answer at localhost:1" in finding.problem and "Start it" in finding.cure
+    [finding] = ask(endpoint=job_server)
+    assert (finding.problem, finding.check) == ("", f"portable at {job_server}")
+    [finding] = ask(name="flink", endpoint=job_server, rest_address=f"http://{job_server}")
+    assert "Flink's REST API does not answer" in finding.problem
+    assert list(check_engine(load_config(animals.config_file))) == []
 
 
 def test_an_option_that_beam_does_not_take_is_the_configs_fault(animals, job_server, wait_for):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline_ops.cli.arguments import Commands, add_command, add_config
 from pipeline_ops.cli.checks.data import check_raw_data, check_signing_key, check_store
+from pipeline_ops.cli.checks.engine import check_engine
 from pipeline_ops.cli.checks.errors import make_finding
 from pipeline_ops.cli.checks.here import check_executor, check_packages, check_this_host
 from pipeline_ops.cli.checks.places import check_places
@@ -20,6 +21,7 @@ _CHECKS: tuple[Callable[[PipelineConfig], Iterable[Finding]], ...] = (
     check_executor,
     check_store,
     check_raw_data,
+    check_engine,
     check_signing_key,
     check_places,
 )

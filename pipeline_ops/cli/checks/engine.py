@@ -1,0 +1,26 @@
+"""Checks the engine that a pipeline preprocesses on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline_ops.cli.checks.errors import make_finding
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.errors import TrainyardError
+from pipeline_ops.system.host_check import Finding
+
+
+def check_engine(config: PipelineConfig) -> Iterator[Finding]:
+    """Asks Beam's job server, and Flink, as a run does before it starts a job."""
+    runner = config.preprocess.runner
+    if not runner.has_job_server:
+        return
+    from beam_jobs.engine_job import EngineJob
+
+    name = f"{runner.name} at {runner.endpoint}"
+    try:
+        warning = EngineJob(runner, "doctor").check()
+    except TrainyardError as error:
+        yield make_finding(name, error, "Correct preprocess.runner.")
+    else:
+        yield Finding(check=name, problem=warning, is_warning=bool(warning))

@@ -6,6 +6,7 @@ show Beam's metrics only at the end, so progress comes from the results in the s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import time
@@ -21,7 +22,7 @@ from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.summary import PlanSummary, Summary
 from beam_jobs.worker import BuildSpec, PlanWorker
 from pipeline_ops.config.preprocess import BeamRunner, Preprocess
-from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.environment_check import digest_code, validate_environment
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.jobs.runner import Job
@@ -33,6 +34,12 @@ _STORE_SECONDS = 20
 _END_SECONDS = 20
 """The time before the job's deadline that is left for ending the job on the engine."""
 _log = logging.getLogger("beam_jobs.engine")
+
+
+class _JobIsLate(TrainyardError):
+    """The deadline of this job is near. Unlike after a MachineError, its engine's job is ended."""
+
+    exit_code = ExitCode.RETRY
 
 
 class BuildShardOnEngine(BuildShard):
@@ -94,24 +101,28 @@ def build_shards_on_engine(
         page = ""
         while not engine_job.is_over():
             report(*results.read_progress())
-            if not page and (page := engine_job.find_page()):
-                job.progress.report(exchange.folder.name, message=f"the engine's page is {page}")
-                _log.info("the engine's page is %s", page)
-            if failure := engine_job.find_failure():
-                _log.warning("%s repeats a step: %s", runner.name, failure)
+            with contextlib.suppress(MachineError):  # `is_over` says if the engine stays silent
+                if not page and (page := engine_job.find_page()):
+                    message = f"the engine's page is {page}"
+                    job.progress.report(exchange.folder.name, message=message)
+                    _log.info("%s", message)
+                if failure := engine_job.find_failure():
+                    _log.warning("%s repeats a step: %s", runner.name, failure)
             if job.seconds_left < _END_SECONDS:
-                raise TimeoutError
+                seconds = job.request.deadline_seconds
+                raise _JobIsLate(f"not done after timeout_seconds ({seconds})")
             time.sleep(exchange.seconds)
     except MachineError:
-        exchange.raise_error()  # the error of a worker says more
+        if engine_job.has_begun:
+            exchange.raise_error()  # the error of a worker says more
         raise
     except BaseException as error:
         if engine_job.has_begun:
             exchange.stop()  # a worker finishes its shard otherwise
-            engine_job.cancel()
-        if isinstance(error, TimeoutError):
-            late = f"not done after timeout_seconds ({job.request.deadline_seconds})"
-            raise MachineError(late) from None
+            try:
+                engine_job.cancel()
+            except MachineError as fault:
+                raise type(error)(f"{error}. {fault}") from fault
         raise
     exchange.raise_error()
     report(*results.read_progress())

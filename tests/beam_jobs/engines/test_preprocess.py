@@ -278,6 +278,15 @@ class TestEnd:
         assert time.monotonic() - began < MAX_CANCEL_SECONDS
         assert not driver.plan.manifest.exists()
 
+    def test_a_late_job_leaves_nothing_on_the_engine(self, digits, runner, cluster):
+        plan = digits.plan(runner)
+        soon = plan.request.model_copy(update={"deadline_seconds": 40})
+        status = digits.start(dataclasses.replace(plan, request=soon)).finish()
+        assert status.exit_code is ExitCode.RETRY
+        assert status.message == "not done after timeout_seconds (40)"
+        wait_until(lambda: not cluster.find_sdk_workers(), seconds=MAX_CANCEL_SECONDS)
+        assert {job.state for job in find_jobs(cluster)} <= {"CANCELED", "FINISHED", "FAILED"}
+
     def test_a_bug_of_the_author_is_not_repeated(self, digits, runner):
         plan = digits.plan(
             runner,

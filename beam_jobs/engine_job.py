@@ -1,9 +1,7 @@
-"""Runs the graph on an engine: on Flink or Spark, behind a job server of Beam, or on Dataflow.
+"""A job on an engine: starts it, or finds it, looks at it, and ends it.
 
-The name of the engine's job follows from the place of the exchange and from the plans. A driver
-that was killed has left its job running. The next try finds it by this name and follows it, so that
-no second one is started. Engines show Beam's metrics only at the end, so progress comes from the
-results in the store.
+A driver that was killed has left its job running. The next try finds it by its name and follows it,
+so that no second one is started.
 """
 
 from __future__ import annotations
@@ -51,22 +49,16 @@ class EngineJob:
         """Whether there may be a job on the engine."""
 
     def check(self) -> str:
-        """Asks the job server and the engine. Returns a warning, "" for none.
-
-        Raises ConfigError if the engine has too few slots.
-        """
-        if self._runner.has_job_server:
-            self._result = self._find_result()
+        """Asks the job server and the engine. Returns a warning, "" for none."""
+        self._result = self._find_result()
         return self._flink.check_slots(self._runner.parallelism) if self._flink else ""
 
     def start(self, build: Callable[[beam.Pipeline], object]) -> None:
         """Starts the job, unless one that an earlier try has started is running.
 
-        `build` adds its transforms. Raises ConfigError if Beam does not accept an option, or if the
-        engine has too few slots.
+        `build` adds its transforms. Raises ConfigError if Beam does not accept an option.
         """
-        if self._runner.has_job_server:
-            self._result = self._find_result()
+        self._result = self._find_result()
         if self._flink:
             jobs = self._flink.find_jobs(self._name)
             self._past = {job.id for job in jobs if job.has_ended}
@@ -154,7 +146,9 @@ class EngineJob:
         return next((job for job in jobs if job.id not in self._past), None)
 
     def _find_result(self) -> PipelineResult | None:
-        """The running job of this name that the job server knows."""
+        """The running job of this name that the job server knows. Dataflow has no job server."""
+        if not self._runner.has_job_server:
+            return None
         host, _, port = str(self._runner.endpoint).rpartition(":")
         try:  # Beam itself would wait for minutes without a line
             socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()

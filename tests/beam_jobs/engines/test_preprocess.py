@@ -128,7 +128,7 @@ def identify(manifest: Manifest) -> list[dict]:
 
 @pytest.fixture(scope="module", params=["flink", "spark"])
 def engine(request) -> str:
-    """Of the module, so that all tests of an engine follow one another."""
+    """The engine of all tests in a row, because only one of them runs at a time."""
     return request.param
 
 
@@ -288,18 +288,17 @@ class TestEnd:
         assert {job.state for job in find_jobs(cluster)} <= {"CANCELED", "FINISHED", "FAILED"}
 
     def test_a_bug_of_the_author_is_not_repeated(self, digits, runner):
+        names = [file.name for file in (digits.root / "raw" / "3").list_folder()]
         plan = digits.plan(
             runner,
             **{
                 "preprocess.stages": [
                     "decode",
-                    {"engine_stages:broken": {"key": "3/0003.png"}},
+                    {"engine_stages:broken": {"key": f"3/{names[0]}"}},
                     {"resize": {"height": 28, "width": 28}},
                 ]
             },
         )
-        names = [file.name for file in (digits.root / "raw" / "3").list_folder()]
-        plan.request.config["stages"][1]["parameters"]["key"] = f"3/{names[0]}"
         status = digits.run(plan)
         assert status.exit_code is ExitCode.BUG
         assert f"stage engine_stages:broken failed on 3/{names[0]}" in status.message

@@ -184,6 +184,12 @@ def find_jobs(cluster) -> list:
     return [job for job in cluster.list_jobs() if job.name.startswith("trainyard-digits-")]
 
 
+def is_empty(cluster) -> bool:
+    """Whether all jobs have ended, and no worker process is left."""
+    states = {job.state for job in find_jobs(cluster)}
+    return states <= {"CANCELED", "FINISHED", "FAILED"} and not cluster.find_sdk_workers()
+
+
 def test_the_data_set_of_digits_is_that_of_the_embedded_runner(
     digits, runner, cluster, check_manifest
 ):
@@ -271,9 +277,7 @@ class TestEnd:
         driver.wait_for_shards(1)
         began = time.monotonic()
         os.killpg(driver.process.pid, signal.SIGTERM)
-        wait_until(lambda: not cluster.find_sdk_workers(), seconds=MAX_CANCEL_SECONDS)
-        jobs = find_jobs(cluster)
-        assert {job.state for job in jobs} <= {"CANCELED", "FINISHED", "FAILED"}, jobs
+        wait_until(lambda: is_empty(cluster), seconds=MAX_CANCEL_SECONDS)
         assert driver.process.wait(MAX_CANCEL_SECONDS) == ExitCode.CANCELLED
         assert time.monotonic() - began < MAX_CANCEL_SECONDS
         assert not driver.plan.manifest.exists()
@@ -284,8 +288,7 @@ class TestEnd:
         status = digits.start(dataclasses.replace(plan, request=soon)).finish()
         assert status.exit_code is ExitCode.RETRY
         assert status.message == "not done after timeout_seconds (40)"
-        wait_until(lambda: not cluster.find_sdk_workers(), seconds=MAX_CANCEL_SECONDS)
-        assert {job.state for job in find_jobs(cluster)} <= {"CANCELED", "FINISHED", "FAILED"}
+        wait_until(lambda: is_empty(cluster), seconds=MAX_CANCEL_SECONDS)
 
     def test_a_bug_of_the_author_is_not_repeated(self, digits, runner):
         names = [file.name for file in (digits.root / "raw" / "3").list_folder()]

@@ -8,16 +8,19 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from apache_beam.runners.portability.portable_runner import PortableRunner
 
 from beam_jobs.engine_job import create_pipeline, find_reason
+from beam_jobs.flink import Flink
 from pipeline_ops.cli.checks.engine import check_engine
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.preprocess import BeamRunner
-from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.system.host_check import Finding
 
 LOCAL = {"name": "portable", "endpoint": "localhost:1", "shared_disk": True}
@@ -97,6 +100,42 @@ def test_the_doctor_asks_the_engine_before_a_run(animals, job_server, wait_for):
     [finding] = ask(name="flink", endpoint=job_server, rest_address=f"http://{job_server}")
     assert "Flink's REST API does not answer" in finding.problem
     assert list(check_engine(load_config(animals.config_file))) == []
+
+
+@pytest.fixture
+def flink() -> Iterator[Flink]:
+    """Flink's REST API with one answer, `flink.answer`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(found.answer)
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        found = Flink(f"http://127.0.0.1:{server.server_port}")
+        yield found
+        server.shutdown()
+
+
+def test_a_job_that_waits_for_slots_is_told_so(flink):
+    flink.answer = b'{"taskmanagers": 2, "slots-total": 4, "slots-available": 1}'
+    assert flink.check_slots(1) == flink.check_slots(0) == ""
+    message = flink.check_slots(2)
+    assert f"Flink at {flink.address} has 4 slots, 1 of them free. The job waits for 2." in message
+    assert "Start TaskManagers, or lower preprocess.runner.parallelism" in message
+
+
+@pytest.mark.parametrize("answer", [b"[]", b"<html>", b'{"jobs": [{"jid": 1}]}', b"{}"])
+def test_an_answer_that_is_not_flinks_names_the_address(flink, answer):
+    flink.answer = answer
+    with pytest.raises(MachineError, match=f"rest_address: .* {flink.address}") as raised:
+        flink.find_jobs("trainyard")
+    assert raised.value.cure == "Start Flink, or correct the address."
 
 
 def test_an_option_that_beam_does_not_take_is_the_configs_fault(animals, job_server, wait_for):

@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 
 import apache_beam as beam
@@ -37,23 +35,9 @@ from beam_jobs.exchange import Exchange, Results
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.measure import Measurements, merge_measurements
 from beam_jobs.statistics.summary import PlanSummary, Summary
-from beam_jobs.worker import (
-    BuildSpec,
-    PlanCounts,
-    PlanWorker,
-    start_process,
-    work_in_process,
-)
+from beam_jobs.worker import BuildSpec, PlanCounts, PlanWorker, submit
 from pipeline_ops.errors import MachineError, TrainyardError
 
-_MALLOC_SETTINGS = {
-    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-}
-"""Lets glibc keep the memory of an image for the next one, instead of returning it to the kernel.
-
-This saves a quarter of the time of an image that is only passed through.
-"""
 _STOP_TIMEOUT_SECONDS = 5.0  # the time for finishing the current image
 
 
@@ -98,27 +82,13 @@ class BuildShard(beam.DoFn):  # type: ignore[misc]  # Beam is skipped by mypy
 
 
 class BuildShardInProcesses(BuildShard):
-    """Builds the shards of a bundle in several processes of this host.
-
-    This is for the embedded runner, which opens no port while Beam itself has one worker.
-    """
-
-    def __init__(self, spec: BuildSpec[PlanSummary], exchange: Exchange, num_processes: int):
-        super().__init__(spec, exchange)
-        self._num_processes = num_processes
+    """Builds the shards of a bundle in the worker processes of this host."""
 
     def setup(self) -> None:
         self._futures: dict[ShardTask, Future[PlanCounts | None]] = {}
-        os.environ.update(_MALLOC_SETTINGS | os.environ)
-        self._pool = ProcessPoolExecutor(
-            self._num_processes,
-            multiprocessing.get_context("spawn"),
-            start_process,
-            (self._spec, self._exchange),
-        )
 
     def process(self, task: ShardTask) -> Iterator[ShardReport]:
-        self._futures[task] = self._pool.submit(work_in_process, task)
+        self._futures[task] = submit(task)
         return iter(())  # `finish_bundle` yields the reports
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
@@ -135,9 +105,6 @@ class BuildShardInProcesses(BuildShard):
                 return
             for report in self._report(counts):
                 yield GlobalWindows.windowed_value(report)
-
-    def teardown(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
 
 
 class StatisticsFn(beam.CombineFn):  # type: ignore[misc]
@@ -191,7 +158,9 @@ def build_shards(
     num_processes: int,
     report: Callable[[int, int], None],
 ) -> list[Summary]:
-    """Builds all shards on this host. Returns their summaries in the order of the plans.
+    """Builds all shards on this host, if there are several processes in those of `open_pool`.
+
+    Returns their summaries in the order of the plans.
 
     Beam runs in a thread of its own. The calling thread stays free for cancellation and for
     `report`, which gets the number of finished and of rejected records. The runner does not change
@@ -200,11 +169,7 @@ def build_shards(
     options = PipelineOptions([], direct_running_mode="in_memory", direct_num_workers=1)
     tasks = exchange.write_plans(plans)
     results = Results(exchange, plans, spec.summary)
-    do_fn = (
-        BuildShardInProcesses(spec, exchange, num_processes)
-        if num_processes > 1
-        else BuildShard(spec, exchange)
-    )
+    do_fn = (BuildShardInProcesses if num_processes > 1 else BuildShard)(spec, exchange)
 
     def run() -> None:
         logging.getLogger("apache_beam").setLevel(logging.WARNING)

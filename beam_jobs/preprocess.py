@@ -58,7 +58,7 @@ from beam_jobs.statistics.summary import (
     count_labels,
 )
 from beam_jobs.validation import validate_model, validate_plan
-from beam_jobs.worker import BuildSpec, compute_num_processes
+from beam_jobs.worker import BuildSpec, compute_num_processes, open_pool
 from pipeline_ops.artifacts.dataset import (
     CLASS_WEIGHTS,
     INDEX,
@@ -208,18 +208,19 @@ def _run_beam(
         job.progress.report(phase, done, total, "images", {"rejected": rejected})
 
     num_processes = compute_num_processes(config.runner, plans)
-    # Importing Beam takes longer than everything above, which finds most mistakes. The import
-    # warns on the root logger that BigQuery's client libraries are missing.
-    logging.disable(logging.WARNING)
-    try:
-        from beam_jobs.engine import build_shards_on_engine
-        from beam_jobs.graph import build_shards
-    finally:
-        logging.disable(logging.NOTSET)
-    report(0, 0)
-    if config.runner.name == "embedded":
-        return build_shards(plans, spec, exchange, num_processes, report)
-    return build_shards_on_engine(job, plans, spec, config.runner, exchange, report)
+    with open_pool(spec, exchange, num_processes):
+        # Importing Beam takes longer than everything above, which finds most mistakes. The import
+        # warns on the root logger that BigQuery's client libraries are missing.
+        logging.disable(logging.WARNING)
+        try:
+            from beam_jobs.engine import build_shards_on_engine
+            from beam_jobs.graph import build_shards
+        finally:
+            logging.disable(logging.NOTSET)
+        report(0, 0)
+        if config.runner.name == "embedded":
+            return build_shards(plans, spec, exchange, num_processes, report)
+        return build_shards_on_engine(job, plans, spec, config.runner, exchange, report)
 
 
 def _check_outcome(

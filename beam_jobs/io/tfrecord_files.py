@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pipeline_ops.artifacts.manifest import ManifestFile
+from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.atomic import translate_write_errors
 from pipeline_ops.storage.checksums import ChecksumAccumulator
 from pipeline_ops.storage.store_path import StorePath
@@ -114,7 +116,24 @@ def _read_length(file: BinaryIO, offset: int, size: int) -> int:
     return length
 
 
-_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 19
+
+
+class _SummedFile(io.FileIO):
+    """A file that computes the checksums of what is written to it, once for each full buffer.
+
+    Raises MachineError, which names the file that is shown, if the disk refuses a block.
+    """
+
+    def __init__(self, opened: Path | int, shown: Path):
+        super().__init__(opened, "wb")
+        self._shown, self.checksums = shown, ChecksumAccumulator()
+
+    def write(self, block: Any, /) -> int:
+        with translate_write_errors(self._shown):
+            written = super().write(block)
+        self.checksums.update(bytes(memoryview(block)[:written]))
+        return written
 
 
 class TFRecordWriter:
@@ -127,7 +146,6 @@ class TFRecordWriter:
         self._path = path
         self.lengths: list[int] = []
         """The number of data bytes of each record."""
-        self._checksums = ChecksumAccumulator()
 
     def __enter__(self) -> TFRecordWriter:
         if self._path.is_local:
@@ -138,25 +156,25 @@ class TFRecordWriter:
             self._shown = Path(tempfile.gettempdir(), self._path.name)
         with translate_write_errors(self._shown):
             if self._path.is_local:
-                self._file = open(self._temporary, "wb", buffering=_BUFFER_BYTES)
+                self._summed = _SummedFile(self._temporary, self._shown)
             else:
                 descriptor, name = tempfile.mkstemp(prefix=f"{self._path.name}-")
                 self._temporary = Path(name)
-                self._file = open(descriptor, "wb", buffering=_BUFFER_BYTES)
+                self._summed = _SummedFile(descriptor, self._shown)
+        self._file = io.BufferedWriter(self._summed, _BUFFER_BYTES)
         return self
 
     def write(self, *parts: bytes) -> None:
         """Adds one record. It may come in parts, so that a large one needs no copy to join them."""
-        with translate_write_errors(self._shown):
-            self._file.writelines(self._checksums.pass_through(frame_record(*parts)))
+        self._file.writelines(frame_record(*parts))
         self.lengths.append(sum(map(len, parts)))
 
     @property
     def file(self) -> ManifestFile:
-        """The file for a manifest, with all records so far."""
+        """The file for a manifest, after the `with` block."""
         name, folder = self._path.name, self._path.parent
         place = None if self._path.is_local else f"{folder.parent.name}/{folder.name}/{name}"
-        checksums = dataclasses.asdict(self._checksums.result)
+        checksums = dataclasses.asdict(self._summed.checksums.result)
         return ManifestFile(path=name, **checksums, stored_at=place)
 
     def __exit__(
@@ -176,7 +194,7 @@ class TFRecordWriter:
                     self._path.upload(self._temporary)
         finally:
             # The first error has been raised. A leftover is removed with its folder.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, MachineError):
                 self._file.close()
             with contextlib.suppress(OSError):
                 self._temporary.unlink()

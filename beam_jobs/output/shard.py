@@ -149,10 +149,11 @@ class _Counts:
         for example, example_measurements in zip(examples, measurements, strict=True):
             for label in example.labels:
                 labels[label] = labels.get(label, 0) + 1
+                self.labels[label] += 1
             self.shapes.setdefault(example.shape, example.key)
             self.accumulator.add(example_measurements)
-        self.labels.update(labels)
-        self.skipped.update(skipped)
+        if skipped:
+            self.skipped.update(skipped)
         self.outcomes.append(
             Outcome(len(examples), labels, dict(skipped), encode_measurements(measurements))
         )

@@ -254,47 +254,56 @@ def _open_with_pillow(data: bytes) -> Iterator[ImageFile]:
 
 
 def _read_jpeg_header(data: bytes) -> _Header:
-    import numpy as np
     import simplejpeg
 
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
         raise _make_jpeg_reject(data, error) from None
-    values = np.frombuffer(data, np.uint8)  # a fifth of the time of `bytes.count`
-    num_scans = np.count_nonzero((values[:-1] == 0xFF) & (values[1:] == 0xDA))
-    if num_scans > _MAX_SCANS:
+    segments = _read_jpeg_segments(data)
+    if not segments.has_one_scan and (num_scans := data.count(b"\xff\xda")) > _MAX_SCANS:
         raise Reject(
             "too_costly",
             f"a JPEG of {num_scans} scans, each of which is a pass over all pixels; "
             f"allowed are {_MAX_SCANS}",
         )
-    pixels_at, is_upright = _scan_jpeg_segments(data)
+    is_upright = not segments.has_exif
     if not is_upright:
         with _open_with_pillow(data) as image:
             is_upright = _find_orientation(image) == 1
     is_kept = is_upright and colors in ("YCbCr", "Gray", "RGB")
-    return _Header(height, width, is_kept, is_plain_jpeg=is_upright, pixels_at=pixels_at)
+    return _Header(height, width, is_kept, is_plain_jpeg=is_upright, pixels_at=segments.pixels_at)
 
 
-def _scan_jpeg_segments(data: bytes) -> tuple[int, bool]:
-    """The offset at which the pixels of a JPEG begin, and whether no EXIF comes before them.
+class _JpegSegments(NamedTuple):
+    """What the segments before the pixels of a JPEG tell.
 
-    The offset is 0 if the segments cannot be followed. The segments are followed because a search
-    for the marker of the pixels could find that of a thumbnail in a segment before them.
+    `pixels_at` is the offset at which the pixels begin, or 0 if the segments cannot be followed.
+    With `has_one_scan`, the first scan has all components of a file that is not progressive. A
+    decoder refuses another scan after it.
     """
-    offset, has_exif, end = 2, False, len(data) - 4
+
+    pixels_at: int
+    has_exif: bool
+    has_one_scan: bool = False
+
+
+def _read_jpeg_segments(data: bytes) -> _JpegSegments:
+    """Follows the segments, because a search could find the pixels of a thumbnail inside one."""
+    offset, has_exif, num_components, end = 2, False, 0, len(data) - 10
     while offset < end and data[offset] == 0xFF:
         marker = data[offset + 1]
         if marker == 0xDA:
-            return offset, not has_exif
+            return _JpegSegments(offset, has_exif, data[offset + 4] == num_components)
         if marker == 0xFF:  # padding
             offset += 1
             continue
-        if marker == 0xE1 and data.startswith(b"Exif\0\0", offset + 4):
+        if marker in (0xC0, 0xC1):  # a frame that is not progressive
+            num_components = data[offset + 9]
+        elif marker == 0xE1 and data.startswith(b"Exif\0\0", offset + 4):
             has_exif = True
         offset += 2 + (data[offset + 2] << 8 | data[offset + 3])
-    return 0, b"Exif\0\0" not in data[:_MAX_EXIF_OFFSET]
+    return _JpegSegments(0, b"Exif\0\0" in data[:_MAX_EXIF_OFFSET])
 
 
 def _find_orientation(image: ImageFile) -> int:

@@ -155,7 +155,9 @@ def write_blocks(blocks: Iterable[bytes], target: Path) -> Checksums:
     """
     checksums = ChecksumAccumulator()
     with _create(target) as writer:
-        writer.writelines(checksums.pass_through(blocks))
+        for block in blocks:
+            writer.write(block)
+            checksums.update(block)
     return checksums.result
 
 

@@ -33,13 +33,10 @@ class ChecksumAccumulator:
         self._num_bytes = self._crc32c = 0
         self._sha256 = hashlib.sha256()
 
-    def pass_through(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """Yields the blocks unchanged and adds each of them to the checksums."""
-        for block in blocks:
-            self._num_bytes += len(block)
-            self._crc32c = google_crc32c.extend(self._crc32c, block)
-            self._sha256.update(block)
-            yield block
+    def update(self, block: bytes) -> None:
+        self._num_bytes += len(block)
+        self._crc32c = google_crc32c.extend(self._crc32c, block)
+        self._sha256.update(block)
 
     @property
     def result(self) -> Checksums:
@@ -49,8 +46,8 @@ class ChecksumAccumulator:
 def compute_checksums(file: IO[bytes]) -> Checksums:
     """Reads an open file to its end."""
     accumulator = ChecksumAccumulator()
-    for _ in accumulator.pass_through(read_blocks(file)):
-        pass
+    for block in read_blocks(file):
+        accumulator.update(block)
     return accumulator.result
 
 

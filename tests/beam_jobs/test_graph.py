@@ -18,6 +18,7 @@ from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.statistics.measure import merge_measurements
 from beam_jobs.statistics.summary import ShardSummary, compute_figures
+from beam_jobs.worker import open_pool
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.raw_data.local import list_raw_files
 from pipeline_ops.storage.open_store import open_root
@@ -83,12 +84,9 @@ def _count(totals):
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_the_metrics_of_the_stages_are_the_figures_of_the_data_set(job, num_processes):
     spec, exchange, plans, tasks = job
-    do_fn = (
-        BuildShard(spec, exchange)
-        if num_processes == 1
-        else BuildShardInProcesses(spec, exchange, num_processes)
-    )
-    counters, times, out = run(do_fn, tasks, exchange)
+    do_fn = (BuildShard if num_processes == 1 else BuildShardInProcesses)(spec, exchange)
+    with open_pool(spec, exchange, num_processes):
+        counters, times, out = run(do_fn, tasks, exchange)
     results = Results(exchange, plans, ShardSummary)
     results.read_progress()
     summaries = results.collect()

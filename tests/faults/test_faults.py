@@ -16,8 +16,8 @@ from collections.abc import Callable
 import pytest
 from faults.harness import ACTIONS, Scene
 
-_SAMPLE = {"preprocess": 50, "train": 6, "evaluate": 20, "export": 15}
-"""Cases that take about a minute a job."""
+_SAMPLE = {"preprocess": 50, "train": 5, "evaluate": 12, "export": 10}
+"""Cases that take about half a minute a job."""
 
 
 def run_cases(scene: Scene, choose: Callable[[list[str]], list[tuple[int, str]]]) -> None:

@@ -184,8 +184,8 @@ def find_problems(uri: str) -> list[str]:
     problems = find_damage(path, manifest, checksums=True)
     for file in manifest.files if not problems else ():
         content = ChecksumAccumulator()
-        for _ in content.pass_through(locate_file(path, file).read_blocks()):
-            pass
+        for block in locate_file(path, file).read_blocks():
+            content.update(block)
         if not file.has_content(content.result):
             problems.append(f"{file.path} has another content")
     return problems

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from engines.fetch import RUNNER
 from fake_kubernetes.rbac import Right, read_roles
 from fake_kubernetes.validation import SCHEMA, make_validator, validate
 
@@ -164,6 +165,24 @@ def test_no_secret_is_in_the_values(executor):
         assert word not in text
     data = VALUES[executor]["data"]
     assert set(data) == {"metadataSecretName", "resultBackendSecretName", "brokerUrlSecretName"}
+
+
+def test_the_job_server_is_valid_and_has_the_address_that_the_pipeline_names():
+    documents = list(yaml.safe_load_all((FOLDER / "beam-job-server.yaml").read_text()))
+    service, deployment, policy = documents
+    assert validate(service) == validate(policy) == []
+    pod = {"apiVersion": "v1", "kind": "Pod"} | deployment["spec"]["template"]
+    pod["metadata"]["name"] = deployment["metadata"]["name"]
+    assert validate(pod) == []
+    labels = pod["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"] == labels
+    assert service["spec"]["selector"] == policy["spec"]["podSelector"]["matchLabels"] == labels
+    [container] = pod["spec"]["containers"]
+    name, flink = service["metadata"]["name"], (FOLDER / "flink.yaml").read_text()
+    assert {f"--job-host={name}", "--job-port=8099"} < {*container["args"]}
+    assert f"endpoint: {name}:8099" in flink
+    [version] = re.findall(r"^  image: flink:(.+)$", flink, re.MULTILINE)
+    assert container["image"] == f"apache/beam_flink{version}_job_server:{RUNNER}"
 
 
 def test_the_sidecar_of_flink_is_a_valid_container():

@@ -102,6 +102,16 @@ def find_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard-tests"
 
 
+def find_programs(name: str) -> Programs | None:
+    """The programs of an engine, if they were fetched."""
+    folder = _find_folder(ENGINES[name])
+    return Programs(folder) if folder.is_dir() else None
+
+
+def _find_folder(engine: Engine) -> Path:
+    return find_cache() / f"{engine.name}-{engine.version}-beam-{RUNNER}-{engine.digest[:8]}"
+
+
 def fetch_engine(name: str) -> Programs:
     """The programs of an engine, fetched if this user does not have them yet.
 
@@ -111,7 +121,7 @@ def fetch_engine(name: str) -> Programs:
       EngineError: something is missing, or does not have its checksum.
     """
     engine, cache = ENGINES[name], find_cache()
-    folder = cache / f"{name}-{engine.version}-beam-{RUNNER}-{engine.digest[:8]}"
+    folder = _find_folder(engine)
     cache.mkdir(parents=True, exist_ok=True)
     lock = cache / "engines-fetch.lock"
     with exclusive_lock(lock, "the download of Flink and Spark", wait_seconds=_FETCH_SECONDS):

@@ -19,8 +19,10 @@ from beam_jobs.engine_job import EngineJob
 from beam_jobs.exchange import Exchange, Results, StoppedByDriver, digest_plans
 from beam_jobs.graph import BuildShard, build_graph
 from beam_jobs.planning.plan import ShardPlan
+from beam_jobs.stages import find_stage
 from beam_jobs.statistics.summary import PlanSummary, Summary
 from beam_jobs.worker import BuildSpec, PlanWorker
+from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.config.preprocess import BeamRunner, Preprocess
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.environment_check import digest_code, validate_environment
@@ -29,7 +31,7 @@ from pipeline_ops.jobs.runner import Job
 from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.user_code.stages import digest_stage_code
 
-_STORE_SECONDS = 20
+_STORE_SECONDS = 8
 """How long a new worker waits for a store that it cannot reach."""
 _END_SECONDS = 20
 """The time before the job's deadline that is left for ending the job on the engine."""
@@ -52,19 +54,21 @@ class BuildShardOnEngine(BuildShard):
     def setup(self) -> None:
         """Finds out why this worker cannot do the work.
 
-        Raises MachineError for a store that does not answer, which only the engine can pass on.
+        Raises the error of a store that cannot be reached, which only the engine can pass on.
         """
         self._worker = PlanWorker(self._spec, self._exchange, is_repeated=True)
-        stages = [stage.name for stage in Preprocess.model_validate(self._request.config).stages]
+        config = Preprocess.model_validate(self._request.config)
         self._fault: TrainyardError | None = None
+        with contextlib.suppress(StoppedByDriver), wait_at_most(_STORE_SECONDS):
+            self._exchange.check_stop()  # `work` says so, too
         try:
+            stages = [stage.name for stage in config.stages]
             validate_environment(self._request, digest_stage_code(stages))
-            with wait_at_most(_STORE_SECONDS):
-                self._exchange.check_stop()
+            for name in stages:
+                find_stage(name)
         except ConfigError as error:
-            self._fault = error
-        except StoppedByDriver:
-            pass  # `work` says so, too
+            pool = config.runner.worker_pool
+            self._fault = ConfigError(f"preprocess.runner.worker_pool: at {pool}, {error}")
 
     def process(self, task: ShardTask) -> Iterator[ShardReport]:
         if self._fault:
@@ -93,7 +97,12 @@ def build_shards_on_engine(
 
     def build(pipeline: beam.Pipeline) -> None:
         tasks = exchange.write_plans(plans)
-        request = job.request.model_copy(update={"code_digest": digest_code()})
+        fingerprint = job.request.fingerprint
+        versions = fingerprint.versions | find_versions(["apache-beam"])
+        compared = fingerprint.model_copy(update={"versions": versions})
+        request = job.request.model_copy(
+            update={"code_digest": digest_code(), "fingerprint": compared}
+        )
         build_graph(pipeline, tasks, BuildShardOnEngine(spec, exchange, request), exchange)
 
     try:
@@ -107,7 +116,8 @@ def build_shards_on_engine(
                     job.progress.report(exchange.folder.name, message=message)
                     _log.info("%s", message)
                 if failure := engine_job.find_failure():
-                    _log.warning("%s repeats a step: %s", runner.name, failure)
+                    pool = runner.worker_pool
+                    _log.warning("%s repeats a step at %s: %s", runner.name, pool, failure)
             if job.seconds_left < _END_SECONDS:
                 seconds = job.request.deadline_seconds
                 raise _JobIsLate(f"not done after timeout_seconds ({seconds})")

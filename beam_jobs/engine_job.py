@@ -20,6 +20,7 @@ from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 from apache_beam.runners import create_runner
 from apache_beam.runners.portability import portable_runner
 from apache_beam.runners.runner import PipelineResult, PipelineState
+from apache_beam.transforms.environments import SDK_VERSION_CAPABILITY_PREFIX
 
 from beam_jobs.flink import Flink, FlinkJob
 from pipeline_ops.config.preprocess import BeamRunner
@@ -27,8 +28,27 @@ from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 
 _ANSWER_SECONDS, _CANCEL_SECONDS, _SILENCE_SECONDS = 10, 10, 60
 _MISSING_CODE = re.compile("ModuleNotFoundError|ImportError|Can't get attribute")
-_PYTHON_ERROR = re.compile(r"^(?!java\.|org\.)[A-Za-z_][\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
+_PYTHON_ERROR = re.compile(
+    r"^(?:pipeline_ops\.[\w.]+|(?!java\.|org\.)[A-Za-z_][\w.]*(?:Error|Exception))\b.*",
+    re.MULTILINE,
+)
+_CONFIG_ERROR = "pipeline_ops.errors.ConfigError: "
+_MAX_REASON = 1000
 _log = logging.getLogger(__name__)
+
+
+class _EngineRunner(portable_runner.PortableRunner):  # type: ignore[misc]
+    """Lets the setup of the workers compare the versions of Beam.
+
+    Beam's own comparison leaves its error in the log of the pool, and the job hangs on Flink.
+    """
+
+    def run_portable_pipeline(self, made: Any, options: PipelineOptions) -> PipelineResult:
+        for environment in made.components.environments.values():
+            for name in list(environment.capabilities):
+                if name.startswith(SDK_VERSION_CAPABILITY_PREFIX):
+                    environment.capabilities.remove(name)
+        return super().run_portable_pipeline(made, options)
 
 
 class EngineJob:
@@ -62,7 +82,7 @@ class EngineJob:
         if self._flink:
             jobs = self._flink.find_jobs(self._name)
             self._past = {job.id for job in jobs if job.has_ended}
-        if self._result or self._find_on_flink():
+        if self._is_running():
             self.has_begun = True
             _log.info("follows the job %s, which an earlier try has started", self._name)
             return
@@ -75,6 +95,20 @@ class EngineJob:
             self._result = pipeline.run()
         except (grpc.RpcError, grpc.FutureTimeoutError) as error:
             raise self._make_endpoint_error(error) from error
+
+    def _is_running(self) -> bool:
+        """Whether the job of an earlier try is there.
+
+        The job server keeps a job for running whose driver had gone before it ended. Flink lists a
+        job a moment after the job server.
+        """
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while self._flink and not self._find_on_flink():
+            if not self._result or time.monotonic() > deadline:
+                self._result = None
+                return False
+            time.sleep(0.5)
+        return self._flink is not None or self._result is not None
 
     def find_page(self) -> str:
         """The address of the engine's page about the job, "" if there is none yet."""
@@ -194,6 +228,9 @@ class EngineJob:
                 f"{reason}",
                 "Install the same version of Trainyard there, and the packages of your stages.",
             )
+        if reason.startswith(_CONFIG_ERROR):  # the access of the workers to the store
+            problem = reason.removeprefix(_CONFIG_ERROR)
+            return ConfigError(f"preprocess.runner.worker_pool: at {pool}, {problem}")
         place = self.find_page() or self._runner.endpoint or self._runner.name
         return MachineError(f"the job {self._name} has failed ({place}): {reason}", "Retry.")
 
@@ -219,7 +256,8 @@ def create_pipeline(runner: BeamRunner, name: str) -> beam.Pipeline:
     try:
         made = PipelineOptions.from_dictionary(options | runner.options)
         made.get_all_options()
-        return beam.Pipeline(create_runner(options["runner"]), made)
+        made_runner = _EngineRunner() if runner.has_job_server else create_runner("DataflowRunner")
+        return beam.Pipeline(made_runner, made)
     except SystemExit:  # Beam's argument parser exits after it has named the wrong option on stderr
         raise ConfigError(
             f"preprocess.runner.options: Beam does not accept {runner.options}. See the log."
@@ -235,4 +273,4 @@ def find_reason(text: str) -> str:
     """The line of an engine's message that tells the reason: the last error in Python."""
     found = [match.group() for match in _PYTHON_ERROR.finditer(text)]
     lines = text.strip().splitlines() or ["no reason given"]
-    return (found or lines[:1])[-1].strip()[:500]
+    return (found or lines[:1])[-1].strip()[:_MAX_REASON]

@@ -181,7 +181,7 @@ def test_beam_gets_the_keys_and_the_options():
         options={"job_server_timeout": 7},
     )
     pipeline = create_pipeline(runner, "trainyard-a")
-    assert type(pipeline.runner) is PortableRunner
+    assert isinstance(pipeline.runner, PortableRunner)
     given = pipeline.options.get_all_options(drop_default=True)
     assert given["job_name"] == "trainyard-a" and given["job_endpoint"] == "jobs:8099"
     assert given["environment_type"] == "EXTERNAL" and given["environment_config"] == "pool:1"
@@ -193,6 +193,11 @@ def test_beam_gets_the_keys_and_the_options():
     [
         ("", "no reason given"),
         ("one line", "one line"),
+        (
+            "java.lang.RuntimeException: Traceback (most recent call last):\n"
+            "pipeline_ops.storage.outage.StoreAway: s3://bucket: refused\n",
+            "pipeline_ops.storage.outage.StoreAway: s3://bucket: refused",
+        ),
         (
             "java.lang.RuntimeException: Error received from SDK harness for instruction 4: "
             'Traceback (most recent call last):\n  File "a.py", line 3, in b\n'

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from engine_stages import SECONDS_VARIABLE
+from object_servers.fault_proxy import FaultProxy
 
 from .cluster import Cluster
 from .flink import FlinkCluster
@@ -54,12 +55,19 @@ class EngineClusters:
 
 
 @pytest.fixture(scope="module")
-def engine_clusters(s3_address) -> Iterator[EngineClusters]:
+def store_of_workers(s3_address) -> Iterator[FaultProxy]:
+    """The way of a cluster's workers to the bucket. The driver does not go through it."""
+    with FaultProxy(s3_address.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def engine_clusters(s3_address, store_of_workers) -> Iterator[EngineClusters]:
     """For one module only, so that the module that waits for its turn gets it."""
     if obstacle := find_obstacle():
         pytest.skip(obstacle)
     slowly = {SECONDS_VARIABLE: "0.2"}
-    clusters = EngineClusters(s3_address.build_environment() | slowly)
+    clusters = EngineClusters(s3_address.build_environment(store_of_workers.address) | slowly)
     yield clusters
     clusters.stop()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -54,6 +56,12 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+
+    def pause(self, seconds: float) -> None:
+        """Lets the server answer nothing for some time."""
+        self._process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self._process.send_signal(signal.SIGCONT)
 
 
 def send(

@@ -232,7 +232,9 @@ class EngineJob:
             problem = reason.removeprefix(_CONFIG_ERROR)
             return ConfigError(f"preprocess.runner.worker_pool: at {pool}, {problem}")
         place = self.find_page() or self._runner.endpoint or self._runner.name
-        return MachineError(f"the job {self._name} has failed ({place}): {reason}", "Retry.")
+        return MachineError(
+            f"the job {self._name} has failed ({place}): {reason.rstrip('.')}", "Retry."
+        )
 
 
 def create_pipeline(runner: BeamRunner, name: str) -> beam.Pipeline:

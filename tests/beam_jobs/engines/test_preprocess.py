@@ -128,10 +128,13 @@ class TestFaults:
         driver.wait_for_shards(1)
         driver.process.kill()
         driver.process.wait()
-        for job in find_jobs(cluster):
-            cluster.cancel_job(job.id)
+        [job] = [job for job in find_jobs(cluster) if job.state == "RUNNING"]
+        cluster.cancel_job(job.id)
         wait_until(lambda: is_empty(cluster))
-        self.finish(digits, digits.start(driver.plan))
+        known, second = len(find_jobs(cluster)), digits.start(driver.plan)
+        wait_until(lambda: len(find_jobs(cluster)) > known)
+        os.killpg(second.process.pid, signal.SIGTERM)
+        assert second.finish().exit_code is ExitCode.CANCELLED
 
 
 class TestEnd:

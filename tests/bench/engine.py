@@ -22,12 +22,14 @@ from engines.flink import FlinkCluster  # noqa: E402
 from engines.spark import SparkCluster  # noqa: E402
 from measuring import format_spread, make_parser, run_job, write_config  # noqa: E402
 from photographs import make_photographs  # noqa: E402
-from preprocess import ENCODING, MEMORY, RESIZE, run_other  # noqa: E402
+from preprocess import ENCODING, MEMORY, RESIZE, link_subset, run_other  # noqa: E402
 
 from pipeline_ops.config.pipeline import load_config  # noqa: E402
 from pipeline_ops.jobs.progress import ProgressReader  # noqa: E402
 
 WORKERS = 2
+_MANY = 3
+"""Names of each image, because the progress is looked at once a second."""
 _CLUSTERS: dict[str, type[Cluster]] = {"flink": FlinkCluster, "spark": SparkCluster}
 
 
@@ -68,7 +70,9 @@ def main() -> None:
     if find_programs(name) is None:
         print(f"{name} is not fetched: PYTHONPATH=. python tests/support/engines/fetch.py {name}")
         return
-    raw = make_photographs(arguments.cache.resolve() / f"photographs-{count}", count)
+    cache, many = arguments.cache.resolve(), _MANY * count
+    photographs = make_photographs(cache / f"photographs-{count}", count)
+    raw = link_subset(photographs, cache / f"linked-{many}", list(range(count)), many)
     ratios = []
     for number in range(arguments.rounds):
         with tempfile.TemporaryDirectory(dir=MEMORY) as folder:

@@ -39,13 +39,13 @@ def runner(cluster) -> dict:
 
 @pytest.fixture
 def digits(s3_root, tmp_path, monkeypatch) -> Iterator[Workplace]:
-    """200 digits in a bucket."""
+    """120 digits in a bucket."""
     monkeypatch.syspath_prepend(str(SUPPORT))
     monkeypatch.setenv("PYTHONPATH", f"{SUPPORT}:{REPOSITORY}")
     monkeypatch.setenv("TRAINYARD_LOCAL_FOLDER", str(tmp_path / "local"))
     write_digits(tmp_path / "digits")
     for number in range(10):
-        for file in sorted((tmp_path / "digits" / str(number)).iterdir())[20:]:
+        for file in sorted((tmp_path / "digits" / str(number)).iterdir())[12:]:
             file.unlink()
     workplace = Workplace(s3_root, tmp_path)
     workplace.fill(tmp_path / "digits")

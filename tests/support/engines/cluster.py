@@ -80,7 +80,6 @@ class Cluster(abc.ABC):
     Attributes:
       url: the address of the JobManager's REST API, or of the Spark master's page.
       job_endpoint: the address of Beam's job server.
-      seconds_to_start: from the call to the last node, without the wait for another cluster.
     """
 
     name: ClassVar[str]
@@ -108,7 +107,6 @@ class Cluster(abc.ABC):
         with contextlib.ExitStack() as stack:
             lock = _TEMPORARY / f"{_PREFIX}lock"
             stack.enter_context(exclusive_lock(lock, "the cluster for tests", _LOCK_SECONDS))
-            began = time.monotonic()
             for left in _TEMPORARY.glob(f"{_PREFIX}*/"):  # by a test run that was killed
                 shutil.rmtree(left)
             self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_TEMPORARY))
@@ -121,7 +119,6 @@ class Cluster(abc.ABC):
             self._start_pools()
             self._start_job_server()
             self._wait("the cluster", self._is_ready)
-            self.seconds_to_start = time.monotonic() - began
             self._exit = stack.pop_all()
         return self
 
@@ -141,20 +138,6 @@ class Cluster(abc.ABC):
     def pool_names(self) -> list[str]:
         return [f"pool{i}" for i in range(self.num_nodes)]
 
-    def build_options(self, job_name: str, **more: object) -> list[str]:
-        """Returns Beam's pipeline options of a job on this cluster, as command line arguments."""
-        options = {
-            "runner": "PortableRunner",
-            "job_name": job_name,
-            "job_endpoint": self.job_endpoint,
-            "job_server_timeout": 30,
-            "environment_type": "EXTERNAL",
-            "environment_config": self.pool,
-            "environment_cache_millis": 60_000,
-            **more,
-        }
-        return [f"--{name}={value}" for name, value in options.items()]
-
     @abc.abstractmethod
     def list_jobs(self) -> list[EngineJob]:
         """Returns the jobs that the engine knows, also those that have ended."""
@@ -162,10 +145,6 @@ class Cluster(abc.ABC):
     @abc.abstractmethod
     def kill_node(self, index: int = 0) -> None:
         """Kills the JVM in which a node does its work: a TaskManager, or an executor."""
-
-    def kill_pool(self, index: int = 0) -> None:
-        """Kills a pool and its workers."""
-        self._kill_group(f"pool{index}")
 
     def find_sdk_workers(self, index: int | None = None) -> list[psutil.Process]:
         """Returns Beam's worker processes, of one pool or of all."""

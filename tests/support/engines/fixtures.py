@@ -70,13 +70,3 @@ def engine_clusters(s3_address, store_of_workers) -> Iterator[EngineClusters]:
     clusters = EngineClusters(s3_address.build_environment(store_of_workers.address) | slowly)
     yield clusters
     clusters.stop()
-
-
-@pytest.fixture
-def flink_cluster(engine_clusters) -> FlinkCluster:
-    return engine_clusters.get("flink")
-
-
-@pytest.fixture
-def spark_cluster(engine_clusters) -> SparkCluster:
-    return engine_clusters.get("spark")

@@ -43,16 +43,10 @@ _TASK_MANAGER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
 class FlinkCluster(Cluster):
     """A JobManager, TaskManagers, a pool for each, and a job server.
 
-    A job has the parallelism `num_nodes` * `slots`. A TaskManager has as many slots again, so that
-    the work of a lost one finds a place.
+    A TaskManager has twice the slots, so that the work of a lost one finds a place.
     """
 
     name = "flink"
-
-    def build_options(self, job_name: str, **more: object) -> list[str]:
-        return super().build_options(
-            job_name, **{"parallelism": self.num_nodes * self.slots, **more}
-        )
 
     def list_jobs(self) -> list[EngineJob]:
         found = fetch_json(f"{self.url}/jobs/overview")["jobs"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -35,6 +36,9 @@ _STORE_SECONDS = 8
 """How long a new worker waits for a store that it cannot reach."""
 _END_SECONDS = 20
 """The time before the job's deadline that is left for ending the job on the engine."""
+_SILENT_SECONDS = 25
+"""The time without an image after which the log says where to look. Beam does not tell the engine
+of a pool whose workers end at their start."""
 _log = logging.getLogger("beam_jobs.engine")
 
 
@@ -105,16 +109,25 @@ def build_shards_on_engine(
         )
         build_graph(pipeline, tasks, BuildShardOnEngine(spec, exchange, request), exchange)
 
+    def tell(message: str) -> None:
+        job.progress.report(exchange.folder.name, message=message)
+        _log.info("%s", message)
+
     try:
         engine_job.start(build)
-        page = ""
+        page, silent_at = "", time.monotonic() + _SILENT_SECONDS
         while not engine_job.is_over():
-            report(*results.read_progress())
+            done, rejected = results.read_progress()
+            report(done, rejected)
+            if not done and time.monotonic() > silent_at:
+                tell(
+                    f"no image is done after {_SILENT_SECONDS} s. {runner.name} may wait for slots,"
+                    f" or {runner.worker_pool} cannot start workers: look at the pool's output"
+                )
+                silent_at = math.inf
             with contextlib.suppress(MachineError):  # `is_over` says if the engine stays silent
                 if not page and (page := engine_job.find_page()):
-                    message = f"the engine's page is {page}"
-                    job.progress.report(exchange.folder.name, message=message)
-                    _log.info("%s", message)
+                    tell(f"the engine's page is {page}")
                 if failure := engine_job.find_failure():
                     pool = runner.worker_pool
                     _log.warning("%s repeats a step at %s: %s", runner.name, pool, failure)

@@ -89,6 +89,15 @@ class TestPool:
         assert f"preprocess.runner.worker_pool: at {cluster.pool}, cannot import" in status.message
         assert "No module named 'engine_stages'. Install its package" in status.message
 
+    def test_a_pool_that_cannot_start_workers_is_named(self, start, cluster, pool_python):
+        (pool_python / "modules" / "sitecustomize.py").write_text("raise SystemExit('broken')\n")
+        driver = start()
+        wait_until(lambda: "no image is done" in driver.text, SECONDS)
+        assert f"{cluster.pool} cannot start workers: look at the pool's output" in driver.text
+        os.killpg(driver.process.pid, signal.SIGTERM)
+        assert driver.finish().exit_code is ExitCode.CANCELLED
+        wait_until(lambda: is_empty(cluster), seconds=10)
+
 
 @on_flink
 class TestSlots:

@@ -64,7 +64,7 @@ class BuildShardOnEngine(BuildShard):
         config = Preprocess.model_validate(self._request.config)
         self._fault: TrainyardError | None = None
         with contextlib.suppress(StoppedByDriver), wait_at_most(_STORE_SECONDS):
-            self._exchange.check_stop()  # `work` says so, too
+            self._exchange.check_stop()  # whether it is stopped, `work` asks again
         try:
             stages = [stage.name for stage in config.stages]
             validate_environment(self._request, digest_stage_code(stages))
@@ -109,9 +109,9 @@ def build_shards_on_engine(
         )
         build_graph(pipeline, tasks, BuildShardOnEngine(spec, exchange, request), exchange)
 
-    def tell(message: str) -> None:
+    def tell(level: int, message: str) -> None:
         job.progress.report(exchange.folder.name, message=message)
-        _log.info("%s", message)
+        _log.log(level, "%s", message)
 
     try:
         engine_job.start(build)
@@ -121,16 +121,17 @@ def build_shards_on_engine(
             report(done, rejected)
             if not done and time.monotonic() > silent_at:
                 tell(
+                    logging.WARNING,
                     f"no image is done after {_SILENT_SECONDS} s. {runner.name} may wait for slots,"
-                    f" or {runner.worker_pool} cannot start workers: look at the pool's output"
+                    f" or {runner.worker_pool} cannot start workers: look at the pool's output",
                 )
                 silent_at = math.inf
             with contextlib.suppress(MachineError):  # `is_over` says if the engine stays silent
                 if not page and (page := engine_job.find_page()):
-                    tell(f"the engine's page is {page}")
+                    tell(logging.INFO, f"the engine's page is {page}")
                 if failure := engine_job.find_failure():
-                    pool = runner.worker_pool
-                    _log.warning("%s repeats a step at %s: %s", runner.name, pool, failure)
+                    place = f"{runner.name} repeats a step at {runner.worker_pool}"
+                    tell(logging.WARNING, f"{place}: {failure}")
             if job.seconds_left < _END_SECONDS:
                 seconds = job.request.deadline_seconds
                 raise _JobIsLate(f"not done after timeout_seconds ({seconds})")

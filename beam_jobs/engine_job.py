@@ -43,12 +43,12 @@ class _EngineRunner(portable_runner.PortableRunner):  # type: ignore[misc]
     Beam's own comparison leaves its error in the log of the pool, and the job hangs on Flink.
     """
 
-    def run_portable_pipeline(self, made: Any, options: PipelineOptions) -> PipelineResult:
-        for environment in made.components.environments.values():
+    def run_portable_pipeline(self, pipeline: Any, options: PipelineOptions) -> PipelineResult:
+        for environment in pipeline.components.environments.values():
             for name in list(environment.capabilities):
                 if name.startswith(SDK_VERSION_CAPABILITY_PREFIX):
                     environment.capabilities.remove(name)
-        return super().run_portable_pipeline(made, options)
+        return super().run_portable_pipeline(pipeline, options)
 
 
 class EngineJob:
@@ -97,7 +97,7 @@ class EngineJob:
             raise self._make_endpoint_error(error) from error
 
     def _is_running(self) -> bool:
-        """Whether the job of an earlier try is there.
+        """Returns whether the job of an earlier try is there.
 
         The job server keeps a job for running whose driver had gone before it ended. Flink lists a
         job a moment after the job server.
@@ -258,8 +258,8 @@ def create_pipeline(runner: BeamRunner, name: str) -> beam.Pipeline:
     try:
         made = PipelineOptions.from_dictionary(options | runner.options)
         made.get_all_options()
-        made_runner = _EngineRunner() if runner.has_job_server else create_runner("DataflowRunner")
-        return beam.Pipeline(made_runner, made)
+        beam_runner = _EngineRunner() if runner.has_job_server else create_runner("DataflowRunner")
+        return beam.Pipeline(beam_runner, made)
     except SystemExit:  # Beam's argument parser exits after it has named the wrong option on stderr
         raise ConfigError(
             f"preprocess.runner.options: Beam does not accept {runner.options}. See the log."

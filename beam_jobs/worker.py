@@ -19,6 +19,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple, Protocol, TypeVar
 
 from beam_jobs.elements import ShardReport, ShardTask
@@ -154,8 +155,9 @@ def open_pool(
     os.environ.update(_MALLOC_SETTINGS | os.environ)
     context = multiprocessing.get_context("spawn")
     _pool = ProcessPoolExecutor(num_processes, context, _start_process, (spec, exchange))
-    for _ in range(num_processes):  # a process starts with a task that finds no other one free
-        _pool.submit(os.getpid)
+    with contextlib.suppress(BrokenProcessPool):  # `submit` finds it out, too
+        for _ in range(num_processes):  # a process starts with a task that finds no other one free
+            _pool.submit(os.getpid)
     try:
         yield
     except BaseException:
@@ -165,8 +167,13 @@ def open_pool(
 
 
 def submit(task: ShardTask) -> Future[PlanCounts | None]:
-    """Gives a task to the pool."""
-    return _pool.submit(_work_in_process, task)
+    """Gives a task to the pool. The future has the error of a pool whose process has died."""
+    try:
+        return _pool.submit(_work_in_process, task)
+    except BrokenProcessPool as error:
+        broken: Future[PlanCounts | None] = Future()
+        broken.set_exception(error)
+        return broken
 
 
 def _start_process(spec: BuildSpec[PlanSummary], exchange: Exchange) -> None:

@@ -276,7 +276,7 @@ def _read_jpeg_header(data: bytes) -> _Header:
 
 
 class _JpegSegments(NamedTuple):
-    """What the segments before the pixels of a JPEG tell.
+    """The properties of a JPEG that the segments before its pixels tell.
 
     `pixels_at` is the offset at which the pixels begin, or 0 if the segments cannot be followed.
     With `has_one_scan`, the first scan has all components of a file that is not progressive. A

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 from collections import Counter
 
@@ -20,6 +21,7 @@ from beam_jobs.statistics.measure import merge_measurements
 from beam_jobs.statistics.summary import ShardSummary, compute_figures
 from beam_jobs.worker import open_pool
 from pipeline_ops.config.preprocess import StageConfig
+from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.local import list_raw_files
 from pipeline_ops.storage.open_store import open_root
 
@@ -79,6 +81,17 @@ def _add(values):
 def _count(totals):
     for name, count in zip(("examples", "rejected"), totals, strict=True):
         beam.metrics.Metrics.counter("reports", name).inc(count)
+
+
+def test_a_process_that_died_before_its_first_task_is_noticed(job):
+    spec, exchange, _, tasks = job
+    with open_pool(spec, exchange, 2):
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
+        run(BuildShardInProcesses(spec, exchange), tasks, exchange)
+    with pytest.raises(MachineError, match="a worker process died. The usual cause"):
+        exchange.raise_error()
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])

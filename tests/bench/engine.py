@@ -20,11 +20,17 @@ from engines.cluster import Cluster  # noqa: E402
 from engines.fetch import find_programs  # noqa: E402
 from engines.flink import FlinkCluster  # noqa: E402
 from engines.spark import SparkCluster  # noqa: E402
-from measuring import format_spread, make_parser, run_job, write_config  # noqa: E402
+from measuring import format_spread, make_parser, run_job  # noqa: E402
 from photographs import make_photographs  # noqa: E402
-from preprocess import ENCODING, MEMORY, RESIZE, link_subset, run_other  # noqa: E402
+from preprocess import (  # noqa: E402
+    ENCODING,
+    MEMORY,
+    RESIZE,
+    link_subset,
+    load_preprocess_config,
+    run_other,
+)
 
-from pipeline_ops.config.pipeline import load_config  # noqa: E402
 from pipeline_ops.jobs.progress import ProgressReader  # noqa: E402
 
 WORKERS = 2
@@ -43,14 +49,7 @@ def run_on_engine(raw: Path, folder: Path, cluster: Cluster) -> tuple[float, flo
         "shared_disk": True,
         **({"parallelism": WORKERS} if cluster.name == "flink" else {}),
     }
-    preprocess = {
-        "stages": RESIZE,
-        "shards": 21,
-        "duplicates": "keep",
-        "split": {"train": 0.34, "validation": 0.33, "test": 0.33},
-        "runner": runner,
-    }
-    config = load_config(write_config(folder, folder / "root", raw, preprocess))
+    config = load_preprocess_config(folder, raw, RESIZE, runner)
     cost, attempt = run_job("preprocess", config, {})
     moments = [moment for moment in ProgressReader(attempt.progress).read_new() if moment.done]
     shown = [moment for moment in moments if moment.phase == "preprocess"]

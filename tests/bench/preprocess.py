@@ -19,7 +19,7 @@ from pathlib import Path
 from measuring import HERE, Cost, format_spread, make_parser, measure, run_job, write_config
 from photographs import SIZES, build_photograph_path, compute_photograph_size, make_photographs
 
-from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.jobs.progress import ProgressReader
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -73,14 +73,7 @@ def run_ours(raw: Path, folder: Path, stages: list, workers: int) -> PreprocessC
     As for the others, its running time begins when its packages are imported, Beam among them, and
     ends with the last shard. It includes the start of the worker processes.
     """
-    preprocess = {
-        "stages": stages,
-        "shards": 21,
-        "duplicates": "keep",
-        "split": {"train": 0.34, "validation": 0.33, "test": 0.33},
-        "runner": {"workers": workers},
-    }
-    config = load_config(write_config(folder, folder / "root", raw, preprocess))
+    config = load_preprocess_config(folder, raw, stages, {"workers": workers})
     cost, attempt = run_job("preprocess", config, {})
     events = [
         event
@@ -88,6 +81,18 @@ def run_ours(raw: Path, folder: Path, stages: list, workers: int) -> PreprocessC
         if event.phase == "preprocess"
     ]
     return PreprocessCost(events[-1].done, events[-1].time - events[0].time, cost)
+
+
+def load_preprocess_config(folder: Path, raw: Path, stages: list, runner: dict) -> PipelineConfig:
+    """A pipeline whose data set has 63 shards, about as many as the others write."""
+    preprocess = {
+        "stages": stages,
+        "shards": 21,
+        "duplicates": "keep",
+        "split": {"train": 0.34, "validation": 0.33, "test": 0.33},
+        "runner": runner,
+    }
+    return load_config(write_config(folder, folder / "root", raw, preprocess))
 
 
 def in_turn(name: str, rounds: int, ours, other, goals: str) -> None:

@@ -1,4 +1,4 @@
-"""What a job says if a pool, the slots or the store of the workers are not as they must be."""
+"""The messages of a job whose pool, slots or store are not as they must be."""
 
 from __future__ import annotations
 

@@ -143,6 +143,6 @@ def look(cluster) -> Before:
 
 
 def is_empty(cluster, before: Before) -> bool:
-    """Whether all later jobs have ended, and no later worker process is left."""
+    """Returns whether all later jobs have ended, and no later worker process is left."""
     states = {job.state for job in find_jobs(cluster) if job.id not in before.jobs}
     return states <= ENDED and look(cluster).workers <= before.workers

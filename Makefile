@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 UNIT := --ignore tests/jobs/places $(addprefix tests/,artifacts config jobs pages reaper storage system user_code) \
     $(addprefix tests/test_,borders.py decisions.py groups.py names.py security_page.py)
 # Heavy tests: the marks of pyproject.toml, in the order of .ci/groups.py.
-GROUPS := airflow stores hosts faults containers engines kubernetes training
+GROUPS := airflow stores hosts kubernetes containers engines faults training
 EMPTY :=
 ANY := $(subst $(EMPTY) $(EMPTY), or ,$(GROUPS))
 ifneq ($(filter-out $(GROUPS),$(GROUP)),)
@@ -64,7 +64,7 @@ test-unit: install-dev ## the quick tests, under a minute
 test: install-dev ## everything essential, with real parts, in eight minutes
 	@$(PYTHON) -m pytest -m "not ($(ANY))" $(FEW) $(ARGS)
 
-test-systems: install-dev ## heavy tests: GROUP=airflow, stores, hosts, faults, containers, engines, kubernetes or training; all without GROUP
+test-systems: install-dev ## heavy tests: GROUP=airflow, hosts, containers, kubernetes, engines, stores, faults or training; all without GROUP
 	@$(foreach group,$(or $(GROUP),$(GROUPS)),$(PYTHON) -m pytest -m $(group) $(or $(PROCESSES_$(group)),$(MANY)) $(ARGS) &&) true
 
 sbom: install-dev ## list every locked package with version and hashes, in sbom.json (CycloneDX)

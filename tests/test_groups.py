@@ -43,6 +43,7 @@ def test_four_runs_in_a_row_run_each_group_within_the_time(touched):
         assert set().union(*runs) == {*groups.GROUPS}
         for run in runs:
             assert sum(groups.GROUPS[name].minutes for name in run) <= groups.MAX_MINUTES
+            assert touched & {*run} or not touched
             assert run == sorted(run, key=lambda name: name not in touched)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engines.workplace import Driver, find_jobs, is_empty, look
+from engines.workplace import Driver, find_jobs, is_empty
 from processes import wait_until
 
 from pipeline_ops.errors import ExitCode
@@ -91,12 +91,12 @@ class TestPool:
 
     def test_a_pool_that_cannot_start_workers_is_named(self, start, cluster, pool_python):
         (pool_python / "modules" / "sitecustomize.py").write_text("raise SystemExit('broken')\n")
-        before, driver = look(cluster), start()
+        driver = start()
         wait_until(lambda: "no image is done" in driver.text, SECONDS)
         assert f"{cluster.pool} cannot start workers: look at the pool's output" in driver.text
         os.killpg(driver.process.pid, signal.SIGTERM)
         assert driver.finish().exit_code is ExitCode.CANCELLED
-        wait_until(lambda: is_empty(cluster, before), seconds=10)
+        wait_until(lambda: is_empty(cluster), seconds=10)
 
 
 @on_flink
@@ -111,11 +111,11 @@ class TestSlots:
         assert second.finish().exit_code is ExitCode.SUCCESS
 
     def test_a_job_that_waits_for_slots_can_be_cancelled(self, cluster, start):
-        before, driver = look(cluster), start(parallelism=5)
+        driver = start(parallelism=5)
         assert "The job waits for 5." in driver.text
         os.killpg(driver.process.pid, signal.SIGTERM)
         assert driver.finish().exit_code is ExitCode.CANCELLED
-        wait_until(lambda: is_empty(cluster, before), seconds=10)
+        wait_until(lambda: is_empty(cluster), seconds=10)
 
 
 class TestStore:

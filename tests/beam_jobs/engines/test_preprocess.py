@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from engines.fixtures import USER
-from engines.workplace import ENDED, REPOSITORY, Driver, find_jobs, is_empty, look
+from engines.workplace import REPOSITORY, Driver, find_jobs, is_empty
 from listeners import filter_non_loopback, find_listeners
 from processes import wait_until
 
@@ -63,6 +63,62 @@ def test_the_data_set_of_bccd_is_that_of_the_embedded_runner(digits, runner, che
     status = digits.run(plan)
     assert status.exit_code is ExitCode.SUCCESS, status.message
     check_manifest(plan, digits.plan())
+
+
+class TestEnd:
+    """Before the faults, because a killed TaskManager leaves a worker."""
+
+    def test_a_cancelled_job_leaves_nothing_on_the_engine(self, digits, runner, cluster):
+        driver = digits.start(digits.plan(runner))
+        driver.wait_for_shards(1)
+        began = time.monotonic()
+        os.killpg(driver.process.pid, signal.SIGTERM)
+        wait_until(lambda: is_empty(cluster), seconds=MAX_CANCEL_SECONDS)
+        assert driver.process.wait(MAX_CANCEL_SECONDS) == ExitCode.CANCELLED
+        assert time.monotonic() - began < MAX_CANCEL_SECONDS
+        assert not driver.plan.manifest.exists()
+
+    def test_a_late_job_leaves_nothing_on_the_engine(self, digits, runner, cluster):
+        plan = digits.plan(runner)
+        soon = plan.request.model_copy(update={"deadline_seconds": 34})
+        status = digits.start(dataclasses.replace(plan, request=soon)).finish()
+        assert status.exit_code is ExitCode.RETRY
+        assert status.message == "not done after timeout_seconds (34)"
+        wait_until(lambda: is_empty(cluster), seconds=MAX_CANCEL_SECONDS)
+
+    def test_a_bug_of_the_author_is_not_repeated(self, digits, runner):
+        names = [file.name for file in (digits.root / "raw" / "3").list_folder()]
+        plan = digits.plan(
+            runner,
+            **{
+                "preprocess.stages": [
+                    "decode",
+                    {"engine_stages:broken": {"key": f"3/{names[0]}"}},
+                    {"resize": {"height": 28, "width": 28}},
+                ]
+            },
+        )
+        status = digits.run(plan)
+        assert status.exit_code is ExitCode.BUG
+        assert f"stage engine_stages:broken failed on 3/{names[0]}" in status.message
+        assert "KeyError" in status.message
+
+    @on_flink
+    def test_the_next_try_does_not_follow_a_job_that_has_ended_without_its_driver(
+        self, digits, runner, cluster
+    ):
+        """Beam's job server keeps it for running."""
+        driver = digits.start(digits.plan(runner))
+        driver.wait_for_shards(1)
+        driver.process.kill()
+        driver.process.wait()
+        [job] = [job for job in find_jobs(cluster) if job.state == "RUNNING"]
+        cluster.cancel_job(job.id)
+        wait_until(lambda: is_empty(cluster))
+        known, second = len(find_jobs(cluster)), digits.start(driver.plan)
+        wait_until(lambda: len(find_jobs(cluster)) > known)
+        os.killpg(second.process.pid, signal.SIGTERM)
+        assert second.finish().exit_code is ExitCode.CANCELLED
 
 
 class TestFaults:
@@ -118,63 +174,6 @@ class TestFaults:
         assert store_of_workers.num_requests > 120
         driver.check_shards(before)
         check_manifest(driver.plan, digits.plan())
-
-
-class TestEnd:
-    def test_a_cancelled_job_leaves_nothing_on_the_engine(self, digits, runner, cluster):
-        before, driver = look(cluster), digits.start(digits.plan(runner))
-        driver.wait_for_shards(1)
-        began = time.monotonic()
-        os.killpg(driver.process.pid, signal.SIGTERM)
-        wait_until(lambda: is_empty(cluster, before), seconds=MAX_CANCEL_SECONDS)
-        assert driver.process.wait(MAX_CANCEL_SECONDS) == ExitCode.CANCELLED
-        assert time.monotonic() - began < MAX_CANCEL_SECONDS
-        assert not driver.plan.manifest.exists()
-
-    def test_a_late_job_leaves_nothing_on_the_engine(self, digits, runner, cluster):
-        before, plan = look(cluster), digits.plan(runner)
-        soon = plan.request.model_copy(update={"deadline_seconds": 34})
-        status = digits.start(dataclasses.replace(plan, request=soon)).finish()
-        assert status.exit_code is ExitCode.RETRY
-        assert status.message == "not done after timeout_seconds (34)"
-        wait_until(lambda: is_empty(cluster, before), seconds=MAX_CANCEL_SECONDS)
-
-    def test_a_bug_of_the_author_is_not_repeated(self, digits, runner):
-        names = [file.name for file in (digits.root / "raw" / "3").list_folder()]
-        plan = digits.plan(
-            runner,
-            **{
-                "preprocess.stages": [
-                    "decode",
-                    {"engine_stages:broken": {"key": f"3/{names[0]}"}},
-                    {"resize": {"height": 28, "width": 28}},
-                ]
-            },
-        )
-        status = digits.run(plan)
-        assert status.exit_code is ExitCode.BUG
-        assert f"stage engine_stages:broken failed on 3/{names[0]}" in status.message
-        assert "KeyError" in status.message
-
-    @on_flink
-    def test_the_next_try_does_not_follow_a_job_that_has_ended_without_its_driver(
-        self, digits, runner, cluster
-    ):
-        """Beam's job server keeps it for running."""
-        driver = digits.start(digits.plan(runner))
-        driver.wait_for_shards(1)
-        driver.process.kill()
-        driver.process.wait()
-        [job] = [job for job in find_jobs(cluster) if job.state == "RUNNING"]
-        cluster.cancel_job(job.id)
-        wait_until(
-            lambda: {each.id: each.state for each in find_jobs(cluster)}[job.id] in ENDED,
-            seconds=240,  # Flink waits for the worker, which nobody has told to stop
-        )
-        known, second = len(find_jobs(cluster)), digits.start(driver.plan)
-        wait_until(lambda: len(find_jobs(cluster)) > known)
-        os.killpg(second.process.pid, signal.SIGTERM)
-        assert second.finish().exit_code is ExitCode.CANCELLED
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -21,7 +21,6 @@ from pipeline_ops.planning.plan import JobPlan, plan_job
 from pipeline_ops.storage.store_path import StorePath
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-ENDED = {"CANCELED", "FINISHED", "FAILED"}
 SUPPORT = REPOSITORY / "tests" / "support"
 
 
@@ -129,20 +128,10 @@ def find_jobs(cluster) -> list:
     return [job for job in cluster.list_jobs() if job.name.startswith("trainyard-digits-")]
 
 
-@dataclasses.dataclass(frozen=True)
-class Before:
-    """The jobs and the workers that a cluster had before a test. A killed part may leave some."""
+def is_empty(cluster) -> bool:
+    """Returns whether all jobs have ended, and no worker process is left.
 
-    jobs: frozenset[str]
-    workers: frozenset[int]
-
-
-def look(cluster) -> Before:
-    jobs = frozenset(job.id for job in find_jobs(cluster))
-    return Before(jobs, frozenset(worker.pid for worker in cluster.find_sdk_workers()))
-
-
-def is_empty(cluster, before: Before) -> bool:
-    """Returns whether all later jobs have ended, and no later worker process is left."""
-    states = {job.state for job in find_jobs(cluster) if job.id not in before.jobs}
-    return states <= ENDED and look(cluster).workers <= before.workers
+    Beam leaves a worker whose TaskManager was killed.
+    """
+    states = {job.state for job in find_jobs(cluster)}
+    return states <= {"CANCELED", "FINISHED", "FAILED"} and not cluster.find_sdk_workers()

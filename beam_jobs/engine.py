@@ -113,6 +113,7 @@ def build_shards_on_engine(
         job.progress.report(exchange.folder.name, message=message)
         _log.log(level, "%s", message)
 
+    report(0, 0)
     try:
         engine_job.start(build)
         page, silent_at = "", time.monotonic() + _SILENT_SECONDS

@@ -168,6 +168,7 @@ def build_shards(
     """
     options = PipelineOptions([], direct_running_mode="in_memory", direct_num_workers=1)
     tasks = exchange.write_plans(plans)
+    report(0, 0)
     results = Results(exchange, plans, spec.summary)
     do_fn = (BuildShardInProcesses if num_processes > 1 else BuildShard)(spec, exchange)
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.errors import MachineError
@@ -116,24 +115,7 @@ def _read_length(file: BinaryIO, offset: int, size: int) -> int:
     return length
 
 
-_BUFFER_BYTES = 1 << 19
-
-
-class _SummedFile(io.FileIO):
-    """A file that computes the checksums of what is written to it, once for each full buffer.
-
-    Raises MachineError, which names the file that is shown, if the disk refuses a block.
-    """
-
-    def __init__(self, opened: Path | int, shown: Path):
-        super().__init__(opened, "wb")
-        self._shown, self.checksums = shown, ChecksumAccumulator()
-
-    def write(self, block: Any, /) -> int:
-        with translate_write_errors(self._shown):
-            written = super().write(block)
-        self.checksums.update(bytes(memoryview(block)[:written]))
-        return written
+_BLOCK_BYTES = 1 << 18  # fits into the cache of a core, where a block is read twice
 
 
 class TFRecordWriter:
@@ -143,7 +125,9 @@ class TFRecordWriter:
     """
 
     def __init__(self, path: StorePath):
-        self._path = path
+        self._path, self._checksums = path, ChecksumAccumulator()
+        self._pending: list[bytes] = []
+        self._num_pending = 0
         self.lengths: list[int] = []
         """The number of data bytes of each record."""
 
@@ -156,25 +140,35 @@ class TFRecordWriter:
             self._shown = Path(tempfile.gettempdir(), self._path.name)
         with translate_write_errors(self._shown):
             if self._path.is_local:
-                self._summed = _SummedFile(self._temporary, self._shown)
+                self._file = open(self._temporary, "wb")
             else:
                 descriptor, name = tempfile.mkstemp(prefix=f"{self._path.name}-")
                 self._temporary = Path(name)
-                self._summed = _SummedFile(descriptor, self._shown)
-        self._file = io.BufferedWriter(self._summed, _BUFFER_BYTES)
+                self._file = open(descriptor, "wb")
         return self
 
     def write(self, *parts: bytes) -> None:
         """Adds one record. It may come in parts, so that a large one needs no copy to join them."""
-        self._file.writelines(frame_record(*parts))
-        self.lengths.append(sum(map(len, parts)))
+        num_bytes = sum(map(len, parts))
+        self.lengths.append(num_bytes)
+        self._pending += frame_record(*parts)
+        self._num_pending += num_bytes
+        if self._num_pending >= _BLOCK_BYTES:
+            self._write_block()
+
+    def _write_block(self) -> None:
+        block = b"".join(self._pending)
+        self._pending, self._num_pending = [], 0
+        with translate_write_errors(self._shown):
+            self._file.write(block)
+        self._checksums.update(block)
 
     @property
     def file(self) -> ManifestFile:
         """The file for a manifest, after the `with` block."""
         name, folder = self._path.name, self._path.parent
         place = None if self._path.is_local else f"{folder.parent.name}/{folder.name}/{name}"
-        checksums = dataclasses.asdict(self._summed.checksums.result)
+        checksums = dataclasses.asdict(self._checksums.result)
         return ManifestFile(path=name, **checksums, stored_at=place)
 
     def __exit__(
@@ -185,6 +179,7 @@ class TFRecordWriter:
     ) -> None:
         try:
             if kind is None:
+                self._write_block()
                 with translate_write_errors(self._shown):
                     self._file.flush()
                     if self._path.is_local:

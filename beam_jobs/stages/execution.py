@@ -57,10 +57,8 @@ def _find_fault(examples: list[Any]) -> str | None:
     for example in examples:
         if not isinstance(example, Example):
             return f"a {type(example).__name__}"
-        if isinstance(example.pixels, LazyImage):
-            continue
         image = example.pixels
-        if (
+        if not isinstance(image, LazyImage) and (
             getattr(image, "ndim", 0) != 3
             or image.dtype != "uint8"
             or image.shape[2] not in (1, 3)
@@ -94,27 +92,29 @@ def run_stages(
         examples that were made of it.
       StageFailed: a stage has a bug.
     """
-    if not stages:
-        return [example]
-    stage, *rest = stages
-    start = time.perf_counter_ns()
-    try:
-        examples = stage(example)
-    except Reject as reject:
-        raise Rejected(stage.name, reject.reason, reject.detail) from reject
-    except Skip as skip:
-        if skipped is not None:
-            skipped[f"{stage.name}: {skip.reason}"] += 1
-        return []
-    finally:
-        nanoseconds[stage.name] += time.perf_counter_ns() - start
-    if passed is not None:
-        passed[stage.name] += len(examples)
-    return [
-        finished
-        for each in examples
-        for finished in run_stages(rest, each, nanoseconds, skipped, passed)
-    ]
+    for position, stage in enumerate(stages, start=1):
+        start = time.perf_counter_ns()
+        try:
+            examples = stage(example)
+        except Reject as reject:
+            raise Rejected(stage.name, reject.reason, reject.detail) from reject
+        except Skip as skip:
+            if skipped is not None:
+                skipped[f"{stage.name}: {skip.reason}"] += 1
+            return []
+        finally:
+            nanoseconds[stage.name] += time.perf_counter_ns() - start
+        if passed is not None:
+            passed[stage.name] += len(examples)
+        if len(examples) > 1:
+            rest = stages[position:]
+            return [
+                finished
+                for each in examples
+                for finished in run_stages(rest, each, nanoseconds, skipped, passed)
+            ]
+        example = examples[0]
+    return [example]
 
 
 def map_class_names(stages: Iterable[BoundStage], class_names: Iterable[str]) -> list[str]:

@@ -32,7 +32,7 @@ from pipeline_ops.jobs.runner import Job
 from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.user_code.stages import digest_stage_code
 
-_STORE_SECONDS = 8
+_STORE_SECONDS = 5
 """How long a new worker waits for a store that it cannot reach."""
 _END_SECONDS = 20
 """The time before the job's deadline that is left for ending the job on the engine."""
@@ -124,7 +124,8 @@ def build_shards_on_engine(
                 tell(
                     logging.WARNING,
                     f"no image is done after {_SILENT_SECONDS} s. {runner.name} may wait for slots,"
-                    f" or {runner.worker_pool} cannot start workers: look at the pool's output",
+                    f" {runner.worker_pool} may not start workers, or they may not reach "
+                    f"{job.request.root}: look at the pool's output",
                 )
                 silent_at = math.inf
             with contextlib.suppress(MachineError):  # `is_over` says if the engine stays silent

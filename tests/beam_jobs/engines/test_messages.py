@@ -93,7 +93,7 @@ class TestPool:
         (pool_python / "modules" / "sitecustomize.py").write_text("raise SystemExit('broken')\n")
         driver = start()
         wait_until(lambda: "no image is done" in driver.text, SECONDS)
-        assert f"{cluster.pool} cannot start workers: look at the pool's output" in driver.text
+        assert f"{cluster.pool} may not start workers, or they" in driver.text
         os.killpg(driver.process.pid, signal.SIGTERM)
         assert driver.finish().exit_code is ExitCode.CANCELLED
         wait_until(lambda: is_empty(cluster), seconds=10)
@@ -133,3 +133,23 @@ class TestStore:
         assert status.exit_code is ExitCode.CONFIG
         assert re.search(f"worker_pool: at {cluster.pool}, {reason}{place}", status.message)
         assert "Check the credentials in the environment" in status.message
+
+    def test_a_store_that_refuses_connections_is_named(
+        self, start, digits, cluster, store_of_workers
+    ):
+        """Flink repeats until it is back. Spark, which needs most of the time for its start, tells
+        nothing before it gives up, and then the task is tried again."""
+        reason = rf"s3://trainyard/\S*: the connection was refused .*{store_of_workers.address}"
+        with store_of_workers.failing(refused=True):
+            driver = start()
+            if cluster.name == "flink":
+                place = f"flink repeats a step at {cluster.pool}"
+                wait_until(lambda: re.search(f"{place}: .*{reason}", driver.text), SECONDS)
+            else:
+                hint = f"or they may not reach {digits.root}/root: look at the pool's output"
+                wait_until(lambda: hint in driver.text, SECONDS)
+                status = driver.finish()
+                assert re.search(reason, status.message)
+                assert status.exit_code is ExitCode.RETRY
+        if cluster.name == "flink":
+            assert driver.finish().exit_code is ExitCode.SUCCESS

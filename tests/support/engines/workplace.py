@@ -40,8 +40,8 @@ class Workplace:
     def _raw(self, folder: Path, file: Path) -> StorePath:
         return self.root / "raw" / str(file.relative_to(folder))
 
-    def plan(self, runner: dict | None = None, **overrides: object) -> JobPlan:
-        """The runner is the embedded one by default."""
+    def build_values(self, runner: dict | None = None, **overrides: object) -> dict[str, object]:
+        """The keys of the config, as they differ from those of `configs/digits.yaml`."""
         values = {
             "preprocess.source.path": f"{self.root}/raw",
             "storage.root": str(self.root / "root"),
@@ -52,7 +52,11 @@ class Workplace:
                 {"resize": {"height": 28, "width": 28}},
             ],
         }
-        return plan_job("preprocess", self.load(values | self.overrides | overrides), "run", {})
+        return values | self.overrides | overrides
+
+    def plan(self, runner: dict | None = None, **overrides: object) -> JobPlan:
+        """The runner is the embedded one by default."""
+        return plan_job("preprocess", self.load(self.build_values(runner, **overrides)), "run", {})
 
     def load(self, values: dict[str, object]) -> PipelineConfig:
         return load_config(REPOSITORY / "configs" / "digits.yaml", values)

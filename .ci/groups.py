@@ -68,7 +68,7 @@ GROUPS = {
             "requirements",
         ),
     ),
-    "engines": Group(17, ("beam_jobs", "pipeline_ops/raw_data")),
+    "engines": Group(14, ("beam_jobs", "pipeline_ops/raw_data")),
     "faults": Group(
         18,
         (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from engines.workplace import REPOSITORY, SUPPORT, Workplace, identify
+from engines.workplace import REPOSITORY, SUPPORT, Driver, Workplace, find_jobs, identify
+from processes import wait_until
 
 from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.layout import work_folder
@@ -67,3 +68,18 @@ def check_manifest(digits):
         assert identify(manifest) == identify(embedded)
 
     return check
+
+
+@pytest.fixture
+def start(digits, runner, cluster) -> Callable[[], Driver]:
+    """Starts a job, and returns when the engine lists it."""
+
+    def start_job(height: int = 28, **more: object) -> Driver:
+        known = len(find_jobs(cluster))
+        stages = ["decode", "engine_stages:slow", {"resize": {"height": height, "width": 28}}]
+        plan = digits.plan(runner | more, **{"preprocess.stages": stages})
+        driver = digits.start(plan)
+        wait_until(lambda: len(find_jobs(cluster)) > known)
+        return driver
+
+    return start_job

@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engines.workplace import Driver, find_jobs, is_empty
+from engines.workplace import MESSAGE_SECONDS, Driver, is_empty
 from processes import wait_until
 
 from pipeline_ops.errors import ExitCode
@@ -18,23 +18,6 @@ from pipeline_ops.jobs.request import Status
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 on_flink = pytest.mark.parametrize("engine", ["flink"], indirect=True)
-SECONDS = 30
-"""From the start of a job on the engine to its message."""
-
-
-@pytest.fixture
-def start(digits, runner, cluster) -> Callable[[], Driver]:
-    """Starts a job, and returns when the engine lists it."""
-
-    def start_job(height: int = 28, **more: object) -> Driver:
-        known = len(find_jobs(cluster))
-        stages = ["decode", "engine_stages:slow", {"resize": {"height": height, "width": 28}}]
-        plan = digits.plan(runner | more, **{"preprocess.stages": stages})
-        driver = digits.start(plan)
-        wait_until(lambda: len(find_jobs(cluster)) > known)
-        return driver
-
-    return start_job
 
 
 @pytest.fixture
@@ -52,7 +35,7 @@ def pool_python(cluster) -> Iterator[Path]:
 
 
 def finish_soon(driver: Driver) -> Status:
-    driver.process.wait(SECONDS)
+    driver.process.wait(MESSAGE_SECONDS)
     return driver.finish()
 
 
@@ -92,7 +75,7 @@ class TestPool:
     def test_a_pool_that_cannot_start_workers_is_named(self, start, cluster, pool_python):
         (pool_python / "modules" / "sitecustomize.py").write_text("raise SystemExit('broken')\n")
         driver = start()
-        wait_until(lambda: "no image is done" in driver.text, SECONDS)
+        wait_until(lambda: "no image is done" in driver.text, MESSAGE_SECONDS)
         assert f"{cluster.pool} may not start workers, or they" in driver.text
         os.killpg(driver.process.pid, signal.SIGTERM)
         assert driver.finish().exit_code is ExitCode.CANCELLED
@@ -118,14 +101,14 @@ class TestSlots:
         wait_until(lambda: is_empty(cluster), seconds=10)
 
 
+@on_flink
 class TestStore:
-    @on_flink
     def test_a_store_that_denies_access_to_the_workers_is_named(
         self, start, cluster, store_of_workers
     ):
         with store_of_workers.failing(denied="all"):
             driver = start()
-            wait_until(lambda: "repeats a step" in driver.text, SECONDS)
+            wait_until(lambda: "repeats a step" in driver.text, MESSAGE_SECONDS)
             status = driver.finish()
         reason = r"s3://trainyard/\S*: the store denies access: .*"
         place = f"{store_of_workers.address}/trainyard"
@@ -133,23 +116,3 @@ class TestStore:
         assert status.exit_code is ExitCode.CONFIG
         assert re.search(f"worker_pool: at {cluster.pool}, {reason}{place}", status.message)
         assert "Check the credentials in the environment" in status.message
-
-    def test_a_store_that_refuses_connections_is_named(
-        self, start, digits, cluster, store_of_workers
-    ):
-        """Flink repeats until it is back. Spark, which needs most of the time for its start, tells
-        nothing before it gives up, and then the task is tried again."""
-        reason = rf"s3://trainyard/\S*: the connection was refused .*{store_of_workers.address}"
-        with store_of_workers.failing(refused=True):
-            driver = start()
-            if cluster.name == "flink":
-                place = f"flink repeats a step at {cluster.pool}"
-                wait_until(lambda: re.search(f"{place}: .*{reason}", driver.text), SECONDS)
-            else:
-                hint = f"or they may not reach {digits.root}/root: look at the pool's output"
-                wait_until(lambda: hint in driver.text, SECONDS)
-                status = driver.finish()
-                assert re.search(reason, status.message)
-                assert status.exit_code is ExitCode.RETRY
-        if cluster.name == "flink":
-            assert driver.finish().exit_code is ExitCode.SUCCESS

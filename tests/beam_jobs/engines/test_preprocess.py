@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from config_files import write_config
 from engines.fixtures import USER
-from engines.workplace import REPOSITORY, Driver, find_jobs, is_empty
+from engines.workplace import MESSAGE_SECONDS, REPOSITORY, Driver, find_jobs, is_empty
+from held_airflow import run_airflow
 from listeners import filter_non_loopback, find_listeners
 from processes import wait_until
 
@@ -21,6 +24,14 @@ from pipeline_ops.jobs.progress import ProgressReader
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 BCCD = Path(os.environ.get("TRAINYARD_BCCD", REPOSITORY.parent / "shared" / "data" / "bccd"))
 MAX_CANCEL_SECONDS = 10
+HEARTBEAT_SECONDS = 15
+"""After it, a task of Airflow knows that it was cleared."""
+_DAGS = """
+from beam_jobs.stages import check_stages
+from pipeline_ops.operators.dags import make_dags
+
+globals().update(make_dags([{config!r}], check_stages))
+"""
 on_flink = pytest.mark.parametrize("engine", ["flink"], indirect=True)
 
 
@@ -85,6 +96,32 @@ class TestEnd:
         assert status.exit_code is ExitCode.RETRY
         assert status.message == "not done after timeout_seconds (34)"
         wait_until(lambda: is_empty(cluster), seconds=MAX_CANCEL_SECONDS)
+
+    @on_flink
+    def test_a_cleared_task_and_a_failed_run_leave_nothing_on_the_engine(
+        self, digits, runner, cluster, tmp_path
+    ):
+        folder = tmp_path / "airflow"
+        config = write_config(folder, digits.build_values(runner))
+        (folder / "dag.py").write_text(_DAGS.format(config=str(config)))
+
+        def find_running() -> list[str]:
+            return [job.id for job in find_jobs(cluster) if job.state == "RUNNING"]
+
+        with run_airflow(folder, config, ["digits"], dict(os.environ)) as api:
+            run = api.trigger("digits", {})
+            [first] = wait_until(find_running, 120)
+            cleared = {"dag_run_id": run, "task_ids": ["preprocess"], "only_failed": False}
+            api._call(
+                "POST", "/api/v2/dags/digits/clearTaskInstances", {"dry_run": False, **cleared}
+            )
+            wait_until(lambda: first not in find_running(), HEARTBEAT_SECONDS + MAX_CANCEL_SECONDS)
+            [second] = wait_until(find_running, 120)
+            assert first != second
+            api.fail_run("digits", run)
+            wait_until(lambda: is_empty(cluster), HEARTBEAT_SECONDS + MAX_CANCEL_SECONDS)
+        ended = {job.id: job.state for job in find_jobs(cluster)}
+        assert ended[first] == ended[second] == "CANCELED"
 
     def test_a_bug_of_the_author_is_not_repeated(self, digits, runner):
         names = [file.name for file in (digits.root / "raw" / "3").list_folder()]
@@ -173,6 +210,26 @@ class TestFaults:
         assert store_of_workers.num_requests > 120
         driver.check_shards(before)
         check_manifest(driver.plan, digits.plan())
+
+    def test_a_store_that_refuses_connections_is_named(
+        self, start, digits, cluster, store_of_workers
+    ):
+        """Flink repeats until it is back. Spark, which needs most of the time for its start, tells
+        nothing before it gives up, and then the task is tried again."""
+        reason = rf"s3://trainyard/\S*: the connection was refused .*{store_of_workers.address}"
+        with store_of_workers.failing(refused=True):
+            driver = start()
+            if cluster.name == "flink":
+                place = f"flink repeats a step at {cluster.pool}"
+                wait_until(lambda: re.search(f"{place}: .*{reason}", driver.text), MESSAGE_SECONDS)
+            else:
+                hint = f"or they may not reach {digits.root}/root: look at the pool's output"
+                wait_until(lambda: hint in driver.text, MESSAGE_SECONDS)
+                status = driver.finish()
+                assert re.search(reason, status.message)
+                assert status.exit_code is ExitCode.RETRY
+        if cluster.name == "flink":
+            assert driver.finish().exit_code is ExitCode.SUCCESS
 
 
 def is_alive(process: psutil.Process) -> bool:

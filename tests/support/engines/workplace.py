@@ -22,6 +22,8 @@ from pipeline_ops.storage.store_path import StorePath
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SUPPORT = REPOSITORY / "tests" / "support"
+MESSAGE_SECONDS = 30
+"""From the start of a job on the engine to its message."""
 
 
 @dataclasses.dataclass

@@ -38,11 +38,13 @@ class Hosts(Section):
     Null is the same path as on this machine, and in an image the installed package."""
     environment: dict[str, str] = config_field({}, selects_program=True)
     """Environment variables of the job, or of every process of the gang."""
-    network: Literal["trusted"] | None = None
+    network: Literal["trusted", "isolated"] | None = None
     """`trusted`: Everyone who reaches the ports of these hosts may read and change the training.
 
-    Workers on several hosts talk to each other unencrypted, and TensorFlow's servers (parameter
-    servers, GPUs) ask for no credentials. Without it, a gang stays on one host and opens no port.
+    TensorFlow's servers, by which workers reach each other, listen on all interfaces, talk
+    unencrypted and ask for no credentials. `isolated`: A gang on one host runs in a network
+    namespace of its own, or not at all. Null is one where the kernel allows it, and a warning
+    where it does not. A gang on several hosts needs `trusted`.
     """
     first_port: int | None = Field(None, ge=1024, le=65535)
     """The first of the ports that a firewall lets through, up to `last_port`. Null is any free

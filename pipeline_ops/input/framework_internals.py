@@ -50,19 +50,14 @@ def _make_version_error(path: str) -> ConfigError:
     )
 
 
-_MIRRORED = "tensorflow.python.distribute.mirrored_strategy"
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 
 CollectiveAllReduceExtended = _find(
     "tensorflow.python.distribute.collective_all_reduce_strategy:CollectiveAllReduceExtended"
 )
-Mirrored = _find("tensorflow.python.distribute.values:Mirrored")
-MirroredExtended = _find(f"{_MIRRORED}:MirroredExtended")
-"""The base of the ring's strategy, which overrides some of its private methods."""
 TrackableObjectGraph = _find(
     "tensorflow.core.protobuf.trackable_object_graph_pb2:TrackableObjectGraph"
 )
-broadcast_to_devices = _find("tensorflow.python.distribute.cross_device_ops:simple_broadcast")
 freeze_variables = _find(
     "tensorflow.python.framework.convert_to_constants:convert_variables_to_constants_v2"
 )
@@ -72,21 +67,7 @@ _ConfigProto = _find("tensorflow.core.protobuf.config_pb2:ConfigProto")
 _get_context = _find("tensorflow.python.eager.context:context")
 
 for _path in (
-    f"{_MIRRORED}:MirroredStrategy._collective_key_base",
-    *(
-        f"{_MIRRORED}:MirroredExtended.{name}"
-        for name in (
-            "_get_cross_device_ops",
-            "_get_local_replica_id",
-            "_get_replica_id_in_sync_group",
-            "_get_variable_creator_initial_value",
-            "_in_multi_worker_mode",
-            "_num_replicas_in_sync",
-            "_reduce_to",
-            "_use_merge_call",
-        )
-    ),
-    "tensorflow:distribute.CrossDeviceOps._num_between_graph_workers",
+    "tensorflow:distribute.StrategyExtended._in_multi_worker_mode",
     "tensorflow.python.distribute.collective_all_reduce_strategy:"
     "CollectiveAllReduceExtended._initialize_local_devices",
     "tensorflow.core.protobuf.config_pb2:"
@@ -97,8 +78,6 @@ for _path in (
 ):
     _find(_path)
 for _method, _attribute in (
-    (f"{_MIRRORED}:MirroredExtended.__init__", "_cross_device_ops"),
-    (f"{_MIRRORED}:MirroredExtended._initialize_single_worker", "_devices"),
     ("tensorflow.python.eager.context:Context.__init__", "_config"),
     (f"{_OPTIMIZER}.build", "_model_variables_moving_average"),
     ("keras:optimizers.Adam.build", "_momentums"),

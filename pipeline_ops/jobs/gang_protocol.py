@@ -38,7 +38,7 @@ Only a gang with parameter servers has its own chief. Otherwise worker 0 is the 
 """
 
 
-Isolation = Literal["never", "with GPUs", "always"]
+Isolation = Literal["never", "where possible", "always"]
 
 
 class Message(BaseModel):
@@ -48,8 +48,7 @@ class Message(BaseModel):
 class Fork(Message):
     """Launcher to fork server: fork one process.
 
-    `argument` is a WorkerSpec for a worker, and a CandidateSpec for the candidate, as JSON. `token`
-    is the gang's secret in hex digits. It goes through the pipes and is never written to a file.
+    `argument` is a WorkerSpec for a worker, and a CandidateSpec for the candidate, as JSON.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Fork(Message):
     status: str
     log: str
     env: dict[str, str] = {}
-    token: str = ""
 
 
 class AgentSpec(Message):
@@ -77,8 +75,8 @@ class AgentSpec(Message):
         on its host.
       ports: the first and the last port that may be used. None for any free port.
       environment: for the agent, the fork server and all of its forks.
-      isolation: when the processes get their own network namespace. TensorFlow's servers, which
-        parameter servers and NCCL need, listen on all interfaces.
+      isolation: when the processes get their own network namespace. TensorFlow's servers listen
+        on all interfaces.
     """
 
     host: str
@@ -126,6 +124,8 @@ class HostReport(Message):
     gpus: list[str] = []
     time: float = 0.0
     """The host's clock, in seconds since 1970."""
+    open_ports: str = ""
+    """The reason why the ports of TensorFlow's servers are open to others. Empty if not."""
     problems: list[str] = []
     """What keeps a training from working there, with the cures (`system/host_check.py`)."""
 

@@ -37,15 +37,18 @@ from pipeline_ops.jobs.gang_protocol import (
 )
 from pipeline_ops.launch.file_relay import RELAY_SECONDS, FileRelay
 from pipeline_ops.launch.host_report import describe_host
-from pipeline_ops.launch.isolation import enter_network_namespace
 from pipeline_ops.launch.messages import LineReader, get_pipes, send_message
-from pipeline_ops.launch.own_disk import OwnDisk, check_isolation, open_own_disk
+from pipeline_ops.launch.own_disk import OwnDisk, open_own_disk
 from pipeline_ops.storage.atomic import read_json, write_json
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.system.descendants import end_descendants
-from pipeline_ops.system.gpus import find_gpus
 from pipeline_ops.system.memory_limit import OUT_OF_MEMORY, count_memory_kills
+from pipeline_ops.system.network_namespace import (
+    CLOSE_PORTS,
+    enter_network_namespace,
+    find_isolation_problem,
+)
 from pipeline_ops.system.prctl import adopt_orphans, die_with_parent
 from pipeline_ops.system.processes import ProcessIdentity, is_stopped
 from pipeline_ops.system.reachability import find_unreachable
@@ -73,9 +76,7 @@ def main() -> None:
     adopt_orphans()
     os.environ |= spec.environment  # a temporary folder may be among it
     try:
-        if spec.isolation == "always" or (spec.isolation == "with GPUs" and find_gpus()):
-            check_isolation(spec)
-            enter_network_namespace()
+        open_ports = isolate(spec)
         own_disk = open_own_disk(spec)
         sweep()
         scratch = lock_host(spec)
@@ -85,7 +86,7 @@ def main() -> None:
         send_message(events, refusal)
         return
     try:
-        Agent(spec, events, scratch, own_disk).serve()
+        Agent(spec, events, scratch, own_disk, open_ports).serve()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_descendants(0.0)
@@ -104,6 +105,7 @@ class Agent:
       scratch: the lock on this host. The fork server and all forks inherit it, so the host is
         free only when all of them are gone.
       own_disk: the folders on this host, if it shares only a bucket with the launcher.
+      open_ports: see HostReport.
     """
 
     def __init__(
@@ -112,8 +114,10 @@ class Agent:
         events: int,
         scratch: ScratchFolder,
         own_disk: OwnDisk | None = None,
+        open_ports: str = "",
     ):
         self._spec, self._events, self._own_disk = spec, events, own_disk
+        self._open_ports = open_ports
         self._relay = FileRelay(own_disk.attempt, events) if own_disk else None
         self._pids: dict[str, int] = {}
         self._memory_kills = count_memory_kills()
@@ -146,7 +150,8 @@ class Agent:
     def serve(self) -> None:
         """Serves until the launcher or the fork server is gone."""
         own_disk = self._own_disk.to_report() if self._own_disk else {}
-        report = describe_host(self._spec).model_copy(update=own_disk)
+        own = own_disk | {"open_ports": self._open_ports}
+        report = describe_host(self._spec).model_copy(update=own)
         self._report(Event(event="hello", host=report))
         last_received = last_report = time.monotonic()
         inputs: list[LineReader | int] = [self._commands, self._fork_events, self._heartbeats]
@@ -242,6 +247,24 @@ class Agent:
 
     def _report(self, event: Event) -> None:
         send_message(self._events, event)
+
+
+def isolate(spec: AgentSpec) -> str:
+    """Moves this process into a network namespace, if the gang is to have one.
+
+    Returns the reason why it has none. Raises ConfigError if it insists on one.
+    """
+    if spec.isolation == "never":
+        return ""
+    problem = find_isolation_problem(spec.stored_attempt)
+    if not problem:
+        enter_network_namespace()
+    elif spec.isolation == "always":
+        raise ConfigError(
+            f"the hosts file has `network: isolated`, but {problem}. {CLOSE_PORTS}, or remove "
+            "`network`"
+        )
+    return problem
 
 
 def explain_kill(event: Event, kills_before: int) -> Event:

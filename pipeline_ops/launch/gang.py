@@ -29,6 +29,7 @@ from pipeline_ops.launch.plan import LaunchPlan, compute_gang_size
 from pipeline_ops.launch.restart_policy import RestartPolicy
 from pipeline_ops.launch.stop_request import StopRequest
 from pipeline_ops.launch.worker_monitor import Failure, WorkerMonitor
+from pipeline_ops.system.network_namespace import CLOSE_PORTS, OPEN_PORTS
 
 _log = logging.getLogger(__name__)
 
@@ -119,9 +120,19 @@ class Gang:
             self.stored,
         )
         _log.info("the gang:\n%s", plan)
+        self._warn_of_open_ports(plan)
         monitor = WorkerMonitor(plan, self.config, self.attempt)
         fork_workers(self.host_pool, plan, self.attempt)
         return monitor
+
+    def _warn_of_open_ports(self, plan: LaunchPlan) -> None:
+        for name in {worker.host for worker in plan.workers}:
+            report = self.host_pool.hosts[name].report
+            if report and report.open_ports and len(plan.workers) > 1 and not self.restarts:
+                warning = f"{OPEN_PORTS}, because {report.open_ports}. {CLOSE_PORTS}, or accept it "
+                warning += "with `network: trusted` in a hosts file that train.hosts names"
+                _log.warning("%s", warning)
+                self._report_event("warning", warning)
 
     def _supervise(self, monitor: WorkerMonitor) -> Failure | None:
         while monitor.unfinished:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,7 +23,6 @@ from pipeline_ops.launch.plan import (
 from pipeline_ops.storage.atomic import write_json
 
 _POLL_SECONDS = 0.2
-_TOKEN_BYTES = 32
 _PORTS_SECONDS = 10.0
 _CONNECT_SECONDS = 20.0
 
@@ -82,7 +80,7 @@ def plan_gang(
     hosts = host_pool.ready
     assignments = assign_workers(config, hosts, compute_gang_size(config, hosts))
     ports: dict[str, list[int]] = {}
-    if needs_ports(config, hosts, assignments):
+    if needs_ports(config, assignments):
         ports = _request_ports(host_pool, Counter(assignment.host for assignment in assignments))
         addresses = {host.name: host.address for host in hosts}
         _check_connections(
@@ -149,9 +147,8 @@ def _check_connections(host_pool: HostPool, addresses: Mapping[str, str]) -> Non
 
 def fork_workers(host_pool: HostPool, plan: LaunchPlan, attempt: Attempt) -> None:
     """Sends the fork servers the requests to fork the processes."""
-    token = secrets.token_hex(_TOKEN_BYTES)
     write_json(attempt.folder / "launch-plan.json", plan.model_dump(mode="json"))
     for worker in plan.workers:
         get_status_path(attempt, worker.name).unlink(missing_ok=True)
-        command = Command(action="fork", fork=plan.fork(worker, token))
+        command = Command(action="fork", fork=plan.fork(worker))
         host_pool.send(worker.host, command)

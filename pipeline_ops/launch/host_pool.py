@@ -119,7 +119,8 @@ class HostPool:
     def ready(self) -> list[Host]:
         """The hosts that can fork now, with their reported cores and GPUs.
 
-        In a network namespace of its own, a host has no other address than loopback.
+        In a network namespace of its own, a host has no other address than loopback. A gang that
+        may have one is on one host.
         """
         address = {} if self._spec.isolation == "never" else {"address": "127.0.0.1"}
         return [

@@ -49,14 +49,3 @@ def open_own_disk(spec: AgentSpec) -> OwnDisk | None:
     except (ConfigError, MachineError) as error:
         raise type(error)(f"it does not see the storage root: {error}") from None
     return OwnDisk(workspace.folder, make_local_folder(open_root(spec.stored_work)))
-
-
-def check_isolation(spec: AgentSpec) -> None:
-    """Raises ConfigError if the gang would need a bucket that it cannot reach."""
-    if spec.stored_attempt:
-        raise ConfigError(
-            "TensorFlow's servers run in a network namespace of their own here, from which "
-            f"{spec.stored_attempt} cannot be reached. Write `network: trusted` into a hosts file "
-            "that train.hosts names, if only trusted people reach this host's ports, or keep the "
-            "storage root in a folder"
-        )

@@ -96,8 +96,8 @@ class LaunchPlan(BaseModel):
         """The processes whose good end is the end of the training. The others serve them."""
         return [worker.name for worker in self.workers if not worker.is_server]
 
-    def fork(self, worker: WorkerSpec, token: str) -> Fork:
-        """The message to the fork server. The token is the gang's secret."""
+    def fork(self, worker: WorkerSpec) -> Fork:
+        """The message to the fork server."""
         attempt = Attempt(Path(worker.progress).parent)
         return Fork(
             name=worker.name,
@@ -106,7 +106,6 @@ class LaunchPlan(BaseModel):
             status=str(get_status_path(attempt, worker.name)),
             log=str(attempt.worker_log(worker.name)),
             env=self.environment.get(worker.name, {}),
-            token=token,
         )
 
     def __str__(self) -> str:
@@ -165,20 +164,9 @@ def assign_workers(config: Train, hosts: Sequence[Host], workers: int) -> list[W
     ]
 
 
-def needs_ports(
-    config: Train, hosts: Sequence[Host], assignments: Sequence[WorkerAssignment]
-) -> bool:
-    """Returns whether a process of the gang listens on a port.
-
-    TensorFlow's servers do, and so do workers with peers on other hosts.
-    """
-    used_hosts = {assignment.host for assignment in assignments}
-    has_gpus = any(host.gpus for host in hosts if host.name in used_hosts)
-    return (
-        len(used_hosts) > 1
-        or config.strategy == "parameter_server"
-        or (has_gpus and len(assignments) > 1)
-    )
+def needs_ports(config: Train, assignments: Sequence[WorkerAssignment]) -> bool:
+    """Returns whether the processes of the gang listen on ports, as TensorFlow's servers do."""
+    return len(assignments) > 1 or config.strategy == "parameter_server"
 
 
 def build_launch_plan(

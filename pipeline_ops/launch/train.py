@@ -133,13 +133,12 @@ def fetch_results(plan: LaunchPlan, work: Path) -> None:
 def choose_isolation(config: Train, hosts: Hosts) -> Isolation:
     """Decides whether the gang gets a network namespace of its own.
 
-    It gets one on a single host if TensorFlow's servers listen there.
+    A gang with servers of TensorFlow gets one on a single host, where that is possible.
     """
-    if hosts.num_hosts > 1 or hosts.network == "trusted":
+    is_alone = config.effective_max_workers == 1 and config.strategy != "parameter_server"
+    if is_alone or hosts.num_hosts > 1 or hosts.network == "trusted":
         return "never"
-    if config.strategy == "parameter_server":
-        return "always"
-    return "with GPUs" if config.effective_max_workers > 1 else "never"
+    return "always" if hosts.network == "isolated" else "where possible"
 
 
 def build_lock_name(job: Job) -> str:

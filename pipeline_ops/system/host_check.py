@@ -96,8 +96,7 @@ def _check_shared_memory(folder: Path) -> Finding:
         return Finding(check="shared memory")
     return Finding(
         check="shared memory",
-        problem=f"{folder} holds {total >> 20} MiB, and workers of one host exchange gradients "
-        "there",
+        problem=f"{folder} holds {total >> 20} MiB, and workers with GPUs exchange gradients there",
         cure="Mount a larger one. For a container: --shm-size=1g.",
         is_warning=True,
     )

@@ -165,9 +165,7 @@ def _resolve_entry(fork: Fork) -> Callable[[], object]:
     from pipeline_ops.training import saved_model_export, worker
 
     if fork.entry == "worker":
-        return lambda: worker.run_worker(
-            WorkerSpec.model_validate_json(fork.argument), bytes.fromhex(fork.token)
-        )
+        return lambda: worker.run_worker(WorkerSpec.model_validate_json(fork.argument))
     return lambda: saved_model_export.export_saved_model(
         CandidateSpec.model_validate_json(fork.argument)
     )

@@ -11,8 +11,6 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import disable_thread_spinning, override_local_devices
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
-from pipeline_ops.training.collectives.rendezvous import join_ring
-from pipeline_ops.training.collectives.ring_strategy import RingStrategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +26,12 @@ class ChosenStrategy:
     devices: list[str]
 
 
-def make_strategy(config: Train, spec: WorkerSpec, token: bytes) -> ChosenStrategy:
+def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
     """Joins the gang and returns once every worker is there. Must precede any other operation.
 
     Args:
       config: The training section.
       spec: The assignment of this worker, and the addresses of all workers.
-      token: The gang's secret, by which its workers know each other.
 
     Raises:
       ConfigError: This worker lacks the devices that the strategy needs.
@@ -58,7 +55,7 @@ def make_strategy(config: Train, spec: WorkerSpec, token: bytes) -> ChosenStrate
         case "mirrored":
             strategy = tf.distribute.MirroredStrategy(devices)
         case "multi_worker_mirrored":
-            strategy = _join_gang(config, spec, devices, token)
+            strategy = _join_gang(config, spec, devices)
         case "parameter_server":
             strategy = _make_parameter_server_strategy(config, spec)
         case "tpu":
@@ -114,27 +111,9 @@ def configure_devices(count: int, gpus: int) -> list[str]:
     return [f"/cpu:{number}" for number in range(count)]
 
 
-def _join_gang(
-    config: Train, spec: WorkerSpec, devices: list[str], token: bytes
-) -> tf.distribute.Strategy:
-    """Joins the ring if workers train on CPUs. NCCL, for GPUs, needs TensorFlow's servers."""
+def _join_gang(config: Train, spec: WorkerSpec, devices: list[str]) -> tf.distribute.Strategy:
     if spec.workers == 1:
         return tf.distribute.MirroredStrategy(devices)
-    if devices[0].startswith("/gpu"):
-        return _make_multi_worker_strategy(config, spec, devices)
-    ring = join_ring(
-        spec.index,
-        spec.cluster["worker"],
-        token,
-        config.start_timeout_seconds,
-        config.step_timeout_seconds,
-    )
-    return RingStrategy(devices, ring)
-
-
-def _make_multi_worker_strategy(
-    config: Train, spec: WorkerSpec, devices: list[str]
-) -> tf.distribute.Strategy:
     os.environ["TF_CONFIG"] = spec.tf_config
     # A longer step means a lost peer. A killed peer is noticed at once.
     options = tf.distribute.experimental.CommunicationOptions(

@@ -26,6 +26,7 @@ from pipeline_ops.jobs.request import Request, read_request
 from pipeline_ops.storage.atomic import write_atomically, write_json
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.training.all_reduce import make_gather
 from pipeline_ops.training.builders import (
     initialize_training,
     make_loop,
@@ -36,7 +37,6 @@ from pipeline_ops.training.checkpointing.checkpoint_manager import CheckpointMan
 from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointStore
 from pipeline_ops.training.checkpointing.checkpoints import Checkpoints
 from pipeline_ops.training.checkpointing.state import compute_weights_digest, write_arrays
-from pipeline_ops.training.collectives.all_reduce import make_gather
 from pipeline_ops.training.debugging import enable_debugging
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loops.parameter_server import run_server
@@ -52,12 +52,8 @@ from pipeline_ops.training.trainer import Trainer
 from pipeline_ops.training.user_callbacks import UserCallbacks
 
 
-def run_worker(spec: WorkerSpec, token: bytes) -> Trainer:
+def run_worker(spec: WorkerSpec) -> Trainer:
     """Trains to the end, as one worker of the gang.
-
-    Args:
-      spec: The assignment of this worker.
-      token: The gang's secret, by which its workers know each other.
 
     Returns:
       The finished training. The caller must hold it until the process exits. Its destruction
@@ -74,7 +70,7 @@ def run_worker(spec: WorkerSpec, token: bytes) -> Trainer:
         enable_debugging(config.debug, Path(spec.work) / TENSORBOARD, spec.name),
         raise_read_errors(),
     ):
-        chosen = make_strategy(config, spec, token)
+        chosen = make_strategy(config, spec)
         reason = f", because {chosen.reason}" if chosen.reason else ""
         progress.report("building", message=f"strategy {chosen.name}{reason}")
         trainer = build_trainer(spec, request, config, chosen, progress)

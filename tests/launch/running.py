@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -86,12 +86,16 @@ def starting(
     temporary.mkdir(parents=True)
 
     def start(
-        name: str = "attempt", lab: dict | None = None, is_held: bool = False, **overrides
+        name: str = "attempt",
+        lab: dict | None = None,
+        is_held: bool = False,
+        prefix: Sequence[str] = (),
+        **overrides,
     ) -> RunningJob:
         content = {"environment": {"TMPDIR": str(temporary)}} | hosts | (lab or {})
         make = make_job_in(folder, dataset, config_with_hosts(folder, content))
         job = make(name, **(QUICK | defaults | overrides))
-        started.append(RunningJob(job, temporary, content["environment"], is_held))
+        started.append(RunningJob(job, temporary, content["environment"], is_held, prefix))
         return started[-1]
 
     try:
@@ -109,10 +113,16 @@ class RunningJob:
       temporary: the temporary folder of its hosts.
       environment: that of its hosts file.
       is_held: whether it stops at the end of its first epoch until `release` is called.
+      prefix: the command that starts the job's command.
     """
 
     def __init__(
-        self, job: Job, temporary: Path, environment: dict[str, str], is_held: bool = False
+        self,
+        job: Job,
+        temporary: Path,
+        environment: dict[str, str],
+        is_held: bool = False,
+        prefix: Sequence[str] = (),
     ):
         self.job, self.temporary = job, temporary
         self._attempt = Attempt(open_root(job.attempt.folder))
@@ -120,6 +130,7 @@ class RunningJob:
             self._hold.touch()
         self.process = start_detached(
             [
+                *prefix,
                 sys.executable,
                 "-m",
                 "pipeline_ops.launch.train",

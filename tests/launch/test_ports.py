@@ -7,19 +7,25 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
+from config_files import write_config
 from launch.running import RunningJob, make_agent_spec, starting
 from listeners import ListenerMonitor
 
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.cli.checks.places import check_gang_ports
 from pipeline_ops.config.hosts import LocalHosts, SshHost, SshHosts
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ExitCode
+from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, Event
+from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.launch.agent import isolate
 from pipeline_ops.launch.train import choose_isolation
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.system.network_namespace import OPEN_PORTS
 
 SERVERS = {
     "train__strategy": "parameter_server",
@@ -31,7 +37,8 @@ _LISTEN = "0A"  # in /proc/net/tcp
 
 @pytest.mark.hosts
 def test_two_workers_on_one_host_open_no_port(start):
-    """F5: TensorFlow's workers listened on all interfaces."""
+    """F5: TensorFlow's workers listen on all interfaces of the network namespace that only the
+    gang is in."""
     job = start()
     with ListenerMonitor(job.all) as watch:
         assert job.end() == ExitCode.SUCCESS, job.message()
@@ -46,13 +53,7 @@ def test_parameter_servers_on_one_host_are_out_of_reach(start):
     with ListenerMonitor(job.all) as watch:
         job.wait_until_held()
         inside = job.worker("ps 0")
-        addresses = [
-            address
-            for of_role in json.loads((job.job.attempt.folder / "launch-plan.json").read_text())[
-                "workers"
-            ][0]["cluster"].values()
-            for address in of_role
-        ]
+        addresses = find_addresses(job)
         assert len(addresses) == 3
         assert {int(address.rpartition(":")[2]) for address in addresses} <= listening_ports(inside)
         for address in addresses:
@@ -69,6 +70,12 @@ def test_parameter_servers_on_one_host_are_out_of_reach(start):
         assert job.end() == ExitCode.SUCCESS, job.message()
     assert watch.seen == set()
     assert job.survivors() == []
+
+
+def find_addresses(job: RunningJob) -> list[str]:
+    """The addresses of all processes of a gang, by its plan."""
+    plan = json.loads((job.job.attempt.folder / "launch-plan.json").read_text())
+    return [address for found in plan["workers"][0]["cluster"].values() for address in found]
 
 
 def listening_ports(pid: int) -> set[int]:
@@ -100,49 +107,77 @@ def test_where_the_network_is_trusted_servers_listen(dataset, make_job_in, tmp_p
     assert len(watch.seen) >= 3
 
 
-def test_a_kernel_that_refuses_namespaces_is_told_with_the_cure(tmp_path):
-    """The agent runs where no more namespaces can be made."""
-    spec = make_agent_spec(tmp_path, isolation="always")
-    limits = "; ".join(f"echo 0 > /proc/sys/user/max_{kind}_namespaces" for kind in ("net", "user"))
-    argv = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "sh",
-        "-c",
-        f'{limits}; exec "$@"',
-        "sh",
-        sys.executable,
-        "-m",
-        AGENT_MODULE,
-        spec.run,
-    ]
+WITHOUT_NAMESPACES = [
+    *("unshare", "--user", "--map-root-user", "sh", "-c"),
+    "; ".join(f"echo 0 > /proc/sys/user/max_{kind}_namespaces" for kind in ("net", "user"))
+    + '; exec "$@"',
+    "sh",
+]
+"""Starts a command where the kernel refuses namespaces."""
+REFUSED = "the kernel refuses a network namespace (No space left on device)"
+
+
+def start_agent_without_namespaces(folder: Path, **values: object) -> Event:
+    """The first event of an agent where no more namespaces can be made."""
+    spec = make_agent_spec(folder, **values)
+    argv = [*WITHOUT_NAMESPACES, sys.executable, "-m", AGENT_MODULE, spec.run]
     done = subprocess.run(
         argv, input=spec.model_dump_json() + "\n", capture_output=True, text=True, timeout=60
     )
-    event = Event.parse(done.stdout.encode())
-    assert (event.event, event.is_permanent_failure) == ("refused", True), done.stderr
-    assert event.message.startswith(
-        "the kernel refuses the gang a network namespace (No space left on device)"
-    )
-    assert "write `network: trusted` into a hosts file" in event.message
+    return Event.parse(done.stdout.splitlines()[0].encode())
+
+
+def test_an_author_can_insist_on_closed_ports(tmp_path):
+    event = start_agent_without_namespaces(tmp_path, isolation="always")
+    assert (event.event, event.is_permanent_failure) == ("refused", True)
+    assert event.message.startswith(f"the hosts file has `network: isolated`, but {REFUSED}. Allow")
+    event = start_agent_without_namespaces(tmp_path, isolation="where possible")
+    assert (event.event, event.host.open_ports) == ("hello", REFUSED)
+
+
+def test_a_gang_on_a_bucket_cannot_be_isolated(tmp_path):
+    spec = make_agent_spec(tmp_path, isolation="always", stored_attempt="s3://bucket/attempt")
+    with pytest.raises(ConfigError, match="s3://bucket/attempt cannot be reached from a network"):
+        isolate(spec)
+    assert "cannot be" in isolate(spec.model_copy(update={"isolation": "where possible"}))
+
+
+@pytest.mark.hosts
+def test_where_the_kernel_refuses_namespaces_a_gang_says_what_is_open_and_trains(start):
+    job = start(prefix=WITHOUT_NAMESPACES, is_held=True)
+    job.wait_until_held()
+    assert [can_connect(address) for address in find_addresses(job)] == [True, True]
+    job.release()
+    assert job.end() == ExitCode.SUCCESS, job.message()
+    warning = f"{OPEN_PORTS}, because {REFUSED}. Allow user namespaces"
+    assert warning in (job.job.attempt.folder / "gang.log").read_text()
+    events = ProgressReader(Attempt(open_root(job.job.attempt.folder)).progress).read_new()
+    assert [event.message for event in events if event.phase == "warning"][0].startswith(warning)
+
+
+def test_the_doctor_says_what_is_open(tmp_path):
+    changes = {"train.strategy": "multi_worker_mirrored", "train.workers": 2}
+    local = load_config(write_config(tmp_path, changes | {"storage.root": str(tmp_path)}))
+    [finding] = check_gang_ports(local)
+    assert (finding.check, finding.problem) == ("ports of the gang", "")
+    bucket = load_config(write_config(tmp_path, changes | {"storage.root": "s3://bucket/root"}))
+    [finding] = check_gang_ports(bucket)
+    assert finding.problem.startswith(f"{OPEN_PORTS}, because s3://bucket/root cannot be reached")
+    assert finding.is_warning and "keep the storage root in a folder" in finding.cure
 
 
 @pytest.mark.parametrize(
-    ("isolation", "gpus", "is_isolated"),
+    ("isolation", "is_isolated"),
     [
-        ("never", "0", False),
-        ("with GPUs", "", False),
-        ("with GPUs", "0", True),
-        ("always", "", True),
+        ("never", False),
+        ("where possible", True),
+        ("always", True),
     ],
 )
 def test_an_agent_leaves_the_network_where_servers_of_tensorflow_will_listen(
-    tmp_path, isolation, gpus, is_isolated
+    tmp_path, isolation, is_isolated
 ):
-    spec = make_agent_spec(
-        tmp_path, isolation=isolation, environment={"CUDA_VISIBLE_DEVICES": gpus}
-    )
+    spec = make_agent_spec(tmp_path, isolation=isolation)
     argv = [sys.executable, "-m", AGENT_MODULE, spec.run]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -161,6 +196,7 @@ def test_an_agent_leaves_the_network_where_servers_of_tensorflow_will_listen(
 
 
 LOCAL, TRUSTED = LocalHosts(launcher="local"), LocalHosts(launcher="local", network="trusted")
+ISOLATED = LocalHosts(launcher="local", network="isolated")
 ONE_FAR = SshHosts(launcher="ssh", hosts=[SshHost(name="a")])
 TWO_FAR = SshHosts(launcher="ssh", hosts=[SshHost(name="a"), SshHost(name="b")], network="trusted")
 
@@ -168,12 +204,14 @@ TWO_FAR = SshHosts(launcher="ssh", hosts=[SshHost(name="a"), SshHost(name="b")],
 @pytest.mark.parametrize(
     ("strategy", "workers", "hosts", "wanted"),
     [
-        ("parameter_server", 1, LOCAL, "always"),
-        ("parameter_server", 1, ONE_FAR, "always"),
+        ("parameter_server", 1, LOCAL, "where possible"),
+        ("parameter_server", 1, ONE_FAR, "where possible"),
+        ("parameter_server", 1, ISOLATED, "always"),
+        ("multi_worker_mirrored", 2, ISOLATED, "always"),
         ("parameter_server", 1, TRUSTED, "never"),
         ("parameter_server", 1, TWO_FAR, "never"),
-        ("multi_worker_mirrored", 2, LOCAL, "with GPUs"),
-        ("auto", 2, LOCAL, "with GPUs"),
+        ("multi_worker_mirrored", 2, LOCAL, "where possible"),
+        ("auto", 2, LOCAL, "where possible"),
         ("multi_worker_mirrored", 2, TWO_FAR, "never"),
         ("multi_worker_mirrored", 1, LOCAL, "never"),
         ("one_device", 1, LOCAL, "never"),
@@ -189,36 +227,3 @@ def test_a_gang_gets_a_namespace_where_it_is_on_one_host_and_may_have_servers(
         )
         == wanted
     )
-
-
-@pytest.mark.hosts
-def test_a_port_scan_of_the_whole_host_does_not_disturb_a_gang(start):
-    """F15."""
-    job = start(train__max_restarts=0)
-    ended = threading.Event()
-    scanning = threading.Thread(target=scan_until, args=(ended, job), daemon=True)
-    scanning.start()
-    try:
-        assert job.end() == ExitCode.SUCCESS, job.message()
-    finally:
-        ended.set()
-        scanning.join()
-
-
-def scan_until(ended: threading.Event, job: RunningJob) -> None:
-    """Connects to every Unix socket of the gang's rings and sends garbage."""
-    while not ended.is_set():
-        names = [
-            line.split()[-1]
-            for line in Path("/proc/net/unix").read_text().splitlines()
-            if "@trainyard-ring-" in line
-        ]
-        for name in names:
-            with socket.socket(socket.AF_UNIX) as client:
-                client.settimeout(0.2)
-                try:
-                    client.connect("\0" + name[1:])
-                    client.sendall(b"x" * 48)
-                except OSError:
-                    continue
-        time.sleep(0.005)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 
 import pytest
-from rings import near_addresses
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.train import Train
@@ -38,6 +38,7 @@ def test_auto_takes_what_the_hosts_have_and_says_why(
 
 MAKE = """
 import sys
+import tensorflow as tf
 from pipeline_ops.config.train import Train
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.training.strategy import make_strategy
@@ -49,9 +50,20 @@ config = Train(
     workers=len(addresses),
     devices_per_worker=1 + (name == "mirrored"),
 )
-spec = WorkerSpec.model_construct(cluster={"worker": addresses}, index=int(index), threads=1)
-print(type(make_strategy(config, spec, b"0" * 32).strategy).__name__)
+spec = WorkerSpec.model_construct(
+    cluster={"worker": addresses}, role="worker", index=int(index), threads=1
+)
+made = type(make_strategy(config, spec).strategy)
+print(*(public for public, found in vars(tf.distribute).items() if found is made))
 """
+
+
+def make_addresses(count: int) -> list[str]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    return addresses
 
 
 @pytest.mark.training
@@ -67,9 +79,10 @@ print(type(make_strategy(config, spec, b"0" * 32).strategy).__name__)
 def test_the_page_of_strategies_names_the_class_that_runs_on_cpus(row, name, workers):
     page = (CODE_ROOT / "docs" / "strategies.md").read_text()
     [line] = [line for line in page.splitlines() if line.startswith(f"| {row} | `")]
+    addresses = make_addresses(workers)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", MAKE, name, str(index), *near_addresses(workers)],
+            [sys.executable, "-c", MAKE, name, str(index), *addresses],
             stdout=subprocess.PIPE,
             text=True,
         )

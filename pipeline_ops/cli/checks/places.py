@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from pipeline_ops.cli.checks.errors import make_finding
 from pipeline_ops.cli.checks.here import EXTRAS, compare_packages, list_packages
-from pipeline_ops.config.hosts import SshHosts
+from pipeline_ops.config.hosts import SshHosts, parse_hosts
 from pipeline_ops.config.hosts_base import Hosts
 from pipeline_ops.config.hosts_clusters import SlurmHosts
 from pipeline_ops.config.pipeline import PipelineConfig
@@ -26,8 +26,14 @@ from pipeline_ops.jobs.places.open_place import make_place
 from pipeline_ops.jobs.places.ssh import SshPlace, build_ssh_command
 from pipeline_ops.jobs.remote_host import Answer, Question
 from pipeline_ops.launch.messages import get_pipes
+from pipeline_ops.launch.train import choose_isolation
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.system.host_check import Finding
+from pipeline_ops.system.network_namespace import (
+    CLOSE_PORTS,
+    OPEN_PORTS,
+    find_isolation_problem,
+)
 
 _MAX_SKEW_SECONDS = 120.0
 _LISTEN_SECONDS = 60.0
@@ -92,6 +98,21 @@ def check_places(config: PipelineConfig) -> Iterator[Finding]:
                 yield from _catch(check, _check_shared_folder(check, use.hosts, config))
         elif use.hosts.launcher != "local":
             yield from _catch(check, _check_place(check, use))
+
+
+def check_gang_ports(config: PipelineConfig) -> Iterator[Finding]:
+    """Checks whether others can reach the ports of a gang on this host."""
+    hosts = config.hosts or parse_hosts({"launcher": "local"})
+    isolation = choose_isolation(config.train, hosts)
+    if config.find_job_hosts("train") or hosts.launcher != "local" or isolation == "never":
+        return
+    problem = find_isolation_problem("" if config.root.is_local else str(config.root))
+    yield Finding(
+        check="ports of the gang",
+        problem=f"{OPEN_PORTS}, because {problem}" if problem else "",
+        cure=f"{CLOSE_PORTS}." if problem else "",
+        is_warning=bool(problem) and isolation != "always",
+    )
 
 
 def _catch(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from pipeline_ops.cli.checks.data import check_raw_data, check_signing_key, chec
 from pipeline_ops.cli.checks.engine import check_engine
 from pipeline_ops.cli.checks.errors import make_finding
 from pipeline_ops.cli.checks.here import check_executor, check_packages, check_this_host
-from pipeline_ops.cli.checks.places import check_places
+from pipeline_ops.cli.checks.places import check_gang_ports, check_places
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.system.host_check import Finding
@@ -24,6 +24,7 @@ _CHECKS: tuple[Callable[[PipelineConfig], Iterable[Finding]], ...] = (
     check_engine,
     check_signing_key,
     check_places,
+    check_gang_ports,
 )
 
 

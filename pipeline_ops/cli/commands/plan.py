@@ -65,7 +65,7 @@ def render_plan(config: PipelineConfig) -> str:
     attempt = Attempt(Layout(config.root, config.pipeline).attempts(_PLACEHOLDER_RUN_ID, "train"))
     assignments = assign_workers(config.train, hosts, compute_gang_size(config.train, hosts))
     first = config.hosts.ports[0] if config.hosts and config.hosts.ports else 0
-    listens = needs_ports(config.train, hosts, assignments)
+    listens = needs_ports(config.train, assignments)
     ports = {
         host.name: range(first, first + len(assignments)) if first else [0] * len(assignments)
         for host in hosts

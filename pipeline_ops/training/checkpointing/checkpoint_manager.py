@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipeline_ops.jobs.progress import ProgressWriter
+from pipeline_ops.training.all_reduce import Gather
 from pipeline_ops.training.checkpointing.checkpoints import Checkpoints
 from pipeline_ops.training.checkpointing.consensus import restore_common_checkpoint
 from pipeline_ops.training.checkpointing.state import Arrays, TrainingState
-from pipeline_ops.training.collectives.ring import Gather
 from pipeline_ops.training.loops.loop import Loop
 
 _READY = b"r"

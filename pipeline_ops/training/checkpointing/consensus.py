@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipeline_ops.errors import MachineError
+from pipeline_ops.training.all_reduce import Gather
 from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointId
 from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, Restored
-from pipeline_ops.training.collectives.ring import Gather
 
 _NO_CHECKPOINT = -1
 _MESSAGE_BYTES = 64  # the same number on all workers

@@ -22,8 +22,8 @@ import tensorflow as tf
 from pipeline_ops.config.train import Train
 from pipeline_ops.input.framework_internals import count_local_replicas, get_slots, keep_gradients
 from pipeline_ops.models.task import Task, count_sums
+from pipeline_ops.training.all_reduce import AllReduce, all_reduce
 from pipeline_ops.training.checkpointing.state import Arrays
-from pipeline_ops.training.collectives.all_reduce import AllReduce, all_reduce
 from pipeline_ops.training.gradients import accumulate_gradients, cast_to_float, slice_batch
 from pipeline_ops.training.loops.loop import Batches, StepResult
 from pipeline_ops.training.optimizer import make_optimizer

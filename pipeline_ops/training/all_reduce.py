@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.training.collectives.ring import Gather
-from pipeline_ops.training.collectives.ring_strategy import RingStrategy
-
 AllReduce = Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
 """Returns the sums of a replica's tensors over all replicas, in the same order.
 
 It is called in a replica. The shapes of the tensors must be known.
 """
 
+Gather = Callable[[bytes], list[bytes]]
+"""Sends a message of this worker to all workers, and returns the messages of all, by worker.
+
+All messages have the same length.
+"""
 _ROW_BYTES = 128
 """Messages are padded to a multiple of this length, so that a gather is traced once."""
 
@@ -33,8 +35,6 @@ def make_gather(strategy: tf.distribute.Strategy) -> Gather:
     TensorFlow's collectives do this as a sum. Each worker contributes a matrix with its message in
     its own row. A single worker gets its own message back.
     """
-    if isinstance(strategy, RingStrategy):
-        return strategy.ring.gather
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return lambda message: [message]
     resolver = strategy.cluster_resolver

@@ -1,1 +1,0 @@
-"""Sums over all workers: TensorFlow's, and a ring of sockets for CPUs."""

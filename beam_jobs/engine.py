@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,7 +18,7 @@ import apache_beam as beam
 
 from beam_jobs.elements import ShardReport, ShardTask
 from beam_jobs.engine_job import EngineJob
-from beam_jobs.exchange import Exchange, Results, StoppedByDriver, digest_plans
+from beam_jobs.exchange import Exchange, PlanProgress, Results, StoppedByDriver, digest_plans
 from beam_jobs.graph import BuildShard, build_graph
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import find_stage
@@ -39,6 +40,7 @@ _END_SECONDS = 20
 _SILENT_SECONDS = 25
 """The time without an image after which the log says where to look. Beam does not tell the engine
 of a pool whose workers end at their start."""
+_CHECK_SECONDS = 30
 _log = logging.getLogger("beam_jobs.engine")
 
 
@@ -56,29 +58,82 @@ class BuildShardOnEngine(BuildShard):
         self._request = request
 
     def setup(self) -> None:
-        """Finds out why this worker cannot do the work.
-
-        Raises the error of a store that cannot be reached, which only the engine can pass on.
-        """
+        """Raises the error of a store that cannot be reached, which only the engine can pass on."""
         self._worker = PlanWorker(self._spec, self._exchange, is_repeated=True)
-        config = Preprocess.model_validate(self._request.config)
-        self._fault: TrainyardError | None = None
         with contextlib.suppress(StoppedByDriver), wait_at_most(_STORE_SECONDS):
             self._exchange.check_stop()  # whether it is stopped, `work` asks again
-        try:
-            stages = [stage.name for stage in config.stages]
-            validate_environment(self._request, digest_stage_code(stages))
-            for name in stages:
-                find_stage(name)
-        except ConfigError as error:
-            pool = config.runner.worker_pool
-            self._fault = ConfigError(f"preprocess.runner.worker_pool: at {pool}, {error}")
+        self._fault = _find_fault(self._request)
 
     def process(self, task: ShardTask) -> Iterator[ShardReport]:
         if self._fault:
             self._exchange.write_error(task.name, self._fault)
         else:
             yield from self._report(self._worker.work(task))
+
+
+def _find_fault(request: Request) -> ConfigError | None:
+    """The reason why this worker cannot do the work of a request."""
+    config = Preprocess.model_validate(request.config)
+    try:
+        stages = [stage.name for stage in config.stages]
+        validate_environment(request, digest_stage_code(stages))
+        for name in stages:
+            find_stage(name)
+    except ConfigError as error:
+        pool = config.runner.worker_pool
+        return ConfigError(f"preprocess.runner.worker_pool: at {pool}, {error}")
+    return None
+
+
+def _add_versions(request: Request) -> Request:
+    """The request with all that a worker compares."""
+    fingerprint = request.fingerprint
+    versions = fingerprint.versions | find_versions(["apache-beam"])
+    compared = fingerprint.model_copy(update={"versions": versions})
+    return request.model_copy(update={"code_digest": digest_code(), "fingerprint": compared})
+
+
+class CheckWorker(beam.DoFn):  # type: ignore[misc]  # Beam is skipped by mypy
+    """Leaves the fault of this worker in the store, which it must be able to write."""
+
+    def __init__(self, exchange: Exchange, request: Request):
+        self._exchange, self._request = exchange, request
+
+    def process(self, name: str) -> None:
+        with wait_at_most(_STORE_SECONDS):
+            self._exchange.write_progress(name, PlanProgress(done=0, rejected=0))
+        if fault := _find_fault(self._request):
+            self._exchange.write_error(name, fault)
+
+
+def check_workers(request: Request, runner: BeamRunner, exchange: Exchange) -> None:
+    """Lets a worker of the engine say whether it can do the work of a request.
+
+    Raises the error of a worker that cannot, or MachineError if none says anything for 30 seconds.
+    """
+    engine_job = EngineJob(runner, f"trainyard-doctor-{secrets.token_hex(4)}")
+    check = beam.ParDo(CheckWorker(exchange, _add_versions(request)))
+    silent_at = time.monotonic() + _CHECK_SECONDS
+    try:
+        engine_job.start(lambda pipeline: pipeline | beam.Create(["doctor"]) | check)
+        while not engine_job.is_over():
+            if failure := engine_job.find_failure():
+                raise MachineError(f"{runner.worker_pool}: {failure}", "Correct it there.")
+            if time.monotonic() > silent_at:
+                causes = _list_causes(runner, request.root)
+                raise MachineError(f"no worker answers after {_CHECK_SECONDS} s. {causes}")
+            time.sleep(exchange.seconds)
+        exchange.raise_error()
+    finally:
+        engine_job.cancel()
+        exchange.folder.remove_tree()
+
+
+def _list_causes(runner: BeamRunner, root: object) -> str:
+    return (
+        f"{runner.name} may wait for slots, {runner.worker_pool} may not start workers, or they "
+        f"may not reach {root}: look at the pool's output"
+    )
 
 
 def build_shards_on_engine(
@@ -100,14 +155,8 @@ def build_shards_on_engine(
     results, engine_job = Results(exchange, plans, spec.summary), EngineJob(runner, name)
 
     def build(pipeline: beam.Pipeline) -> None:
-        tasks = exchange.write_plans(plans)
-        fingerprint = job.request.fingerprint
-        versions = fingerprint.versions | find_versions(["apache-beam"])
-        compared = fingerprint.model_copy(update={"versions": versions})
-        request = job.request.model_copy(
-            update={"code_digest": digest_code(), "fingerprint": compared}
-        )
-        build_graph(pipeline, tasks, BuildShardOnEngine(spec, exchange, request), exchange)
+        do_fn = BuildShardOnEngine(spec, exchange, _add_versions(job.request))
+        build_graph(pipeline, exchange.write_plans(plans), do_fn, exchange)
 
     def tell(level: int, message: str) -> None:
         job.progress.report(exchange.folder.name, message=message)
@@ -121,12 +170,8 @@ def build_shards_on_engine(
             done, rejected = results.read_progress()
             report(done, rejected)
             if not done and time.monotonic() > silent_at:
-                tell(
-                    logging.WARNING,
-                    f"no image is done after {_SILENT_SECONDS} s. {runner.name} may wait for slots,"
-                    f" {runner.worker_pool} may not start workers, or they may not reach "
-                    f"{job.request.root}: look at the pool's output",
-                )
+                causes = _list_causes(runner, job.request.root)
+                tell(logging.WARNING, f"no image is done after {_SILENT_SECONDS} s. {causes}")
                 silent_at = math.inf
             with contextlib.suppress(MachineError):  # `is_over` says if the engine stays silent
                 if not page and (page := engine_job.find_page()):

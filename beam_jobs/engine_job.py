@@ -274,5 +274,7 @@ def create_pipeline(runner: BeamRunner, name: str) -> beam.Pipeline:
 def find_reason(text: str) -> str:
     """The line of an engine's message that tells the reason: the last error in Python."""
     found = [match.group() for match in _PYTHON_ERROR.finditer(text)]
+    if found and found[-1].endswith("terminated with:"):  # an error of gRPC has several lines
+        found += re.findall(r'^\s*details = "(.+)"$', text, re.MULTILINE)
     lines = text.strip().splitlines() or ["no reason given"]
     return (found or lines[:1])[-1].strip()[:_MAX_REASON]

@@ -95,8 +95,11 @@ def test_the_doctor_asks_the_engine_before_a_run(animals, job_server, wait_for):
 
     [finding] = ask()
     assert "does not answer at localhost:1" in finding.problem and "Start it" in finding.cure
-    [finding] = ask(endpoint=job_server)
-    assert (finding.problem, finding.check) == ("", f"portable at {job_server}")
+    server, workers = ask(endpoint=job_server, options={"environment_type": "LOOPBACK"})
+    assert (server.problem, server.check) == ("", f"portable at {job_server}")
+    assert (workers.problem, workers.check) == ("", "the workers of portable at localhost:50000")
+    _, workers = ask(endpoint=job_server)
+    assert ":50000: Failed to connect" in workers.problem
     [finding] = ask(name="flink", endpoint=job_server, rest_address=f"http://{job_server}")
     assert "Flink's REST API does not answer" in finding.problem
     assert list(check_engine(load_config(animals.config_file))) == []

@@ -38,7 +38,8 @@ def add_parser(commands: Commands) -> None:
         "the raw data, the keys, and the hosts, images and clusters that it names. Prints\n"
         "each problem with its cure. The exit status is 0 if there is none, and 75 if\n"
         "there is one. Warnings do not count. Writes files to the store and removes them,\n"
-        "and lets the hosts of a gang listen on a port for a moment. Pulls no image.",
+        "lets the hosts of a gang listen on a port for a moment, and runs a small job on\n"
+        "Flink or Spark. Pulls no image.",
     )
     add_config(parser, nargs="?")
     parser.add_argument("--json", action="store_true", help="Print the findings as JSON.")

@@ -13,6 +13,7 @@ import pytest
 from engines.workplace import MESSAGE_SECONDS, Driver, is_empty
 from processes import wait_until
 
+from pipeline_ops.cli.checks.engine import check_engine
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.request import Status
 
@@ -71,6 +72,22 @@ class TestPool:
         assert status.exit_code is ExitCode.CONFIG
         assert f"preprocess.runner.worker_pool: at {cluster.pool}, cannot import" in status.message
         assert "No module named 'engine_stages'. Install its package" in status.message
+
+    def test_the_doctor_asks_a_worker(self, digits, runner, cluster, pool_python):
+        def ask() -> list[tuple[str, str]]:
+            config = digits.load(digits.build_values(runner))
+            return [(found.check, found.problem) for found in check_engine(config)]
+
+        server = (f"flink at {cluster.job_endpoint}", "")
+        workers = f"the workers of flink at {cluster.pool}"
+        assert ask() == [server, (workers, "")]
+        (pool_python / "modules" / "engine_stages.py").unlink()
+        [_, (check, problem)] = ask()
+        assert check == workers
+        assert problem.startswith(f"preprocess.runner.worker_pool: at {cluster.pool}, cannot")
+        assert "No module named 'engine_stages'" in problem
+        assert is_empty(cluster)
+        assert "doctor" not in str(list(digits.root.walk()))
 
     def test_a_pool_that_cannot_start_workers_is_named(self, start, cluster, pool_python):
         (pool_python / "modules" / "sitecustomize.py").write_text("raise SystemExit('broken')\n")

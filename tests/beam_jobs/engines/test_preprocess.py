@@ -197,6 +197,7 @@ class TestFaults:
         assert len(find_jobs(cluster)) == known + 1, "it has started a second job"
         check_manifest(driver.plan, digits.plan())
 
+    @on_flink
     def test_a_store_with_outages_costs_time_only(
         self, digits, runner, s3_address, store_of_workers, check_manifest
     ):

@@ -206,7 +206,9 @@ def test_a_gang_on_several_hosts_is_refused_unless_their_network_is_trusted(writ
 
 def test_a_network_is_trusted_or_not_named(write):
     config = write(TWO.replace("trusted", "yes"))
-    with pytest.raises(ConfigError, match="lab.yaml:5: network: must be one of trusted, got True"):
+    with pytest.raises(
+        ConfigError, match="lab.yaml:5: network: must be one of trusted, isolated, got True"
+    ):
         load_config(config, {"train.hosts": "lab"})
 
 

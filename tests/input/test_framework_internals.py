@@ -22,11 +22,15 @@ ROOT = Path(__file__).resolve().parents[2]
         ("keras.src.backend.common.name_scope", None, "current_path"),
         ("keras", "Layer", "_flatten_layers"),
         (
-            "tensorflow.python.distribute.mirrored_strategy",
-            "MirroredExtended",
-            "_get_cross_device_ops",
+            "tensorflow.python.distribute.collective_all_reduce_strategy",
+            "CollectiveAllReduceExtended",
+            "_initialize_local_devices",
         ),
-        ("tensorflow.python.distribute.values", None, "Mirrored"),
+        (
+            "tensorflow.python.framework.convert_to_constants",
+            None,
+            "convert_variables_to_constants_v2",
+        ),
     ],
 )
 def test_a_part_that_is_missing_is_named_with_the_versions(monkeypatch, module, owner, name):

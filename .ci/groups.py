@@ -54,7 +54,7 @@ GROUPS = {
             "pipeline_ops/system/lease",
         ),
     ),
-    "hosts": Group(8, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),
+    "hosts": Group(11, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),
     "kubernetes": Group(
         20, ("docker/kubernetes", "pipeline_ops/jobs/places", "pipeline_ops/launch/kubernetes")
     ),

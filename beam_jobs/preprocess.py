@@ -219,8 +219,9 @@ def _run_beam(
         # Importing Beam takes longer than everything above, which finds most mistakes. The import
         # warns on the root logger that BigQuery's client libraries are missing.
         logging.disable(logging.WARNING)
-        for module in _UNUSED_MODULES:
-            sys.modules.setdefault(module, None)  # type: ignore[arg-type]  # it is not found then
+        if config.runner.name == "embedded":  # Dataflow uses them, and an option of others may
+            for module in _UNUSED_MODULES:
+                sys.modules.setdefault(module, None)  # type: ignore[arg-type]  # is not found then
         try:
             from beam_jobs.engine import build_shards_on_engine
             from beam_jobs.graph import build_shards

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import logging
 import math
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -109,9 +108,10 @@ class CheckWorker(beam.DoFn):  # type: ignore[misc]  # Beam is skipped by mypy
 def check_workers(request: Request, runner: BeamRunner, exchange: Exchange) -> None:
     """Lets a worker of the engine say whether it can do the work of a request.
 
+    The exchange is for this check alone, and is removed. The job has the name of its folder.
     Raises the error of a worker that cannot, or MachineError if none says anything for 30 seconds.
     """
-    engine_job = EngineJob(runner, f"trainyard-doctor-{secrets.token_hex(4)}")
+    engine_job = EngineJob(runner, f"trainyard-{exchange.folder.name}")
     check = beam.ParDo(CheckWorker(exchange, _add_versions(request)))
     silent_at = time.monotonic() + _CHECK_SECONDS
     try:
@@ -125,8 +125,10 @@ def check_workers(request: Request, runner: BeamRunner, exchange: Exchange) -> N
             time.sleep(exchange.seconds)
         exchange.raise_error()
     finally:
-        engine_job.cancel()
-        exchange.folder.remove_tree()
+        try:
+            engine_job.cancel()
+        finally:
+            exchange.folder.remove_tree()
 
 
 def _list_causes(runner: BeamRunner, root: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 
 from pipeline_ops.artifacts.layout import work_folder
@@ -38,8 +39,8 @@ def _check_workers(config: PipelineConfig) -> Finding:
     name = f"the workers of {runner.name} at {runner.worker_pool}"
     try:
         plan = plan_job("preprocess", config, "doctor", {})
-        exchange = Exchange(work_folder(plan.manifest.parent) / "doctor")
-        check_workers(plan.request, runner, exchange)
+        folder = work_folder(plan.manifest.parent) / f"doctor-{secrets.token_hex(4)}"
+        check_workers(plan.request, runner, Exchange(folder))
     except TrainyardError as error:
         return make_finding(name, error, "Correct preprocess.runner, or the workers.")
     return Finding(check=name)

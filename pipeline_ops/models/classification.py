@@ -9,6 +9,7 @@ import tensorflow as tf
 from pipeline_ops.artifacts.dataset import ENCODED, LABEL
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.images import decode_images
+from pipeline_ops.models.task import BatchSums
 
 PerExample = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """A user's own loss or metric: takes labels int64 [b] and logits float32 [b, classes], and returns
@@ -58,16 +59,19 @@ class Classification:
 
     def compute_batch_sums(
         self, outputs: tf.Tensor, labels: tf.Tensor, training: bool
-    ) -> tf.Tensor:
+    ) -> BatchSums:
         """Returns the sums of loss, accuracy and the user's metrics, and the number of examples."""
         logits = tf.cast(outputs, tf.float32)
         correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
-        values = [
-            self._compute_losses(logits, labels, training),
+        metrics = [
             correct,
             *(compute_per_example(name, fn, labels, logits) for name, fn in self._metrics.items()),
         ]
-        return tf.stack([*map(tf.reduce_sum, values), tf.cast(tf.size(labels), tf.float32)])
+        return BatchSums(
+            tf.reduce_sum(self._compute_losses(logits, labels, training)),
+            tf.stack([tf.reduce_sum(values) for values in metrics]),
+            tf.cast(tf.size(labels), tf.float32),
+        )
 
     def _compute_losses(self, logits: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
         if self._loss is not None:

@@ -5,9 +5,8 @@ interprets the outputs. Boxes reach the step unchanged, a few hundred bytes for 
 head makes its targets there. On a GPU that is cheaper than making the maps on the CPU and copying
 them.
 
-The loss counts boxes, not examples. The sums of `compute_batch_sums` are divided by the head's
-count, over all workers, because an image with one object and one with a hundred must not weigh the
-same.
+The loss counts boxes, not examples. The sums over all workers are divided by the head's count,
+because an image with one object and one with a hundred must not weigh the same.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import tensorflow as tf
 from pipeline_ops.artifacts.dataset import BOX_EDGES, BOX_IS_CROWD, BOX_LABEL, ENCODED
 from pipeline_ops.models.boxes import Boxes, Detections, suppress, suppress_portably
 from pipeline_ops.models.images import decode_images
+from pipeline_ops.models.task import BatchSums
 
 _FEATURES = {
     ENCODED: tf.io.FixedLenFeature([], tf.string),
@@ -43,7 +43,7 @@ class Head(Protocol):
     max_boxes: int | None
 
     def compute_sums(self, outputs: Any, labels: Boxes) -> tf.Tensor:
-        """Returns the sums of `Task.compute_batch_sums`. The last one divides the others."""
+        """Returns float32 [2 + metrics]: the sums of the loss and of each metric, and the count."""
         ...
 
     def find_candidates(self, outputs: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -101,6 +101,6 @@ class Detection:
             tf.debugging.assert_less_equal(max_found, tf.cast(max_boxes, max_found.dtype), message)
         return max_boxes
 
-    def compute_batch_sums(self, outputs: Any, labels: Boxes, training: bool) -> tf.Tensor:
-        """Returns the head's sums: of the loss and of its metrics, and their divisor."""
-        return self.head.compute_sums(outputs, labels)
+    def compute_batch_sums(self, outputs: Any, labels: Boxes, training: bool) -> BatchSums:
+        sums = self.head.compute_sums(outputs, labels)
+        return BatchSums(sums[0], sums[1:-1], sums[-1])

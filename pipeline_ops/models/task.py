@@ -1,27 +1,49 @@
 """The task of a model: reads examples, and computes a batch's part of the loss and of the metrics.
 
-A task is one class in a file of its own (`classification.py`). The loops use only this interface,
-so any objective that is a sum over examples trains under every strategy.
+The loops use only this interface, so any objective that is a sum over examples trains under every
+strategy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import operator
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
 
-class Task(Protocol):
-    """One kind of model.
+class BatchSums(NamedTuple):
+    """The sums over a batch, as tensors or as arrays.
 
-    `metrics` names the figures besides the loss, in the order of `compute_batch_sums`.
+    Unlike means, they add up over replicas, workers and batches of different sizes. They are
+    divided by `count` once.
+
+    Attributes:
+      loss: float32 [], the sum of the losses.
+      metrics: float32 [M], the sum of each metric, in the order of `Task.metrics`.
+      count: float32 [], the number of examples, or of the other items of which a mean is taken.
     """
+
+    loss: Any
+    metrics: Any
+    count: Any
+
+
+def zero_sums(task: Task) -> BatchSums:
+    return BatchSums(tf.zeros([]), tf.zeros([len(task.metrics)]), tf.zeros([]))
+
+
+def add_sums(first: BatchSums, second: BatchSums) -> BatchSums:
+    return BatchSums(*map(operator.add, first, second))
+
+
+class Task(Protocol):
+    """One kind of model. `metrics` names the figures besides the loss."""
 
     metrics: tuple[str, ...]
     counts_examples: bool
-    """True if the last of the sums is the number of examples, which is known before a step: the
-    global batch. Otherwise the gradient is divided by this sum after all replicas have counted.
+    """True if `BatchSums.count` is the number of examples, which is known before a step: the global
+    batch. Otherwise the gradient is divided by the count after all replicas have counted.
     """
     evaluation_batch_size: int
     """The number of examples that are evaluated at once."""
@@ -33,27 +55,16 @@ class Task(Protocol):
         """
         ...
 
-    def compute_batch_sums(self, outputs: Any, labels: Any, training: bool) -> tf.Tensor:
-        """Returns float32 [2 + metrics]: the sum of the losses, the sum of each metric, and a
-        count.
+    def compute_batch_sums(self, outputs: Any, labels: Any, training: bool) -> BatchSums:
+        """Returns the sums of a batch.
 
-        The count is the number of examples, or of the other items over which the means are taken.
-
-        Unlike means, sums add up over replicas, workers and batches of different sizes. They are
-        divided once. Terms that only shape the gradient (weights of classes, smoothed labels) count
-        where `training` is true.
+        Terms that only shape the gradient (weights of classes, smoothed labels) count where
+        `training` is true.
         """
         ...
 
 
-def compute_means(task: Task, sums: Sequence[float]) -> dict[str, float]:
-    """Returns `loss` and the task's metrics, from the sums of `compute_batch_sums`."""
-    *totals, count = map(float, sums)
-    return {
-        name: total / max(count, 1.0)
-        for name, total in zip(("loss", *task.metrics), totals, strict=True)
-    }
-
-
-def count_sums(task: Task) -> int:
-    return 2 + len(task.metrics)
+def compute_means(task: Task, sums: BatchSums) -> dict[str, float]:
+    """Returns `loss` and the task's metrics."""
+    totals = zip(("loss", *task.metrics), (sums.loss, *sums.metrics), strict=True)
+    return {name: float(total) / max(float(sums.count), 1.0) for name, total in totals}

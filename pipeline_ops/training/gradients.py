@@ -7,11 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-Differentiate = Callable[[int | tf.Tensor, Any, Any], tuple[tf.Tensor, list[tf.Tensor]]]
-"""Maps the number of a micro-batch, its features and its labels to sums and gradients.
+from pipeline_ops.models.task import BatchSums, add_sums
 
-The sums are those of `Task.compute_batch_sums`.
-"""
+Differentiate = Callable[[int | tf.Tensor, Any, Any], tuple[BatchSums, list[tf.Tensor]]]
+"""Maps the number of a micro-batch, its features and its labels to sums and gradients."""
 
 
 def cast_to_float(features: Any) -> Any:
@@ -49,26 +48,25 @@ def accumulate_gradients(
     features: Any,
     labels: Any,
     shapes: Sequence[tf.TensorShape],
-    count_sums: int,
-) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    no_sums: BatchSums,
+) -> tuple[BatchSums, list[tf.Tensor]]:
     """Applies `differentiate` part by part, so that each part reuses the memory of the last.
 
     Args:
       count: The number of parts.
       shapes: The shapes of the gradients.
-      count_sums: The length of the sums.
+      no_sums: Zeros.
     """
     if count == 1:
         return differentiate(0, features, labels)
 
-    def add_next(
-        number: tf.Tensor, sums: tf.Tensor, *gradients: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
+    def add_next(number: tf.Tensor, sums: BatchSums, gradients: list[tf.Tensor]) -> Any:
         more, new = differentiate(number, *slice_batch((features, labels), number, count))
-        return number + 1, sums + more, *(a + b for a, b in zip(gradients, new, strict=True))
+        added = [a + b for a, b in zip(gradients, new, strict=True)]
+        return number + 1, add_sums(sums, more), added
 
-    initial = (tf.constant(0), tf.zeros([count_sums]), *(tf.zeros(shape) for shape in shapes))
-    _, sums, *gradients = tf.while_loop(
+    initial = (tf.constant(0), no_sums, [tf.zeros(shape) for shape in shapes])
+    _, sums, gradients = tf.while_loop(
         lambda number, *_: number < count, add_next, initial, parallel_iterations=1
     )
     return sums, gradients

@@ -9,16 +9,14 @@ import dataclasses
 import time
 from pathlib import Path
 
-import numpy as np
-
 from pipeline_ops.artifacts.results import DIVERGED, Epoch
 from pipeline_ops.config.train import Train
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.jobs.progress import ProgressWriter
-from pipeline_ops.models.task import Task, compute_means, count_sums
+from pipeline_ops.models.task import BatchSums, Task, compute_means
 from pipeline_ops.training.callbacks import end_epoch
 from pipeline_ops.training.checkpointing.checkpoint_manager import CheckpointManager
-from pipeline_ops.training.checkpointing.state import Arrays, TrainingState
+from pipeline_ops.training.checkpointing.state import Arrays, EpochSums, TrainingState
 from pipeline_ops.training.divergence import (
     DivergedError,
     apply_divergence_policy,
@@ -126,7 +124,7 @@ class Trainer:
             )
             self.checkpoints.files.raise_failure()
             if time.monotonic() - reported > _REPORT_SECONDS or state.step == end:
-                self._report(compute_means(self.task, state.epoch_sums))
+                self._report(self._compute_epoch_means())
                 reported = time.monotonic()
             if state.step % every == 0 or result.is_stop_requested:
                 self.checkpoints.save(state)
@@ -151,18 +149,15 @@ class Trainer:
         last = min(1, max_steps) if is_single else max_steps
         num_steps = next((i for i in range(last) if state.step + i in skipped), last)
         rates = [self._compute_learning_rate(state.step + i) for i in range(num_steps)]
-        result = (
-            self.loop.train(self._batches, state.step, rates, self.stop.as_number)
-            if rates
-            else StepResult(np.zeros(count_sums(self.task)), True, False, 0.0)
-        )
+        if not rates:
+            return StepResult(BatchSums(0.0, (), 0.0), True, False, 0.0)
+        result = self.loop.train(self._batches, state.step, rates, self.stop.as_number)
         if not is_sound(result, self.config):
             raise DivergedError(
                 state.step + num_steps, state.step if is_single else None, result.worst_loss
             )
         state.step += num_steps
-        sums = state.epoch_sums or [0.0] * len(result.sums)
-        state.epoch_sums = [a + float(b) for a, b in zip(sums, result.sums, strict=True)]
+        state.epoch_sums = _add_steps(state.epoch_sums, result.sums)
         return result
 
     def _recover(self, error: DivergedError) -> None:
@@ -202,19 +197,24 @@ class Trainer:
             self.config.optimizer.schedule, step, self.input.total_steps
         )
 
-    def _end_epoch(self, validation_sums: np.ndarray) -> None:
+    def _compute_epoch_means(self) -> dict[str, float]:
+        sums = self.state.epoch_sums
+        metrics = sums.metrics or [0.0] * len(self.task.metrics)  # if all steps were skipped
+        return compute_means(self.task, BatchSums(sums.loss, metrics, sums.count))
+
+    def _end_epoch(self, validation_sums: BatchSums) -> None:
         state = self.state
-        validated = compute_means(self.task, validation_sums.tolist())
+        validated = compute_means(self.task, validation_sums)
         epoch = Epoch(
             epoch=len(state.history),
             step=state.step,
             learning_rate=self._compute_learning_rate(state.step - 1),
-            metrics=compute_means(self.task, state.epoch_sums)
+            metrics=self._compute_epoch_means()
             | {f"validation_{name}": value for name, value in validated.items()},
         )
         end_epoch(self.config, state, epoch)
         self.callbacks.after_epoch(state, epoch)
-        state.epoch_sums = []
+        state.epoch_sums = EpochSums()
         # All workers read, because some variables are averaged over the workers when they are read.
         weights = self.loop.get_best_weights()
         if state.best_epoch == epoch.epoch:
@@ -232,3 +232,12 @@ class Trainer:
             metrics,
             per_unit={"examples_per_second": self.config.global_batch_size},
         )
+
+
+def _add_steps(epoch: EpochSums, steps: BatchSums) -> EpochSums:
+    metrics = epoch.metrics or [0.0] * len(steps.metrics)
+    return EpochSums(
+        loss=epoch.loss + float(steps.loss),
+        metrics=[a + float(b) for a, b in zip(metrics, steps.metrics, strict=True)],
+        count=epoch.count + float(steps.count),
+    )

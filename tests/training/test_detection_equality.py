@@ -48,9 +48,8 @@ def losses(make_job, host_pool, model: str, name: str, **overrides) -> list[floa
     job = make_job(name, **options | overrides)
     state = train(job, host_pool, steps_limit=STEPS)
     assert state.step == STEPS
-    total, *_, count = state.epoch_sums
     return [
-        total / count,
+        state.epoch_sums.loss / state.epoch_sums.count,
         *(epoch.metrics[key] for epoch in state.history for key in ("loss", "validation_loss")),
     ]
 

@@ -27,17 +27,24 @@ class DivergedStep(BaseModel):
     is_skipped: bool
 
 
+class EpochSums(BaseModel):
+    """The sums of the running epoch, as `BatchSums` has them."""
+
+    loss: float = 0.0
+    metrics: list[float] = []
+    count: float = 0.0
+
+
 class TrainingState(BaseModel):
     """The state of the loop besides weights and optimizer. It is the same on every worker.
 
-    `epoch_sums` belongs to the running epoch. `patience` counts, by callback, the epochs without
-    improvement.
+    `patience` counts, by callback, the epochs without improvement.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
     step: int = 0
-    epoch_sums: list[float] = []
+    epoch_sums: EpochSums = EpochSums()
     learning_rate: float
     history: list[Epoch] = []
     best: dict[str, float] = {}

@@ -19,10 +19,10 @@ from tensorflow.experimental import dtensor
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.models.task import Task
+from pipeline_ops.models.task import BatchSums, Task
 from pipeline_ops.training.gradients import cast_to_float
 from pipeline_ops.training.loops.loop import Batches, StepResult
-from pipeline_ops.training.loops.sharded import ShardedLoop
+from pipeline_ops.training.loops.sharded import ShardedLoop, total_sums
 from pipeline_ops.training.placement import find_match, find_unmatched
 from pipeline_ops.training.sharded_optimizer import VariableShards, read_variable
 
@@ -125,7 +125,7 @@ class DTensorLoop(ShardedLoop):
             for number, rate in enumerate(learning_rates)
         ]
         return StepResult(
-            np.sum([result.sums for result in results], axis=0),
+            total_sums([result.sums for result in results]),
             all(result.is_finite for result in results),
             stop > 0,
             max(result.worst_loss for result in results),
@@ -139,9 +139,9 @@ class DTensorLoop(ShardedLoop):
             )
         except tf.errors.UnknownError as error:
             raise self._explain_error(error) from error
-        sums = self._read_from_mesh(step_sums)
+        sums = BatchSums(*map(self._read_from_mesh, step_sums))
         return StepResult(
-            sums, bool(self._read_from_mesh(is_finite)), False, float(sums[0] / sums[-1])
+            sums, bool(self._read_from_mesh(is_finite)), False, float(sums.loss / sums.count)
         )
 
     def _explain_error(self, error: Exception) -> Exception:
@@ -164,7 +164,7 @@ class DTensorLoop(ShardedLoop):
     @tf.function(reduce_retracing=True)
     def _step(
         self, features: Any, labels: Any, states: list[tf.Tensor], learning_rate: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> tuple[BatchSums, tf.Tensor]:
         values = [read_variable(shards) for shards in self._trainable]
         sums, gradients = self._differentiate(values, states, features, labels)
         # The new values are not read again, because a read may come before the write.
@@ -172,17 +172,14 @@ class DTensorLoop(ShardedLoop):
         is_finite = [tf.reduce_all(tf.math.is_finite(value)) for value in new_values]
         return sums, tf.reduce_all(is_finite)
 
-    def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
+    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
         # Draws no numbers, but the model as a function takes all of its variables.
         unused = self._generators.compute_states(0, 0)
-        sums = [
-            self._read_from_mesh(self._evaluate_batch(*self._copy_all_to_mesh(*batch, unused)))
-            for batch in batches
-        ]
-        return np.asarray(np.sum(sums, axis=0))
+        sums = [self._evaluate_batch(*self._copy_all_to_mesh(*batch, unused)) for batch in batches]
+        return total_sums([BatchSums(*map(self._read_from_mesh, each)) for each in sums])
 
     @tf.function(reduce_retracing=True)
-    def _evaluate_batch(self, features: Any, labels: Any, states: list[tf.Tensor]) -> tf.Tensor:
+    def _evaluate_batch(self, features: Any, labels: Any, states: list[tf.Tensor]) -> BatchSums:
         weights = self._optimizer.averages or self._trainable
         other_values = self._generators.merge_states(
             states, [read_variable(shards) for shards in self._other_variables]

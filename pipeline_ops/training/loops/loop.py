@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline_ops.models.task import BatchSums
 from pipeline_ops.training.checkpointing.state import Arrays
 
 Batches = Iterator[tuple[Any, Any]]
@@ -21,20 +22,24 @@ class StepResult:
     """The result of one or more steps, the same on every worker.
 
     Attributes:
-      sums: The sums of `Task.compute_batch_sums` over all workers.
+      sums: The sums over all workers, as arrays.
       is_finite: Whether every weight is finite.
       is_stop_requested: Whether some worker was asked to stop.
       worst_loss: The largest mean loss of a step.
     """
 
-    sums: np.ndarray
+    sums: BatchSums
     is_finite: bool
     is_stop_requested: bool
     worst_loss: float
 
     @property
     def is_sound(self) -> bool:
-        return self.is_finite and bool(np.isfinite(self.sums).all())
+        return self.is_finite and all(bool(np.isfinite(values).all()) for values in self.sums)
+
+
+def to_arrays(sums: BatchSums) -> BatchSums:
+    return BatchSums(*map(np.asarray, sums))
 
 
 class Loop(Protocol):
@@ -58,8 +63,8 @@ class Loop(Protocol):
         """
         ...
 
-    def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
-        """Adds up `Task.compute_batch_sums` over this worker's batches and then over all workers.
+    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
+        """Adds up the sums over this worker's batches and then over all workers.
 
         Uses the averaged weights if the optimizer keeps them.
         """

@@ -19,10 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.config.train import Train
-from pipeline_ops.models.task import Task, count_sums
+from pipeline_ops.models.task import BatchSums, Task, zero_sums
 from pipeline_ops.training.gradients import accumulate_gradients, cast_to_float
 from pipeline_ops.training.loops.loop import Batches, StepResult
-from pipeline_ops.training.loops.sharded import ShardedLoop
+from pipeline_ops.training.loops.sharded import ShardedLoop, total_sums
 from pipeline_ops.training.sharded_optimizer import VariableShards, read_variable, split_like
 
 
@@ -80,31 +80,31 @@ class ParameterServerLoop(ShardedLoop):
         ]
         self._coordinator.join()
         is_finite = self._coordinator.schedule(self._are_finite)
-        sums = np.array(self._coordinator.fetch(steps))
+        sums = self._coordinator.fetch(steps)
         return StepResult(
-            sums.sum(axis=0),
+            total_sums(sums),
             bool(self._coordinator.fetch(is_finite)),
             stop > 0,
-            float(np.max(sums[:, 0] / sums[:, -1])),
+            max(float(each.loss / each.count) for each in sums),
         )
 
     @tf.function(reduce_retracing=True)
     def _step(
         self, features: Any, labels: Any, step: tf.Tensor, learning_rate: tf.Tensor
-    ) -> tf.Tensor:
+    ) -> BatchSums:
         """Runs on a worker."""
         values = [read_variable(shards) for shards in self._trainable]
         count = self._config.micro_batches
 
         def differentiate(
             number: int | tf.Tensor, features: Any, labels: Any
-        ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        ) -> tuple[BatchSums, list[tf.Tensor]]:
             states = self._generators.compute_states(step, number)
             return self._differentiate(values, states, features, labels, count)
 
         shapes = [value.shape for value in values]
         sums, gradients = accumulate_gradients(
-            count, differentiate, features, labels, shapes, count_sums(self._task)
+            count, differentiate, features, labels, shapes, zero_sums(self._task)
         )
         self._optimizer.apply(gradients, learning_rate)
         return sums
@@ -119,14 +119,13 @@ class ParameterServerLoop(ShardedLoop):
             ]
         )
 
-    def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
+    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
         """Evaluates on the chief alone, with its own copy of the weights."""
         self.model.set_weights(self.get_best_weights())
-        sums = [self._evaluate_batch(*batch).numpy() for batch in batches]
-        return np.asarray(np.sum(sums, axis=0))
+        return total_sums([self._evaluate_batch(*batch) for batch in batches])
 
     @tf.function(reduce_retracing=True)
-    def _evaluate_batch(self, features: Any, labels: Any) -> tf.Tensor:
+    def _evaluate_batch(self, features: Any, labels: Any) -> BatchSums:
         return self._task.compute_batch_sums(
             self.model(cast_to_float(features), training=False), labels, training=False
         )

@@ -7,6 +7,7 @@ weights, so a training can resume under any strategy.
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.config.train import Train
-from pipeline_ops.models.task import Task
+from pipeline_ops.models.task import BatchSums, Task, add_sums
 from pipeline_ops.training.checkpointing.state import Arrays
 from pipeline_ops.training.gradients import cast_to_float
+from pipeline_ops.training.loops.loop import to_arrays
 from pipeline_ops.training.random_numbers import SeedGenerators
 from pipeline_ops.training.sharded_optimizer import (
     ShardedOptimizer,
@@ -26,6 +28,11 @@ from pipeline_ops.training.sharded_optimizer import (
     read_variable,
     split_like,
 )
+
+
+def total_sums(sums: Sequence[BatchSums]) -> BatchSums:
+    """Returns the sum of at least one batch's sums, as arrays."""
+    return functools.reduce(add_sums, map(to_arrays, sums))
 
 
 class ShardedLoop(abc.ABC):
@@ -72,7 +79,7 @@ class ShardedLoop(abc.ABC):
         features: Any,
         labels: Any,
         micro_batches: int = 1,
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    ) -> tuple[BatchSums, list[tf.Tensor]]:
         """Returns sums and gradients of a batch, and updates the variables that are not trained.
 
         Args:
@@ -91,7 +98,7 @@ class ShardedLoop(abc.ABC):
                 values, other_values, cast_to_float(features), training=True, return_losses=True
             )
             sums = self._task.compute_batch_sums(outputs, labels, training=True)
-            loss = sums[0] / self._config.global_batch_size + sum(losses) / micro_batches
+            loss = sums.loss / self._config.global_batch_size + sum(losses) / micro_batches
         for shards, value in zip(
             self._other_variables, self._generators.drop_states(other_values), strict=True
         ):

@@ -13,7 +13,7 @@ number of boxes is among the sums, and the gradient is divided by it after the c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -21,13 +21,21 @@ import tensorflow as tf
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.input.framework_internals import count_local_replicas, get_slots, keep_gradients
-from pipeline_ops.models.task import Task, count_sums
+from pipeline_ops.models.task import BatchSums, Task, add_sums, zero_sums
 from pipeline_ops.training.all_reduce import AllReduce, all_reduce
 from pipeline_ops.training.checkpointing.state import Arrays
 from pipeline_ops.training.gradients import accumulate_gradients, cast_to_float, slice_batch
-from pipeline_ops.training.loops.loop import Batches, StepResult
+from pipeline_ops.training.loops.loop import Batches, StepResult, to_arrays
 from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.random_numbers import SeedGenerators
+
+
+class StepSums(NamedTuple):
+    """What the replicas add up in a step besides their gradients."""
+
+    batch: BatchSums
+    stop: tf.Tensor
+    """float32 [], the number of replicas that were asked to stop."""
 
 
 class SynchronousLoop:
@@ -70,11 +78,12 @@ class SynchronousLoop:
         padded = np.zeros(max(self._config.steps_per_call, len(learning_rates)), np.float32)
         padded[: len(learning_rates)] = learning_rates
         count = tf.constant(len(learning_rates))
-        totals, is_finite, worst_loss = self._train(
+        sums, is_finite, worst_loss = self._train(
             batches, tf.constant(step), tf.constant(padded), count, tf.constant(stop)
         )
-        *sums, num_stop_requests = totals.numpy()
-        return StepResult(np.array(sums), bool(is_finite), num_stop_requests > 0, float(worst_loss))
+        return StepResult(
+            to_arrays(sums.batch), bool(is_finite), bool(sums.stop > 0), float(worst_loss)
+        )
 
     @tf.function(reduce_retracing=True)
     def _train(
@@ -84,25 +93,31 @@ class SynchronousLoop:
         learning_rates: tf.Tensor,
         num_steps: tf.Tensor,
         stop: tf.Tensor,
-    ) -> tuple[tf.Tensor, ...]:
-        sums, worst = tf.zeros([count_sums(self._task) + 1]), tf.constant(tf.float32.min)
+    ) -> tuple[StepSums, tf.Tensor, tf.Tensor]:
+        sums = StepSums(zero_sums(self._task), tf.zeros([]))
+        worst = tf.constant(tf.float32.min)
         for number in tf.range(num_steps):
-            step_sums = self._take_step(next(batches), first + number, learning_rates[number], stop)
-            # The last of the sums counts the replicas that were asked to stop.
-            loss = step_sums[0] / tf.maximum(step_sums[-2], 1.0)
-            sums, worst = sums + step_sums, tf.maximum(worst, loss)
+            taken = self._take_step(next(batches), first + number, learning_rates[number], stop)
+            sums = StepSums(add_sums(sums.batch, taken.batch), sums.stop + taken.stop)
+            worst = tf.maximum(worst, taken.batch.loss / tf.maximum(taken.batch.count, 1.0))
         self._synchronize_averages(sums)
         return sums, self._are_finite(), worst
 
     def _take_step(
         self, batch: Any, step: tf.Tensor, learning_rate: tf.Tensor, stop: tf.Tensor
-    ) -> tf.Tensor:
-        """Takes one step. Returns the sums over all replicas, and how many were asked to stop."""
+    ) -> StepSums:
+        """Takes one step. Returns the sums over all replicas."""
         self._inner.learning_rate.value.assign(learning_rate)
         replicas = self._strategy.run(self._step, args=(*batch, step, stop))
-        return self._strategy.experimental_local_results(replicas)[0]  # the same on every replica
+        return self._get_first(replicas)  # the same on every replica
 
-    def _synchronize_averages(self, sums: tf.Tensor) -> None:
+    def _get_first(self, replicas: Any) -> Any:
+        """Returns the first local replica's values of a structure."""
+        return tf.nest.map_structure(
+            lambda value: self._strategy.experimental_local_results(value)[0], replicas
+        )
+
+    def _synchronize_averages(self, sums: StepSums) -> None:
         """Gives all replicas the mean of their moving averages of batch normalization.
 
         In Keras every replica keeps its own averages, so each worker would evaluate and save a
@@ -124,7 +139,7 @@ class SynchronousLoop:
             return
 
         def synchronize() -> None:
-            with tf.control_dependencies([sums]):
+            with tf.control_dependencies(tf.nest.flatten(sums)):
                 totals = self._all_reduce([average.read_value() for average in averages])
             for average, total in zip(averages, totals, strict=True):
                 average.assign(total / count)
@@ -141,13 +156,16 @@ class SynchronousLoop:
 
     def _replica_step(
         self, features: Any, labels: Any, step: tf.Tensor, stop: tf.Tensor
-    ) -> tf.Tensor:
+    ) -> StepSums:
         self._generators.set_states(step, _get_replica_index())
         sums, gradients = self._compute_gradients(*self._slice_for_replica(features, labels))
-        *gradients, sums = self._all_reduce([*gradients, tf.concat([sums, [stop]], 0)])
+        own = StepSums(sums, stop)
+        totals = self._all_reduce([*gradients, *tf.nest.flatten(own)])
+        gradients, sums = totals[: len(gradients)], totals[len(gradients) :]
+        sums = tf.nest.pack_sequence_as(own, sums)
         if not self._task.counts_examples:
             # They were divided by the global batch.
-            scale = self._config.global_batch_size / tf.maximum(sums[-2], 1.0)
+            scale = self._config.global_batch_size / tf.maximum(sums.batch.count, 1.0)
             gradients = [gradient * scale for gradient in gradients]
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
         return sums
@@ -156,7 +174,7 @@ class SynchronousLoop:
         """Returns this replica's part of the worker's batch, which the worker's devices divide."""
         return slice_batch(batch, _get_replica_index() % self._local_replicas, self._local_replicas)
 
-    def _sum_gradients(self, features: Any, labels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _sum_gradients(self, features: Any, labels: Any) -> tuple[BatchSums, list[tf.Tensor]]:
         """Sums and gradients of this replica's share."""
         shapes = [variable.shape for variable in self.model.trainable_variables]
         return accumulate_gradients(
@@ -165,17 +183,17 @@ class SynchronousLoop:
             features,
             labels,
             shapes,
-            count_sums(self._task),
+            zero_sums(self._task),
         )
 
     def _compute_micro_batch_gradients(
         self, _number: int | tf.Tensor, features: Any, labels: Any
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    ) -> tuple[BatchSums, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             sums = self._task.compute_batch_sums(
                 self.model(cast_to_float(features), training=True), labels, training=True
             )
-            loss = sums[0] / self._config.global_batch_size
+            loss = sums.loss / self._config.global_batch_size
             # Regularizers are the same for every replica and every micro-batch.
             if self.model.losses:
                 loss += tf.add_n(self.model.losses) / (
@@ -187,38 +205,39 @@ class SynchronousLoop:
             scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
 
-    def evaluate(self, batches: tf.data.Dataset) -> np.ndarray:
+    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
         # Workers may have different numbers of batches, so they exchange only the final sums.
         raw = self.get_weights() if self._config.optimizer.average_weights else None
         if raw:
             self.assign(self.get_best_weights())
-        sums = tf.zeros([count_sums(self._task)])
+        sums = zero_sums(self._task)
         for features, labels in batches:
-            sums += tf.add_n(
-                self._strategy.experimental_local_results(self._evaluate_batch(features, labels))
-            )
+            sums = add_sums(sums, self._evaluate_batch(features, labels))
         if raw:
             self.assign(raw)
-        return np.array(self._sum_over_workers(sums))
+        return to_arrays(self._sum_over_workers(sums))
 
     @tf.function(reduce_retracing=True)
-    def _evaluate_batch(self, features: Any, labels: Any) -> tf.Tensor:
-        def evaluate(features: Any, labels: Any) -> tf.Tensor:
+    def _evaluate_batch(self, features: Any, labels: Any) -> BatchSums:
+        """Returns the sums over the local replicas."""
+
+        def evaluate(features: Any, labels: Any) -> BatchSums:
             features, labels = self._slice_for_replica(features, labels)
             return self._task.compute_batch_sums(
                 self.model(cast_to_float(features), training=False), labels, training=False
             )
 
-        return self._strategy.run(evaluate, args=(features, labels))
+        replicas = self._strategy.run(evaluate, args=(features, labels))
+        return tf.nest.map_structure(
+            lambda values: tf.add_n(self._strategy.experimental_local_results(values)), replicas
+        )
 
     @tf.function
-    def _sum_over_workers(self, sums: tf.Tensor) -> tf.Tensor:
+    def _sum_over_workers(self, sums: BatchSums) -> BatchSums:
         """Returns the sum over workers. Each local replica adds an equal share of its worker's."""
-        return self._strategy.reduce(
-            tf.distribute.ReduceOp.SUM,
-            self._strategy.run(lambda values: values / self._local_replicas, args=(sums,)),
-            axis=None,
-        )
+        shares = [values / self._local_replicas for values in sums]
+        replicas = self._strategy.run(self._all_reduce, args=(shares,))
+        return BatchSums(*self._get_first(replicas))
 
     def get_weights(self) -> Arrays:
         """Returns all weights. All workers must call it at the same step.

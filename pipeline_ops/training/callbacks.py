@@ -8,8 +8,16 @@ callbacks reset themselves when training begins.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError, TrainyardError
+from pipeline_ops.models.user_functions import load_object
 from pipeline_ops.training.checkpointing.state import TrainingState
 
 
@@ -61,3 +69,145 @@ def _check_improvement(
         state.best[callback] = signed
     state.patience[callback] = 0 if is_better else state.patience.get(callback, 0) + 1
     return is_better
+
+
+class Run:
+    """The view of the training that a callback gets.
+
+    Attributes:
+      model: The Keras model. Read its weights on all workers or on none.
+      folder: A folder that becomes part of the artifact, next to TensorBoard's files. Only the
+        chief should write to it.
+    """
+
+    def __init__(
+        self, state: TrainingState, path: str, model: keras.Model, folder: Path, may_change: bool
+    ):
+        self._state, self._path, self._may_change = state, path, may_change
+        self.model, self.folder = model, folder
+
+    @property
+    def step(self) -> int:
+        return self._state.step
+
+    @property
+    def history(self) -> Sequence[Epoch]:
+        """All epochs so far."""
+        return tuple(self._state.history)
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """JSON values of this callback that survive restarts."""
+        return (
+            self._state.memory.setdefault(self._path, {})
+            if self._may_change
+            else dict(self._state.memory.get(self._path, {}))
+        )
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate before the schedule's factor."""
+        return self._state.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._check_runs_on_all_workers("changes the learning rate")
+        self._state.learning_rate = float(value)
+
+    def stop(self) -> None:
+        """Ends the training after this epoch."""
+        self._check_runs_on_all_workers("stops the training")
+        self._state.stopped_early = True
+
+    def _check_runs_on_all_workers(self, effect: str) -> None:
+        if not self._may_change:
+            raise ConfigError(
+                f"train.callbacks: {self._path} {effect}, so it must run on all workers. "
+                "Remove chief_only = True from it."
+            )
+
+
+class UserCallbacks:
+    """All callbacks of the config, on one worker.
+
+    Raises:
+      ConfigError: A class or function does not exist, or it cannot be called without arguments.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        config_folder: Path,
+        model: keras.Model,
+        folder: Path,
+        is_chief: bool,
+    ):
+        self._model, self._folder = model, folder
+        self._callbacks: list[tuple[str, Any, bool]] = []
+        for path in paths:
+            callback = load_callback(path, config_folder)
+            may_change = not getattr(callback, "chief_only", False)
+            if may_change or is_chief:
+                self._callbacks.append((path, callback, may_change))
+
+    def begin(self, state: TrainingState) -> None:
+        self._call("begin", state)
+
+    def after_epoch(self, state: TrainingState, epoch: Epoch) -> None:
+        self._call("after_epoch", state, epoch)
+
+    def end(self, state: TrainingState) -> None:
+        self._call("end", state)
+
+    def _call(self, name: str, state: TrainingState, *arguments: Epoch) -> None:
+        for path, callback, may_change in self._callbacks:
+            method = (
+                callback
+                if callable(callback) and name == "after_epoch"
+                else getattr(callback, name, None)
+            )
+            if method is None:
+                continue
+            try:
+                method(Run(state, path, self._model, self._folder, may_change), *arguments)
+                state.model_dump_json()  # now, while the callback that set the memory is known
+            except TrainyardError:
+                raise
+            except Exception as error:  # a user's code may raise any exception
+                raise ConfigError(
+                    f"train.callbacks: {path} raised {type(error).__name__} in {name}: {error}. "
+                    "Correct it, then retry."
+                ) from error
+
+
+_METHODS = ("begin", "after_epoch", "end")
+
+
+def load_callback(path: str, config_folder: Path) -> Any:
+    """Loads the callback, a function or an object.
+
+    Raises ConfigError if it does not exist or has no method that would be called.
+    """
+    loaded = load_object(path, "train.callbacks", config_folder)
+    kind = loaded if isinstance(loaded, type) else type(loaded)
+    if issubclass(kind, keras.callbacks.Callback):
+        raise ConfigError(
+            f"train.callbacks: {path} is a callback of Keras ({kind.__name__}), "
+            "whose methods are never called, because this training does not use model.fit. "
+            "Write a class with after_epoch(self, run, epoch), or use train.early_stopping, "
+            "train.reduce_learning_rate or train.best_checkpoint."
+        )
+    if isinstance(loaded, type):
+        try:
+            loaded = loaded()
+        except Exception as error:
+            raise ConfigError(
+                f"train.callbacks: {path} cannot be created without arguments: "
+                f"{type(error).__name__}: {error}. Give each of its parameters a default value."
+            ) from error
+    if not callable(loaded) and not any(callable(getattr(loaded, name, None)) for name in _METHODS):
+        raise ConfigError(
+            f"train.callbacks: {path} has none of the methods {', '.join(_METHODS)} "
+            "and cannot be called, so it would do nothing. Add one of the methods."
+        )
+    return loaded

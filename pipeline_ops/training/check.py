@@ -30,7 +30,7 @@ _NUM_IMAGES = 2
 def check_model(request: ModelCheckRequest) -> None:
     """Checks the model. Raises ConfigError, whose message begins with a key of the config."""
     from pipeline_ops.models import build_model
-    from pipeline_ops.training.user_callbacks import load_callback
+    from pipeline_ops.training.callbacks import load_callback
 
     config, folder = Train.model_validate(request.train), Path(request.config_file).parent
     for path in config.callbacks:
@@ -51,7 +51,7 @@ def _check_classifier(
     import tensorflow as tf
 
     from pipeline_ops.models.outputs import validate_logits
-    from pipeline_ops.training.builders import load_user_functions
+    from pipeline_ops.training.worker import load_user_functions
 
     images = _make_images(request)
     labels = tf.range(_NUM_IMAGES, dtype=tf.int64) % request.num_classes

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
+from pipeline_ops.artifacts.dataset import DatasetFigures, list_shards
 from pipeline_ops.config.train import Train
+from pipeline_ops.errors import DataError
 from pipeline_ops.input.augmentation import build_augmentation
 from pipeline_ops.input.dataset import (
     build_evaluation_dataset,
     build_training_dataset,
     read_step_examples,
 )
+from pipeline_ops.input.open_split import open_split
 from pipeline_ops.input.order import make_order
 from pipeline_ops.input.sources import open_encoded_source, open_example_source
-from pipeline_ops.input.split import BatchSlice
+from pipeline_ops.input.split import BatchSlice, SplitShards
+from pipeline_ops.jobs.host_dataset import HostDataset
 from pipeline_ops.models.task import Task
 from pipeline_ops.system.disk_cache import HostCache
 from pipeline_ops.training.loops.loop import Batches
-from pipeline_ops.training.splits import Splits
 
 
 class InputPipeline:
@@ -91,3 +95,30 @@ class InputPipeline:
     def compute_epoch_end(self, epoch: int) -> int:
         """Returns the step before which the last example of an epoch has been used."""
         return self._split.compute_epoch_end_step(epoch, self._config.global_batch_size)
+
+
+_VALIDATION_SHARE = 4
+"""The validation split gets at most this part of the cache."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    """The splits that a training reads, and the data set's figures."""
+
+    train: SplitShards
+    validation: SplitShards
+    figures: DatasetFigures
+
+
+def open_splits(dataset: HostDataset, global_batch_size: int = 1) -> Splits:
+    """Opens the splits. Raises DataError if there is less than one global batch to train on."""
+    limit = dataset.cache.limit_bytes
+    num_bytes = sum(shard.num_bytes for shard in list_shards(dataset.manifest, "validation"))
+    for_validation = min(num_bytes, limit // _VALIDATION_SHARE)
+    train = open_split(dataset, "train", limit - for_validation)
+    if train.num_examples < global_batch_size:
+        raise DataError(
+            f"the train split of {dataset.uri} has {train.num_examples} examples, fewer than one "
+            f"global_batch_size ({global_batch_size}). Lower train.global_batch_size or add data."
+        )
+    return Splits(train, open_split(dataset, "validation", for_validation), dataset.figures)

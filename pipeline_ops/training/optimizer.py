@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from pipeline_ops.config.optimizer import (
     AnySchedule,
+    Clip,
     Constant,
     Cosine,
     Exponential,
@@ -106,3 +107,173 @@ def compute_schedule_factor(schedule: AnySchedule, step: int, total_steps: int) 
             return math.pow(schedule.factor, (step - schedule.warmup_steps) / schedule.decay_steps)
         case Piecewise():
             return [1.0, *schedule.factors][bisect.bisect_right(schedule.boundaries_steps, step)]
+
+
+VariableShards = list[tf.Variable]
+"""The shards of one weight, along its first axis."""
+
+_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-7  # Keras's defaults
+_AVERAGES = "averages"
+
+
+def read_variable(shards: VariableShards) -> tf.Tensor:
+    values = [shard.read_value() for shard in shards]
+    return values[0] if len(values) == 1 else tf.concat(values, axis=0)
+
+
+def split_like(shards: VariableShards, value: Any) -> list[Any]:
+    """Splits the value of a whole weight into the values of its shards."""
+    return [value] if len(shards) == 1 else tf.split(value, [shard.shape[0] for shard in shards])
+
+
+class ShardedOptimizer:
+    """SGD, RMSprop, Adam or AdamW with clipping and averaged weights.
+
+    Args:
+      config: The section of the optimizer.
+      weights: The trainable weights.
+      create_like: Creates a variable of zeros on the device of the given one, or a scalar int64
+        counter for None.
+    """
+
+    def __init__(
+        self,
+        config: Optimizer,
+        weights: Sequence[VariableShards],
+        create_like: Callable[[tf.Variable | None], tf.Variable],
+    ):
+        self._config, self._weights = config, weights
+        self.iterations = create_like(None)
+        is_adam = config.name in ("adam", "adamw")
+        slots = ["momentums"] if config.momentum or is_adam else []
+        if config.name != "sgd":
+            slots.append("velocities")
+        if config.average_weights:
+            slots.append(_AVERAGES)
+        self.slots: dict[str, list[VariableShards]] = {
+            name: [[create_like(shard) for shard in shards] for shards in weights] for name in slots
+        }
+        """The slots of all weights, by the names of `get_slots`."""
+
+    @property
+    def averages(self) -> list[VariableShards] | None:
+        return self.slots.get(_AVERAGES)
+
+    def apply(self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> list[tf.Tensor]:
+        """Takes one step with the gradients of whole weights. Returns the new shards."""
+        step, new_shards = self.iterations.read_value(), []
+        if self._config.clip is not None:
+            gradients = _clip_gradients(self._config.clip, gradients)
+        for number, (shards, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
+            parts = split_like(shards, gradient)
+            for index, (shard, part) in enumerate(zip(shards, parts, strict=True)):
+                slots = {name: values[number][index] for name, values in self.slots.items()}
+                new_shards.append(self._update_weight(shard, part, slots, learning_rate, step))
+        self.iterations.assign(step + 1)
+        return new_shards
+
+    def _update_weight(
+        self,
+        weight: tf.Variable,
+        gradient: tf.Tensor,
+        slots: dict[str, tf.Variable],
+        rate: tf.Tensor,
+        step: tf.Tensor,
+    ) -> tf.Tensor:
+        """Reads each variable once, and then writes it once.
+
+        In a step that DTensor compiles, a read may come before an earlier write.
+        """
+        value = weight.read_value()
+        if self._config.weight_decay:
+            value -= value * self._config.weight_decay * rate
+        match self._config.name:
+            case "sgd":
+                value += self._compute_momentum_update(gradient, slots, rate)
+            case "rmsprop":
+                value -= self._compute_rmsprop_step(gradient, slots, rate)
+            case _:
+                value += _compute_adam_update(gradient, slots, rate, step)
+        weight.assign(value)
+        if self._config.average_weights is not None:
+            decay = compute_average_decay(self._config.average_weights, step)
+            slots[_AVERAGES].assign(decay * slots[_AVERAGES].read_value() + (1 - decay) * value)
+        return value
+
+    def _compute_momentum_update(
+        self, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor
+    ) -> tf.Tensor:
+        if not self._config.momentum:
+            return -gradient * rate
+        velocity = slots["momentums"].read_value() * self._config.momentum - gradient * rate
+        slots["momentums"].assign(velocity)
+        return velocity
+
+    def _compute_rmsprop_step(
+        self, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor
+    ) -> tf.Tensor:
+        """The order of the operations is that of Keras."""
+        rho = self._config.rho
+        mean = rho * slots["velocities"].read_value() + (1 - rho) * tf.square(gradient)
+        slots["velocities"].assign(mean)
+        step = rate * gradient / tf.sqrt(mean + self._config.epsilon)
+        if not self._config.momentum:
+            return step
+        step += self._config.momentum * slots["momentums"].read_value()
+        slots["momentums"].assign(step)
+        return step
+
+
+def _compute_adam_update(
+    gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor, step: tf.Tensor
+) -> tf.Tensor:
+    """Algorithm 1 of Kingma and Ba (2015).
+
+    The bias corrections are folded into the rate, as in Keras.
+    """
+    number = tf.cast(step + 1, tf.float32)
+    alpha = rate * tf.sqrt(1 - tf.pow(_BETA_2, number)) / (1 - tf.pow(_BETA_1, number))
+    momentum, velocity = slots["momentums"].read_value(), slots["velocities"].read_value()
+    momentum += (gradient - momentum) * (1 - _BETA_1)
+    velocity += (tf.square(gradient) - velocity) * (1 - _BETA_2)
+    slots["momentums"].assign(momentum)
+    slots["velocities"].assign(velocity)
+    return -momentum * alpha / (tf.sqrt(velocity) + _EPSILON)
+
+
+def _clip_gradients(config: Clip, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    if config.global_norm is not None:
+        norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in gradients]))
+        return [
+            gradient * config.global_norm / tf.maximum(norm, config.global_norm)
+            for gradient in gradients
+        ]
+    if config.norm is not None:
+        norms = [tf.sqrt(tf.reduce_sum(tf.square(gradient))) for gradient in gradients]
+        return [
+            gradient * config.norm / tf.maximum(norm, config.norm)
+            for gradient, norm in zip(gradients, norms, strict=True)
+        ]
+    if config.value is not None:
+        return [tf.clip_by_value(gradient, -config.value, config.value) for gradient in gradients]
+    return gradients
+
+
+def build_checkpoint_order(config: Optimizer, model: keras.Model) -> list[tuple[str, int]]:
+    """Maps each variable of a Keras optimizer to its slot in `ShardedOptimizer`.
+
+    A slot is the name of a list and an index in it, or the name of a scalar and 0. A checkpoint
+    has the same arrays in the same order under every strategy, and a training can resume under
+    another one.
+    """
+    reference = make_optimizer(config)
+    reference.build(model.trainable_variables)
+    slots_by_id = {
+        id(variable): (name, index)
+        for name, variables in get_slots(reference).items()
+        for index, variable in enumerate(variables)
+    } | {
+        id(reference.iterations): ("iterations", 0),
+        id(reference.learning_rate): ("learning_rate", 0),
+    }
+    return [slots_by_id[id(variable)] for variable in reference.variables]

@@ -33,11 +33,9 @@ from pipeline_ops.models import make_head
 from pipeline_ops.storage.atomic import translate_write_errors
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.staging import remove_own_folder
-from pipeline_ops.training.builders import make_model
 from pipeline_ops.training.checkpointing.state import read_arrays, write_arrays
-from pipeline_ops.training.served_classifier import ServedClassifier
-from pipeline_ops.training.served_detector import ServedDetector
-from pipeline_ops.training.served_images import ServedImages
+from pipeline_ops.training.served import ServedClassifier, ServedDetector, ServedImages
+from pipeline_ops.training.worker import make_model
 
 _NUM_REFERENCE_EXAMPLES = 64
 

@@ -14,8 +14,8 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.models.task import BatchSums, Task, compute_means
-from pipeline_ops.training.callbacks import end_epoch
-from pipeline_ops.training.checkpointing.checkpoint_manager import CheckpointManager
+from pipeline_ops.training.callbacks import UserCallbacks, end_epoch
+from pipeline_ops.training.checkpointing.checkpoints import CheckpointManager
 from pipeline_ops.training.checkpointing.state import Arrays, EpochSums, TrainingState
 from pipeline_ops.training.divergence import (
     DivergedError,
@@ -28,8 +28,7 @@ from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loops.loop import Batches, Loop, StepResult
 from pipeline_ops.training.optimizer import compute_schedule_factor
 from pipeline_ops.training.preemption import Preempted, PreemptionSignal
-from pipeline_ops.training.tensorboard_writer import TensorboardWriter
-from pipeline_ops.training.user_callbacks import UserCallbacks
+from pipeline_ops.training.tensorboard import TensorboardWriter
 
 _REPORT_SECONDS = 0.25
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import keras
@@ -22,8 +22,8 @@ import tensorflow as tf
 from pipeline_ops.artifacts.manifest import NAME
 from pipeline_ops.artifacts.results import WEIGHTS
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.input.framework_internals import TrackableObjectGraph
 from pipeline_ops.storage.read_errors import make_read_error
-from pipeline_ops.training.checkpointing.saved_variables import NamedArrays, read_variables
 from pipeline_ops.training.checkpointing.state import Arrays, read_arrays
 
 _REMEDY = "Choose weights of the same model, or set train.model to the model of the weights."
@@ -149,3 +149,66 @@ def _read_with_keras(path: Path, model: keras.Model) -> WarmStart:
             )
         unchanged = set(_find_head(names))
     return WarmStart(model.get_weights(), tuple(name for name in names if name in unchanged))
+
+
+NamedArrays = list[tuple[str, np.ndarray]]
+"""Weights in order. A name is empty if the file has none."""
+_OBJECT_GRAPH, _VALUE = "_CHECKPOINTABLE_OBJECT_GRAPH", "VARIABLE_VALUE"
+
+
+def read_variables(folder: Path, required: Mapping[str, np.ndarray]) -> NamedArrays:
+    """Reads the variables of a SavedModel that a model needs, under the model's names.
+
+    Args:
+      folder: The folder of the SavedModel.
+      required: The model's weights by name. Only their shapes and types count.
+
+    Returns:
+      A variable for each required name that the SavedModel has. The first part of a name is the
+      name of the whole model, and may differ in the SavedModel. A variable of another shape comes
+      with zeros instead of its values.
+
+    Raises:
+      ValueError, tf.errors.OpError: There is no readable checkpoint.
+    """
+    reader = tf.train.load_checkpoint(str(folder / "variables" / "variables"))
+    keys = _read_checkpoint_keys(reader.get_tensor(_OBJECT_GRAPH))
+    shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    found: NamedArrays = []
+    for name, stored in _match_names(required, keys).items():
+        key, like = keys[stored], required[name]
+        if key not in shapes or types[key].as_numpy_dtype != like.dtype:
+            continue
+        has_same_shape = tuple(shapes[key]) == like.shape
+        value = (
+            reader.get_tensor(key)
+            if has_same_shape
+            else np.broadcast_to(like.dtype.type(0), shapes[key])
+        )
+        found.append((name, value))
+    return found
+
+
+def _read_checkpoint_keys(serialized: bytes) -> dict[str, str]:
+    """Returns the checkpoint key of each variable, by the variable's own name."""
+    try:
+        graph = TrackableObjectGraph.FromString(serialized)
+    except Exception as error:  # protobuf's own DecodeError, which is not imported here
+        raise ValueError(f"its table of variables cannot be parsed: {error}") from None
+    keys: dict[str, str] = {}
+    for attribute in (each for node in graph.nodes for each in node.attributes):
+        if attribute.name == _VALUE:
+            keys.setdefault(attribute.full_name, attribute.checkpoint_key)
+    return keys
+
+
+def _match_names(required: Iterable[str], stored: Iterable[str]) -> dict[str, str]:
+    """Maps each required name to the stored name, where the match is unambiguous."""
+    stored, required = set(stored), list(required)
+    if stored.issuperset(required):
+        return {name: name for name in required}
+    by_suffix: dict[str, list[str]] = {}
+    for name in sorted(stored):
+        by_suffix.setdefault(name.partition("/")[2], []).append(name)
+    found = {name: by_suffix.get(name.partition("/")[2], []) for name in required}
+    return {name: names[0] for name, names in found.items() if len(names) == 1}

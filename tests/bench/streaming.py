@@ -91,9 +91,8 @@ def train(uri: str, shuffle: str, cache: Path, limit_bytes: int, num_steps: int)
     from pipeline_ops.jobs.host_dataset import open_host_cache, open_host_dataset
     from pipeline_ops.models import build_model
     from pipeline_ops.models.classification import Classification
-    from pipeline_ops.training.input_pipeline import InputPipeline
+    from pipeline_ops.training.input_pipeline import InputPipeline, open_splits
     from pipeline_ops.training.loops.synchronous import SynchronousLoop
-    from pipeline_ops.training.splits import open_splits
 
     options = {
         "cache": "none",

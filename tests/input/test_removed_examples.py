@@ -13,7 +13,7 @@ from pipeline_ops.system.disk_cache import HostCache
 
 def test_training_opens_a_data_set_without_what_was_removed_from_it(dataset, tmp_path):
     """The splits of a worker match its manifest."""
-    from pipeline_ops.training.splits import open_splits
+    from pipeline_ops.training.input_pipeline import open_splits
 
     uri = remove_from_tests(dataset, tmp_path / "later", [1, 2])
     manifest = read_manifest(uri)

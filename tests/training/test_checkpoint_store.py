@@ -22,9 +22,8 @@ from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.storage.local_store import LocalStore
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.training.checkpointing.checkpoint_manager import CheckpointManager
 from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointId, CheckpointStore
-from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, Restored
+from pipeline_ops.training.checkpointing.checkpoints import CheckpointManager, Checkpoints, Restored
 from pipeline_ops.training.checkpointing.state import TrainingState
 
 

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, Restored
-from pipeline_ops.training.checkpointing.consensus import restore_common_checkpoint
+from pipeline_ops.training.checkpointing.checkpoints import (
+    Checkpoints,
+    Restored,
+    restore_common_checkpoint,
+)
 from pipeline_ops.training.checkpointing.state import TrainingState
 
 

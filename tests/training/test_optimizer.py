@@ -49,8 +49,7 @@ def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_pie
     import tensorflow as tf
 
     from pipeline_ops.config.optimizer import Optimizer
-    from pipeline_ops.training.optimizer import make_optimizer
-    from pipeline_ops.training.sharded_optimizer import ShardedOptimizer
+    from pipeline_ops.training.optimizer import ShardedOptimizer, make_optimizer
 
     config = Optimizer(name="sgd", learning_rate=0.1, momentum=momentum, weight_decay=0.5)
     start, gradients = (
@@ -81,8 +80,7 @@ def test_averaged_weights_are_warmed_up_in_one_piece_and_in_several(num_steps, d
     import tensorflow as tf
 
     from pipeline_ops.config.optimizer import Optimizer
-    from pipeline_ops.training.optimizer import make_optimizer
-    from pipeline_ops.training.sharded_optimizer import ShardedOptimizer
+    from pipeline_ops.training.optimizer import ShardedOptimizer, make_optimizer
 
     config = Optimizer(name="sgd", learning_rate=0.1, average_weights=decay)
     whole, pieces = tf.Variable([100.0, -100.0]), [tf.Variable([100.0]), tf.Variable([-100.0])]

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.models.boxes import Boxes, Detections
-from pipeline_ops.training.tensorboard_images import draw_boxes, draw_classes
+from pipeline_ops.training.tensorboard import draw_boxes, draw_classes
 
 GREY = np.full((2, 100, 120, 1), 128, np.uint8)
 GREEN, BLUE, RED = (40, 160, 70), (40, 110, 220), (200, 50, 40)

@@ -119,7 +119,7 @@ def test_a_loss_that_is_no_function_of_labels_and_logits_is_refused_with_the_cur
 def test_a_callback_that_would_never_be_called_is_refused_with_the_reason(
     user_package, path, message
 ):
-    from pipeline_ops.training.user_callbacks import UserCallbacks
+    from pipeline_ops.training.callbacks import UserCallbacks
 
     with pytest.raises(ConfigError, match="^train.callbacks: ") as refused:
         UserCallbacks([path], NOWHERE, None, NOWHERE, is_chief=True)

@@ -28,7 +28,12 @@ from typing import Any
 import numpy as np
 
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointId, CheckpointStore
+from pipeline_ops.jobs.progress import ProgressWriter
+from pipeline_ops.training.checkpointing.checkpoint_store import (
+    CheckpointId,
+    CheckpointStore,
+    UploadThread,
+)
 from pipeline_ops.training.checkpointing.state import (
     Arrays,
     TrainingState,
@@ -38,7 +43,8 @@ from pipeline_ops.training.checkpointing.state import (
     write_arrays,
     write_npz,
 )
-from pipeline_ops.training.checkpointing.upload_thread import UploadThread
+from pipeline_ops.training.loops.loop import Loop
+from pipeline_ops.training.strategy import Gather
 
 _STATE_KEY = "state"
 _POLL_SECONDS, _STORE_POLL_SECONDS = 0.05, 1.0
@@ -298,3 +304,142 @@ class Buffers:
         for buffer, view in zip(self._arrays, views, strict=True):
             np.copyto(buffer, view)
         return self._arrays
+
+
+_READY = b"r"
+
+
+class CheckpointManager:
+    """Saves and restores weights, optimizer and state.
+
+    All workers call its methods in the same order. The chief alone writes.
+
+    Args:
+      files: The checkpoints as files.
+      loop: The loop to save and restore.
+      gather: Sends each worker's message to all workers.
+      is_chief: Whether this worker writes.
+      progress: The progress writer for warnings and restores.
+      initialize: Sets the loop's weights for a new training, and returns its state.
+
+    Attributes:
+      files: The checkpoints as files.
+      best: The weights of the best epoch so far.
+    """
+
+    best: Arrays
+
+    def __init__(
+        self,
+        files: Checkpoints,
+        loop: Loop,
+        gather: Gather,
+        is_chief: bool,
+        progress: ProgressWriter,
+        initialize: Callable[[], TrainingState],
+    ):
+        self.files, self._loop, self._gather, self._is_chief = files, loop, gather, is_chief
+        self._progress, self._initialize = progress, initialize
+        self._saved = files.make_id(0)
+
+    def restore(self) -> TrainingState:
+        """Restores the newest checkpoint that all workers can read, or begins a new training."""
+        if self._is_chief:
+            self.files.remove_leftovers()
+        warnings: list[str] = []
+        restored = restore_common_checkpoint(self.files, self._gather, warnings.append)
+        for warning in warnings:
+            self._progress.report("warning", message=warning)
+        if restored is None:
+            state = self._initialize()
+            self.best = self._loop.get_best_weights()
+        else:
+            state, self._saved = restored.state, restored.id
+            self._loop.assign(restored.weights, restored.optimizer)
+            self.best = restored.weights if restored.best is None else restored.best
+            self._progress.report(
+                "restored", state.step, unit="steps", message=f"resumes from step {state.step}"
+            )
+        state.warnings += warnings
+        return state
+
+    def roll_back(self, timeout_seconds: float) -> TrainingState:
+        """Restores the last saved checkpoint, which the chief may still be writing or storing.
+
+        An earlier copy of the same step lacks the decision after the last divergence. Therefore no
+        worker restores before the chief has replaced it.
+        """
+        self.files.wait()
+        self.files.wait_until_exchanged(timeout_seconds)
+        self._gather(_READY)
+        self.files.wait_for(self._saved, timeout_seconds)
+        return self.restore()
+
+    def save(self, state: TrainingState, best: Arrays | None = None) -> None:
+        """Saves the loop and its state.
+
+        Args:
+          state: The state of the training.
+          best: The weights of the epoch that just ended, if it is the best one.
+        """
+        if best is not None:
+            self.best = best
+        # All workers read, because reading is an exchange between them for some variables.
+        weights, optimizer_values = self._loop.get_views()
+        if self._is_chief:
+            self.files.save(state, weights, optimizer_values, best)
+        self._saved = self.files.make_id(state.step)
+
+
+_NO_CHECKPOINT = -1
+_MESSAGE_BYTES = 64  # the same number on all workers
+
+
+def restore_common_checkpoint(
+    checkpoints: Checkpoints, gather: Gather, warn: Callable[[str], None]
+) -> Restored | None:
+    """Returns the newest checkpoint that all workers can read, or None if no worker finds one.
+
+    All workers call it at the same time.
+
+    Args:
+      checkpoints: The checkpoints as this worker sees them.
+      gather: Sends each worker's message to all workers.
+      warn: Called for each checkpoint that is damaged here or unreadable for other workers.
+
+    Raises:
+      MachineError: Only some workers find a checkpoint, or its contents differ between workers.
+    """
+    at_most = None
+    while True:
+        restored = checkpoints.restore(warn, at_most)
+        number, digest = (restored.id.number, restored.digest) if restored else (_NO_CHECKPOINT, "")
+        messages = gather(f"{number:019d} {digest}".ljust(_MESSAGE_BYTES).encode())
+        if len(set(messages)) == 1:
+            return restored
+        answers = [message.decode().partition(" ") for message in messages]
+        numbers = [int(number) for number, _, _ in answers]
+        oldest, newest = min(numbers), CheckpointId.from_number(max(numbers))
+        behind = _format_workers([each for each, number in enumerate(numbers) if number == oldest])
+        if oldest == _NO_CHECKPOINT:
+            raise MachineError(
+                f"{behind} cannot read any checkpoint in {checkpoints.folder}, but other workers "
+                f"read the one of step {newest.step}. {checkpoints.remedy}"
+            )
+        at_most = CheckpointId.from_number(oldest)
+        if at_most == newest:
+            raise MachineError(
+                f"the checkpoint of step {newest.step} in {checkpoints.folder} is not the same for "
+                f"all workers ({', '.join(digest[:8] for _, _, digest in answers)}). "
+                f"{checkpoints.remedy}"
+            )
+        warn(
+            f"{behind} cannot read a checkpoint in {checkpoints.folder} that is newer than step "
+            f"{at_most.step}, but other workers read the one of step {newest.step}. All workers "
+            f"resume from step {at_most.step}."
+        )
+
+
+def _format_workers(workers: list[int]) -> str:
+    more = f" and {len(workers) - 5} more" if len(workers) > 5 else ""
+    return f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers[:5]))}{more}"

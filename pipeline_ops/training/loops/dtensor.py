@@ -20,11 +20,10 @@ from tensorflow.experimental import dtensor
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.task import BatchSums, Task
-from pipeline_ops.training.gradients import cast_to_float
-from pipeline_ops.training.loops.loop import Batches, StepResult
+from pipeline_ops.training.loops.loop import Batches, StepResult, cast_to_float
 from pipeline_ops.training.loops.sharded import ShardedLoop, total_sums
+from pipeline_ops.training.optimizer import VariableShards, read_variable
 from pipeline_ops.training.placement import find_match, find_unmatched
-from pipeline_ops.training.sharded_optimizer import VariableShards, read_variable
 
 _AXIS = "devices"
 

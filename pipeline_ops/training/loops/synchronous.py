@@ -22,12 +22,18 @@ import tensorflow as tf
 from pipeline_ops.config.train import Train
 from pipeline_ops.input.framework_internals import count_local_replicas, get_slots, keep_gradients
 from pipeline_ops.models.task import BatchSums, Task, add_sums, zero_sums
-from pipeline_ops.training.all_reduce import AllReduce, all_reduce
 from pipeline_ops.training.checkpointing.state import Arrays
-from pipeline_ops.training.gradients import accumulate_gradients, cast_to_float, slice_batch
-from pipeline_ops.training.loops.loop import Batches, StepResult, to_arrays
+from pipeline_ops.training.loops.loop import (
+    Batches,
+    StepResult,
+    accumulate_gradients,
+    cast_to_float,
+    slice_batch,
+    to_arrays,
+)
 from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.random_numbers import SeedGenerators
+from pipeline_ops.training.strategy import AllReduce, all_reduce
 
 
 class StepSums(NamedTuple):
@@ -159,7 +165,7 @@ class SynchronousLoop:
     ) -> StepSums:
         self._generators.set_states(step, _get_replica_index())
         sums, gradients = self._compute_gradients(*self._slice_for_replica(features, labels))
-        own = StepSums(sums, stop)
+        own = StepSums(sums, tf.identity(stop))  # an input of the loop cannot be reduced
         totals = self._all_reduce([*gradients, *tf.nest.flatten(own)])
         gradients, sums = totals[: len(gradients)], totals[len(gradients) :]
         sums = tf.nest.pack_sequence_as(own, sums)
@@ -235,9 +241,11 @@ class SynchronousLoop:
     @tf.function
     def _sum_over_workers(self, sums: BatchSums) -> BatchSums:
         """Returns the sum over workers. Each local replica adds an equal share of its worker's."""
-        shares = [values / self._local_replicas for values in sums]
-        replicas = self._strategy.run(self._all_reduce, args=(shares,))
-        return BatchSums(*self._get_first(replicas))
+
+        def add_up() -> Any:
+            return self._all_reduce([values / self._local_replicas for values in sums])
+
+        return BatchSums(*self._get_first(self._strategy.run(add_up)))
 
     def get_weights(self) -> Arrays:
         """Returns all weights. All workers must call it at the same step.

@@ -77,18 +77,18 @@ class ServedImages(tf.Module, abc.ABC):
           bars of letterbox, it is larger than the image.
         """
         height, width, _ = self.image_shape
-        encoded_N, pixels_N = validate_images(image_bytes, height * width)
+        pixels_N = validate_images(image_bytes, height * width)
         spec = (tf.TensorSpec(self.image_shape, tf.float32), tf.TensorSpec([4], tf.float32))
 
         def decode(num_parallel: int) -> tuple[tf.Tensor, tf.Tensor]:
             return tf.map_fn(
                 self._decode,
-                encoded_N,
+                image_bytes,
                 parallel_iterations=num_parallel,
                 fn_output_signature=spec,
             )
 
-        is_large = tf.reduce_sum(pixels_N) > MAX_PARALLEL_PIXELS
+        is_large = tf.reduce_sum(pixels_N) > MAX_PARALLEL_PIXELS  # which waits for the checks
         images, windows = tf.cond(
             is_large, lambda: decode(1), lambda: decode(_NUM_PARALLEL_DECODES)
         )

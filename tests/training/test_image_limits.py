@@ -83,36 +83,12 @@ def saved(form: str, image: Image.Image | None = None, **options) -> bytes:
     return file.getvalue()
 
 
-def gif(frames: int, width: int = 37, height: int = 29) -> bytes:
-    images = [picture(seed, width, height).convert("P") for seed in range(frames)]
-    return saved("GIF", images[0], save_all=True, append_images=images[1:])
-
-
-def small_gif(width: int, height: int, before: bytes = b"") -> bytes:
-    """Makes a GIF with a screen of one pixel, and a frame of another size."""
-    screen = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + b"\0" * 6
-    return (
-        screen
-        + before
-        + b","
-        + struct.pack("<HHHHB", 0, 0, width, height, 0)
-        + b"\x02\x02\x4c\x01\0;"
-    )
-
-
 GOOD = {
     "baseline_jpeg": saved("JPEG"),
     "progressive_jpeg": saved("JPEG", progressive=True),
     "png": saved("PNG"),
     "png_16_bits": png(20, 10, depth=16),
     "png_with_text": png(20, 10, after=chunk(b"zTXt", b"k\0\0" + zlib.compress(b"x"))),
-    "bmp": saved("BMP"),
-    "gif": gif(1),
-    "gif_of_five_frames": gif(5),
-    "large_gif": gif(3, 300, 200),
-    "webp": saved("WEBP"),
-    "lossless_webp": saved("WEBP", lossless=True),
-    "extended_webp": saved("WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0"),
 }
 TEXT = chunk(b"zTXt", b"k\0\0" + zlib.compress(b"x" * 7_900_000, 9))
 TOO_LARGE, UNKNOWN = (
@@ -125,14 +101,11 @@ BAD = {
     "png_whose_header_comes_late": (png(8, 8, before=chunk(b"abCd", b"\0\0\0\1" * 4)), UNKNOWN),
     "png_with_large_texts": (png(8, 8, after=TEXT * 40), "A PNG has more than 16 texts"),
     "jpeg_of_many_scans": (saved("JPEG")[:-2] + b"\xff\xda" * 70, "A JPEG has more than 64 scans"),
-    "gif_with_a_frame_beyond_its_screen": (small_gif(65_535, 65_535), TOO_LARGE),
-    "gif_without_a_frame": (b"GIF89a" + b"\0" * 7, UNKNOWN),
-    "bmp_upside_down": (
-        b"BM" + b"\0" * 16 + struct.pack("<ii", 20_000, -20_000) + b"\0" * 30,
-        TOO_LARGE,
-    ),
-    "webp": (b"RIFF\0\0\0\0WEBPVP8X" + b"\0" * 8 + b"\xff\xff\0\xff\xff\0" + b"\0" * 9, TOO_LARGE),
-    "animated_webp": (saved("WEBP", save_all=True, append_images=[picture(2)]), UNKNOWN),
+    "png_of_a_negative_width": (SIGNATURE + png_header(2**32 - 9, 9), TOO_LARGE),
+    "png_without_a_size": (SIGNATURE + b"\0\0\0\rIHDR", "DecodeImage|decode"),
+    "gif": (saved("GIF"), UNKNOWN),
+    "bmp": (saved("BMP"), UNKNOWN),
+    "webp": (saved("WEBP"), UNKNOWN),
     "jpeg_xl": (b"\xff\x0a" + b"0" * 40, UNKNOWN),
     "text": (b"no image", UNKNOWN),
     "nothing": (b"", UNKNOWN),
@@ -173,7 +146,7 @@ def decode(model, *images: bytes) -> np.ndarray:
 
 
 def test_an_image_within_the_limits_is_decoded_as_without_them(model):
-    """F13: all formats in one batch. TensorFlow decodes the first frame of a GIF."""
+    """F13: both formats in one batch."""
     import tensorflow as tf
 
     found = decode(model, *GOOD.values())
@@ -191,20 +164,10 @@ def test_an_image_beyond_a_limit_is_refused_with_the_reason(model, name):
 
     encoded, reason = BAD[name]
     with pytest.raises(tf.errors.InvalidArgumentError, match=reason) as caught:
-        decode(model, GOOD["png"], encoded, GOOD["gif"])
+        decode(model, GOOD["png"], encoded, GOOD["baseline_jpeg"])
     assert summarize_error(caught.value) in str(
         caught.value
     ) and "assertion" not in summarize_error(caught.value)
-
-
-def test_a_gif_of_endless_blocks_is_refused(model):
-    """F13: the loop over its blocks ends."""
-    import tensorflow as tf
-
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="The first frame of a GIF is too large"
-    ):
-        decode(model, small_gif(8, 8, before=b"!\xfe" + b"\1a" * 40_000 + b"\0"))
 
 
 def test_all_images_of_a_request_together_have_a_limit(model):
@@ -224,16 +187,12 @@ def test_all_images_of_a_request_together_have_a_limit(model):
 def test_a_request_takes_a_bounded_amount_of_memory(folder, tmp_path):
     """F13: the bomb is a file of 260 kB that needed 1.3 GB, four of them 3.9 GB. The last request
     has the largest images."""
-    still = saved("GIF", Image.new("P", (4_000, 4_000)))
-    frame = still.index(b",")
-    moving = still[:frame] + still[frame:-1] * 60 + b";"
     bomb, texts = png(16_384, 16_384), png(8, 8, after=TEXT * 40)
     requests = [
         ([GOOD["png"]], ""),
         ([bomb], TOO_LARGE),
         ([bomb] * 4, TOO_LARGE),
         ([texts] * 4, "more than 16 texts"),
-        ([moving], ""),
         ([png(7_900, 8_000)] * 4, ""),
     ]
     names = []
@@ -251,4 +210,4 @@ def test_a_request_takes_a_bounded_amount_of_memory(folder, tmp_path):
     for (_, expected), (reason, _) in zip(requests, answers, strict=True):
         assert re.search(expected, reason) if expected else not reason
     grown = [bytes_grown // MEGABYTE for _, bytes_grown in answers]
-    assert grown[3] < 100 and grown[4] < 200 and grown[5] < 600, grown
+    assert grown[3] < 100 and grown[4] < 600, grown

@@ -1,9 +1,10 @@
-"""Callbacks at the end of an epoch: reduce the learning rate, remember the best weights, stop.
+"""Callbacks at the end of an epoch: those of the config, and the user's own.
 
-Each callback is a function of the config and the state, and changes only the state. All workers
-call them with the same reduced metrics, so all workers decide alike. The state holds everything
-that a callback remembers, so a restarted gang continues as if it had never stopped. Keras's own
-callbacks reset themselves when training begins.
+The config's reduce the learning rate, remember the best weights, and stop. Each is a function of
+the config and the state, and changes only the state. All workers call them with the same reduced
+metrics, so all workers decide alike. The state holds everything that a callback remembers, so a
+restarted gang continues as if it had never stopped. Keras's own callbacks reset themselves when
+training begins.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.models.user_functions import load_object
 from pipeline_ops.training.checkpointing.state import TrainingState
+
+_METHODS = ("begin", "after_epoch", "end")
+"""The methods of a user's callback."""
 
 
 def end_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:
@@ -178,9 +182,6 @@ class UserCallbacks:
                     f"train.callbacks: {path} raised {type(error).__name__} in {name}: {error}. "
                     "Correct it, then retry."
                 ) from error
-
-
-_METHODS = ("begin", "after_epoch", "end")
 
 
 def load_callback(path: str, config_folder: Path) -> Any:

@@ -56,11 +56,7 @@ def main() -> None:
 
 
 class ForkServer:
-    """Forks on request and reports how the forks end.
-
-    Args:
-      events: The file descriptor for the events.
-    """
+    """Forks on request and reports how the forks end."""
 
     def __init__(self, events: int):
         self._events = events

@@ -23,16 +23,15 @@ from pipeline_ops.models.task import Task
 from pipeline_ops.system.disk_cache import HostCache
 from pipeline_ops.training.loops.loop import Batches
 
+_VALIDATION_SHARE = 4
+"""The validation split gets at most this part of the cache."""
+
 
 class InputPipeline:
     """The batches of one worker.
 
     Args:
-      config: The training section.
-      splits: The splits of the data set.
-      task: The task that parses the examples.
       shard: The index of this process among the readers of the data, and the number of readers.
-      cache: The cache of this host.
       version: Changes whenever the code of the task changes. Part of the cache key.
       report: Called with a message when the data are prepared.
     """
@@ -95,10 +94,6 @@ class InputPipeline:
     def compute_epoch_end(self, epoch: int) -> int:
         """Returns the step before which the last example of an epoch has been used."""
         return self._split.compute_epoch_end_step(epoch, self._config.global_batch_size)
-
-
-_VALIDATION_SHARE = 4
-"""The validation split gets at most this part of the cache."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The Keras optimizer of a config, and the learning rate of each step."""
+"""The optimizer of a config, for whole and for sharded weights, and each step's learning rate."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ from pipeline_ops.config.optimizer import (
 )
 from pipeline_ops.input.framework_internals import get_slots, replace_average_update
 
+VariableShards = list[tf.Variable]
+"""The shards of one weight, along its first axis."""
+
+_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-7  # Keras's defaults
+_AVERAGES = "averages"
+
 
 def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimizers.Optimizer:
     """Makes an optimizer for the gradient of the global batch, so that its clipping is right.
 
     Args:
-      config: The section of the optimizer.
       scale_loss: Whether to wrap it into an optimizer that scales the loss, for float16.
     """
     options: dict[str, Any] = {}
@@ -88,7 +93,6 @@ def compute_schedule_factor(schedule: AnySchedule, step: int, total_steps: int) 
     It depends on the step alone, so a restart changes nothing.
 
     Args:
-      schedule: The schedule.
       step: The number of the step, from 0.
       total_steps: The number of steps of the whole training without early stopping.
     """
@@ -109,13 +113,6 @@ def compute_schedule_factor(schedule: AnySchedule, step: int, total_steps: int) 
             return [1.0, *schedule.factors][bisect.bisect_right(schedule.boundaries_steps, step)]
 
 
-VariableShards = list[tf.Variable]
-"""The shards of one weight, along its first axis."""
-
-_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-7  # Keras's defaults
-_AVERAGES = "averages"
-
-
 def read_variable(shards: VariableShards) -> tf.Tensor:
     values = [shard.read_value() for shard in shards]
     return values[0] if len(values) == 1 else tf.concat(values, axis=0)
@@ -127,11 +124,14 @@ def split_like(shards: VariableShards, value: Any) -> list[Any]:
 
 
 class ShardedOptimizer:
-    """SGD, RMSprop, Adam or AdamW with clipping and averaged weights.
+    """SGD, RMSprop, Adam or AdamW with clipping and averaged weights, for sharded weights.
+
+    Keras binds its optimizers to variables of its own, which cannot be sharded, and its
+    `stateless_apply` refuses to run on TensorFlow. The formulas are Keras's, element by element, so
+    the location of an element makes no difference. The tests compare all of them with Keras.
+    Clipping needs whole gradients and precedes the split.
 
     Args:
-      config: The section of the optimizer.
-      weights: The trainable weights.
       create_like: Creates a variable of zeros on the device of the given one, or a scalar int64
         counter for None.
     """

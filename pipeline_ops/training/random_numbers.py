@@ -25,9 +25,6 @@ class SeedGenerators:
 
     Each generator is known by the seed in its initial state.
 
-    Args:
-      model: The model, already built.
-
     Attributes:
       other_variables: The model's non-trainable variables that are not states.
     """

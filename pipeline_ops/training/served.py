@@ -1,7 +1,6 @@
 """A model of images for serving, with the preprocessing of training inside.
 
-`saved_model_export.py` makes a SavedModel of it. `served_classifier.py` and `served_detector.py`
-define its outputs.
+`saved_model_export.py` makes a SavedModel of it.
 
 Legend: N images, H W C one image as the model takes it.
 """
@@ -162,14 +161,7 @@ class ServedClassifier(ServedImages):
 
 
 class ServedDetector(ServedImages):
-    """A detector for serving.
-
-    Args:
-      model: As in `ServedImages`.
-      image_shape: H, W, C.
-      head: The head that decodes the model's outputs.
-      geometry: As in `ServedImages`.
-    """
+    """A detector for serving."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The `tf.distribute` strategy of a worker, and its share of the host."""
+"""The `tf.distribute` strategy of a worker, its share of the host, and the exchange of values."""
 
 from __future__ import annotations
 
@@ -13,6 +13,20 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import disable_thread_spinning, override_local_devices
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
+
+AllReduce = Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
+"""Returns the sums of a replica's tensors over all replicas, in the same order.
+
+It is called in a replica. The shapes of the tensors must be known.
+"""
+
+Gather = Callable[[bytes], list[bytes]]
+"""Sends a message of this worker to all workers, and returns the messages of all, by worker.
+
+All messages have the same length.
+"""
+_ROW_BYTES = 128
+"""Messages are padded to a multiple of this length, so that a gather is traced once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +44,6 @@ class ChosenStrategy:
 
 def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
     """Joins the gang and returns once every worker is there. Must precede any other operation.
-
-    Args:
-      config: The training section.
-      spec: The assignment of this worker, and the addresses of all workers.
 
     Raises:
       ConfigError: This worker lacks the devices that the strategy needs.
@@ -156,21 +166,6 @@ def connect_tpu(config: Train) -> tf.distribute.Strategy:
             "Set its name in train.tpu, or choose another strategy."
         ) from error
     return tf.distribute.TPUStrategy(resolver)
-
-
-AllReduce = Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
-"""Returns the sums of a replica's tensors over all replicas, in the same order.
-
-It is called in a replica. The shapes of the tensors must be known.
-"""
-
-Gather = Callable[[bytes], list[bytes]]
-"""Sends a message of this worker to all workers, and returns the messages of all, by worker.
-
-All messages have the same length.
-"""
-_ROW_BYTES = 128
-"""Messages are padded to a multiple of this length, so that a gather is traced once."""
 
 
 def all_reduce(tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:

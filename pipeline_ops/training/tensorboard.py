@@ -32,9 +32,6 @@ class TensorboardWriter:
     """Event files in a folder.
 
     Args:
-      folder: The folder of the event files.
-      config: The section that selects the content.
-      image_shape: H, W, C.
       examples: Returns `config.images` examples of the validation split, N images uint8 [N, H, W,
         C] and their labels. Called once.
       draw: Draws the pictures of the examples, uint8 [N, H', W', 3].

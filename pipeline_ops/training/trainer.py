@@ -37,17 +37,7 @@ _REPORT_SECONDS = 0.25
 class Trainer:
     """One process's side of a training: a synchronous worker, or the chief of parameter servers.
 
-    Args:
-      spec: The assignment of this process.
-      config: The training section.
-      task: The task to train for.
-      loop: The model and the steps of the strategy.
-      input: The batches.
-      checkpoints: Saves and restores the loop and its state.
-      callbacks: The user's callbacks.
-      tensorboard: The writer of the chief's TensorBoard files.
-      stop: The SIGTERM state of this process.
-      progress: The progress writer. A process that reports nothing counts as hung.
+    All processes of a gang report progress: one that reports nothing counts as hung.
     """
 
     spec: WorkerSpec

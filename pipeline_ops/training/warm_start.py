@@ -26,6 +26,9 @@ from pipeline_ops.input.framework_internals import TrackableObjectGraph
 from pipeline_ops.storage.read_errors import make_read_error
 from pipeline_ops.training.checkpointing.state import Arrays, read_arrays
 
+NamedArrays = list[tuple[str, np.ndarray]]
+"""Weights in order. A name is empty if the file has none."""
+_OBJECT_GRAPH, _VALUE = "_CHECKPOINTABLE_OBJECT_GRAPH", "VARIABLE_VALUE"
 _REMEDY = "Choose weights of the same model, or set train.model to the model of the weights."
 
 
@@ -45,7 +48,6 @@ def read_warm_start(
     Args:
       uri: A SavedModel's folder, the manifest in it, or a file: .npz as training writes it,
         .weights.h5, .h5 or .keras.
-      model: The model to train.
       initial: Its weights, for the weights that are left out.
       build: Builds another such model without a strategy.
 
@@ -83,12 +85,6 @@ def match_weights(
     source: NamedArrays, names: Sequence[str], initial: Arrays, location: str
 ) -> WarmStart:
     """Returns the source's weights in the model's order, matched by name or else by order.
-
-    Args:
-      source: The source's weights.
-      names: The names of the model's weights.
-      initial: The model's weights.
-      location: The location of the source, for messages.
 
     Raises:
       ConfigError: The number of weights differs, or a weight has another shape.
@@ -151,16 +147,14 @@ def _read_with_keras(path: Path, model: keras.Model) -> WarmStart:
     return WarmStart(model.get_weights(), tuple(name for name in names if name in unchanged))
 
 
-NamedArrays = list[tuple[str, np.ndarray]]
-"""Weights in order. A name is empty if the file has none."""
-_OBJECT_GRAPH, _VALUE = "_CHECKPOINTABLE_OBJECT_GRAPH", "VARIABLE_VALUE"
-
-
 def read_variables(folder: Path, required: Mapping[str, np.ndarray]) -> NamedArrays:
     """Reads the variables of a SavedModel that a model needs, under the model's names.
 
+    The graph is neither loaded nor run, because a SavedModel is a program, and even its
+    initializers can write files. Only tensors that fit the model are read, so a shape in a file
+    allocates no memory.
+
     Args:
-      folder: The folder of the SavedModel.
       required: The model's weights by name. Only their shapes and types count.
 
     Returns:

@@ -117,15 +117,7 @@ def build_trainer(
     chosen: ChosenStrategy,
     progress: ProgressWriter,
 ) -> Trainer:
-    """Builds the parts of a training. Restores nothing.
-
-    Args:
-      spec: The assignment of this process.
-      request: The train job's request, whose input is the data set.
-      config: The training section.
-      chosen: The strategy that the process has joined, and the reason for the choice.
-      progress: The progress writer.
-    """
+    """Builds the parts of a training. Restores nothing."""
     stop = PreemptionSignal()
 
     def report_input(message: str) -> None:

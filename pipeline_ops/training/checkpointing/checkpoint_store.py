@@ -34,6 +34,7 @@ _STEM = re.compile(r"checkpoint-(?:([0-9]{8})-)?([0-9]{9})")
 _OBJECT = re.compile(r"([0-9]{8})/[0-9a-f]{64}\.npz")
 _MAX_STEPS = 10**9
 _LOCK_SECONDS = 3600.0
+_UPLOADS = ".uploads"
 _FileName = Annotated[str, Field(pattern=r"^(checkpoint-[0-9-]{9,18}|best-[0-9]{5})\.npz$")]
 
 
@@ -80,10 +81,7 @@ class CheckpointManifest(BaseModel):
 class CheckpointStore:
     """The checkpoints of one artifact in the store.
 
-    Args:
-      folder: The work folder of the artifact.
-      token: The token of the job's lease.
-      keep: The number of newest checkpoints to keep.
+    `folder` is the work folder of the artifact, `token` that of the job's lease.
     """
 
     def __init__(self, folder: StorePath, token: int, keep: int = 2):
@@ -117,7 +115,6 @@ class CheckpointStore:
         """Stores a checkpoint of this token, and removes those that it replaces.
 
         Args:
-          step: Its step.
           files: Its files on this host, by the names that they get on another one.
 
         Raises:
@@ -207,20 +204,15 @@ def _compute_checksums(file: Path) -> Checksums:
         return compute_checksums(opened)
 
 
-_FOLDER = ".uploads"
-
-
 class UploadThread:
-    """Uploads the checkpoints of the chief.
+    """The thread that copies the chief's checkpoints to the store. Training never waits for it.
 
-    Args:
-      store: The checkpoints in the store.
-      folder: The folder of the checkpoints on this host.
-      warn: Called with a message for each failed upload.
+    If uploads are slower than checkpoints, the newest checkpoint is next, and those between are
+    left out. A failed upload is a warning: the next checkpoint is another chance.
     """
 
     def __init__(self, store: CheckpointStore, folder: Path, warn: Callable[[str], None]):
-        self._store, self._folder, self._warn = store, folder / _FOLDER, warn
+        self._store, self._folder, self._warn = store, folder / _UPLOADS, warn
         self._changed = threading.Condition()
         self._next: tuple[int, int] | None = None
         """The number and the step of the checkpoint to upload next."""

@@ -12,7 +12,7 @@ here raises an error of the background thread.
     best-00003.npz             the weights of an epoch that was the best when it ended
 
 With a bucket as storage root, the folder is on the host's own disk, and the names begin with the
-token of the job's lease. Another thread copies each checkpoint to the bucket (`upload_thread.py`).
+token of the job's lease. Another thread copies each checkpoint to the bucket (`UploadThread`).
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ from pipeline_ops.training.loops.loop import Loop
 from pipeline_ops.training.strategy import Gather
 
 _STATE_KEY = "state"
+_READY = b"r"
+_NO_CHECKPOINT = -1
+_MESSAGE_BYTES = 64  # the same number on all workers
 _POLL_SECONDS, _STORE_POLL_SECONDS = 0.05, 1.0
 _STORE_SECONDS = 20.0
 """The time for the last upload before a worker that was asked to stop is killed."""
@@ -71,7 +74,6 @@ class Checkpoints:
     """The checkpoints in a folder of this host, by token and step.
 
     Args:
-      folder: The folder of the checkpoints. Only this class writes into it.
       keep: The number of newest checkpoints to keep, with the best weights that they refer to.
       keep_best: The minimum number of best weights to keep.
       store: The checkpoints in the store. None if the folder is in the store.
@@ -111,9 +113,6 @@ class Checkpoints:
         """Copies the given values and returns. A background thread writes the copy.
 
         Args:
-          state: The state. It is copied, too.
-          weights: Arrays or eager tensors.
-          optimizer: Arrays or eager tensors.
           best: The weights of a new best epoch. They must not change afterwards.
 
         Raises:
@@ -168,9 +167,7 @@ class Checkpoints:
 
         One that this host lacks is downloaded first.
 
-        Args:
-          warn: Called with a message for each damaged checkpoint.
-          at_most: The latest one to consider.
+        `warn` is called with a message for each damaged checkpoint.
 
         Raises:
           MachineError: The store cannot be read.
@@ -306,24 +303,15 @@ class Buffers:
         return self._arrays
 
 
-_READY = b"r"
-
-
 class CheckpointManager:
     """Saves and restores weights, optimizer and state.
 
     All workers call its methods in the same order. The chief alone writes.
 
     Args:
-      files: The checkpoints as files.
-      loop: The loop to save and restore.
-      gather: Sends each worker's message to all workers.
-      is_chief: Whether this worker writes.
-      progress: The progress writer for warnings and restores.
       initialize: Sets the loop's weights for a new training, and returns its state.
 
     Attributes:
-      files: The checkpoints as files.
       best: The weights of the best epoch so far.
     """
 
@@ -379,7 +367,6 @@ class CheckpointManager:
         """Saves the loop and its state.
 
         Args:
-          state: The state of the training.
           best: The weights of the epoch that just ended, if it is the best one.
         """
         if best is not None:
@@ -391,21 +378,18 @@ class CheckpointManager:
         self._saved = self.files.make_id(state.step)
 
 
-_NO_CHECKPOINT = -1
-_MESSAGE_BYTES = 64  # the same number on all workers
-
-
 def restore_common_checkpoint(
     checkpoints: Checkpoints, gather: Gather, warn: Callable[[str], None]
 ) -> Restored | None:
     """Returns the newest checkpoint that all workers can read, or None if no worker finds one.
 
-    All workers call it at the same time.
+    Workers that resumed with different weights would train nonsense without an error. A file that
+    is complete for one of them may be damaged or missing for another: a bad disk under a cache, or
+    a share with an older state. So they exchange name and digest of what they read, and go back
+    together.
 
-    Args:
-      checkpoints: The checkpoints as this worker sees them.
-      gather: Sends each worker's message to all workers.
-      warn: Called for each checkpoint that is damaged here or unreadable for other workers.
+    All workers call it at the same time. `warn` is called for each checkpoint that is damaged
+    here or unreadable for other workers.
 
     Raises:
       MachineError: Only some workers find a checkpoint, or its contents differ between workers.

@@ -36,7 +36,6 @@ def build_sharding_specs(
     Args:
       shapes: The shapes of the weights, by path, such as `sequential/hidden/kernel`.
       sharding: The axis by pattern. The first pattern that matches a path counts.
-      num_devices: The number of devices.
 
     Raises:
       ConfigError: A pattern matches no weight, or a weight cannot be divided along its axis.
@@ -63,14 +62,7 @@ def build_sharding_specs(
 
 
 class DTensorLoop(ShardedLoop):
-    """The loop of the strategy `dtensor`.
-
-    Args:
-      model: The model, built for one device. It serves as a function, and for its initial weights.
-      task: The task to train for.
-      config: The training section.
-      devices: The devices of this worker.
-    """
+    """The loop of the strategy `dtensor`."""
 
     def __init__(self, model: keras.Model, task: Task, config: Train, devices: Sequence[str]):
         self._mesh = dtensor.create_mesh(

@@ -22,7 +22,6 @@ class StepResult:
     """The result of one or more steps, the same on every worker.
 
     Attributes:
-      sums: The sums over all workers, as arrays.
       is_finite: Whether every weight is finite.
       is_stop_requested: Whether some worker was asked to stop.
       worst_loss: The largest mean loss of a step.
@@ -56,8 +55,6 @@ class Loop(Protocol):
         """Takes a step for each learning rate in one call of a compiled function.
 
         Args:
-          batches: The training batches.
-          step: The number of the first step.
           learning_rates: The learning rate of each step.
           stop: 1 if this worker was asked to stop.
         """
@@ -133,10 +130,7 @@ def accumulate_gradients(
 ) -> tuple[BatchSums, list[tf.Tensor]]:
     """Applies `differentiate` part by part, so that each part reuses the memory of the last.
 
-    Args:
-      count: The number of parts.
-      shapes: The shapes of the gradients.
-      no_sums: Zeros.
+    `shapes` are those of the gradients.
     """
     if count == 1:
         return differentiate(0, features, labels)

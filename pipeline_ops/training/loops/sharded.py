@@ -1,7 +1,7 @@
-"""The common part of loops whose weights are shards on servers or on the devices of a mesh.
+"""Loops whose weights are shards: on parameter servers, or on the devices of a mesh (`dtensor.py`).
 
 The model is built for one device and serves as a function of its weights. Checkpoints hold whole
-weights, so a training can resume under any strategy.
+weights, so a training can resume under any strategy, and with any number of servers.
 """
 
 from __future__ import annotations
@@ -41,13 +41,7 @@ def total_sums(sums: Sequence[BatchSums]) -> BatchSums:
 
 
 class ShardedLoop(abc.ABC):
-    """Weights and optimizer as shards, with the methods of `Loop` that read and set them.
-
-    Args:
-      model: The model, built for one device. It serves as a function, and for its initial weights.
-      task: The task to train for.
-      config: The training section.
-    """
+    """Weights and optimizer as shards, with the methods of `Loop` that read and set them."""
 
     def __init__(self, model: keras.Model, task: Task, config: Train):
         self.model, self._task, self._config = model, task, config
@@ -85,15 +79,7 @@ class ShardedLoop(abc.ABC):
         labels: Any,
         micro_batches: int = 1,
     ) -> tuple[BatchSums, list[tf.Tensor]]:
-        """Returns sums and gradients of a batch, and updates the variables that are not trained.
-
-        Args:
-          values: The values of the trainable weights.
-          states: The states of the random number generators.
-          features: The features of the batch.
-          labels: The labels of the batch.
-          micro_batches: The number of batches that one step consists of.
-        """
+        """Returns sums and gradients of a batch, and updates the variables that are not trained."""
         with tf.GradientTape() as tape:
             tape.watch(values)
             other_values = self._generators.merge_states(
@@ -146,14 +132,13 @@ class ShardedLoop(abc.ABC):
 
 
 class ParameterServerLoop(ShardedLoop):
-    """The chief's loop.
+    """The chief's loop of the strategy `parameter_server`.
 
-    Args:
-      strategy: The strategy with the workers and the servers of the cluster.
-      model: The model, built on the chief. It serves as a function, for its initial weights, and
-        for evaluation.
-      task: The task to train for.
-      config: The training section.
+    Workers compute gradients and update weights on the servers. The chief schedules one global
+    batch per step, and workers do not wait for one another. With several of them, the order of the
+    updates, and with it the result, differs between runs. With one worker, the result is that of
+    one device. Every example comes once per epoch, and another worker takes over the step of a lost
+    one.
     """
 
     def __init__(

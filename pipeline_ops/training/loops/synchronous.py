@@ -7,7 +7,7 @@ batch. One collective adds up gradients and metric sums over all replicas. The o
 gradient of the global batch. A loss may be a mean over boxes instead of examples. Then the
 number of boxes is among the sums, and the gradient is divided by it after the collective.
 
-`parameter_server.py` and `dtensor.py` have the loops of the other strategies.
+`sharded.py` and `dtensor.py` have the loops of the other strategies.
 """
 
 from __future__ import annotations
@@ -47,12 +47,7 @@ class StepSums(NamedTuple):
 class SynchronousLoop:
     """The loop in which all replicas take each step together.
 
-    Args:
-      strategy: The strategy in whose scope `model` was built.
-      model: The model. Its outputs go to the task's `compute_batch_sums`.
-      task: The task to train for.
-      config: The training section.
-      all_reduce_fn: Adds up the tensors of all replicas in a step.
+    `strategy` is the one in whose scope `model` was built.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError
@@ -57,7 +58,7 @@ def load_per_example(path: str, key: str, folder: Path) -> Callable[..., Any]:
             f"{key}: {path} takes probabilities, "
             f"and the outputs of a model are logits. {_PER_EXAMPLE_HINT}"
         )
-    return found
+    return tf.function(found)  # translated by AutoGraph, which is off in the loops
 
 
 def load_object(path: str, key: str, folder: Path) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import tensorflow as tf
+
 from pipeline_ops.artifacts.dataset import DatasetFigures, list_shards
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import DataError
@@ -36,6 +38,7 @@ class InputPipeline:
       report: Called with a message when the data are prepared.
     """
 
+    @tf.autograph.experimental.do_not_convert  # see `loops/synchronous.py`
     def __init__(
         self,
         config: Train,
@@ -64,6 +67,7 @@ class InputPipeline:
             splits.validation, task.parse, task.evaluation_batch_size, *shard
         )
 
+    @tf.autograph.experimental.do_not_convert
     def make_batches(self, step: int) -> Batches:
         """Returns endless training batches from a step on."""
         return iter(

@@ -39,7 +39,9 @@ class ServedImages(tf.Module, abc.ABC):
         super().__init__()
         self.model, self.image_shape, self._geometry = model, image_shape, geometry
         self.images = tf.function(
-            self._predict, [tf.TensorSpec([None, *image_shape], tf.float32, "images")]
+            self._predict,
+            [tf.TensorSpec([None, *image_shape], tf.float32, "images")],
+            autograph=False,
         )
         self.serving_default = _make_string_signature(self._predict_encoded, "image_bytes")
         self.examples = _make_string_signature(self._predict_examples, "examples")
@@ -173,7 +175,9 @@ class ServedDetector(ServedImages):
         super().__init__(model, image_shape, geometry)
         self._head = head
         self.portable = tf.function(
-            self._predict_portably, input_signature=self.images.input_signature
+            self._predict_portably,
+            input_signature=self.images.input_signature,
+            autograph=False,
         )
 
     @property

@@ -187,7 +187,7 @@ def make_gather(strategy: tf.distribute.Strategy) -> Gather:
     workers = len(resolver.cluster_spec().as_dict()["worker"])
     local_replicas = len(strategy.extended.worker_devices)
 
-    @tf.function
+    @tf.function(autograph=False)
     def sum_rows(rows: tf.Tensor) -> tf.Tensor:
         return strategy.reduce(
             tf.distribute.ReduceOp.SUM, strategy.run(lambda: rows / local_replicas), axis=None

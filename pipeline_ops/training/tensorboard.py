@@ -77,7 +77,7 @@ class TensorboardWriter:
         model = self._model
         # A model of a user's class does not declare its inputs.
         images = tf.TensorSpec([None, *self.image_shape], tf.float32)
-        call = tf.function(lambda images: model(images, training=False))
+        call = tf.function(lambda images: model(images, training=False), autograph=False)
         tf.summary.graph(call.get_concrete_function(images).graph)
 
     def _write_images(self, weights: Arrays) -> None:

@@ -152,7 +152,7 @@ class DTensorLoop(ShardedLoop):
             "Divide other weights in train.sharding, replace the layer, or choose another strategy."
         )
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def _step(
         self, features: Any, labels: Any, states: list[tf.Tensor], learning_rate: tf.Tensor
     ) -> tuple[BatchSums, tf.Tensor]:
@@ -169,7 +169,7 @@ class DTensorLoop(ShardedLoop):
         sums = [self._evaluate_batch(*self._copy_all_to_mesh(*batch, unused)) for batch in batches]
         return total_sums([BatchSums(*map(self._read_from_mesh, each)) for each in sums])
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def _evaluate_batch(self, features: Any, labels: Any, states: list[tf.Tensor]) -> BatchSums:
         weights = self._optimizer.averages or self._trainable
         other_values = self._generators.merge_states(

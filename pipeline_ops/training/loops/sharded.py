@@ -192,7 +192,7 @@ class ParameterServerLoop(ShardedLoop):
             max(float(each.loss / each.count) for each in sums),
         )
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def _step(
         self, features: Any, labels: Any, step: tf.Tensor, learning_rate: tf.Tensor
     ) -> BatchSums:
@@ -213,7 +213,7 @@ class ParameterServerLoop(ShardedLoop):
         self._optimizer.apply(gradients, learning_rate)
         return sums
 
-    @tf.function
+    @tf.function(autograph=False)
     def _are_finite(self) -> tf.Tensor:
         return tf.reduce_all(
             [
@@ -228,7 +228,7 @@ class ParameterServerLoop(ShardedLoop):
         self.model.set_weights(self.get_best_weights())
         return total_sums([self._evaluate_batch(*batch) for batch in batches])
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def _evaluate_batch(self, features: Any, labels: Any) -> BatchSums:
         return self._task.compute_batch_sums(
             self.model(cast_to_float(features), training=False), labels, training=False

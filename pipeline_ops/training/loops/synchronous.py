@@ -7,6 +7,9 @@ batch. One collective adds up gradients and metric sums over all replicas. The o
 gradient of the global batch. A loss may be a mean over boxes instead of examples. Then the
 number of boxes is among the sums, and the gradient is divided by it after the collective.
 
+AutoGraph is off, here and where the batches are made: translating the functions takes half of the
+time from the start of a worker to its first step. So loops over tensors are `tf.while_loop`s.
+
 `sharded.py` and `dtensor.py` have the loops of the other strategies.
 """
 
@@ -86,21 +89,28 @@ class SynchronousLoop:
             to_arrays(sums.batch), bool(is_finite), bool(sums.stop > 0), float(worst_loss)
         )
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def _train(
         self,
-        batches: Batches,
+        batches: Any,
         first: tf.Tensor,
         learning_rates: tf.Tensor,
         num_steps: tf.Tensor,
         stop: tf.Tensor,
     ) -> tuple[StepSums, tf.Tensor, tf.Tensor]:
-        sums = StepSums(zero_sums(self._task), tf.zeros([]))
-        worst = tf.constant(tf.float32.min)
-        for number in tf.range(num_steps):
-            taken = self._take_step(next(batches), first + number, learning_rates[number], stop)
+        def take(number: tf.Tensor, sums: StepSums, worst: tf.Tensor) -> Any:
+            batch = batches.get_next()
+            taken = self._take_step(batch, first + number, learning_rates[number], stop)
             sums = StepSums(add_sums(sums.batch, taken.batch), sums.stop + taken.stop)
-            worst = tf.maximum(worst, taken.batch.loss / tf.maximum(taken.batch.count, 1.0))
+            loss = taken.batch.loss / tf.maximum(taken.batch.count, 1.0)
+            return number + 1, sums, tf.maximum(worst, loss)
+
+        initial = (
+            tf.constant(0),
+            StepSums(zero_sums(self._task), tf.zeros([])),
+            tf.constant(tf.float32.min),
+        )
+        _, sums, worst = tf.while_loop(lambda number, *_: number < num_steps, take, initial)
         self._synchronize_averages(sums)
         return sums, self._are_finite(), worst
 
@@ -218,7 +228,7 @@ class SynchronousLoop:
             self.assign(raw)
         return to_arrays(self._sum_over_workers(sums))
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def _evaluate_batch(self, features: Any, labels: Any) -> BatchSums:
         """Returns the sums over the local replicas."""
 
@@ -233,7 +243,7 @@ class SynchronousLoop:
             lambda values: tf.add_n(self._strategy.experimental_local_results(values)), replicas
         )
 
-    @tf.function
+    @tf.function(autograph=False)
     def _sum_over_workers(self, sums: BatchSums) -> BatchSums:
         """Returns the sum over workers. Each local replica adds an equal share of its worker's."""
 
@@ -268,7 +278,7 @@ class SynchronousLoop:
 
 
 def _compile(function: Callable[..., Any], with_xla: bool) -> Callable[..., Any]:
-    return tf.function(function, jit_compile=True) if with_xla else function
+    return tf.function(function, jit_compile=True, autograph=False) if with_xla else function
 
 
 def _read_views(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:

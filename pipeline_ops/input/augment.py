@@ -2,70 +2,166 @@
 
 An example is therefore changed in the same way on every worker and after every restart of the gang,
 and differently in each epoch. The changes apply to whole batches, after the cache, in the threads
-that prepare batches, and run entirely in the graph. This module changes images whose labels stay
-the same. `augment_scenes.py` changes images with boxes.
+that prepare batches, and run entirely in the graph. `ImageAugmentation` changes images whose labels
+stay the same. `SceneAugmentation` changes images with boxes: the boxes move with their objects, and
+some examples become mosaics of four images.
 
-Legend: b examples, H W C image.
+Legend: b examples, k images of which they consist (b images, or more with mosaics), n pixels along
+an axis, N boxes of an image (padded), H W C image, and canvas of the same size.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline_ops.config.input import AugmentOptions
-from pipeline_ops.input.image_transforms import Part, Window, render
-from pipeline_ops.input.stateless_random import StatelessRandom
+from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.input.order import StatelessRandom
 from pipeline_ops.input.tensorflow_start import tf
 
 Load = Callable[[tf.Tensor], tuple[Any, Any]]
 """A function from example numbers, int64, to features and labels."""
 
+Part = tuple[tf.Tensor, tf.Tensor]
+"""The first and the last edge of the shown part along an axis, in pixels: float32 [k] each."""
+
 LEFT_RIGHT, DOWN, RIGHT, BRIGHTNESS, CONTRAST, TOP_BOTTOM, SCALE, SATURATION, ROW, COLUMN = range(
     10
 )
-"""The names of the draws. Each change has its own random numbers."""
+IS_MOSAIC, MOSAIC_MEMBER, MEETING_ROW, MEETING_COLUMN = range(10, 14)
+"""The names of the draws. Each has its own random numbers. `order.py` uses 14 and 15."""
+
+QUARTERS = 4
+"""The number of images of a mosaic."""
+_MIN_MARGIN = 0.25
+"""The smallest distance between the point where the four images of a mosaic meet and each edge, as
+a fraction of the canvas.
+"""
+_PADDING = 128
+"""The value of a pixel beyond an image with boxes, in all channels: the middle of the range, which
+the catalogue's detectors scale to zero.
+"""
+_ROUNDING_TOLERANCE = 1e-3
+"""The share of its area that a box may lose to rounding without being cut off."""
 
 
-class Augmentation(Protocol):
-    """The random augmentation of the examples of a step."""
-
-    def get_example_indices(self, rng: StatelessRandom) -> tf.Tensor:
-        """Returns the numbers of all examples that `load` uses, int64."""
-        ...
-
-    def load(self, load: Load, rng: StatelessRandom) -> tuple[Any, Any]:
-        """Returns the examples of the draws, changed."""
-        ...
+def build_augmentation(
+    config: AugmentOptions, task: Task, num_examples: int, max_boxes: int | None = None
+) -> Augmentation:
+    """Returns the augmentation for a task, a split of `num_examples`, and a detector that may fix
+    the number of boxes.
+    """
+    if task == "detection":
+        return SceneAugmentation(config, num_examples, max_boxes)
+    return ImageAugmentation(config)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageAugmentation:
-    """Changes uint8 images as the config describes.
+    """Changes uint8 images as the config describes. Labels stay the same.
 
-    The area beyond the edge of an image repeats that edge. Labels stay the same.
+    The area beyond the edge of an image repeats that edge.
     """
 
     config: AugmentOptions
 
     def get_example_indices(self, rng: StatelessRandom) -> tf.Tensor:
+        """Returns the numbers of all examples that `load` uses, int64."""
         return rng.examples_b
 
     def load(self, load: Load, rng: StatelessRandom) -> tuple[Any, Any]:
+        """Returns the examples of the draws, changed."""
         images_bHWC, labels = load(rng.examples_b)
-        return self.augment_images(images_bHWC, rng), labels
-
-    def augment_images(self, images_bHWC: tf.Tensor, rng: StatelessRandom) -> tf.Tensor:
-        if has_geometric_transforms(self.config):
-            images_bHWC = render(
-                images_bHWC, *draw_windows(self.config, images_bHWC.shape[1:3], rng)
-            )
-        return to_uint8(adjust_colors(self.config, images_bHWC, rng))
+        if _has_geometric_transforms(self.config):
+            windows = _draw_windows(self.config, images_bHWC.shape[1:3], rng)
+            images_bHWC = _render(images_bHWC, *windows)
+        return _adjust_colors(self.config, images_bHWC, rng), labels
 
 
-def has_geometric_transforms(config: AugmentOptions) -> bool:
-    """Returns whether the config moves any pixel."""
+@dataclasses.dataclass(frozen=True)
+class SceneAugmentation:
+    """Changes uint8 images and their boxes as the config describes.
+
+    The labels are a named tuple: corners float32 [b, N, 4] (ymin, xmin, ymax, xmax as fractions),
+    classes int32 [b, N], -1 where there is no box, and is_crowd bool [b, N], a region where nothing
+    is learned. The returned labels have as many columns as the fullest example of the batch needs.
+    With `max_boxes`, which is the N of the loaded labels, they always have N columns, and 4 N with
+    mosaics.
+
+    A box is cut off at the edge of the shown part. If less than `min_visible` of it is left, it
+    becomes a region where nothing is learned. The visible rest is not enough of an object, and it
+    is not background. The area beyond an image is grey: half an object that is stretched to a smear
+    would be neither an object with a box nor background.
+    """
+
+    config: AugmentOptions
+    num_examples: int
+    max_boxes: int | None = None
+
+    def get_example_indices(self, rng: StatelessRandom) -> tf.Tensor:
+        """Returns the numbers of all examples that `load` uses, int64."""
+        return self._draw_mosaics(rng).examples_k if self.config.mosaic else rng.examples_b
+
+    def load(self, load: Load, rng: StatelessRandom) -> tuple[Any, Any]:
+        """Returns the examples of the draws, changed."""
+        if self.config.mosaic:
+            mosaics = self._draw_mosaics(rng)
+            images, labels = load(mosaics.examples_k)
+            shape = images.shape[1:3]
+            parts = mosaics.compute_parts(*shape)
+            windows = _draw_windows(self.config, shape, mosaics.rng_k, parts)
+            images, labels = self._transform(images, labels, *windows)
+            images, labels = mosaics.merge_images(images, *windows), mosaics.merge_boxes(labels)
+        else:
+            images, labels = load(rng.examples_b)
+            if _has_geometric_transforms(self.config):
+                windows = _draw_windows(self.config, images.shape[1:3], rng)
+                images, labels = self._transform(images, labels, *windows)
+        return _adjust_colors(self.config, images, rng), self._compact_boxes(labels)
+
+    def _draw_mosaics(self, rng: StatelessRandom) -> _Mosaics:
+        return _Mosaics.draw(rng, self.config.mosaic, self.num_examples)
+
+    def _transform(
+        self, images_kHWC: tf.Tensor, labels: Any, rows: _Window, columns: _Window
+    ) -> tuple[tf.Tensor, Any]:
+        has_image_kHW = rows.has_image()[:, :, None] & columns.has_image()[:, None, :]
+        rendered_kHWC = _render(images_kHWC, rows, columns)
+        rendered_kHWC = tf.where(
+            has_image_kHW[..., None], rendered_kHWC, tf.constant(_PADDING, rendered_kHWC.dtype)
+        )
+        ymin, xmin, ymax, xmax = tf.unstack(labels.corners, axis=-1)
+        ymin, ymax = rows.to_canvas_edges(ymin, ymax)
+        xmin, xmax = columns.to_canvas_edges(xmin, xmax)
+        whole = (ymax - ymin) * (xmax - xmin)
+        ymin, ymax = rows.clip(ymin), rows.clip(ymax)
+        xmin, xmax = columns.clip(xmin), columns.clip(xmax)
+        visible = tf.math.divide_no_nan((ymax - ymin) * (xmax - xmin), whole)
+        corners = tf.stack(
+            [ymin / rows.size, xmin / columns.size, ymax / rows.size, xmax / columns.size], axis=-1
+        )
+        is_crowd = labels.is_crowd | (visible < self.config.min_visible - _ROUNDING_TOLERANCE)
+        classes = tf.where(visible > 0, labels.classes, -1)
+        return rendered_kHWC, type(labels)(corners, classes, is_crowd)
+
+    def _compact_boxes(self, labels: Any) -> Any:
+        """Moves the boxes to the front, in their order, and cuts the unused columns."""
+        is_box = labels.classes >= 0
+        order = tf.argsort(tf.cast(~is_box, tf.int32), axis=1, stable=True)
+        if self.max_boxes is None:
+            order = order[:, : tf.reduce_max(tf.math.count_nonzero(is_box, axis=1))]
+        else:
+            images_per_example = QUARTERS if self.config.mosaic else 1
+            order = tf.ensure_shape(order, [None, self.max_boxes * images_per_example])
+        return type(labels)(*(tf.gather(values, order, batch_dims=1) for values in labels))
+
+
+Augmentation = ImageAugmentation | SceneAugmentation
+
+
+def _has_geometric_transforms(config: AugmentOptions) -> bool:
     return (
         config.flip_left_right
         or config.flip_top_bottom
@@ -74,81 +170,238 @@ def has_geometric_transforms(config: AugmentOptions) -> bool:
     )
 
 
-def draw_windows(
-    config: AugmentOptions,
-    shape: tuple[int, int],
-    rng: StatelessRandom,
-    parts: tuple[Part, Part] | None = None,
-) -> tuple[Window, Window]:
-    """Returns the rows and columns of images on their canvases.
-
-    An image covers the shown part, or lies somewhere in it if it is too small to cover it.
-
-    Args:
-      shape: height and width.
-      parts: the rows and the columns that are shown of each canvas. None shows all of them, and
-          only then images are shifted.
-    """
-    scale_b = _draw_scale(config, rng)
-
-    def draw_window(
-        axis: int, position: int, shift: int, mirror: int, may_be_mirrored: bool
-    ) -> Window:
-        zeros_b, size = tf.zeros_like(rng.examples_b, tf.float32), shape[axis]
-        part_b = parts[axis] if parts else (zeros_b, zeros_b + size)
-        shift_b = (
-            config.shift * rng.uniform_symmetric(shift) if config.shift and not parts else zeros_b
-        )
-        return Window.from_position(
-            size,
-            rng.uniform(position),
-            shift_b,
-            scale_b,
-            rng.uniform(mirror) < 0.5 if may_be_mirrored else None,
-            part_b,
-        )
-
-    return draw_window(0, ROW, DOWN, TOP_BOTTOM, config.flip_top_bottom), draw_window(
-        1, COLUMN, RIGHT, LEFT_RIGHT, config.flip_left_right
-    )
-
-
-def _draw_scale(config: AugmentOptions, rng: StatelessRandom) -> tf.Tensor | None:
-    """Returns float32 [b], or None if images are not scaled.
-
-    Uses no exponential function: its last digit depends on the position of an example in the batch.
-    """
-    if config.scale is None:
-        return None
-    return config.scale.min + (config.scale.max - config.scale.min) * rng.uniform(SCALE)
-
-
-def adjust_colors(
+def _adjust_colors(
     config: AugmentOptions, images_bHWC: tf.Tensor, rng: StatelessRandom
 ) -> tf.Tensor:
-    """Changes the colours of images of any type. Returns float32 if any colour is changed, and then
-    values may lie outside of the range.
-    """
-    if not (config.brightness or config.contrast or config.saturation):
-        return images_bHWC
+    """Changes the colours of uint8 or float32 images. Returns uint8."""
 
     def factor(max_change: float, draw_id: int) -> tf.Tensor:
         return (1 + max_change * rng.uniform_symmetric(draw_id))[:, None, None, None]
 
-    values = tf.cast(images_bHWC, tf.float32)
     if config.saturation:
-        grey = tf.reduce_mean(values, axis=-1, keepdims=True)
-        values = grey + (values - grey) * factor(config.saturation, SATURATION)
+        images_bHWC = tf.cast(images_bHWC, tf.float32)
+        grey = tf.reduce_mean(images_bHWC, axis=-1, keepdims=True)
+        images_bHWC = grey + (images_bHWC - grey) * factor(config.saturation, SATURATION)
     if config.brightness or config.contrast:
-        mean = tf.reduce_mean(values, axis=[1, 2], keepdims=True)
+        images_bHWC = tf.cast(images_bHWC, tf.float32)
+        mean = tf.reduce_mean(images_bHWC, axis=[1, 2], keepdims=True)
         offset = 255 * config.brightness * rng.uniform_symmetric(BRIGHTNESS)[:, None, None, None]
-        values = (values - mean) * factor(config.contrast, CONTRAST) + (mean + offset)
-    return values
+        images_bHWC = (images_bHWC - mean) * factor(config.contrast, CONTRAST) + (mean + offset)
+    if images_bHWC.dtype == tf.float32:
+        return tf.cast(tf.clip_by_value(tf.round(images_bHWC), 0, 255), tf.uint8)
+    return images_bHWC
 
 
-def to_uint8(images_bHWC: tf.Tensor) -> tf.Tensor:
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """One axis of k images on their canvases: mirrored, scaled and moved. Nothing here is random.
+
+    The same few numbers move pixels and boxes. Coordinates are in pixels of the canvas. The first
+    pixel goes from 0 to 1.
+
+    Attributes:
+      size: n, of image and canvas.
+      origin_k: the beginning of the image. It may lie beyond the canvas.
+      scale_k: pixels of the canvas for a pixel of the image. None means exactly one, and then all
+          origins are whole numbers.
+      is_mirrored_k: whether the image's end comes first. None mirrors no image.
+      part_k: the part of the canvas where the image is shown.
+    """
+
+    size: int
+    origin_k: tf.Tensor
+    scale_k: tf.Tensor | None
+    is_mirrored_k: tf.Tensor | None
+    part_k: Part
+
+    def compute_source_coordinates(self) -> tf.Tensor:
+        """Returns float32 [k, n]: the centre of each pixel of the canvas, in pixels of the image.
+        It is -0.5 to n - 0.5 inside the image.
+        """
+        sources_kn = tf.range(self.size, dtype=tf.float32)[None, :] + 0.5 - self.origin_k[:, None]
+        if self.scale_k is not None:
+            sources_kn /= self.scale_k[:, None]
+        sources_kn -= 0.5
+        if self.is_mirrored_k is None:
+            return sources_kn
+        return tf.where(self.is_mirrored_k[:, None], self.size - 1 - sources_kn, sources_kn)
+
+    def has_image(self) -> tf.Tensor:
+        """bool [k, n]"""
+        sources_kn = self.compute_source_coordinates()
+        return (sources_kn >= -0.5) & (sources_kn <= self.size - 0.5)
+
+    def is_shown(self) -> tf.Tensor:
+        """bool [k, n]"""
+        centers_n = tf.range(self.size, dtype=tf.float32)[None, :] + 0.5
+        low_k, high_k = self.part_k
+        return (centers_n > low_k[:, None]) & (centers_n < high_k[:, None])
+
+    def to_canvas_edges(self, low: tf.Tensor, high: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Converts the two edges of boxes, float32 [k, N], from fractions of the image to pixels of
+        the canvas. The edges may lie outside of it.
+        """
+        if self.is_mirrored_k is not None:
+            mirrored = self.is_mirrored_k[:, None]
+            low, high = tf.where(mirrored, 1 - high, low), tf.where(mirrored, 1 - low, high)
+        pixels = self.size if self.scale_k is None else self.size * self.scale_k[:, None]
+        return self.origin_k[:, None] + low * pixels, self.origin_k[:, None] + high * pixels
+
+    def clip(self, edge: tf.Tensor) -> tf.Tensor:
+        """Clips edges, float32 [k, N], to the shown part."""
+        low_k, high_k = self.part_k
+        return tf.clip_by_value(edge, low_k[:, None], high_k[:, None])
+
+
+def _draw_windows(
+    config: AugmentOptions,
+    shape: tuple[int, int],
+    rng: StatelessRandom,
+    parts: tuple[Part, Part] | None = None,
+) -> tuple[_Window, _Window]:
+    """Returns the rows and columns of images of this height and width on their canvases.
+
+    An image covers the shown part, or lies somewhere in it if it is too small to cover it. `parts`
+    are the rows and the columns that are shown of each canvas. None shows all of them, and only
+    then images are shifted.
+    """
+    scale_k = None
+    if config.scale is not None:
+        # Not an exponential function: its last digit depends on the position in the batch.
+        scale_k = config.scale.min + (config.scale.max - config.scale.min) * rng.uniform(SCALE)
+
+    def draw_window(axis: int, position: int, shift: int, mirror: int | None) -> _Window:
+        size = shape[axis]
+        zeros_k = tf.zeros_like(rng.examples_b, tf.float32)
+        low_k, high_k = parts[axis] if parts else (zeros_k, zeros_k + size)
+        slack_k = high_k - low_k - size * (1.0 if scale_k is None else scale_k)
+        origin_k = low_k + rng.uniform(position) * slack_k
+        if config.shift and not parts:
+            origin_k += config.shift * rng.uniform_symmetric(shift) * size
+        return _Window(
+            size,
+            tf.round(origin_k) if scale_k is None else origin_k,
+            scale_k,
+            None if mirror is None else rng.uniform(mirror) < 0.5,
+            (low_k, high_k),
+        )
+
     return (
-        images_bHWC
-        if images_bHWC.dtype == tf.uint8
-        else tf.cast(tf.clip_by_value(tf.round(images_bHWC), 0, 255), tf.uint8)
+        draw_window(0, ROW, DOWN, TOP_BOTTOM if config.flip_top_bottom else None),
+        draw_window(1, COLUMN, RIGHT, LEFT_RIGHT if config.flip_left_right else None),
     )
+
+
+def _render(images_kHWC: tf.Tensor, rows: _Window, columns: _Window) -> tf.Tensor:
+    """Returns the canvases. The image's edge is repeated where there is no image.
+
+    The result is uint8 if no pixel was scaled, otherwise float32 with bilinear interpolation.
+    """
+    return _resample(_resample(images_kHWC, rows, axis=1), columns, axis=2)
+
+
+def _resample(images_kHWC: tf.Tensor, window: _Window, axis: int) -> tf.Tensor:
+    sources_kn = window.compute_source_coordinates()
+    low_kn = tf.floor(sources_kn)
+
+    def gather_pixels(indices_kn: tf.Tensor) -> tf.Tensor:
+        within = tf.clip_by_value(tf.cast(indices_kn, tf.int32), 0, window.size - 1)
+        pixels = tf.gather(images_kHWC, within, axis=axis, batch_dims=1)
+        return tf.ensure_shape(pixels, [None, *images_kHWC.shape[1:]])
+
+    if window.scale_k is None:
+        return gather_pixels(low_kn)
+    shape = [-1, window.size, 1, 1] if axis == 1 else [-1, 1, window.size, 1]
+    weights = tf.reshape(sources_kn - low_kn, shape)
+    first = tf.cast(gather_pixels(low_kn), tf.float32)
+    second = tf.cast(gather_pixels(low_kn + 1), tf.float32)
+    return first + weights * (second - first)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mosaics:
+    """The images of a batch in which some examples are mosaics.
+
+    A mosaic is an example's own image and three others of the split, each shown in one of four
+    parts of the canvas, which meet at a random point. It is one example with objects of four
+    images, with other neighbours and cut off at other positions. Objects do not get smaller. The
+    three others are drawn from (seed, epoch, example), too. Each example still comes once in an
+    epoch in its own right, and sometimes also as a part of others.
+
+    Attributes:
+      owners_k: int64, the example that each image becomes part of, counted in the batch.
+      quarters_k: int64, the part of each image: top left, top right, bottom left or bottom right.
+          An example that is not a mosaic has only the first, which is then the whole canvas.
+    """
+
+    rng: StatelessRandom
+    num_examples: int
+    owners_k: tf.Tensor
+    quarters_k: tf.Tensor
+    is_mosaic_k: tf.Tensor
+
+    @classmethod
+    def draw(cls, rng: StatelessRandom, fraction: float, num_examples: int) -> _Mosaics:
+        """Draws mosaics for a `fraction` of all examples, from a split of `num_examples`."""
+        is_mosaic_b = rng.uniform(IS_MOSAIC) < fraction
+        is_used_b4 = tf.stack([tf.ones_like(is_mosaic_b)] + [is_mosaic_b] * (QUARTERS - 1), axis=1)
+        owners_k, quarters_k = tf.unstack(tf.where(is_used_b4), axis=1)
+        return cls(rng, num_examples, owners_k, quarters_k, tf.gather(is_mosaic_b, owners_k))
+
+    @property
+    def rng_k(self) -> StatelessRandom:
+        """Separate draws for each image, derived from those of the example that it is part of."""
+        return StatelessRandom(
+            self.rng.seed,
+            tf.gather(self.rng.epochs_b, self.owners_k),
+            tf.gather(self.rng.examples_b, self.owners_k),
+            self.quarters_k,
+        )
+
+    @property
+    def examples_k(self) -> tf.Tensor:
+        """The numbers of the images in the split, int64."""
+        rng_k = self.rng_k
+        others_k = rng_k.uniform_int(self.num_examples, MOSAIC_MEMBER)
+        return tf.where(self.quarters_k == 0, rng_k.examples_b, others_k)
+
+    def compute_parts(self, height: int, width: int) -> tuple[Part, Part]:
+        """Returns the rows and the columns of its canvas in which each image is shown."""
+
+        def compute_part(size: int, draw_id: int, is_second_k: tf.Tensor) -> Part:
+            fraction_b = _MIN_MARGIN + (1 - 2 * _MIN_MARGIN) * self.rng.uniform(draw_id)
+            center_k = tf.gather(tf.round(size * fraction_b), self.owners_k)
+            ends_at_edge_k = is_second_k | ~self.is_mosaic_k
+            return (
+                tf.where(is_second_k, center_k, 0.0),
+                tf.where(ends_at_edge_k, float(size), center_k),
+            )
+
+        return (
+            compute_part(height, MEETING_ROW, self.quarters_k >= 2),
+            compute_part(width, MEETING_COLUMN, self.quarters_k % 2 == 1),
+        )
+
+    def merge_images(self, images_kHWC: tf.Tensor, rows: _Window, columns: _Window) -> tf.Tensor:
+        """Joins the parts to images [b, H, W, C]."""
+        is_shown_kHW = rows.is_shown()[:, :, None] & columns.is_shown()[:, None, :]
+        parts_kHWC = tf.where(is_shown_kHW[..., None], images_kHWC, tf.zeros([], images_kHWC.dtype))
+        num_examples = tf.size(self.rng.examples_b)
+        merged = tf.math.unsorted_segment_sum(parts_kHWC, self.owners_k, num_examples)
+        return tf.ensure_shape(merged, [None, *images_kHWC.shape[1:]])
+
+    def merge_boxes(self, labels: Any) -> Any:
+        """Joins the boxes to labels [b, 4 N, ...], with class -1 where there is no box."""
+        slots_k = (self.owners_k * QUARTERS + self.quarters_k)[:, None]
+        num_slots = tf.size(self.rng.examples_b) * QUARTERS
+
+        def scatter(values_kN: tf.Tensor) -> tf.Tensor:
+            shape = tf.concat([[num_slots], tf.shape(values_kN)[1:]], 0)
+            scattered = tf.scatter_nd(slots_k, values_kN, tf.cast(shape, tf.int64))
+            return tf.reshape(scattered, tf.concat([[-1, QUARTERS * shape[1]], shape[2:]], 0))
+
+        return type(labels)(
+            scatter(labels.corners),
+            scatter(labels.classes + 1) - 1,
+            scatter(tf.cast(labels.is_crowd, tf.int32)) > 0,
+        )

@@ -47,7 +47,7 @@ def read_true_boxes(
     Raises:
       DataError: a shard holds something that is not an example for detection.
     """
-    from pipeline_ops.input.records import read_records, translate_read_errors
+    from pipeline_ops.input.reading import read_records, translate_read_errors
     from pipeline_ops.input.tensorflow_start import tf
 
     features = {name: tf.io.FixedLenFeature([], tf.string) for name in (ENCODED, KEY)}

@@ -1,10 +1,10 @@
-"""The endless order of training examples, computed from (seed, epoch, position) alone.
+"""The endless order of training examples, and random numbers for each example.
 
-Every epoch is a permutation of the split, and the epochs follow one another without a gap. No
-permutation of examples is ever built as a whole, so the first step of the hundredth epoch costs as
-much as any other. All of it is graph code.
+Both are computed from (seed, epoch, position) alone. Every epoch is a permutation of the split, and
+the epochs follow one another without a gap. No permutation of examples is ever built as a whole, so
+the first step of the hundredth epoch costs as much as any other. All of it is graph code.
 
-Legend: b positions, u different epochs among them, S shards, n windows of an epoch.
+Legend: b positions or examples, u different epochs among them, S shards, n windows of an epoch.
 """
 
 from __future__ import annotations
@@ -16,16 +16,67 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline_ops.input.split import SplitShards
-from pipeline_ops.input.stateless_random import StatelessRandom
 from pipeline_ops.input.tensorflow_start import tf
 
+_MAX_DRAWS, _MAX_STREAMS = 16, 4
+_SHARD_DRAW, _KEY_DRAW = 14, 15  # augment.py uses the lower numbers
+_KEY_LIMIT = 1 << 31
 _CIPHER_WORD, _CIPHER_ROUNDS = 498_247_692, 4
 """The first word of the key and the number of rounds of the permuting cipher, as in
 `tf.random.experimental.index_shuffle`.
 """
-_SHARD_DRAW, _KEY_DRAW = 14, 15  # augment.py and mosaic.py use the lower numbers
-_KEY_LIMIT = 1 << 31
+
+
+@dataclasses.dataclass(frozen=True)
+class StatelessRandom:
+    """The random numbers of some examples. The `draw_id` of the methods names a draw, 0 to 15.
+
+    They come from a hash, not from a generator. Any number is available without those before it, on
+    any worker and after any restart of the gang.
+
+    Attributes:
+      epochs_b, examples_b: int64 numbers.
+      streams_b: int64, 0 to 3. Distinguishes several draws of one name for one example. None means
+          0 for all.
+    """
+
+    seed: int
+    epochs_b: tf.Tensor
+    examples_b: tf.Tensor
+    streams_b: tf.Tensor | None = None
+
+    def uniform(self, draw_id: int) -> tf.Tensor:
+        """float32 [b] in [0, 1)."""
+        top_bits = tf.bitwise.right_shift(self._hash(draw_id), tf.constant(40, tf.uint64))
+        return tf.cast(top_bits, tf.float32) / (1 << 24)
+
+    def uniform_symmetric(self, draw_id: int) -> tf.Tensor:
+        """float32 [b] in [-1, 1)."""
+        return 2 * self.uniform(draw_id) - 1
+
+    def uniform_int(self, limit: int, draw_id: int) -> tf.Tensor:
+        """int64 [b] in [0, limit)."""
+        return tf.cast(self._hash(draw_id) % tf.constant(limit, tf.uint64), tf.int64)
+
+    def _hash(self, draw_id: int) -> tf.Tensor:
+        state = tf.constant(self.seed * _MAX_DRAWS * _MAX_STREAMS + draw_id, tf.uint64)
+        if self.streams_b is not None:
+            state += _MAX_DRAWS * tf.cast(self.streams_b, tf.uint64)
+        state = _mix(_mix(state) + tf.cast(self.epochs_b, tf.uint64))
+        return _mix(state + tf.cast(self.examples_b, tf.uint64))
+
+
+def _mix(value: tf.Tensor) -> tf.Tensor:
+    """Returns one output of SplitMix64 (Steele, Lea and Flood 2014) for a state."""
+
+    def xor_shift(value: tf.Tensor, bits: int) -> tf.Tensor:
+        shifted = tf.bitwise.right_shift(value, tf.constant(bits, tf.uint64))
+        return tf.bitwise.bitwise_xor(value, shifted)
+
+    value += tf.constant(0x9E3779B97F4A7C15, tf.uint64)
+    value = xor_shift(value, 30) * tf.constant(0xBF58476D1CE4E5B9, tf.uint64)
+    value = xor_shift(value, 27) * tf.constant(0x94D049BB133111EB, tf.uint64)
+    return xor_shift(value, 31)
 
 
 class ExampleOrder(Protocol):
@@ -40,20 +91,6 @@ class ExampleOrder(Protocol):
         ...
 
 
-def make_order(split: SplitShards, seed: int, window: int | None) -> ExampleOrder:
-    """Makes the order of a split.
-
-    Args:
-      split: the split.
-      seed: the seed of all permutations.
-      window: the number of shards whose examples are permuted together. None permutes the whole
-        split.
-    """
-    if window is None:
-        return GlobalOrder(split.num_examples, seed, len(split.paths))
-    return WindowOrder(split.shard_sizes, seed, window)
-
-
 @dataclasses.dataclass(frozen=True)
 class GlobalOrder:
     """A permutation of the whole split in each epoch."""
@@ -64,20 +101,11 @@ class GlobalOrder:
 
     def compute(self, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Maps a position within an epoch to an example by a cipher with the key (seed, epoch)."""
-        epochs_b, positions_in_epoch_b = (
-            positions_b // self.num_examples,
-            positions_b % self.num_examples,
-        )
-        keys_b3 = tf.stack(
-            [
-                tf.fill(tf.shape(epochs_b), tf.constant(part, tf.int64))
-                for part in (_CIPHER_WORD, self.seed)
-            ]
-            + [epochs_b],
-            axis=1,
-        )
+        epochs_b = positions_b // self.num_examples
+        ones_b = tf.ones_like(epochs_b)
+        keys_b3 = tf.stack([_CIPHER_WORD * ones_b, self.seed * ones_b, epochs_b], axis=1)
         last = tf.constant(self.num_examples - 1, tf.int64)
-        return epochs_b, _permute(positions_in_epoch_b, keys_b3, last)
+        return epochs_b, _permute(positions_b % self.num_examples, keys_b3, last)
 
     def list_upcoming_shards(self, position: int) -> Sequence[int]:
         """Returns all shards by number: within a few steps, all of them are used."""
@@ -88,12 +116,7 @@ class WindowOrder:
     """A permutation of the shards in each epoch, and of the examples of each window of it.
 
     A window is a number of consecutive shards of the permuted order. The last window of an epoch
-    may have fewer.
-
-    Args:
-      shard_sizes: the number of examples of each shard.
-      seed: the seed of all permutations.
-      window: the number of shards of a window.
+    may have fewer. `shard_sizes` are the numbers of examples.
     """
 
     def __init__(self, shard_sizes: Sequence[int], seed: int, window: int):
@@ -159,15 +182,12 @@ class WindowOrder:
 
     def _make_keys(self, epochs_b: tf.Tensor, windows_b: tf.Tensor) -> tf.Tensor:
         """Returns a key for each window of each epoch, int64 [b, 3]."""
-        return tf.stack(
-            [
-                StatelessRandom(
-                    self._seed, epochs_b, windows_b, tf.constant(word, tf.int64)
-                ).uniform_int(_KEY_LIMIT, _KEY_DRAW)
-                for word in range(3)
-            ],
-            axis=1,
-        )
+
+        def draw_word(word: int) -> tf.Tensor:
+            rng = StatelessRandom(self._seed, epochs_b, windows_b, tf.constant(word, tf.int64))
+            return rng.uniform_int(_KEY_LIMIT, _KEY_DRAW)
+
+        return tf.stack([draw_word(word) for word in range(3)], axis=1)
 
 
 def _permute(indices_b: tf.Tensor, keys_b3: tf.Tensor, last: tf.Tensor) -> tf.Tensor:

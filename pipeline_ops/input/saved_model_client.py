@@ -51,7 +51,7 @@ def read_encoded_batches(
     Raises:
       DataError: a shard holds something that is not an example.
     """
-    from pipeline_ops.input.records import read_records, translate_read_errors
+    from pipeline_ops.input.reading import read_records, translate_read_errors
     from pipeline_ops.input.tensorflow_start import tf
 
     fixed = {
@@ -77,7 +77,7 @@ def read_encoded_batches(
 
 def read_serialized(path: str) -> list[bytes]:
     """Returns every record of a shard. Raises DataError if the shard cannot be read."""
-    from pipeline_ops.input.records import read_records, translate_read_errors
+    from pipeline_ops.input.reading import read_records, translate_read_errors
 
     with translate_read_errors([path]):
         return list(read_records([path]).as_numpy_iterator())

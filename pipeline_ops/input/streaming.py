@@ -1,170 +1,439 @@
-"""Batches from a split in a store, with one call of Python code for each of them.
+"""Reads the examples of a split in a store: from shards on this host, or one by one.
 
-TensorFlow calls `RecordReader.read` in threads of the data set's own, several batches ahead of
-their use: a thread of TensorFlow's common pool that waits for the network would keep the step from
-running. All other work on a batch is graph code, as for shards in a folder.
-
-Legend: b examples, k examples that they are made of.
+Shards are fetched into the disk cache of this host in the order of their use, ahead of it. A record
+whose shard is not here yet, or has no room in the cache, is read from the store on its own, many of
+them in parallel. Records that lie next to each other come with one request. A step therefore gets
+the same examples whatever is cached, and the first step waits for its own records only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import resource
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.input.augment import Augmentation
-from pipeline_ops.input.order import ExampleOrder, WindowOrder
-from pipeline_ops.input.records import Parse, read_records
-from pipeline_ops.input.remote_split import RecordReader, RemoteSplit
-from pipeline_ops.input.split import SplitShards
-from pipeline_ops.input.stateless_random import StatelessRandom
-from pipeline_ops.input.tensorflow_start import tf
-from pipeline_ops.system.cores import count_cores
+from pipeline_ops.artifacts.manifest import ManifestFile
+from pipeline_ops.errors import DataError, MachineError, TrainyardError
+from pipeline_ops.jobs.host_dataset import REMEDY
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.tfrecord import FRAME_BYTES, list_record_offsets, unframe_record
+from pipeline_ops.system.cache_entry import CacheEntry
+from pipeline_ops.system.disk_cache import HostCache
 
-_MAX_BATCHES_AHEAD, _MAX_BYTES_AHEAD = 16, 64 << 20
-_PATIENCE_SECONDS = 1.0
-_MAX_STREAMED_BYTES_IN_MEMORY = 32 << 20
-"""A larger split in a store is not read as a whole before the first step."""
-_BATCH = 64
-"""The number of examples that are read together where no batches are asked for."""
+_NAME = "shard.tfrecord"
+_TRIES = 2
+"""A shard or a record that does not match its checksum is read again once."""
+_RETRY_SECONDS = 0.2
+"""The time between two tries for a shard that another process fetches, or that has no room."""
+_SHARE_OF_DESCRIPTORS = 8
+"""A held shard has two descriptors, and a worker has two fetchers, for training and validation.
+With this share, they leave half of the process's descriptors to others.
+"""
+_PARALLEL_READS = 64
+_MAX_GAP_BYTES, _MAX_RANGE_BYTES = 32 << 10, 4 << 20
+"""Records with a smaller gap between them are read together, up to this many bytes."""
+
+_errors: list[Exception] = []
+"""The errors of all readers of this process. TensorFlow passes on only their text."""
+
+ListUpcoming = Callable[[int], Sequence[int]]
+"""A function from a position of an order to the shards that are needed from there on, by number."""
 
 
-class StreamedSource:
-    """The shards of a store, read in an order. Every example is parsed when its turn comes.
+@contextlib.contextmanager
+def raise_read_errors() -> Iterator[None]:
+    """Raises the error of a reader instead of the error of TensorFlow that follows from it.
 
-    Args:
-      split: the split, with its remote part.
-      parse: the task's `parse`.
-      order: the order, by which shards are fetched ahead.
+    A reader that was closed may still add an error, so the one with TensorFlow's text is raised.
+    """
+    _errors.clear()
+    try:
+        yield
+    except Exception as error:
+        text = "" if isinstance(error, TrainyardError) else str(error)
+        if cause := next((each for each in _errors if str(each) in text), None):
+            raise cause from error
+        raise
+
+
+def read_record_offsets(path: Path) -> np.ndarray:
+    """Returns the offset of each record of a shard, int64. Raises MachineError if it is damaged."""
+    try:
+        return np.array(list_record_offsets(path))
+    except ValueError as error:
+        raise MachineError(
+            f"{error} Remove it, and clear the task preprocess to write it again."
+        ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteShard:
+    """A shard in a store.
+
+    Attributes:
+      place: the location of the shard.
+      file: its entry in the manifest.
+      removed: the positions of removed records.
+      lengths: the number of data bytes of all its records, as the data set lists them. None if the
+        data set does not.
     """
 
-    def __init__(self, split: SplitShards, parse: Parse, order: ExampleOrder):
-        self._split, self._parse = split, parse
-        remote = _get_remote(split)
-        self._reader = RecordReader(
-            remote, order.list_upcoming_shards, _choose_patience(remote, order)
-        )
+    place: StorePath
+    file: ManifestFile
+    removed: tuple[int, ...] = ()
+    lengths: Sequence[int] | None = None
 
-    def read(self, examples_k: tf.Tensor, position: tf.Tensor | int = 0) -> tf.Tensor:
-        """Returns serialised examples. `position` is the position of their batch in the order."""
-        return _read(self._reader, examples_k, tf.cast(position, tf.int64))
+    @property
+    def num_examples(self) -> int:
+        """The number of examples without removed ones."""
+        return (self.file.num_examples or 0) - len(self.removed)
 
-    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
-        return self._parse(self.read(examples_b))
-
-    def stream(
-        self,
-        steps: tf.data.Dataset,
-        global_batch_size: int,
-        seed: int,
-        draw: Callable[[tf.Tensor], StatelessRandom],
-        augmentation: Augmentation | None,
-    ) -> tf.data.Dataset:
-        """Returns this worker's part of the batch of each step.
-
-        Args:
-          steps: the steps.
-          global_batch_size: the number of positions of a step.
-          seed: the seed of the random changes.
-          draw: returns the examples of a step, with their random numbers.
-          augmentation: the random changes of the examples. None leaves them as they are.
+    def try_fetch(self, cache: HostCache) -> LocalShard | None:
+        """Returns the shard on this host. Returns None if another process is fetching it, or the
+        cache has no room for it.
         """
+        entry = cache.try_open_entry("shard", self._digest, self._fill, self.file.num_bytes)
+        return LocalShard(entry) if entry else None
 
-        def fetch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            rng = draw(step)
-            examples_k = augmentation.get_example_indices(rng) if augmentation else rng.examples_b
-            return rng.epochs_b, rng.examples_b, self.read(examples_k, step * global_batch_size)
+    def list_offsets(self, cache: HostCache) -> np.ndarray:
+        """Returns where the records that count begin, and where they end, int64 [2, N].
 
-        def finish(
-            epochs_b: tf.Tensor, examples_b: tf.Tensor, records_k: tf.Tensor
-        ) -> tuple[Any, Any]:
-            if augmentation is None:
-                return self._parse(records_k)
-            rng = StatelessRandom(seed, epochs_b, examples_b)
-            return augmentation.load(lambda _: self._parse(records_k), rng)
+        If the data set does not list the lengths, the shard is fetched once to find them.
+        """
+        if self.lengths is None:
+            folder = cache.get_or_create(
+                "offsets", self._digest, lambda folder: self._write_offsets(cache, folder)
+            )
+            starts = np.load(folder / "offsets.npy")
+            ends = np.append(starts[1:], self.file.num_bytes)
+        else:
+            ends = np.cumsum(np.array(self.lengths, np.int64) + FRAME_BYTES)
+            starts = np.append(0, ends[:-1])
+            if (ends[-1] if len(ends) else 0) != self.file.num_bytes:
+                raise DataError(
+                    f"the listed lengths of the records do not add up to the {self.file.num_bytes} "
+                    f"bytes of {self.place}. {REMEDY}"
+                )
+        return np.delete(np.stack([starts, ends]), list(self.removed), axis=1)
 
-        ahead = _count_batches_ahead(self._split, global_batch_size)
-        batches = steps.map(fetch, num_parallel_calls=ahead, deterministic=True).map(
-            finish, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    def read_range(self, start: int, end: int) -> bytes:
+        """Reads a part of the shard from the store."""
+        with self._translate_errors():
+            return self.place.read_range(start, end - start)
+
+    @property
+    def _digest(self) -> str:
+        """Hex digits that identify the content."""
+        return self.file.sha256 or f"{self.file.crc32c}{self.file.num_bytes:016x}"
+
+    def _write_offsets(self, cache: HostCache, folder: Path) -> None:
+        entry = cache.open_entry("shard", self._digest, self._fill, self.file.num_bytes)
+        np.save(folder / "offsets.npy", read_record_offsets(entry.path / _NAME))
+        entry.close()
+
+    def _fill(self, folder: Path) -> None:
+        """Copies the shard into a folder, and checks it on the way."""
+        for _ in range(_TRIES):
+            with self._translate_errors():
+                found = self.place.download(folder / _NAME, self.file.num_bytes)
+            if self.file.has_content(found):
+                return
+            (folder / _NAME).unlink()
+        raise MachineError(
+            f"{self.place} has {found.num_bytes} bytes with the checksum {found.crc32c}, but the "
+            f"manifest lists {self.file.num_bytes} with {self.file.crc32c}. {REMEDY}"
         )
-        return _use_own_threads(batches, ahead)
+
+    @contextlib.contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise MachineError(
+                f"{self.place} is missing, but the manifest lists it. {REMEDY}"
+            ) from None
+        except DataError as error:  # a link
+            raise MachineError(f"{error}. {REMEDY}") from None
+
+
+class LocalShard:
+    """A shard in the cache. It stays there as long as this object exists."""
+
+    def __init__(self, entry: CacheEntry):
+        self._entry, self._path = entry, entry.path / _NAME
+        self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read_record(self, start: int, end: int) -> bytes:
+        """Reads the record at `[start, end)`. Raises MachineError if the disk has damaged it."""
+        record = unframe_record(os.pread(self._descriptor, end - start, start))
+        if record is None:
+            raise MachineError(
+                f"{self._path}: the record at byte {start} is damaged. "
+                f"Remove the folder {self._path.parent}, then retry."
+            )
+        return record
+
+
+class ShardFetcher:
+    """Shards that are on this host or on their way. Several threads may use it.
+
+    The first call of `set_targets` starts the thread that fetches. There is one: it fetches several
+    parts of a shard at the same time, and a second one would take the network from the records that
+    a step waits for. The size of the shards that are held is limited by `budget_bytes`, and their
+    number by the number of files that the process may open.
+    """
+
+    def __init__(self, shards: Sequence[RemoteShard], cache: HostCache, budget_bytes: int):
+        self._shards, self._cache, self._budget_bytes = shards, cache, budget_bytes
+        soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        is_limited = soft_limit != resource.RLIM_INFINITY
+        self._max_shards = soft_limit // _SHARE_OF_DESCRIPTORS if is_limited else len(shards)
+        self._changed = threading.Condition()
+        self._targets: list[int] = []
+        self._upcoming: Sequence[int] = ()
+        self._local: dict[int, LocalShard] = {}
+        self._retry_at: dict[int, float] = {}
+        self._error: Exception | None = None
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def set_targets(self, upcoming: Sequence[int]) -> None:
+        """Sets the order in which shards are needed next.
+
+        As many of the first ones as the limits allow are fetched and held. Others are given up.
+        """
+        with self._changed:
+            if upcoming == self._upcoming:
+                return
+            self._upcoming, self._targets, total = upcoming, [], 0
+            for shard in upcoming[: self._max_shards]:
+                total += self._shards[shard].file.num_bytes
+                if total > self._budget_bytes:
+                    break
+                self._targets.append(shard)
+            kept = set(self._targets)
+            self._local = {each: local for each, local in self._local.items() if each in kept}
+            if self._targets and self._thread is None:
+                self._thread = threading.Thread(target=self._fetch, name="shards", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def get(self, shards: Collection[int], wait_seconds: float = 0.0) -> dict[int, LocalShard]:
+        """Returns those of some shards that are on this host.
+
+        Waits at most this long for shards that are on their way. Raises the error of a shard that
+        could not be fetched.
+        """
+        with self._changed:
+            if wait_seconds:
+                self._changed.wait_for(
+                    lambda: (
+                        self._error
+                        or all(each in self._local or each not in self._targets for each in shards)
+                    ),
+                    wait_seconds,
+                )
+            if self._error:
+                raise self._error
+            return {each: self._local[each] for each in shards if each in self._local}
+
+    def close(self) -> None:
+        """Gives up all shards, and waits for the end of the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread:
+            self._thread.join()
+        self._local = {}
+
+    def _fetch(self) -> None:
+        """Fetches one shard after another, until this object is closed or an error occurs."""
+        try:
+            while (shard := self._wait_for_next()) is not None:
+                local = self._shards[shard].try_fetch(self._cache)
+                with self._changed:
+                    if local is None:
+                        self._retry_at[shard] = time.monotonic() + _RETRY_SECONDS
+                    elif shard in self._targets and not self._is_closed:
+                        self._local[shard] = local
+                    self._changed.notify_all()
+                del local  # ends its use
+        except Exception as error:  # readers raise it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _wait_for_next(self) -> int | None:
+        """Returns the next shard to fetch, or None once this object is closed."""
+        with self._changed:
+            while not self._is_closed:
+                missing = [each for each in self._targets if each not in self._local]
+                now = time.monotonic()
+                for shard in missing:
+                    if self._retry_at.get(shard, 0.0) <= now:
+                        return shard
+                self._changed.wait(_RETRY_SECONDS if missing else None)
+            return None
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteSplit:
+    """A split whose shards lie in a store.
+
+    `budget_bytes` is the share of this host's cache that one reader of the split may hold.
+    """
+
+    shards: tuple[RemoteShard, ...]
+    cache: HostCache
+    budget_bytes: int
+
+    @functools.cached_property
+    def sizes(self) -> np.ndarray:
+        """The number of examples of each shard."""
+        return np.array([shard.num_examples for shard in self.shards], np.int64)
+
+    @functools.cached_property
+    def sequential_reader(self) -> RecordReader:
+        """A reader for an order that is shard after shard."""
+        ends, num_shards = np.cumsum(self.sizes), len(self.shards)
+
+        @functools.lru_cache(maxsize=1)
+        def list_from(first: int) -> Sequence[int]:
+            return (*range(first, num_shards), *range(first))
+
+        def list_upcoming(position: int) -> Sequence[int]:
+            return list_from(int(np.searchsorted(ends, position, "right")) % num_shards)
+
+        return RecordReader(self, list_upcoming)
+
+    def close(self) -> None:
+        """Closes the sequential reader, if it is open. The next use opens another one."""
+        if reader := self.__dict__.pop("sequential_reader", None):
+            reader.close()
+
+
+@dataclasses.dataclass
+class _Range:
+    """A part of a shard that is read with one request, and the records in it.
+
+    Each record has its position in the batch, its start and its end.
+    """
+
+    shard: int
+    start: int
+    end: int
+    records: list[tuple[int, int, int]]
+
+
+class RecordReader:
+    """Reads examples by number. Several threads may use it.
+
+    Args:
+      split: the split.
+      list_upcoming: the order in which shards are needed.
+      patience_seconds: how long a batch waits for shards that are on their way, before it reads its
+        records one by one.
+    """
+
+    def __init__(
+        self, split: RemoteSplit, list_upcoming: ListUpcoming, patience_seconds: float = 0.0
+    ):
+        self._split, self._list_upcoming = split, list_upcoming
+        self._patience_seconds = patience_seconds
+        self._fetcher = ShardFetcher(split.shards, split.cache, split.budget_bytes)
+        self._pool = ThreadPoolExecutor(_PARALLEL_READS, "records")
+        self._offsets: dict[int, np.ndarray] = {}
+        self._starts = np.cumsum(split.sizes) - split.sizes
+        self._lock = threading.Lock()
+        self._positions: Counter[int] = Counter()
+        """The positions of the batches that are being read."""
+
+    def read(self, position: int, examples: np.ndarray) -> np.ndarray:
+        """Returns serialised examples by number, as an array of bytes.
+
+        `position` is the position of the batch in the order, by which shards are fetched ahead.
+        """
+        try:
+            with self._lock:
+                self._positions[position] += 1
+                self._fetcher.set_targets(self._list_upcoming(min(self._positions)))
+            try:
+                return self._read(examples)
+            finally:
+                with self._lock:
+                    self._positions -= Counter([position])
+        except Exception as error:
+            _errors.append(error)
+            raise
 
     def close(self) -> None:
         """Ends the threads, and the use of shards in the cache."""
-        self._reader.close()
+        self._fetcher.close()
+        self._pool.shutdown()
 
+    def _read(self, examples: np.ndarray) -> np.ndarray:
+        shards = np.searchsorted(self._starts, examples, "right") - 1
+        local = self._fetcher.get(set(shards.tolist()), self._patience_seconds)
+        records = np.empty(len(examples), object)
+        remote = []
+        for index, (shard, example) in enumerate(zip(shards.tolist(), examples, strict=True)):
+            if shard not in self._offsets:
+                self._offsets[shard] = self._split.shards[shard].list_offsets(self._split.cache)
+            start, end = self._offsets[shard][:, example - self._starts[shard]].tolist()
+            if shard in local:
+                records[index] = local[shard].read_record(start, end)
+            else:
+                remote.append((shard, start, end, index))
+        for index, record in itertools.chain.from_iterable(
+            self._pool.map(self._read_range, _plan_ranges(remote))
+        ):
+            records[index] = record
+        return records
 
-def is_streamed(split: SplitShards) -> bool:
-    """Returns whether the split is too large to be read as a whole before the first step."""
-    return split.remote is not None and split.num_bytes > _MAX_STREAMED_BYTES_IN_MEMORY
-
-
-def read_batches(
-    split: SplitShards, batch: int, worker: int = 0, workers: int = 1
-) -> tf.data.Dataset:
-    """Returns every `workers`-th example once, shard after shard, in batches.
-
-    Begins with number `worker`. The last batch may be smaller.
-    """
-    if split.remote is None:
-        return read_records(split.paths, split.removed).shard(workers, worker).batch(batch)
-    reader, ahead = split.remote.sequential_reader, _count_batches_ahead(split, batch)
-    batches = (
-        tf.data.Dataset.range(worker, split.num_examples, workers)
-        .batch(batch)
-        .map(
-            lambda examples_b: _read(reader, examples_b, examples_b[0]),
-            num_parallel_calls=ahead,
-            deterministic=True,
+    def _read_range(self, part: _Range) -> list[tuple[int, bytes]]:
+        """Returns the records of a part, with their positions in the batch."""
+        shard = self._split.shards[part.shard]
+        for _ in range(_TRIES):
+            content = shard.read_range(part.start, part.end)
+            found = [
+                (index, unframe_record(content[start - part.start : end - part.start]))
+                for index, start, end in part.records
+            ]
+            sound = [(index, record) for index, record in found if record is not None]
+            if len(sound) == len(found):
+                return sound
+        raise MachineError(
+            f"{shard.place}: a record between the bytes {part.start} and {part.end} does not "
+            f"match its checksum. {REMEDY}"
         )
-    )
-    return _use_own_threads(batches, ahead)
 
 
-def read_all(split: SplitShards) -> tf.data.Dataset:
-    """Returns every example once, shard after shard."""
-    if split.remote is None:
-        return read_records(split.paths, split.removed)
-    return read_batches(split, _BATCH).unbatch()
-
-
-def _read(reader: RecordReader, examples_k: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
-    records_k = tf.numpy_function(
-        lambda first, numbers: reader.read(int(first), np.asarray(numbers)),
-        [position, examples_k],
-        tf.string,
-    )
-    return tf.ensure_shape(records_k, examples_k.shape)
-
-
-def _get_remote(split: SplitShards) -> RemoteSplit:
-    if split.remote is None:
-        raise ValueError(f"{split.paths[:1]}: the shards of this split are not streamed")
-    return split.remote
-
-
-def _choose_patience(remote: RemoteSplit, order: ExampleOrder) -> float:
-    """Returns how long a batch waits for a shard that is on its way.
-
-    Where a window follows another one and both fit into the cache, a shard is only late if the
-    network is the bottleneck. Reading its records twice would make this worse.
-    """
-    if not isinstance(order, WindowOrder):
-        return 0.0
-    sizes = sorted((shard.file.num_bytes for shard in remote.shards), reverse=True)
-    has_room = sum(sizes[: 2 * order.window]) <= remote.budget_bytes
-    return _PATIENCE_SECONDS if has_room else 0.0
-
-
-def _count_batches_ahead(split: SplitShards, batch: int) -> int:
-    """Returns how many batches are read at the same time, within a limit for their memory."""
-    num_bytes = batch * split.num_bytes / max(1, split.num_examples)
-    return max(2, min(_MAX_BATCHES_AHEAD, int(_MAX_BYTES_AHEAD / max(1.0, num_bytes))))
-
-
-def _use_own_threads(batches: tf.data.Dataset, waiting: int) -> tf.data.Dataset:
-    options = tf.data.Options()
-    options.threading.private_threadpool_size = waiting + count_cores()
-    return batches.with_options(options)
+def _plan_ranges(records: list[tuple[int, int, int, int]]) -> list[_Range]:
+    """Plans the requests for records, which are (shard, start, end, position in the batch)."""
+    parts: list[_Range] = []
+    for shard, start, end, index in sorted(records):
+        last = parts[-1] if parts else None
+        if (
+            last
+            and last.shard == shard
+            and start <= last.end + _MAX_GAP_BYTES
+            and end <= last.start + _MAX_RANGE_BYTES
+        ):
+            last.end = max(last.end, end)
+            last.records.append((index, start, end))
+        else:
+            parts.append(_Range(shard, start, end, [(index, start, end)]))
+    return parts

@@ -3,7 +3,7 @@
 Shards in a folder are read where they lie, at random, so they must be on a fast disk. They are
 checked once by the first process of a host that needs them, and the others use its result. Shards
 in an object store, or in a folder that the config calls slow, are streamed: each is fetched and
-checked when its turn comes (`input/remote_split.py`).
+checked when its turn comes (`input/streaming.py`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import dataclasses
 import glob
 import os
 import re
-import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from typing import Any
 from beam_jobs.sources.tfrecord import parse_label_map
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.reader import ConfigReader
+from pipeline_ops.storage.tfrecord import list_record_offsets
 
 _SHARDED_NAME = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")
-_HEADER = struct.Struct("<QI")
-_TAIL_BYTES = 4
 _VALIDATION_SHARE = 0.05
 """The validation share of the training records. The API monitors a training by the evaluation set,
 which is our test.
@@ -180,19 +178,9 @@ def _round_up(side: int, multiple: int) -> int:
 def count_records(file: str) -> int:
     """Counts the records of a TFRecord file by their lengths alone. Raises ConfigError."""
     try:
-        with open(file, "rb") as records:
-            size, count, position = os.fstat(records.fileno()).st_size, 0, 0
-            while position < size:
-                records.seek(position)
-                header = records.read(_HEADER.size)
-                if len(header) == _HEADER.size:
-                    position += _HEADER.size + _HEADER.unpack(header)[0] + _TAIL_BYTES
-                    count += 1
-                if len(header) < _HEADER.size or position > size:
-                    raise ConfigError(
-                        f"{file}: not a TFRecord file, or truncated. Replace it with a whole one."
-                    )
-            return count
+        return len(list_record_offsets(Path(file)))
+    except ValueError as error:
+        raise ConfigError(f"{error} Replace it with a whole one.") from None
     except OSError as error:
         raise ConfigError(
             f"cannot read {file}: {error.strerror}. Correct the paths of train_input_reader."

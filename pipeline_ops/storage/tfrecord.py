@@ -6,7 +6,10 @@ CRC32C of the data, all little endian. See "TFRecords format details" in TensorF
 
 from __future__ import annotations
 
+import os
 import struct
+from array import array
+from pathlib import Path
 
 import google_crc32c
 
@@ -32,6 +35,27 @@ def unframe_record(framed: bytes) -> bytes | None:
         -_FOOTER_BYTES:
     ] == compute_masked_crc(data)
     return data if is_sound else None
+
+
+def list_record_offsets(path: Path) -> array[int]:
+    """Lists where each record of a file begins. Reads only the lengths.
+
+    Raises ValueError: the lengths do not lead to the end of the file.
+    """
+    offsets, offset = array("q"), 0
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        while offset < size:
+            offsets.append(offset)
+            length = os.pread(file.fileno(), _LENGTH.size, offset)
+            if len(length) == _LENGTH.size:
+                offset += _LENGTH.unpack(length)[0] + FRAME_BYTES
+            if offset > size or len(length) < _LENGTH.size:
+                raise ValueError(
+                    f"{path} is truncated or not a TFRecord file: the record at byte "
+                    f"{offsets[-1]} exceeds the end of the file."
+                )
+    return offsets
 
 
 def compute_masked_crc(*parts: bytes) -> bytes:

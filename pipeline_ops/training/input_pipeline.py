@@ -10,16 +10,20 @@ import tensorflow as tf
 from pipeline_ops.artifacts.dataset import DatasetFigures, list_shards
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import DataError
-from pipeline_ops.input.augmentation import build_augmentation
+from pipeline_ops.input.augment import build_augmentation
 from pipeline_ops.input.dataset import (
+    BatchSlice,
     build_evaluation_dataset,
     build_training_dataset,
     read_step_examples,
 )
-from pipeline_ops.input.open_split import open_split
-from pipeline_ops.input.order import make_order
-from pipeline_ops.input.sources import open_encoded_source, open_example_source
-from pipeline_ops.input.split import BatchSlice, SplitShards
+from pipeline_ops.input.reading import (
+    SplitShards,
+    make_order,
+    open_encoded_source,
+    open_example_source,
+    open_split,
+)
 from pipeline_ops.jobs.host_dataset import HostDataset
 from pipeline_ops.models.task import Task
 from pipeline_ops.system.disk_cache import HostCache

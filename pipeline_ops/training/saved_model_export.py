@@ -22,9 +22,8 @@ from pipeline_ops.artifacts.results import (
 )
 from pipeline_ops.config.train import Train
 from pipeline_ops.input.detections import pack_detections
-from pipeline_ops.input.open_split import open_split
-from pipeline_ops.input.remote_split import raise_read_errors
-from pipeline_ops.input.streaming import read_batches
+from pipeline_ops.input.reading import open_split, read_batches
+from pipeline_ops.input.streaming import raise_read_errors
 from pipeline_ops.jobs.file_exchange import fetch_files, store_files
 from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
 from pipeline_ops.jobs.host_dataset import HostDataset, open_host_cache, open_host_dataset

@@ -21,7 +21,7 @@ from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.dataset import build_evaluation_dataset
-from pipeline_ops.input.remote_split import raise_read_errors
+from pipeline_ops.input.streaming import raise_read_errors
 from pipeline_ops.jobs.file_exchange import store_files
 from pipeline_ops.jobs.gang_protocol import (
     STATE,

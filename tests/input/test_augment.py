@@ -28,13 +28,13 @@ def changed(
     import tensorflow as tf
 
     from pipeline_ops.input.augment import ImageAugmentation
-    from pipeline_ops.input.stateless_random import StatelessRandom
+    from pipeline_ops.input.order import StatelessRandom
 
     count = len(batch)
     rng = StatelessRandom(
         seed, tf.fill([count], np.int64(epoch)), tf.range(first, first + count, dtype=tf.int64)
     )
-    return ImageAugmentation(config).augment_images(tf.constant(batch), rng).numpy()
+    return ImageAugmentation(config).load(lambda _: (tf.constant(batch), None), rng)[0].numpy()
 
 
 def test_without_a_change_images_are_what_they_were():

@@ -90,8 +90,8 @@ def changed(scenes, options, epoch=0, examples=range(NUM_SCENES), seed=1, max_bo
     """Returns images, and for each image its boxes in pixels, their classes and `is_crowd`."""
     import tensorflow as tf
 
-    from pipeline_ops.input.augmentation import build_augmentation
-    from pipeline_ops.input.stateless_random import StatelessRandom
+    from pipeline_ops.input.augment import build_augmentation
+    from pipeline_ops.input.order import StatelessRandom
 
     rng = StatelessRandom(
         seed, tf.fill([len(examples)], np.int64(epoch)), tf.constant(list(examples), tf.int64)

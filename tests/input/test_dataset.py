@@ -26,7 +26,7 @@ SOURCES = ("encoded in memory", "encoded on disk", "decoded in memory", "decoded
 @pytest.fixture(params=["whole", "with removals"])
 def split(request, dataset):
     """The train split, whole and after removals."""
-    from pipeline_ops.input.split import SplitShards
+    from pipeline_ops.input.reading import SplitShards
 
     manifest = read_manifest(dataset)
     figures = DatasetFigures.model_validate(manifest.figures)
@@ -55,7 +55,7 @@ def parse(image_shape=(16, 16, 1)):
 
 
 def source_of(name, split, cache):
-    from pipeline_ops.input.sources import DiskSource, EncodedSource, MemorySource
+    from pipeline_ops.input.reading import DiskSource, EncodedSource, MemorySource
 
     match name:
         case "encoded in memory":
@@ -68,11 +68,10 @@ def source_of(name, split, cache):
             return DiskSource(split, parse(), cache, "1")
 
 
-def batches(split, count, worker=0, workers=1, start_step=0, seed=3, source=None, changes=None):
+def batches(split, count, worker=0, workers=1, start_step=0, seed=3, source=None):
     """Returns images and labels of the first batches."""
-    from pipeline_ops.input.dataset import build_training_dataset
-    from pipeline_ops.input.sources import EncodedSource
-    from pipeline_ops.input.split import BatchSlice
+    from pipeline_ops.input.dataset import BatchSlice, build_training_dataset
+    from pipeline_ops.input.reading import EncodedSource
 
     part, source = (
         BatchSlice.for_worker(worker, workers, BATCH),
@@ -80,9 +79,7 @@ def batches(split, count, worker=0, workers=1, start_step=0, seed=3, source=None
     )
     return [
         (x.numpy(), y.numpy())
-        for x, y in build_training_dataset(
-            split, source, BATCH, part, seed, start_step, changes
-        ).take(count)
+        for x, y in build_training_dataset(split, source, BATCH, part, seed, start_step).take(count)
     ]
 
 
@@ -131,7 +128,7 @@ def test_every_example_comes_exactly_once_in_each_epoch_whatever_the_number_of_w
 ):
     """No batch size divides the split, so the last batch continues with the next epoch."""
     from pipeline_ops.input.dataset import read_step_examples
-    from pipeline_ops.input.sources import EncodedSource
+    from pipeline_ops.input.reading import EncodedSource
 
     epochs, source = 3, EncodedSource(split, parse())
     steps = split.compute_epoch_end_step(epochs - 1, BATCH)
@@ -165,7 +162,7 @@ def labels_of(examples) -> np.ndarray:
     [(700, 60, [12, 24, 35]), (660, 60, [11, 22, 33]), (61, 60, [2, 3, 4]), (60, 60, [1, 2, 3])],
 )
 def test_an_epoch_ends_with_the_step_that_uses_its_last_example(num_examples, batch, ends):
-    from pipeline_ops.input.split import SplitShards
+    from pipeline_ops.input.reading import SplitShards
 
     split = SplitShards((), num_examples, 0)
     assert [split.compute_epoch_end_step(epoch, batch) for epoch in range(3)] == ends
@@ -181,7 +178,7 @@ def test_every_epoch_and_every_seed_has_an_order_of_its_own(split):
 def test_an_order_has_no_trace_of_the_order_in_the_shards(split):
     import tensorflow as tf
 
-    from pipeline_ops.input.order import make_order
+    from pipeline_ops.input.reading import make_order
 
     order = make_order(split, 3, None)
     numbers = [
@@ -201,7 +198,7 @@ def test_an_order_has_no_trace_of_the_order_in_the_shards(split):
 
 def test_what_does_not_fit_is_not_cached_and_that_is_said(split, cache):
     from pipeline_ops.input.order import GlobalOrder
-    from pipeline_ops.input.sources import EncodedSource, open_example_source
+    from pipeline_ops.input.reading import EncodedSource, open_example_source
 
     said = []
     options = InputOptions(cache="memory", cache_limit_mib=1)
@@ -228,7 +225,7 @@ def test_offsets_and_decoded_images_are_made_once_for_a_host(split, tmp_path):
 
 
 def test_a_shard_that_is_cut_off_is_named(split, tmp_path):
-    from pipeline_ops.input.records import read_record_offsets
+    from pipeline_ops.input.streaming import read_record_offsets
 
     shard = tmp_path / "train-00000-of-00001.tfrecord"
     shard.write_bytes(Path(split.paths[0]).read_bytes()[:-5])
@@ -250,7 +247,7 @@ def test_evaluation_sees_every_example_once_over_all_workers(split):
 
 
 def examples_of(split) -> list[bytes]:
-    from pipeline_ops.input.records import read_records
+    from pipeline_ops.input.reading import read_records
 
     return list(read_records(split.paths, split.removed).as_numpy_iterator())
 
@@ -258,7 +255,7 @@ def examples_of(split) -> list[bytes]:
 def test_what_is_removed_is_read_by_nobody(split):
     """Compares training, evaluation and the inputs of a served model with the shards."""
     from pipeline_ops.input.dataset import build_evaluation_dataset
-    from pipeline_ops.input.records import read_records
+    from pipeline_ops.input.reading import read_records
     from pipeline_ops.input.saved_model_client import read_encoded_batches
 
     every = [list(read_records([path]).as_numpy_iterator()) for path in split.paths]

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline_ops.input.split import BatchSlice, SplitShards
+from pipeline_ops.input.dataset import BatchSlice
+from pipeline_ops.input.reading import SplitShards
 
 GOLDEN = [418, 289, 35, 595, 518, 515, 634, 449, 292, 533]
 """Five examples at the end of an epoch of 700, and five at the beginning of the next."""
@@ -37,7 +38,7 @@ SEEDS = st.integers(0, 2**31)
 @settings(max_examples=40, deadline=None)
 @given(sizes=SIZES, window=WINDOWS, seed=SEEDS, epoch=st.integers(0, 10**6))
 def test_each_example_comes_exactly_once_in_an_epoch(sizes, window, seed, epoch):
-    from pipeline_ops.input.order import make_order
+    from pipeline_ops.input.reading import make_order
 
     order, total = make_order(make_split(sizes), seed, window), sum(sizes)
     assert sorted(numbers(order, epoch * total, (epoch + 1) * total)) == list(range(total))
@@ -47,7 +48,7 @@ def test_each_example_comes_exactly_once_in_an_epoch(sizes, window, seed, epoch)
 @given(sizes=SIZES, window=WINDOWS, seed=SEEDS, data=st.data())
 def test_any_part_of_the_order_is_the_same_without_what_comes_before_it(sizes, window, seed, data):
     """This is why a gang of any size resumes at any step, and why its slices make up the batch."""
-    from pipeline_ops.input.order import make_order
+    from pipeline_ops.input.reading import make_order
 
     order, total = make_order(make_split(sizes), seed, window), sum(sizes)
     end = 3 * total
@@ -68,7 +69,7 @@ def test_any_part_of_the_order_is_the_same_without_what_comes_before_it(sizes, w
 @settings(max_examples=40, deadline=None)
 @given(sizes=SIZES, window=st.integers(1, 14), seed=SEEDS, epoch=st.integers(0, 1000))
 def test_a_window_is_used_up_before_the_next_one_begins(sizes, window, seed, epoch):
-    from pipeline_ops.input.order import make_order
+    from pipeline_ops.input.reading import make_order
 
     order, total = make_order(make_split(sizes), seed, window), sum(sizes)
     found = shards_of(sizes, numbers(order, epoch * total, (epoch + 1) * total))
@@ -86,14 +87,14 @@ def test_a_window_is_used_up_before_the_next_one_begins(sizes, window, seed, epo
 
 
 def test_the_order_of_all_examples_is_that_of_earlier_versions():
-    from pipeline_ops.input.order import make_order
+    from pipeline_ops.input.reading import make_order
 
     assert numbers(make_order(make_split([700]), 3, None), 695, 705).tolist() == GOLDEN
 
 
 @pytest.mark.parametrize("window", [4, 40])
 def test_a_window_has_no_trace_of_the_order_in_the_shards(window):
-    from pipeline_ops.input.order import make_order
+    from pipeline_ops.input.reading import make_order
 
     sizes = [50] * 40
     order, total = make_order(make_split(sizes), 5, window), 2000
@@ -110,7 +111,7 @@ def test_a_window_has_no_trace_of_the_order_in_the_shards(window):
 
 
 def test_another_seed_is_another_order():
-    from pipeline_ops.input.order import make_order
+    from pipeline_ops.input.reading import make_order
 
     split = make_split([50] * 40)
     first, second = (numbers(make_order(split, seed, 4), 0, 100).tolist() for seed in (1, 2))

@@ -27,7 +27,7 @@ FULL = AugmentOptions(
 
 @pytest.fixture(scope="module")
 def split(scenes):
-    from pipeline_ops.input.split import SplitShards
+    from pipeline_ops.input.reading import SplitShards
 
     manifest = read_manifest(scenes)
     figures = DatasetFigures.model_validate(manifest.figures)
@@ -46,10 +46,9 @@ def parse():
 
 def examples(split, count, changes=FULL, worker=0, workers=1, start_step=0, source=None):
     """Returns a list of (bytes of the image, boxes as bytes) for each step."""
-    from pipeline_ops.input.augmentation import build_augmentation
-    from pipeline_ops.input.dataset import build_training_dataset
-    from pipeline_ops.input.sources import EncodedSource
-    from pipeline_ops.input.split import BatchSlice
+    from pipeline_ops.input.augment import build_augmentation
+    from pipeline_ops.input.dataset import BatchSlice, build_training_dataset
+    from pipeline_ops.input.reading import EncodedSource
 
     batches = build_training_dataset(
         split,
@@ -91,9 +90,9 @@ def test_resuming_at_a_step_gives_what_would_have_come(split, step):
 
 def test_what_a_step_is_made_of_can_be_told(split):
     """The step has its own examples in order. The three others of a mosaic follow its example."""
-    from pipeline_ops.input.augmentation import build_augmentation
+    from pipeline_ops.input.augment import build_augmentation
     from pipeline_ops.input.dataset import read_step_examples
-    from pipeline_ops.input.sources import EncodedSource
+    from pipeline_ops.input.reading import EncodedSource
 
     source = EncodedSource(split, parse())
     plain, mixed = (
@@ -122,7 +121,7 @@ def test_decoded_images_with_any_number_of_boxes_are_held_in_memory_and_are_the_
     split, changes, tmp_path
 ):
     from pipeline_ops.input.order import GlobalOrder
-    from pipeline_ops.input.sources import MemorySource, open_example_source
+    from pipeline_ops.input.reading import MemorySource, open_example_source
 
     said = []
     source = open_example_source(
@@ -140,7 +139,7 @@ def test_decoded_images_with_any_number_of_boxes_are_held_in_memory_and_are_the_
 
 def test_on_disk_they_are_not_kept_and_that_is_said(split, tmp_path):
     from pipeline_ops.input.order import GlobalOrder
-    from pipeline_ops.input.sources import EncodedSource, open_example_source
+    from pipeline_ops.input.reading import EncodedSource, open_example_source
 
     said = []
     assert isinstance(
@@ -162,11 +161,8 @@ def test_on_disk_they_are_not_kept_and_that_is_said(split, tmp_path):
 @pytest.mark.parametrize("changes", [PLAIN, FULL], ids=["plain", "augmented"])
 def test_streamed_scenes_and_mosaics_are_the_same(split, scenes, changes, tmp_path):
     """The fixture does not count the examples of its shards, as preprocess does."""
-    from pipeline_ops.input.order import make_order
-    from pipeline_ops.input.records import read_record_offsets
-    from pipeline_ops.input.remote_shard import RemoteShard
-    from pipeline_ops.input.remote_split import RemoteSplit
-    from pipeline_ops.input.streaming import StreamedSource
+    from pipeline_ops.input.reading import StreamedSource, make_order
+    from pipeline_ops.input.streaming import RemoteShard, RemoteSplit, read_record_offsets
 
     shards = []
     for file in list_shards(read_manifest(scenes), "train"):

@@ -39,7 +39,7 @@ REMOVED = {"train-00000-of-00004.tfrecord": [0, 3, 174], "train-00003-of-00004.t
 def stored(dataset, tmp_path_factory) -> str:
     """The data set of the tests as preprocess writes it now: with the lengths of its records, and
     some of them removed."""
-    from pipeline_ops.input.records import read_record_offsets
+    from pipeline_ops.input.streaming import read_record_offsets
 
     folder = tmp_path_factory.mktemp("stored") / "fingerprint"
     shutil.copytree(Path(dataset).parent, folder)
@@ -65,7 +65,7 @@ def shard_bytes(stored) -> int:
 
 
 def open_train(uri: str, cache: HostCache, budget: int | None = None, is_streamed=True):
-    from pipeline_ops.input.open_split import open_split
+    from pipeline_ops.input.reading import open_split
 
     options = InputOptions(local_copy="always" if is_streamed else "auto")
     dataset = open_host_dataset(uri, options, cache, print)
@@ -80,9 +80,7 @@ def parse(records):
 
 
 def open_source(split, window):
-    from pipeline_ops.input.order import make_order
-    from pipeline_ops.input.sources import EncodedSource
-    from pipeline_ops.input.streaming import StreamedSource
+    from pipeline_ops.input.reading import EncodedSource, StreamedSource, make_order
 
     if split.remote is None:
         return EncodedSource(split, parse)
@@ -91,8 +89,7 @@ def open_source(split, window):
 
 def stream(split, window=None, start=0, count=STEPS, worker=0, workers=1, source=None):
     """Yields the keys of each batch."""
-    from pipeline_ops.input.dataset import build_training_dataset
-    from pipeline_ops.input.split import BatchSlice
+    from pipeline_ops.input.dataset import BatchSlice, build_training_dataset
 
     own = source or open_source(split, window)
     part = BatchSlice.for_worker(worker, workers, BATCH)
@@ -181,12 +178,9 @@ def test_the_examples_of_a_step_are_read_for_a_report(stored, tmp_path):
 
 
 def test_augmented_images_are_the_same(stored, tmp_path):
-    from pipeline_ops.input.augmentation import build_augmentation
-    from pipeline_ops.input.dataset import build_training_dataset
-    from pipeline_ops.input.order import make_order
-    from pipeline_ops.input.sources import EncodedSource
-    from pipeline_ops.input.split import BatchSlice
-    from pipeline_ops.input.streaming import StreamedSource
+    from pipeline_ops.input.augment import build_augmentation
+    from pipeline_ops.input.dataset import BatchSlice, build_training_dataset
+    from pipeline_ops.input.reading import EncodedSource, StreamedSource, make_order
     from pipeline_ops.models.classification import Classification
 
     parse_images = Classification((16, 16, 1)).parse
@@ -206,13 +200,13 @@ def test_augmented_images_are_the_same(stored, tmp_path):
 
 
 def test_validation_reads_every_example_once_over_all_workers(stored, tmp_path, shard_bytes):
-    from pipeline_ops.input.streaming import read_all, read_batches
+    from pipeline_ops.input.reading import read_batches
 
     local = open_train(stored, HostCache(tmp_path / "local", 1 << 30), is_streamed=False)
-    wanted = list(read_all(local).as_numpy_iterator())
+    wanted = list(read_batches(local, 64).unbatch().as_numpy_iterator())
     for budget in (0, int(1.5 * shard_bytes), 1 << 30):
         split = open_train(stored, HostCache(tmp_path / str(budget), 1 << 30), budget)
-        assert list(read_all(split).as_numpy_iterator()) == wanted
+        assert list(read_batches(split, 64).unbatch().as_numpy_iterator()) == wanted
         for worker in range(3):
             batches = read_batches(split, 64, worker, 3).as_numpy_iterator()
             assert [record for batch in batches for record in batch] == wanted[worker::3]
@@ -327,7 +321,7 @@ def test_damage_on_the_way_is_repaired_by_a_second_try(stored, expected, tmp_pat
 
 @pytest.mark.parametrize("budget", [0, 1 << 30])
 def test_damage_in_the_store_is_an_error_that_names_the_file_and_the_cure(stored, tmp_path, budget):
-    from pipeline_ops.input.remote_split import raise_read_errors
+    from pipeline_ops.input.streaming import raise_read_errors
 
     shutil.copytree(Path(stored).parent, tmp_path / "store" / "fingerprint")
     shard = tmp_path / "store" / "fingerprint" / "train-00002-of-00004.tfrecord"
@@ -349,7 +343,7 @@ def test_damage_in_the_store_is_an_error_that_names_the_file_and_the_cure(stored
 def test_a_shard_that_vanished_is_named_also_after_an_error_of_a_reader_that_is_closed(
     stored, tmp_path
 ):
-    from pipeline_ops.input.remote_split import _errors, raise_read_errors
+    from pipeline_ops.input.streaming import _errors, raise_read_errors
 
     shutil.copytree(Path(stored).parent, tmp_path / "store" / "fingerprint")
     shard = tmp_path / "store" / "fingerprint" / "train-00002-of-00004.tfrecord"
@@ -388,7 +382,7 @@ def test_shards_in_s3_are_streamed_also_those_that_other_data_sets_hold(
 
 def test_a_link_in_a_folder_is_not_followed(stored, tmp_path):
     """F7."""
-    from pipeline_ops.input.remote_split import raise_read_errors
+    from pipeline_ops.input.streaming import raise_read_errors
 
     shutil.copytree(Path(stored).parent, tmp_path / "store" / "fingerprint")
     shard = tmp_path / "store" / "fingerprint" / "train-00002-of-00004.tfrecord"
@@ -405,9 +399,12 @@ def test_a_link_in_a_folder_is_not_followed(stored, tmp_path):
 
 
 def test_a_small_split_is_held_in_memory_and_a_larger_one_is_streamed(stored, tmp_path):
-    from pipeline_ops.input.order import make_order
-    from pipeline_ops.input.sources import MemorySource, open_example_source
-    from pipeline_ops.input.streaming import StreamedSource
+    from pipeline_ops.input.reading import (
+        MemorySource,
+        StreamedSource,
+        make_order,
+        open_example_source,
+    )
     from pipeline_ops.models.classification import Classification
 
     cache, said = HostCache(tmp_path / "host", 1 << 30), []
@@ -438,7 +435,7 @@ def limit_descriptors(soft: int):
 
 
 def test_held_shards_take_a_quarter_of_the_files_that_a_process_may_open(stored, tmp_path):
-    from pipeline_ops.input.shard_fetcher import ShardFetcher
+    from pipeline_ops.input.streaming import ShardFetcher
 
     remote = open_train(stored, HostCache(tmp_path / "host", 1 << 30)).remote
     with limit_descriptors(16):
@@ -449,8 +446,8 @@ def test_held_shards_take_a_quarter_of_the_files_that_a_process_may_open(stored,
 
 
 def test_the_shards_to_fetch_are_chosen_again_only_if_the_order_changes(stored, tmp_path):
-    from pipeline_ops.input.order import make_order
-    from pipeline_ops.input.shard_fetcher import ShardFetcher
+    from pipeline_ops.input.reading import make_order
+    from pipeline_ops.input.streaming import ShardFetcher
 
     class CountedShards(list):
         num_reads = 0

@@ -475,7 +475,7 @@ def test_a_file_that_holds_no_records_is_named(api_folder, content):
     (api_folder / "train.record-00001-of-00002").write_bytes(content)
     with pytest.raises(
         ConfigError,
-        match="train.record-00001-of-00002: not a TFRecord file, or truncated",
+        match="train.record-00001-of-00002 is truncated or not a TFRecord file",
     ):
         convert(api_folder / "pipeline.config")
 

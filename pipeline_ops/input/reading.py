@@ -1,0 +1,496 @@
+"""The examples of a split: all of them in the order of the shards, or some by their numbers.
+
+Small data are held in memory. Of large data, single records are read at their offsets in shards.
+Decoded images can be kept as well, in memory or in a file of the host. Shards in a store are
+streamed (`streaming.py`). A step gets the same tensors in every case. Examples that a later
+generation of the data set has removed are skipped and have no numbers.
+
+Except for shards in a store, all of it is graph code: nothing here calls back into Python while
+batches are made.
+
+Legend: b examples, k examples that they are made of, N examples of the split.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from pipeline_ops.artifacts.dataset import list_removed_positions, list_shard_paths, list_shards
+from pipeline_ops.config.input import InputOptions
+from pipeline_ops.errors import DataError
+from pipeline_ops.input.order import ExampleOrder, GlobalOrder, WindowOrder
+from pipeline_ops.input.streaming import (
+    RecordReader,
+    RemoteShard,
+    RemoteSplit,
+    read_record_offsets,
+)
+from pipeline_ops.input.tensorflow_start import tf
+from pipeline_ops.jobs.host_dataset import HostDataset
+from pipeline_ops.storage.atomic import translate_write_errors
+from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.read_errors import make_read_error
+from pipeline_ops.storage.tfrecord import FRAME_BYTES
+from pipeline_ops.system.cores import count_cores
+from pipeline_ops.system.disk_cache import HostCache
+
+Parse = Callable[[Any], tuple[Any, Any]]
+"""A function from serialised examples, string [b], to features and labels."""
+
+Read = Callable[[tf.Tensor], tf.Tensor]
+"""A function from example numbers, int64 [b], to serialised examples, string [b]."""
+
+MAX_BYTES_IN_MEMORY = 256 << 20
+"""A split up to this size is held in memory in serialised form."""
+_MAX_STREAMED_BYTES_IN_MEMORY = 32 << 20
+"""A larger split in a store is not read as a whole before the first step."""
+_MAX_BATCHES_AHEAD, _MAX_BYTES_AHEAD = 16, 64 << 20
+_PATIENCE_SECONDS = 1.0
+_PARSE_BATCH = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitShards:
+    """The shards of one split, as the manifest lists them. `paths` are URIs if they are streamed.
+
+    Attributes:
+      num_examples: the number of examples without removed ones.
+      removed: the positions of removed records, for each shard. Empty if no shard has any.
+      shard_sizes: the number of examples of each shard without removed ones.
+      remote: reads the shards if they are streamed from a store.
+    """
+
+    paths: tuple[str, ...]
+    num_examples: int
+    num_bytes: int
+    removed: tuple[tuple[int, ...], ...] = ()
+    shard_sizes: tuple[int, ...] = ()
+    remote: RemoteSplit | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the split is too large to be read as a whole before the first step."""
+        return self.remote is not None and self.num_bytes > _MAX_STREAMED_BYTES_IN_MEMORY
+
+    def release(self) -> None:
+        """Ends the reading of a split in a store. It begins again with the next use."""
+        if self.remote is not None:
+            self.remote.close()
+
+    def compute_epoch_end_step(self, epoch: int, global_batch_size: int) -> int:
+        """Returns the step before which the last example of an epoch has been used.
+
+        Epochs count from 0. The batch that holds this example may go on with the next epoch, so the
+        lengths of epochs differ by at most one step.
+        """
+        return -(-self.num_examples * (epoch + 1) // global_batch_size)
+
+
+def open_split(dataset: HostDataset, name: str, budget_bytes: int = 0) -> SplitShards:
+    """Opens a split of a data set that this host reads.
+
+    `budget_bytes` is the size of the shards that one reader of a streamed split may hold on this
+    host. Others are read in parts.
+    """
+    files = list_shards(dataset.manifest, name)
+    removed = list_removed_positions(dataset.manifest, name)
+    counts = [file.num_examples for file in files if file.num_examples is not None]
+    if len(counts) < len(files):
+        raise DataError(
+            f"{dataset.uri} does not count the examples of its shards. Run preprocess again."
+        )
+    paths, remote = list_shard_paths(dataset.uri, dataset.manifest, name), None
+    if dataset.is_streamed:
+        shards = [
+            RemoteShard(dataset.locate(file), file, skipped, dataset.record_lengths.get(file.path))
+            for file, skipped in zip(files, removed, strict=True)
+        ]
+        paths = [str(shard.place) for shard in shards]
+        remote = RemoteSplit(tuple(shards), dataset.cache, budget_bytes)
+    return SplitShards(
+        tuple(paths),
+        dataset.figures.num_examples[name],
+        sum(file.num_bytes for file in files),
+        removed,
+        tuple(count - len(each) for count, each in zip(counts, removed, strict=True)),
+        remote,
+    )
+
+
+def make_order(split: SplitShards, seed: int, window: int | None) -> ExampleOrder:
+    """Makes the order of a split. `window` is the number of shards whose examples are permuted
+    together. None permutes the whole split.
+    """
+    if window is None:
+        return GlobalOrder(split.num_examples, seed, len(split.paths))
+    return WindowOrder(split.shard_sizes, seed, window)
+
+
+def read_records(paths: Sequence[str], removed: Sequence[Sequence[int]] = ()) -> tf.data.Dataset:
+    """Returns every serialised example of local shards once, shard after shard.
+
+    `removed` has the positions to skip, for each shard. It is empty if no shard has any.
+    """
+    if not any(removed):
+        return tf.data.TFRecordDataset(list(paths))
+    names = tf.constant(list(paths))
+    skipped = tf.ragged.constant(
+        [list(positions) for positions in removed], dtype=tf.int64, ragged_rank=1
+    )
+
+    def read(shard: tf.Tensor) -> tf.data.Dataset:
+        positions = skipped[shard]
+        remaining = (
+            tf.data.TFRecordDataset(names[shard])
+            .enumerate()
+            .filter(lambda position, _: tf.reduce_all(positions != position))
+        )
+        return remaining.map(lambda _, record: record)
+
+    return tf.data.Dataset.range(len(paths)).flat_map(read)
+
+
+@contextlib.contextmanager
+def translate_read_errors(paths: Sequence[str]) -> Iterator[None]:
+    """Turns TensorFlow's errors while shards are read into DataError, or MachineError."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        place = paths[0] if len(paths) == 1 else f"{Path(paths[0]).parent}: a shard"
+        raise make_read_error(
+            f"{place} cannot be read", error, ". Run preprocess again."
+        ) from error
+
+
+def read_batches(
+    split: SplitShards, batch: int, worker: int = 0, workers: int = 1
+) -> tf.data.Dataset:
+    """Returns every `workers`-th serialised example once, shard after shard, in batches.
+
+    Begins with number `worker`. The last batch may be smaller.
+    """
+    if split.remote is None:
+        return read_records(split.paths, split.removed).shard(workers, worker).batch(batch)
+    read = functools.partial(_read_remote, split.remote.sequential_reader)
+    numbers = tf.data.Dataset.range(worker, split.num_examples, workers).batch(batch)
+    return map_reads(numbers, lambda examples_b: read(examples_b, examples_b[0]), split, batch)
+
+
+def read_parsed_batches(
+    split: SplitShards, parse: Parse, batch: int = _PARSE_BATCH, worker: int = 0, workers: int = 1
+) -> tf.data.Dataset:
+    """Returns the features and labels of the batches of `read_batches`."""
+    return read_batches(split, batch, worker, workers).map(
+        parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    )
+
+
+def map_reads(
+    numbers: tf.data.Dataset, read: Callable[..., Any], split: SplitShards, batch: int
+) -> tf.data.Dataset:
+    """Maps steps or numbers to records of a store, several batches ahead of their use.
+
+    The reads run in threads of the data set's own: a thread of TensorFlow's common pool that waits
+    for the network would keep the step from running.
+    """
+    bytes_per_batch = batch * split.num_bytes / max(1, split.num_examples)
+    ahead = max(2, min(_MAX_BATCHES_AHEAD, int(_MAX_BYTES_AHEAD / max(1.0, bytes_per_batch))))
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = ahead + count_cores()
+    batches = numbers.map(read, num_parallel_calls=ahead, deterministic=True)
+    return batches.with_options(options)
+
+
+def _read_remote(
+    reader: RecordReader, examples_k: tf.Tensor, position: tf.Tensor | int
+) -> tf.Tensor:
+    """Reads serialised examples with one call of Python code."""
+    records_k = tf.numpy_function(
+        lambda first, numbers: reader.read(int(first), np.asarray(numbers)),
+        [tf.cast(position, tf.int64), examples_k],
+        tf.string,
+    )
+    return tf.ensure_shape(records_k, examples_k.shape)
+
+
+class ExampleSource(Protocol):
+    """Random access to the examples of a split."""
+
+    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
+        """Returns features and labels, made by the task's `parse`, of examples by number, int64."""
+        ...
+
+
+class StreamedSource:
+    """The shards of a store, fetched ahead in an order. Every example is parsed when its turn
+    comes.
+    """
+
+    def __init__(self, split: SplitShards, parse: Parse, order: ExampleOrder):
+        if split.remote is None:
+            raise ValueError(f"{split.paths[:1]}: the shards of this split are not streamed")
+        self.parse = parse
+        self._reader = RecordReader(
+            split.remote, order.list_upcoming_shards, _choose_patience(split.remote, order)
+        )
+
+    def read(self, examples_k: tf.Tensor, position: tf.Tensor | int = 0) -> tf.Tensor:
+        """Returns serialised examples. `position` is the position of their batch in the order."""
+        return _read_remote(self._reader, examples_k, position)
+
+    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
+        return self.parse(self.read(examples_b))
+
+    def close(self) -> None:
+        """Ends the threads, and the use of shards in the cache."""
+        self._reader.close()
+
+
+def _choose_patience(remote: RemoteSplit, order: ExampleOrder) -> float:
+    """Returns how long a batch waits for a shard that is on its way.
+
+    Where a window follows another one and both fit into the cache, a shard is only late if the
+    network is the bottleneck. Reading its records twice would make this worse.
+    """
+    if not isinstance(order, WindowOrder):
+        return 0.0
+    sizes = sorted((shard.file.num_bytes for shard in remote.shards), reverse=True)
+    has_room = sum(sizes[: 2 * order.window]) <= remote.budget_bytes
+    return _PATIENCE_SECONDS if has_room else 0.0
+
+
+class EncodedSource:
+    """The shards. Every example is parsed when its turn comes.
+
+    The cache keeps the offsets of the records, which have to be determined once for each host.
+    """
+
+    def __init__(
+        self,
+        split: SplitShards,
+        parse: Parse,
+        cache: HostCache | None = None,
+        max_bytes_in_memory: int = MAX_BYTES_IN_MEMORY,
+    ):
+        self._parse = parse
+        if split.num_bytes <= max_bytes_in_memory:
+            with tf.device("/cpu:0"):
+                records_N = read_batches(split, split.num_examples).get_single_element()
+            split.release()
+            self.read: Read = functools.partial(tf.gather, records_N)
+        else:
+            self.read = _build_reader(list(split.paths), _read_offsets(split, cache))
+
+    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
+        return self._parse(self.read(examples_b))
+
+
+class MemorySource:
+    """All examples, parsed, in the memory of this worker.
+
+    They are one batch, so that `parse` pads all of them alike where examples differ in size, as
+    boxes do.
+    """
+
+    def __init__(self, split: SplitShards, parse: Parse):
+        with tf.device("/cpu:0"):
+            self._all = read_parsed_batches(split, parse, split.num_examples).get_single_element()
+        split.release()
+
+    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
+        features, labels = _gather_examples(self._all, examples_b)
+        return features, labels
+
+
+class DiskSource:
+    """All features, parsed, in one file of this host. Labels are in memory.
+
+    The features of all examples are tensors of one shape, so the offset of each record follows from
+    arithmetic. `version` is part of the cache key and changes whenever `parse` changes.
+    """
+
+    _FEATURES, _LABELS = "features.tfrecord", "labels-{}.npy"
+
+    def __init__(self, split: SplitShards, parse: Parse, cache: HostCache, version: str):
+        self._spec, labels_spec = read_parsed_batches(split, parse).element_spec
+        identity = compute_digest(
+            [_compute_split_digest(split), version, str(self._spec), str(labels_spec)]
+        )
+        folder = cache.get_or_create(
+            "parsed", identity, lambda folder: self._write(split, parse, folder)
+        )
+        offsets_N = np.arange(split.num_examples, dtype=np.int64) * (
+            _compute_num_bytes(self._spec) + FRAME_BYTES
+        )
+        self._read = _build_reader([str(folder / self._FEATURES)], [offsets_N])
+        with tf.device("/cpu:0"):
+            leaves = [
+                tf.convert_to_tensor(np.load(folder / self._LABELS.format(i)))
+                for i in range(len(tf.nest.flatten(labels_spec)))
+            ]
+        self._labels = tf.nest.pack_sequence_as(labels_spec, leaves)
+
+    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
+        values = tf.io.decode_raw(
+            self._read(examples_b), self._spec.dtype, fixed_length=_compute_num_bytes(self._spec)
+        )
+        features = tf.reshape(values, [-1, *self._spec.shape[1:]])
+        return features, _gather_examples(self._labels, examples_b)
+
+    @classmethod
+    def _write(cls, split: SplitShards, parse: Parse, folder: Path) -> None:
+        all_labels = []
+        with tf.io.TFRecordWriter(str(folder / cls._FEATURES)) as writer:
+            for features, labels in read_parsed_batches(split, parse).as_numpy_iterator():
+                all_labels.append(tf.nest.flatten(labels))
+                for one in features:
+                    writer.write(one.tobytes())
+        split.release()
+        for number, parts in enumerate(zip(*all_labels, strict=True)):
+            _save(folder / cls._LABELS.format(number), np.concatenate(parts))
+
+
+def open_example_source(
+    split: SplitShards,
+    parse: Parse,
+    config: InputOptions,
+    cache: HostCache,
+    version: str,
+    on_message: Callable[[str], None],
+    order: ExampleOrder,
+) -> ExampleSource:
+    """Returns the source that the config asks for, if the data to keep fit its limits.
+
+    Args:
+      parse: the task's `parse`.
+      version: the version of the code behind `parse`. It is part of the cache key on disk.
+      on_message: receives the reason why data are not kept.
+      order: the order of the examples, in which a store is read.
+    """
+    if config.cache != "none":
+        reason = _find_reason_against_cache(split, parse, config)
+        if reason is None and config.cache == "memory":
+            return MemorySource(split, parse)
+        if reason is None:
+            return DiskSource(split, parse, cache, version)
+        on_message(reason)
+    return open_encoded_source(split, parse, cache, order)
+
+
+def open_encoded_source(
+    split: SplitShards, parse: Parse, cache: HostCache, order: ExampleOrder
+) -> EncodedSource | StreamedSource:
+    """Returns a source that keeps nothing decoded."""
+    if split.is_streamed:
+        return StreamedSource(split, parse, order)
+    return EncodedSource(split, parse, cache)
+
+
+def _find_reason_against_cache(
+    split: SplitShards, parse: Parse, config: InputOptions
+) -> str | None:
+    """Returns the reason why decoded examples are not kept, or None if they are."""
+    if split.is_streamed and config.cache == "memory":
+        return "decoded images are not cached, because the shards are streamed"
+    features, labels = read_parsed_batches(split, parse).element_spec
+    if _has_variable_shape(features) or (
+        config.cache == "disk"
+        and (_has_variable_shape(labels) or not isinstance(features, tf.TensorSpec))
+    ):
+        remedy = "" if _has_variable_shape(features) else ". Use train.input.cache: memory"
+        return f"examples are not cached, because not all of them have the same shape{remedy}"
+    # Labels of variable shape, such as boxes, need next to no memory compared to their image.
+    fixed = [leaf for leaf in tf.nest.flatten((features, labels)) if not _has_variable_shape(leaf)]
+    needed_mib = split.num_examples * sum(map(_compute_num_bytes, fixed)) / 2**20
+    if needed_mib > config.cache_limit_mib:
+        return (
+            f"decoded images are not cached. They need {needed_mib:.0f} MiB, "
+            f"and train.input.cache_limit_mib is {config.cache_limit_mib}"
+        )
+    return None
+
+
+def _has_variable_shape(specs: Any) -> bool:
+    return any(spec.shape[1:].num_elements() is None for spec in tf.nest.flatten(specs))
+
+
+def _compute_num_bytes(spec: tf.TensorSpec) -> int:
+    """Returns the size of one example, if all have the same shape."""
+    return int(spec.shape[1:].num_elements() * spec.dtype.size)
+
+
+def _gather_examples(structure: Any, examples_b: tf.Tensor) -> Any:
+    return tf.nest.map_structure(lambda values_N: tf.gather(values_N, examples_b), structure)
+
+
+def _build_reader(paths: list[str], offsets: list[np.ndarray]) -> Read:
+    """Returns a function that reads records at their offsets in files, and verifies checksums."""
+    with tf.device("/cpu:0"):
+        names, all_offsets_N = tf.constant(paths), tf.constant(np.concatenate(offsets))
+        files_N = tf.constant(
+            np.repeat(np.arange(len(paths), dtype=np.int32), [len(each) for each in offsets])
+        )
+
+    def read_record(location: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        path, offset = location
+        variant = tf.raw_ops.TFRecordDatasetV2(
+            filenames=path[tf.newaxis],
+            compression_type="",
+            buffer_size=0,  # random access does not use the bytes beyond the record
+            byte_offsets=offset[tf.newaxis],
+        )
+        records = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))
+        return records.take(1).get_single_element()
+
+    def read(examples_b: tf.Tensor) -> tf.Tensor:
+        paths_b = tf.gather(names, tf.gather(files_N, examples_b))
+        locations = (paths_b, tf.gather(all_offsets_N, examples_b))
+        return tf.map_fn(read_record, locations, fn_output_signature=tf.string)
+
+    return read
+
+
+def _read_offsets(split: SplitShards, cache: HostCache | None) -> list[np.ndarray]:
+    """Returns the offsets of the records that count, for each shard."""
+    if cache is None:
+        found = [read_record_offsets(Path(path)) for path in split.paths]
+    else:
+        folder = cache.get_or_create(
+            "offsets", _compute_split_digest(split), lambda folder: _write_offsets(split, folder)
+        )
+        found = [np.load(folder / f"{number:05d}.npy") for number in range(len(split.paths))]
+    return [
+        np.delete(each, list(removed))
+        for each, removed in zip(found, split.removed or [()] * len(found), strict=True)
+    ]
+
+
+def _write_offsets(split: SplitShards, folder: Path) -> None:
+    for number, path in enumerate(split.paths):
+        _save(folder / f"{number:05d}.npy", read_record_offsets(Path(path)))
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    with translate_write_errors(path):
+        np.save(path, array)
+
+
+def _compute_split_digest(split: SplitShards) -> str:
+    """Returns a digest that changes when a shard changes, or the records removed from it."""
+    if split.remote is not None:
+        return compute_digest(
+            [[shard.file.model_dump(), shard.removed] for shard in split.remote.shards]
+        )
+    status = [os.stat(path) for path in split.paths]
+    return compute_digest(
+        [[path, s.st_size, s.st_mtime_ns] for path, s in zip(split.paths, status, strict=True)]
+        + [list(map(list, split.removed))]
+    )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,19 +23,20 @@ TESTED = {"tensorflow": ("2.21", "2.22"), "keras": ("3.15", "3.16")}
 """The tested range of each package: the first version, and the first version after it."""
 
 
+_SLOTS = {"momentum": "momentums", "velocity": "velocities", "average": "averages"}
+
+PRIVATE_NAMES: list[str] = []
+"""All parts that were looked up, as `module:name`. The tests remove each of them in turn."""
+
+
 def _find(path: str) -> Any:
     """Returns `module:name` or `module:name.member`. Raises ConfigError if it does not exist."""
+    PRIVATE_NAMES.append(path)
     module, _, name = path.partition(":")
     try:
         return operator.attrgetter(name)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise _make_version_error(path) from error
-
-
-def _check_sets(method: str, attribute: str) -> None:
-    """Raises ConfigError if a method does not use an attribute, which only instances have."""
-    if attribute not in inspect.unwrap(_find(method)).__code__.co_names:
-        raise _make_version_error(f"{method.rpartition('.')[0]}.{attribute}")
 
 
 def _make_version_error(path: str) -> ConfigError:
@@ -50,8 +50,6 @@ def _make_version_error(path: str) -> ConfigError:
     )
 
 
-_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
-
 CollectiveAllReduceExtended = _find(
     "tensorflow.python.distribute.collective_all_reduce_strategy:CollectiveAllReduceExtended"
 )
@@ -63,35 +61,25 @@ freeze_variables = _find(
 )
 get_creation_path = _find("keras.src.backend.common.name_scope:current_path")
 """Returns the path of the Keras variable that is being created."""
-_ConfigProto = _find("tensorflow.core.protobuf.config_pb2:ConfigProto")
 _get_context = _find("tensorflow.python.eager.context:context")
 
 for _path in (
-    "tensorflow:distribute.StrategyExtended._in_multi_worker_mode",
     "tensorflow.python.distribute.collective_all_reduce_strategy:"
     "CollectiveAllReduceExtended._initialize_local_devices",
-    "tensorflow.core.protobuf.config_pb2:"
-    "ConfigProto.Experimental.DISABLE_THREAD_SPINNING_FIELD_NUMBER",
+    "tensorflow:compat.v1.ConfigProto.Experimental.DISABLE_THREAD_SPINNING_FIELD_NUMBER",
     "keras:Layer._flatten_layers",
     "keras:optimizers.Optimizer._all_reduce_sum_gradients",
-    f"{_OPTIMIZER}._update_model_variables_moving_average",
+    "keras:optimizers.Optimizer._update_model_variables_moving_average",
 ):
     _find(_path)
-for _method, _attribute in (
-    ("tensorflow.python.eager.context:Context.__init__", "_config"),
-    (f"{_OPTIMIZER}.build", "_model_variables_moving_average"),
-    ("keras:optimizers.Adam.build", "_momentums"),
-    ("keras:optimizers.Adam.build", "_velocities"),
-    ("keras:optimizers.SGD.build", "momentums"),
-    ("keras.src.ops.operation:Operation.__init__", "_inbound_nodes"),
-    ("keras.src.ops.node:Node.__init__", "_keras_history"),
-):
-    _check_sets(_method, _attribute)
+_initialize_context = _find("tensorflow.python.eager.context:Context.__init__")
+if "_config" not in _initialize_context.__code__.co_names:  # only instances have this attribute
+    raise _make_version_error("tensorflow.python.eager.context:Context._config")
 
 
 def disable_thread_spinning() -> None:
     """Makes idle threads of TensorFlow sleep at once. Must precede the first operation."""
-    config = _ConfigProto()
+    config = tf.compat.v1.ConfigProto()
     config.experimental.disable_thread_spinning = True
     _get_context()._config = config
 
@@ -117,22 +105,13 @@ def override_local_devices(devices: Sequence[str]) -> Iterator[None]:
 
 
 def count_local_replicas(strategy: tf.distribute.Strategy) -> int:
-    return (
-        len(strategy.extended.worker_devices)
-        if strategy.extended._in_multi_worker_mode()
-        else strategy.num_replicas_in_sync
-    )
+    values = strategy.experimental_distribute_values_from_function(lambda _context: 0.0)
+    return len(strategy.experimental_local_results(values))
 
 
 def list_layers(model: keras.Model) -> list[keras.Layer]:
     """Returns all layers below a model, those inside of other layers included."""
     return list(model._flatten_layers(include_self=False))
-
-
-def find_producer(output: keras.KerasTensor) -> tuple[keras.Layer, list[keras.KerasTensor]]:
-    """Returns the layer that produces a tensor of a functional model, and the layer's inputs."""
-    layer, node, _ = output._keras_history
-    return layer, layer._inbound_nodes[node].input_tensors
 
 
 def keep_gradients(optimizer: keras.optimizers.Optimizer) -> None:
@@ -141,18 +120,16 @@ def keep_gradients(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def get_slots(optimizer: keras.optimizers.Optimizer) -> dict[str, list[keras.Variable]]:
-    """Returns the slots of an optimizer by name, each with a variable for every weight.
+    """Returns the slots of an optimizer, each with a variable for every weight.
 
-    The optimizer is SGD, RMSprop, Adam or AdamW, and is built. The names are momentums, velocities
-    and averages.
+    The optimizer is SGD, RMSprop, Adam or AdamW, and is built. Keras appends the name of the slot
+    to the name of the weight. Here, the names are momentums, velocities and averages.
     """
-    names = (
-        ("momentums", "momentums"),
-        ("_momentums", "momentums"),
-        ("_velocities", "velocities"),
-        ("_model_variables_moving_average", "averages"),
-    )
-    return {name: found for private, name in names if (found := getattr(optimizer, private, None))}
+    found: dict[str, list[keras.Variable]] = {}
+    for variable in optimizer.variables:
+        if slot := _SLOTS.get(variable.name.rpartition("_")[2]):
+            found.setdefault(slot, []).append(variable)
+    return found
 
 
 def replace_average_update(

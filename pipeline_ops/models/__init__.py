@@ -20,8 +20,8 @@ from pipeline_ops.config.model_catalogue import CATALOGUE, get_model_task, is_us
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import list_layers
+from pipeline_ops.models.classification import validate_outputs
 from pipeline_ops.models.detection import Head
-from pipeline_ops.models.outputs import validate_outputs
 from pipeline_ops.models.user_functions import load_function
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
@@ -37,19 +37,20 @@ def build_model(
     """Returns the model of a config, with new weights.
 
     Args:
-      config: the training section.
-      image_shape: height, width, channels.
-      num_classes: the number of classes in the data set.
       folder: the folder of the config file. It may contain a user's module.
       for_training: computes with the config's precision. Otherwise the model computes in float32,
           as the served model does.
-
-    Raises:
-      ConfigError: the function does not exist, or its model cannot be trained.
     """
     keras.config.set_dtype_policy(_POLICIES[config.precision] if for_training else "float32")
+    parameters = config.model_parameters
     try:
-        model = _build(config, image_shape, num_classes, folder)
+        if is_user_function(config.model):
+            build = load_function(config.model, "train.model", folder)
+        else:
+            entry = CATALOGUE[config.model]
+            build = importlib.import_module(f"{__name__}.{entry.module}").build
+            parameters = {**entry.arguments, **parameters}
+        model = build(image_shape, num_classes, **parameters)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"train.model: cannot build {config.model} for images of shape {image_shape} and "
@@ -72,19 +73,6 @@ def make_head(config: Train, image_shape: tuple[int, int, int], num_classes: int
     module = importlib.import_module(f"{__name__}.{CATALOGUE[config.model].module}")
     head: Head = module.make_head(image_shape, num_classes, **config.model_parameters)
     return head
-
-
-def _build(
-    config: Train, image_shape: tuple[int, int, int], num_classes: int, folder: Path
-) -> keras.Model:
-    parameters = config.model_parameters
-    if is_user_function(config.model):
-        build = load_function(config.model, "train.model", folder)
-    else:
-        entry = CATALOGUE[config.model]
-        build = importlib.import_module(f"{__name__}.{entry.module}").build
-        parameters = {**entry.arguments, **parameters}
-    return build(image_shape, num_classes, **parameters)
 
 
 def _synchronize_batch_normalization(config: Train, model: keras.Model) -> None:

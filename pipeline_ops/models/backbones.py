@@ -18,11 +18,8 @@ _PREPROCESS_TORCH = ("DenseNet121",)
 """Networks that take values scaled to 0..1, then normalised by ImageNet's mean and deviation."""
 # The other networks contain their preprocessing.
 
-_MEAN_CAFFE, _MEAN, _DEVIATION = (
-    (103.939, 116.779, 123.68),
-    (0.485, 0.456, 0.406),
-    (0.229, 0.224, 0.225),
-)
+_MEAN_CAFFE = (103.939, 116.779, 123.68)
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def build(
@@ -34,11 +31,8 @@ def build(
 ) -> Model:
     """Builds a network by the name of its function in `keras.applications`.
 
-    The images have one or three channels.
-
-    Args:
-      dropout: the dropout before the head.
-      parameters: arguments of that function, for example `alpha`.
+    The images have one or three channels. The dropout is before the head. `parameters` are
+    arguments of that function, for example `alpha`.
     """
     images = Input(image_shape, name="images")
     backbone = getattr(keras.applications, name)(

@@ -1,24 +1,34 @@
-"""Object detection: boxes with classes for each image.
+"""Object detection: boxes with classes for each image. Common parts of all detectors.
 
-The task is the same for every detector. The model's head (`centers.py`, `anchor_head.py`)
+The task is the same for every detector. The model's head (`center_detector.py`, `anchor_head.py`)
 interprets the outputs. Boxes reach the step unchanged, a few hundred bytes for an image, and the
 head makes its targets there. On a GPU that is cheaper than making the maps on the CPU and copying
 them.
 
 The loss counts boxes, not examples. The sums over all workers are divided by the head's count,
 because an image with one object and one with a hundred must not weigh the same.
+
+A box is (ymin, xmin, ymax, xmax), as fractions of the image's height and width. It holds for any
+size of the image.
+
+Legend: B batch, N boxes of an image (padded), K candidates, D detections.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import BOX_EDGES, BOX_IS_CROWD, BOX_LABEL, ENCODED
-from pipeline_ops.models.boxes import Boxes, Detections, suppress, suppress_portably
-from pipeline_ops.models.images import decode_images
-from pipeline_ops.models.task import BatchSums
+from pipeline_ops.artifacts.results import MIN_SCORE
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.models.task import BatchSums, decode_images
+
+MAX_DETECTIONS = 100
+"""The largest number of detections of an image, as COCO's figures count them."""
+_SAME_OBJECT_IOU = 0.5
 
 _FEATURES = {
     ENCODED: tf.io.FixedLenFeature([], tf.string),
@@ -26,6 +36,46 @@ _FEATURES = {
     BOX_LABEL: tf.io.RaggedFeature(tf.int64),
     BOX_IS_CROWD: tf.io.RaggedFeature(tf.int64),
 }
+
+
+class Boxes(NamedTuple):
+    """The labels of a batch.
+
+    Attributes:
+      corners: float32 [B, N, 4].
+      classes: int32 [B, N], -1 where there is no box.
+      is_crowd: bool [B, N], a region with objects that were not annotated one by one, where nothing
+          can be learned.
+    """
+
+    corners: tf.Tensor
+    classes: tf.Tensor
+    is_crowd: tf.Tensor
+
+    @property
+    def is_learned(self) -> tf.Tensor:
+        """bool [B, N]"""
+        return (self.classes >= 0) & ~self.is_crowd
+
+    def to_pixels(self, height: int, width: int) -> tf.Tensor:
+        """float32 [B, N, 4]"""
+        return self.corners * tf.constant([height, width, height, width], tf.float32)
+
+
+class Detections(NamedTuple):
+    """The output of a detector, the best detection first.
+
+    Attributes:
+      boxes: float32 [B, D, 4].
+      scores: float32 [B, D], 0 to 1.
+      classes: int64 [B, D].
+      num_detections: int32 [B]. Entries after this number are padding, all 0.
+    """
+
+    boxes: tf.Tensor
+    scores: tf.Tensor
+    classes: tf.Tensor
+    num_detections: tf.Tensor
 
 
 class Head(Protocol):
@@ -59,13 +109,24 @@ class Head(Protocol):
         return suppress_portably(*self.find_candidates(outputs))
 
 
-class Detection:
-    """The task of a model whose outputs a head interprets.
+def require(is_valid: bool, parameter: str, rule: str, value: Any) -> None:
+    """Raises ConfigError if a parameter of a detector is not valid."""
+    if not is_valid:
+        raise ConfigError(f"train.model_parameters.{parameter} must be {rule}, got {value}")
 
-    Args:
-      image_shape: height, width, channels.
-      head: the model's head.
-    """
+
+def require_multiple(name: str, image_shape: tuple[int, int, int], stride: int) -> None:
+    """Raises ConfigError if height or width of the images is not a multiple of `stride`."""
+    height, width, _ = image_shape
+    if height % stride or width % stride:
+        raise ConfigError(
+            f"{name}: height and width of the images must be multiples of {stride}, "
+            f"got {height}x{width}. Set them in preprocess.stages, with resize"
+        )
+
+
+class Detection:
+    """The task of a model whose outputs a head interprets."""
 
     counts_examples = False
     evaluation_batch_size = 32
@@ -91,16 +152,128 @@ class Detection:
     def _check_max_boxes(self, labels: tf.RaggedTensor) -> int | None:
         max_boxes = self.head.max_boxes
         if max_boxes is not None:
-            max_found = tf.reduce_max(
-                tf.concat([labels.row_lengths(), tf.zeros([1], labels.row_lengths().dtype)], 0)
-            )
-            message = (
+            tf.debugging.assert_less_equal(
+                labels.row_lengths(),
+                tf.constant(max_boxes, labels.row_splits.dtype),
                 f"train.model_parameters.max_boxes is {max_boxes}, "
-                "and an image has more boxes. Raise it"
+                "and an image has more boxes. Raise it",
             )
-            tf.debugging.assert_less_equal(max_found, tf.cast(max_boxes, max_found.dtype), message)
         return max_boxes
 
     def compute_batch_sums(self, outputs: Any, labels: Boxes, training: bool) -> BatchSums:
         sums = self.head.compute_sums(outputs, labels)
         return BatchSums(sums[0], sums[1:-1], sums[-1])
+
+
+def select_best(scores: tf.Tensor, limit: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns the best scores of [B, K, C] with their positions in K and classes, [B, limit] each.
+
+    There are fewer if there are not so many scores.
+    """
+    _, num_positions, num_classes = scores.shape
+    num_scores = num_positions * num_classes
+    flat = tf.reshape(scores, [-1, num_scores])
+    best, indices = tf.math.top_k(flat, min(limit, num_scores))
+    return best, indices // num_classes, indices % num_classes
+
+
+def suppress(
+    boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, num_classes: int
+) -> Detections:
+    """Keeps the best one of the boxes of one class that overlap by more than half.
+
+    Takes float32 [B, K, 4], float32 [B, K] and int32 [B, K]. Parts of boxes outside of the image
+    are cut off.
+    """
+    by_class = scores[..., None] * tf.one_hot(classes, num_classes)
+    found = tf.image.combined_non_max_suppression(
+        boxes[:, :, None, :],
+        by_class,
+        max_output_size_per_class=MAX_DETECTIONS,
+        max_total_size=MAX_DETECTIONS,
+        iou_threshold=_SAME_OBJECT_IOU,
+        score_threshold=MIN_SCORE,
+    )
+    return Detections(
+        found.nmsed_boxes,
+        found.nmsed_scores,
+        tf.cast(found.nmsed_classes, tf.int64),
+        found.valid_detections,
+    )
+
+
+def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor) -> Detections:
+    """Does the same as `suppress`, with operations that TFLite and ONNX have, too.
+
+    It compares all boxes with all others, where TensorFlow's own operation stops early.
+
+    A box is suppressed if a better box that is kept overlaps it. The loop starts with all boxes.
+    Each round keeps the boxes that no box kept in the round before suppresses, until nothing
+    changes. After n rounds the n best boxes are settled, and nearly always all of them.
+    """
+    intersections, unions = compute_overlaps(boxes[:, :, None, :], boxes[:, None, :, :])
+    # Without a division, which an area of 0 would break.
+    overlap = intersections > _SAME_OBJECT_IOU * unions
+    num_boxes = boxes.shape[1]
+    # [K, K]: the second before the first.
+    comes_before = tf.constant(np.tril(np.ones((num_boxes, num_boxes), bool), -1))
+    one, other = scores[:, :, None], scores[:, None, :]
+    is_better = (other > one) | (tf.equal(other, one) & comes_before)
+    is_same_class = tf.equal(classes[:, :, None], classes[:, None, :])
+    suppresses = tf.cast(overlap & is_same_class & is_better, tf.float32)
+    counts = tf.cast(scores > MIN_SCORE, tf.float32)
+    kept, _ = tf.while_loop(
+        lambda kept, before: tf.reduce_any(tf.not_equal(kept, before)),
+        lambda kept, _: (
+            counts * tf.cast(tf.linalg.matvec(suppresses, kept) < 0.5, tf.float32),
+            kept,
+        ),
+        [counts, tf.zeros_like(counts) - 1.0],
+    )
+    best, indices = tf.math.top_k(scores * kept, min(MAX_DETECTIONS, num_boxes))
+    missing = MAX_DETECTIONS - best.shape[1]
+    found = tf.cast(best > 0, tf.float32)
+    best_boxes = tf.clip_by_value(tf.gather(boxes, indices, batch_dims=1), 0.0, 1.0)
+    best_classes = tf.cast(tf.gather(classes, indices, batch_dims=1), tf.int64)
+    padding = [[0, 0], [0, missing]]
+    return Detections(
+        tf.pad(best_boxes * found[..., None], [*padding, [0, 0]]),
+        tf.pad(best, padding),
+        tf.pad(best_classes * tf.cast(found, tf.int64), padding),
+        tf.cast(tf.reduce_sum(found, axis=-1), tf.int32),
+    )
+
+
+def compute_areas(corners: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_prod(corners[..., 2:] - corners[..., :2], axis=-1)
+
+
+def compute_intersections(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Returns the areas that boxes [..., 4] have in common. The shapes are broadcast."""
+    low = tf.maximum(one[..., :2], other[..., :2])
+    high = tf.minimum(one[..., 2:], other[..., 2:])
+    return tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1)
+
+
+def compute_overlaps(one: tf.Tensor, other: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the areas of intersection and union of boxes [..., 4]. The shapes are broadcast."""
+    intersections = compute_intersections(one, other)
+    return intersections, compute_areas(one) + compute_areas(other) - intersections
+
+
+def compute_pairwise_ious(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Returns float32 [..., P, Q] of boxes [..., P, 4] and [..., Q, 4]; 0 where both are empty."""
+    return tf.math.divide_no_nan(*compute_overlaps(one[..., :, None, :], other[..., None, :, :]))
+
+
+def compute_focal_losses(
+    logits: tf.Tensor,
+    is_positive: tf.Tensor,
+    positive_weights: tf.Tensor | float,
+    negative_weights: tf.Tensor | float,
+) -> tf.Tensor:
+    """Returns the focal loss of each logit with gamma 2 (Lin et al. 2017, equation 5)."""
+    probability = tf.sigmoid(logits)
+    positive_losses = positive_weights * (1 - probability) ** 2 * tf.math.softplus(-logits)
+    negative_losses = negative_weights * probability**2 * tf.math.softplus(logits)
+    return tf.where(is_positive, positive_losses, negative_losses)

@@ -7,32 +7,29 @@ Object Detection" (2017). The model is for GPUs. On CPU cores, `center_detector`
 of the time. Training starts from scratch, or with the weights of a local file (`train.warm_start`:
 a file of `keras.applications` fills the backbone). Nothing is downloaded.
 
-Losses, targets and decoding are in `anchor_head.py` and `anchors.py`.
+Losses, targets and decoding are in `anchor_head.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import keras
 from keras import Input, KerasTensor, Model, initializers, layers
 
 from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.models.anchor_head import AnchorHead, BoxLoss
-from pipeline_ops.models.anchors import ANCHORS_PER_CELL
+from pipeline_ops.models.anchor_head import ANCHORS_PER_CELL, AnchorHead, BoxLoss
 from pipeline_ops.models.backbones import preprocess_images
+from pipeline_ops.models.detection import require, require_multiple
 
+_EFFICIENT_NET = ("block4a_expand_activation", "block6a_expand_activation", "top_activation")
 ENDPOINTS: Mapping[str, tuple[str, str, str]] = {
-    "EfficientNetB0": ("block4a_expand_activation", "block6a_expand_activation", "top_activation"),
-    "EfficientNetV2B0": (
-        "block4a_expand_activation",
-        "block6a_expand_activation",
-        "top_activation",
-    ),
-    "EfficientNetV2S": ("block4a_expand_activation", "block6a_expand_activation", "top_activation"),
+    "EfficientNetB0": _EFFICIENT_NET,
+    "EfficientNetV2B0": _EFFICIENT_NET,
+    "EfficientNetV2S": _EFFICIENT_NET,
     "MobileNetV2": ("block_6_expand_relu", "block_13_expand_relu", "out_relu"),
     "ResNet50": ("conv3_block4_out", "conv4_block6_out", "conv5_block3_out"),
     "ResNet101": ("conv3_block4_out", "conv4_block23_out", "conv5_block3_out"),
@@ -63,13 +60,12 @@ def build(
     box_loss: BoxLoss = "smooth_l1",
     max_boxes: int | None = None,
 ) -> Model:
-    """Builds a model from images to logits and deltas, in the order of `anchors.make_anchors`.
+    """Builds a model from images to logits and deltas, in the order of `anchor_head.make_anchors`.
 
     The outputs are {"logits": [B, A, classes], "deltas": [B, A, 4]}.
 
     Args:
       image_shape: height and width must be multiples of 32.
-      num_classes: the number of classes in the data set.
       backbone: the name of its function in `keras.applications`, one of ENDPOINTS.
       backbone_parameters: arguments of that function, for example `alpha`.
       width: channels of the pyramid and of the two small networks on it, a multiple of 8.
@@ -79,14 +75,19 @@ def build(
       frozen_batch_normalization: keeps the backbone's statistics and scales as in the file of
           weights, as in the paper.
       anchor_scale, box_loss, max_boxes: arguments of the head, described in `AnchorHead`.
-
-    Raises:
-      ConfigError: a value is not allowed.
     """
-    _validate_parameters(image_shape, backbone, width, depth, normalization)
-    make_head(
-        image_shape, num_classes, anchor_scale=anchor_scale, box_loss=box_loss, max_boxes=max_boxes
-    )
+    require_multiple("retinanet", image_shape, _DEEPEST_STRIDE)
+    if backbone not in ENDPOINTS:
+        raise ConfigError(
+            f"train.model_parameters.backbone: there is no backbone {backbone!r}; "
+            f"{suggest_name(backbone, ENDPOINTS)}"
+        )
+    is_multiple = width >= _GROUP_SIZE and width % _GROUP_SIZE == 0
+    require(is_multiple, "width", f"a multiple of {_GROUP_SIZE}", width)
+    require(depth >= 1, "depth", "at least 1", depth)
+    is_known = normalization in get_args(Normalization)
+    require(is_known, "normalization", "none or group", normalization)
+    make_head(image_shape, num_classes, anchor_scale, box_loss, max_boxes)  # checks its parameters
     images = Input(image_shape, name="images")
     network = _build_backbone(backbone, image_shape[:2], backbone_parameters or {})
     for layer in network.layers if frozen_batch_normalization else ():
@@ -107,47 +108,11 @@ def make_head(
     max_boxes: int | None = None,
     **_: Any,
 ) -> AnchorHead:
-    """Returns the head that interprets the outputs. Raises ConfigError."""
-    if not anchor_scale > 0:
-        raise ConfigError(
-            f"train.model_parameters.anchor_scale must be above 0, got {anchor_scale}"
-        )
-    if box_loss not in ("smooth_l1", "giou"):
-        raise ConfigError(
-            f"train.model_parameters.box_loss must be smooth_l1 or giou, got {box_loss}"
-        )
-    if max_boxes is not None and max_boxes < 1:
-        raise ConfigError(
-            f"train.model_parameters.max_boxes must be at least 1, got {max_boxes}. "
-            "Remove it to allow any number of boxes"
-        )
+    """Returns the head that interprets the outputs."""
+    require(anchor_scale > 0, "anchor_scale", "above 0", anchor_scale)
+    require(box_loss in get_args(BoxLoss), "box_loss", "smooth_l1 or giou", box_loss)
+    require(max_boxes is None or max_boxes >= 1, "max_boxes", "at least 1", max_boxes)
     return AnchorHead(image_shape[:2], num_classes, anchor_scale, box_loss, max_boxes)
-
-
-def _validate_parameters(
-    image_shape: tuple[int, int, int], backbone: str, width: int, depth: int, normalization: str
-) -> None:
-    height, width_pixels, _ = image_shape
-    if height % _DEEPEST_STRIDE or width_pixels % _DEEPEST_STRIDE:
-        raise ConfigError(
-            f"retinanet: height and width of the images must be multiples of {_DEEPEST_STRIDE}, "
-            f"got {height}x{width_pixels}. Set them in preprocess.stages, with resize"
-        )
-    if backbone not in ENDPOINTS:
-        raise ConfigError(
-            f"train.model_parameters.backbone: there is no backbone {backbone!r}; "
-            f"{suggest_name(backbone, ENDPOINTS)}"
-        )
-    if width < _GROUP_SIZE or width % _GROUP_SIZE:
-        raise ConfigError(
-            f"train.model_parameters.width must be a multiple of {_GROUP_SIZE}, got {width}"
-        )
-    if depth < 1:
-        raise ConfigError(f"train.model_parameters.depth must be at least 1, got {depth}")
-    if normalization not in ("none", "group"):
-        raise ConfigError(
-            f"train.model_parameters.normalization must be none or group, got {normalization}"
-        )
 
 
 def _build_backbone(name: str, image_size: tuple[int, int], parameters: Mapping[str, Any]) -> Model:
@@ -169,35 +134,26 @@ def _build_pyramid(
     the backbone's last.
     """
     laterals = [
-        _build_conv(endpoint, width, normalization, f"lateral_{level}", kernel=1)
+        _build_conv(endpoint, width, normalization, f"lateral_{level}", 1, 1)
         for level, endpoint in enumerate(endpoints, start=3)
     ]
     merged = [laterals[-1]]
     for lateral in laterals[-2::-1]:
         merged.insert(0, layers.Add()([layers.UpSampling2D(2)(merged[0]), lateral]))
     smooth = [
-        _build_conv(each, width, normalization, f"level_{level}")
+        _build_conv(each, width, normalization, f"level_{level}", 3, 1)
         for level, each in enumerate(merged, start=3)
     ]
-    sixth = _build_conv(endpoints[-1], width, normalization, "level_6", strides=2)
-    return [
-        *smooth,
-        sixth,
-        _build_conv(layers.ReLU()(sixth), width, normalization, "level_7", strides=2),
-    ]
+    sixth = _build_conv(endpoints[-1], width, normalization, "level_6", 3, 2)
+    seventh = _build_conv(layers.ReLU()(sixth), width, normalization, "level_7", 3, 2)
+    return [*smooth, sixth, seventh]
 
 
 def _build_conv(
-    x: KerasTensor,
-    width: int,
-    normalization: Normalization,
-    name: str,
-    kernel: int = 3,
-    strides: int = 1,
+    x: KerasTensor, width: int, normalization: Normalization, name: str, kernel: int, strides: int
 ) -> KerasTensor:
-    conv = layers.Conv2D(
-        width, kernel, strides, "same", use_bias=normalization == "none", name=name
-    )
+    use_bias = normalization == "none"
+    conv = layers.Conv2D(width, kernel, strides, "same", use_bias=use_bias, name=name)
     return _make_normalization(width, normalization, name)(conv(x))
 
 
@@ -219,20 +175,13 @@ def _build_predictions(
     """Returns float32 [B, A, values]: the outputs of the same small network on every level."""
     # Section 4.1: "all new conv layers except the final one ... sigma = 0.01".
     random = initializers.RandomNormal(stddev=0.01)
+    options = {"padding": "same", "use_bias": normalization == "none"}
+    names = [f"{name}_{number}" for number in range(depth)]
     convs = [
-        layers.Conv2D(
-            width,
-            3,
-            padding="same",
-            use_bias=normalization == "none",
-            name=f"{name}_{number}",
-            kernel_initializer=random.clone(),
-        )
-        for number in range(depth)
+        layers.Conv2D(width, 3, name=each, kernel_initializer=random.clone(), **options)
+        for each in names
     ]
-    normalizations = [
-        _make_normalization(width, normalization, f"{name}_{number}") for number in range(depth)
-    ]
+    normalizations = [_make_normalization(width, normalization, each) for each in names]
     last = layers.Conv2D(
         ANCHORS_PER_CELL * values,
         3,

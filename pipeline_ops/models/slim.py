@@ -31,11 +31,7 @@ Network = Callable[[tf.Tensor, bool], tf.Tensor]
 
 
 def build_slim_model(network: Network, image_shape: tuple[int, int, int]) -> keras.Model:
-    """Returns a built Keras model that computes a TF-Slim definition.
-
-    Raises:
-      ConfigError: the extra is not installed.
-    """
+    """Returns a built Keras model that computes a TF-Slim definition."""
     _restore_moved_names()
     model = SlimModel(network)
     model.build((None, *image_shape))
@@ -128,32 +124,24 @@ class SlimModel(keras.Model):  # type: ignore[misc]  # Keras is not typed
         """
         if name not in self._variables_by_name:
             with tf.init_scope():
-                self._variables_by_name[name] = self._create_variable(
-                    name,
-                    tf.TensorShape(shape).as_list(),
-                    tf.as_dtype(dtype),
-                    initializer,
-                    trainable is not False,
+                dtype, shape = tf.as_dtype(dtype), tf.TensorShape(shape).as_list()
+                if initializer is None:
+                    initializer = v1.glorot_uniform_initializer
+                if isinstance(initializer, type):
+                    initializer = initializer()
+                value = (
+                    initializer(shape, dtype=dtype)
+                    if callable(initializer)
+                    else tf.constant(initializer, dtype)
+                )
+                self._variables_by_name[name] = self.add_weight(
+                    name=name.replace("/", "."),
+                    shape=shape,
+                    dtype=dtype.name,
+                    trainable=trainable is not False,
+                    initializer=lambda shape, dtype=None: value,
                 )
         return self._variables_by_name[name].value
-
-    def _create_variable(
-        self, name: str, shape: list[int], dtype: tf.DType, initializer: Any, trainable: bool
-    ) -> keras.Variable:
-        initializer = initializer if initializer is not None else v1.glorot_uniform_initializer()
-        initializer = initializer() if isinstance(initializer, type) else initializer
-        value = (
-            initializer(shape, dtype=dtype)
-            if callable(initializer)
-            else tf.constant(initializer, dtype)
-        )
-        return self.add_weight(
-            name=name.replace("/", "."),
-            shape=shape,
-            dtype=dtype.name,
-            trainable=trainable,
-            initializer=lambda shape, dtype=None: value,
-        )
 
 
 @contextlib.contextmanager
@@ -164,15 +152,11 @@ def _use_generator(generator: keras.random.SeedGenerator) -> Iterator[None]:
     """
     original_dropout = nn_ops._dropout
 
+    def draw(shape: Any, dtype: Any) -> tf.Tensor:
+        return keras.random.uniform(shape, dtype=dtype, seed=generator)
+
     def dropout(**arguments: Any) -> tf.Tensor:
-        return original_dropout(
-            **arguments
-            | {
-                "uniform_sampler": lambda shape, dtype: keras.random.uniform(
-                    shape, dtype=dtype, seed=generator
-                )
-            }
-        )
+        return original_dropout(**arguments | {"uniform_sampler": draw})
 
     nn_ops._dropout = dropout
     try:

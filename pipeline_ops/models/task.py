@@ -68,3 +68,13 @@ def compute_means(task: Task, sums: BatchSums) -> dict[str, float]:
     """Returns `loss` and the task's metrics."""
     totals = zip(("loss", *task.metrics), (sums.loss, *sums.metrics), strict=True)
     return {name: float(total) / max(float(sums.count), 1.0) for name, total in totals}
+
+
+def decode_images(encoded_b: tf.Tensor, shape: tuple[int, int, int]) -> tf.Tensor:
+    """Returns uint8 [b, H, W, C] of the bytes of image files, string [b]."""
+
+    def decode(encoded: tf.Tensor) -> tf.Tensor:
+        image = tf.io.decode_image(encoded, channels=shape[-1], expand_animations=False)
+        return tf.ensure_shape(image, shape)
+
+    return tf.map_fn(decode, encoded_b, fn_output_signature=tf.TensorSpec(shape, tf.uint8))

@@ -50,7 +50,7 @@ def _check_classifier(
 ) -> None:
     import tensorflow as tf
 
-    from pipeline_ops.models.outputs import validate_logits
+    from pipeline_ops.models.classification import validate_logits
     from pipeline_ops.training.worker import load_user_functions
 
     images = _make_images(request)

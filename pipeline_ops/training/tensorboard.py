@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageOps
 
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.diagnostics import Tensorboard
-from pipeline_ops.models.boxes import Boxes, Detections
+from pipeline_ops.models.detection import Boxes, Detections
 from pipeline_ops.training.checkpointing.state import Arrays
 from pipeline_ops.training.loops.loop import cast_to_float
 

@@ -1,6 +1,6 @@
 """Modules of the user's own: where they are, what they import, and the packages they belong to.
 
-Only `import_module` runs their code. Finding a module runs the packages around it.
+Only `import_module` and `load_object` run their code. Finding a module runs the packages around it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from pipeline_ops.artifacts.source_code import digest_sources
+from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError
 
 _INSTALLED = {Path(path) for path in sysconfig.get_paths().values()}
@@ -54,6 +56,28 @@ def import_module(module: str, remedy: str) -> ModuleType:
         raise ConfigError(
             f"cannot import the module {module}: {type(error).__name__}: {error}{line}. {remedy}"
         ) from error
+
+
+def load_object(path: str, key: str, remedy: str) -> Any:
+    """Returns the object behind a path `module:name`.
+
+    Messages begin with the key of the config. The remedy is for a module that cannot be imported.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        module = import_module(module_name, remedy)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    if not hasattr(module, name):
+        known = [
+            each
+            for each, value in vars(module).items()
+            if getattr(value, "__module__", None) == module_name
+        ]
+        raise ConfigError(
+            f"{key}: the module {module_name} has no function {name!r}; {suggest_name(name, known)}"
+        )
+    return getattr(module, name)
 
 
 def locate_error(error: BaseException) -> str:

@@ -21,7 +21,7 @@ def head(**options):
 def labels(boxes, classes, crowd=None):
     import tensorflow as tf
 
-    from pipeline_ops.models.boxes import Boxes
+    from pipeline_ops.models.detection import Boxes
 
     corners = np.array(boxes, np.float32).reshape(1, -1, 4) / PIXELS
     return Boxes(
@@ -35,7 +35,7 @@ def perfect_outputs(truth):
     """Returns the outputs of a perfect network."""
     import tensorflow as tf
 
-    from pipeline_ops.models.anchors import encode_boxes
+    from pipeline_ops.models.anchor_head import encode_boxes
 
     targets = head().build_targets(truth)
     logits = tf.where(tf.one_hot(targets.classes, CLASSES) > 0, 12.0, -12.0)
@@ -166,7 +166,7 @@ def test_the_sums_of_parts_of_a_batch_add_up_to_those_of_the_whole(parts):
     """The number of workers does not change the sums, although each worker pads differently."""
     import tensorflow as tf
 
-    from pipeline_ops.models.boxes import Boxes
+    from pipeline_ops.models.detection import Boxes
 
     random = np.random.default_rng(3)
     anchors, counts = len(head().anchors), [0, 1, 5, 2, 3, 0, 1, 4]

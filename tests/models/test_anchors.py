@@ -48,7 +48,7 @@ def matched(anchors, boxes, learned=None, crowd=None):
     """Returns the box, None for background, or "ignored" for each anchor."""
     import tensorflow as tf
 
-    from pipeline_ops.models.anchors import match_anchors
+    from pipeline_ops.models.anchor_head import match_anchors
 
     count = len(boxes)
     crowd = crowd or [False] * count
@@ -67,13 +67,13 @@ def matched(anchors, boxes, learned=None, crowd=None):
 
 @pytest.mark.parametrize(("size", "scale"), [((64, 96), 4.0), ((128, 128), 2.0), ((640, 640), 4.0)])
 def test_anchors_are_those_of_the_paper(size, scale):
-    from pipeline_ops.models.anchors import make_anchors
+    from pipeline_ops.models.anchor_head import make_anchors
 
     assert make_anchors(size, scale) == pytest.approx(plain_anchors(*size, scale), abs=1e-3)
 
 
 def test_the_papers_anchors_cover_32_to_813_pixels():
-    from pipeline_ops.models.anchors import make_anchors
+    from pipeline_ops.models.anchor_head import make_anchors
 
     anchors = make_anchors((640, 640), 4.0)
     assert len(anchors) == 9 * (80**2 + 40**2 + 20**2 + 10**2 + 5**2)
@@ -144,7 +144,7 @@ def test_an_image_without_boxes_is_background():
 
 
 def test_matching_is_the_definition_on_random_boxes():
-    from pipeline_ops.models.anchors import make_anchors
+    from pipeline_ops.models.anchor_head import make_anchors
 
     random = np.random.default_rng(5)
     anchors = make_anchors((64, 64), 2.0)
@@ -170,7 +170,7 @@ def test_matching_is_the_definition_on_random_boxes():
 def test_boxes_as_distances_from_anchors_and_back():
     import tensorflow as tf
 
-    from pipeline_ops.models.anchors import decode_boxes, encode_boxes
+    from pipeline_ops.models.anchor_head import decode_boxes, encode_boxes
 
     anchors = tf.constant([[0, 0, 10, 20], [5, 5, 15, 9]], tf.float32)
     boxes = tf.constant([[1, 2, 21, 12], [5, 5, 15, 9]], tf.float32)

@@ -12,7 +12,7 @@ BOXES = [[8, 10, 30, 40], [20, 50, 60, 90], [33, 3, 47, 12]]
 
 
 def head():
-    from pipeline_ops.models.centers import CenterHead
+    from pipeline_ops.models.center_detector import CenterHead
 
     return CenterHead(GRID, CLASSES)
 
@@ -20,7 +20,7 @@ def head():
 def labels(boxes, classes, crowd=None):
     import tensorflow as tf
 
-    from pipeline_ops.models.boxes import Boxes
+    from pipeline_ops.models.detection import Boxes
 
     corners = np.array(boxes, np.float32).reshape(1, -1, 4) / SIZE
     return Boxes(

@@ -54,7 +54,7 @@ def test_a_box_comes_back_to_its_place_in_the_image_of_the_request(mode):
     """The detector answers with the box that the stage has made of the annotated one."""
     import tensorflow as tf
 
-    from pipeline_ops.models.boxes import Detections
+    from pipeline_ops.models.detection import Detections
     from pipeline_ops.training.served import ServedDetector
 
     class Head:

@@ -145,7 +145,7 @@ def _detect_all(
             np.full(len(part), -1),
         )
         for client, found in zip(clients, detections, strict=True):
-            found += to_image_detections(client.detect(batch))
+            found += to_image_detections(client.predict(batch))
         job.progress.report("evaluate", start + len(part), len(scenes), "images")
     return detections
 

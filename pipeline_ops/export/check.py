@@ -109,7 +109,7 @@ class References:
 
     def _predict(self, batch: EncodedBatch) -> np.ndarray:
         if self.task == "detection":
-            return self.pack(self.model.detect(batch))
+            return self.pack(self.model.predict(batch))
         return self.model.classify(batch)[0]
 
     def pack(self, prediction: Mapping[str, np.ndarray]) -> np.ndarray:

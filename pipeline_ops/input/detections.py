@@ -42,11 +42,7 @@ class TrueBoxes:
 def read_true_boxes(
     paths: Sequence[str], removed: Sequence[Sequence[int]] = ()
 ) -> Iterator[TrueBoxes]:
-    """Yields every example of the shards, in their order.
-
-    Raises:
-      DataError: a shard holds something that is not an example for detection.
-    """
+    """Yields every example of the shards, in their order."""
     from pipeline_ops.input.reading import read_records, translate_read_errors
     from pipeline_ops.input.tensorflow_start import tf
 

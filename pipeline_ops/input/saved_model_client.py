@@ -47,9 +47,6 @@ def read_encoded_batches(
 
     `removed` has the positions to skip, for each shard. `features` has the names of the other
     features to read from each example.
-
-    Raises:
-      DataError: a shard holds something that is not an example.
     """
     from pipeline_ops.input.reading import read_records, translate_read_errors
     from pipeline_ops.input.tensorflow_start import tf
@@ -89,30 +86,20 @@ def _read_features(
     """Reads the features one by one: their types are unknown, and an example may lack them."""
     from pipeline_ops.input.tensorflow_start import tf
 
+    def read(features: Any, name: str) -> bytes | int | float | None:
+        kind = features[name].WhichOneof("kind") if name in features else None
+        values = getattr(features[name], kind).value if kind else ()
+        return values[0] if values else None
+
     found = [tf.train.Example.FromString(one).features.feature for one in serialized_N]
-    return {
-        name: [_first_value(features[name]) if name in features else None for features in found]
-        for name in names
-    }
-
-
-def _first_value(feature: Any) -> bytes | int | float | None:
-    kind = feature.WhichOneof("kind")
-    values = getattr(feature, kind).value if kind else ()
-    return values[0] if values else None
+    return {name: [read(features, name) for features in found] for name in names}
 
 
 class SavedModelClient:
     """A SavedModel with the signature that `artifacts.results.SAVED_MODEL` describes.
 
-    Args:
-      folder: the SavedModel.
-      name: its name in messages, for example "the challenger".
-      num_classes: C.
-      outputs: the outputs that its answers must have.
-
-    Raises:
-      DataError: it cannot be loaded, or has another signature.
+    `name` is its name in messages, for example "the challenger". `outputs` are the outputs that its
+    answers must have.
     """
 
     def __init__(
@@ -138,12 +125,8 @@ class SavedModelClient:
             )
 
     def classify(self, batch: EncodedBatch) -> tuple[np.ndarray, np.ndarray]:
-        """Returns probabilities float32 [N, C] and classes int64 [N].
-
-        Raises:
-          DataError: the model cannot take an image, or returns another shape.
-        """
-        outputs = self._predict(batch)
+        """Returns probabilities float32 [N, C] and classes int64 [N]."""
+        outputs = self.predict(batch)
         probabilities, classes = (outputs[name] for name in _OUTPUTS)
         if probabilities.shape != (len(batch.keys), self._num_classes):
             raise DataError(
@@ -153,24 +136,17 @@ class SavedModelClient:
             )
         return probabilities, classes
 
-    def detect(self, batch: EncodedBatch) -> dict[str, np.ndarray]:
+    def predict(self, batch: EncodedBatch) -> dict[str, np.ndarray]:
         """Returns the outputs of `serving_default`. Raises DataError for an image that the model
         cannot take.
         """
-        return self._predict(batch)
-
-    def _predict(self, batch: EncodedBatch) -> dict[str, np.ndarray]:
         try:
             return self.call_signature(_SIGNATURE, **{_INPUT: batch.images})
         except DataError as error:
             raise DataError(f"{error} (examples {batch.keys[0]} to {batch.keys[-1]})") from error
 
     def call_signature(self, signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the outputs of any signature.
-
-        Raises:
-          DataError: the model does not have the signature, or cannot take the inputs.
-        """
+        """Returns the outputs of any signature."""
         from pipeline_ops.input.tensorflow_start import tf
 
         if signature not in self.loaded.signatures:

@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from pipeline_ops.models.detection import (
     Boxes,
+    Candidates,
     Head,
     compute_areas,
     compute_focal_losses,
@@ -163,9 +164,7 @@ class AnchorHead(Head):
             is_ignored,
         )
 
-    def find_candidates(
-        self, outputs: dict[str, tf.Tensor]
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def find_candidates(self, outputs: dict[str, tf.Tensor]) -> Candidates:
         """Returns the best candidates of all levels."""
         scores = tf.sigmoid(tf.cast(outputs["logits"], tf.float32))
         sizes = [rows * columns for rows, columns in compute_grid_shapes(self.image_size)]
@@ -185,10 +184,8 @@ class AnchorHead(Head):
 
 def compute_grid_shapes(image_size: tuple[int, int]) -> list[tuple[int, int]]:
     """Returns the rows and columns of each level, for an image of this height and width."""
-    return [
-        (math.ceil(image_size[0] / 2**level), math.ceil(image_size[1] / 2**level))
-        for level in LEVELS
-    ]
+    height, width = image_size
+    return [(math.ceil(height / 2**level), math.ceil(width / 2**level)) for level in LEVELS]
 
 
 def make_anchors(image_size: tuple[int, int], scale: float) -> np.ndarray:

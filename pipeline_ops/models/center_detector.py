@@ -19,6 +19,7 @@ from keras import Input, KerasTensor, Model, initializers, layers
 
 from pipeline_ops.models.detection import (
     Boxes,
+    Candidates,
     Head,
     compute_focal_losses,
     compute_overlaps,
@@ -140,14 +141,14 @@ class CenterHead(Head):
         """
         pixels = labels.to_pixels(*(STRIDE * size for size in self.grid))
         ymin, xmin, ymax, xmax = tf.unstack(pixels, axis=-1)
-        distances2, is_near = self._compute_distances(ymin, xmin, ymax, xmax)
+        distances2, is_near = self._compute_distances(pixels)
         sigma = tf.maximum(0.6, tf.minimum(ymax - ymin, xmax - xmin) / STRIDE / 6)[..., None, None]
         heat = tf.exp(-distances2 / (2 * sigma**2))
         is_candidate = is_near & labels.is_learned[..., None, None]
         assigned = _assign_cells(distances2, is_candidate, (ymax - ymin) * (xmax - xmin))
         cells = tf.reduce_sum(assigned, axis=[2, 3], keepdims=True)
         classes = tf.where(labels.is_learned, labels.classes, -1)
-        in_crowd = self._is_inside(ymin, xmin, ymax, xmax) & labels.is_crowd[..., None, None]
+        in_crowd = self._is_inside(pixels) & labels.is_crowd[..., None, None]
         return CenterTargets(
             heat=_reduce_max_by_class(heat, classes, self.num_classes),
             corners=tf.einsum("bngh,bnk->bghk", assigned, pixels),
@@ -155,9 +156,7 @@ class CenterHead(Head):
             is_ignored=tf.reduce_any(in_crowd, axis=1),
         )
 
-    def find_candidates(
-        self, outputs: dict[str, tf.Tensor]
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def find_candidates(self, outputs: dict[str, tf.Tensor]) -> Candidates:
         """Returns the peaks of the heat maps with their boxes."""
         scores = tf.sigmoid(tf.cast(outputs["heat"], tf.float32))
         peaks = tf.where(scores >= tf.nn.max_pool2d(scores, 3, 1, "SAME"), scores, 0.0)
@@ -181,9 +180,7 @@ class CenterHead(Head):
         rows, columns = ((tf.range(size, dtype=tf.float32) + 0.5) * STRIDE for size in self.grid)
         return rows[:, None], columns[None, :]
 
-    def _compute_distances(
-        self, ymin: tf.Tensor, xmin: tf.Tensor, ymax: tf.Tensor, xmax: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def _compute_distances(self, corners: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns squared distances, and whether a cell may stand for a box, [B, N, G, H] each.
 
         The distance is in cells, to the cell of the box's centre. That cell may stand for the box,
@@ -194,18 +191,17 @@ class CenterHead(Head):
             center = tf.clip_by_value(tf.floor((low + high) / 2 / STRIDE), 0.0, size - 1.0)
             return tf.range(size, dtype=tf.float32) - center[..., None]
 
+        ymin, xmin, ymax, xmax = tf.unstack(corners, axis=-1)
         dy = compute_offset_from_center(ymin, ymax, self.grid[0])[..., :, None]
         dx = compute_offset_from_center(xmin, xmax, self.grid[1])[..., None, :]
         distances2 = dy**2 + dx**2
-        is_near = (distances2 <= 2) & self._is_inside(ymin, xmin, ymax, xmax)
+        is_near = (distances2 <= 2) & self._is_inside(corners)
         return distances2, (distances2 == 0) | is_near
 
-    def _is_inside(
-        self, ymin: tf.Tensor, xmin: tf.Tensor, ymax: tf.Tensor, xmax: tf.Tensor
-    ) -> tf.Tensor:
+    def _is_inside(self, corners: tf.Tensor) -> tf.Tensor:
         """Returns whether the centre of a cell is in a box, [B, N, G, H]."""
         y, x = self._compute_cell_centers()
-        ymin, xmin, ymax, xmax = (edge[..., None, None] for edge in (ymin, xmin, ymax, xmax))
+        ymin, xmin, ymax, xmax = tf.unstack(corners[..., None, None, :], axis=-1)
         return (y > ymin) & (y < ymax) & (x > xmin) & (x < xmax)
 
 

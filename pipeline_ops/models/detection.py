@@ -78,6 +78,10 @@ class Detections(NamedTuple):
     num_detections: tf.Tensor
 
 
+Candidates = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+"""Boxes float32 [B, K, 4], scores float32 [B, K] and classes int32 [B, K]."""
+
+
 class Head(Protocol):
     """The interpretation of a detector's outputs.
 
@@ -96,8 +100,8 @@ class Head(Protocol):
         """Returns float32 [2 + metrics]: the sums of the loss and of each metric, and the count."""
         ...
 
-    def find_candidates(self, outputs: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns boxes, scores and classes, as `suppress` takes them."""
+    def find_candidates(self, outputs: Any) -> Candidates:
+        """Returns what may be an object."""
         ...
 
     def detect(self, outputs: Any) -> Detections:
@@ -180,10 +184,9 @@ def select_best(scores: tf.Tensor, limit: int) -> tuple[tf.Tensor, tf.Tensor, tf
 def suppress(
     boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, num_classes: int
 ) -> Detections:
-    """Keeps the best one of the boxes of one class that overlap by more than half.
+    """Keeps the best one of the candidates of one class that overlap by more than half.
 
-    Takes float32 [B, K, 4], float32 [B, K] and int32 [B, K]. Parts of boxes outside of the image
-    are cut off.
+    Parts of boxes outside of the image are cut off.
     """
     by_class = scores[..., None] * tf.one_hot(classes, num_classes)
     found = tf.image.combined_non_max_suppression(

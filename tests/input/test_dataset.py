@@ -224,11 +224,12 @@ def test_offsets_and_decoded_images_are_made_once_for_a_host(split, tmp_path):
         made = files
 
 
-def test_a_shard_that_is_cut_off_is_named(split, tmp_path):
+@pytest.mark.parametrize("kept", [slice(0, -5), slice(0, 5)])
+def test_a_shard_that_is_cut_off_is_named(split, tmp_path, kept):
     from pipeline_ops.input.streaming import read_record_offsets
 
     shard = tmp_path / "train-00000-of-00001.tfrecord"
-    shard.write_bytes(Path(split.paths[0]).read_bytes()[:-5])
+    shard.write_bytes(Path(split.paths[0]).read_bytes()[kept])
     with pytest.raises(
         MachineError, match=r"train-00000-of-00001.tfrecord is truncated .* record at byte \d+"
     ):

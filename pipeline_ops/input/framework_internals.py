@@ -22,8 +22,8 @@ from pipeline_ops.errors import ConfigError
 TESTED = {"tensorflow": ("2.21", "2.22"), "keras": ("3.15", "3.16")}
 """The tested range of each package: the first version, and the first version after it."""
 
-
 _SLOTS = {"momentum": "momentums", "velocity": "velocities", "average": "averages"}
+"""The slots of an optimizer by the last word of Keras's names of their variables."""
 
 PRIVATE_NAMES: list[str] = []
 """All parts that were looked up, as `module:name`. The tests remove each of them in turn."""
@@ -122,8 +122,8 @@ def keep_gradients(optimizer: keras.optimizers.Optimizer) -> None:
 def get_slots(optimizer: keras.optimizers.Optimizer) -> dict[str, list[keras.Variable]]:
     """Returns the slots of an optimizer, each with a variable for every weight.
 
-    The optimizer is SGD, RMSprop, Adam or AdamW, and is built. Keras appends the name of the slot
-    to the name of the weight. Here, the names are momentums, velocities and averages.
+    The optimizer is SGD, RMSprop, Adam or AdamW, and is built. The names are momentums, velocities
+    and averages.
     """
     found: dict[str, list[keras.Variable]] = {}
     for variable in optimizer.variables:

@@ -130,9 +130,7 @@ def _build_backbone(name: str, image_size: tuple[int, int], parameters: Mapping[
 def _build_pyramid(
     endpoints: list[KerasTensor], width: int, normalization: Normalization
 ) -> list[KerasTensor]:
-    """Returns levels 3 to 7: three with the features of higher levels added, and two more on top of
-    the backbone's last.
-    """
+    """Returns levels 3 to 7: three that include higher levels, and two above the backbone's."""
     laterals = [
         _build_conv(endpoint, width, normalization, f"lateral_{level}", 1, 1)
         for level, endpoint in enumerate(endpoints, start=3)

@@ -59,10 +59,7 @@ def _restore_moved_names() -> None:
 
 
 class SlimModel(keras.Model):  # type: ignore[misc]  # Keras is not typed
-    """The Keras model that `build_slim_model` returns.
-
-    Legend: B batch, H W C image.
-    """
+    """The Keras model that `build_slim_model` returns."""
 
     def __init__(self, network: Network):
         super().__init__()

@@ -41,6 +41,13 @@ class ChosenStrategy:
     strategy: tf.distribute.Strategy
     devices: list[str]
 
+    @property
+    def class_name(self) -> str:
+        """The public name of the strategy's class, or its own if TensorFlow does not export it."""
+        made = type(self.strategy)
+        public = (name for name, found in vars(tf.distribute).items() if found is made)
+        return next(public, made.__name__)
+
 
 def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
     """Joins the gang and returns once every worker is there. Must precede any other operation.

@@ -90,7 +90,8 @@ def run_worker(spec: WorkerSpec) -> Trainer:
     ):
         chosen = make_strategy(config, spec)
         reason = f", because {chosen.reason}" if chosen.reason else ""
-        progress.report("building", message=f"strategy {chosen.name}{reason}")
+        message = f"strategy {chosen.name} ({chosen.class_name}){reason}"
+        progress.report("building", message=message)
         trainer = build_trainer(spec, request, config, chosen, progress)
         trainer.restore()
         trainer.run()

@@ -12,6 +12,7 @@ import pytest
 from launch.network import Network, why_not
 from launch.outcomes import assert_same, assert_went_on
 from launch.running import INTERVAL, RunningJob, command, parent, starting
+from scenes import AUGMENT, DETECTORS, SGD
 
 from pipeline_ops.artifacts.layout import lock_file
 from pipeline_ops.artifacts.source_code import CODE_ROOT
@@ -77,6 +78,37 @@ def test_two_hosts_train_what_one_machine_trains(start, undisturbed):
     assert job.figures().workers == 2
     assert_same(job, undisturbed)
     assert job.survivors() == []
+
+
+@pytest.mark.hosts
+@pytest.mark.parametrize("model", DETECTORS)
+def test_two_hosts_train_a_detector_as_one_device_does(
+    network, scenes, make_job_in, tmp_path, model
+):
+    detector = {
+        "train__model": model,
+        "train__model_parameters": DETECTORS[model],
+        "train__global_batch_size": 16,
+        "train__optimizer": SGD,
+        "train__input.augment": AUGMENT,
+        "train__best_checkpoint": None,
+        "train__reduce_learning_rate": None,
+        "train__epochs": 2,
+    }
+    places = {
+        "hosts": (network.hosts_file(2), PATIENT | {"train__workers": 2}),
+        "here": ({"launcher": "local", "cores": 1}, {"train__workers": 1}),
+    }
+    metrics = []
+    for name, (hosts, options) in places.items():
+        with starting(make_job_in, scenes, tmp_path / name, hosts, **detector) as start_job:
+            job = start_job(**options)
+            assert job.end() == ExitCode.SUCCESS, job.message()
+            metrics += [epoch.metrics for epoch in job.figures().history]
+            assert job.survivors() == []
+    assert len(metrics) == 4
+    for together, alone in zip(metrics[:2], metrics[2:], strict=True):
+        assert together == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.hosts

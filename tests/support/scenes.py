@@ -15,6 +15,30 @@ DIGIT_SCENES = Path(__file__).resolve().parents[2] / "configs" / "digit_scenes.y
 NUM_SHARDS = 4
 COUNTS = {"train": 150, "validation": 20, "test": 30}
 CLASS_NAMES = [str(digit) for digit in range(10)]
+SGD = {"name": "sgd", "learning_rate": 3e-5, "momentum": 0.9, "clip": {"global_norm": 10.0}}
+"""And not Adam, which divides by the size of a gradient, and so makes much of the last digit of a
+small one."""
+AUGMENT = {
+    "flip_left_right": True,
+    "scale": {"min": 0.8, "max": 1.25},
+    "brightness": 0.1,
+    "contrast": 0.1,
+    "mosaic": 0.5,
+}
+"""Everything that moves boxes: each worker has to change its examples as any other would have."""
+DETECTORS = {
+    "center_detector": {"width": 8},
+    "retinanet": {
+        "backbone": "MobileNetV2",
+        "backbone_parameters": {"alpha": 0.35},
+        "width": 16,
+        "depth": 1,
+        "normalization": "group",
+        "frozen_batch_normalization": True,
+        "anchor_scale": 2.0,
+    },
+}
+"""A small detector of each kind, by the name of its model."""
 
 
 @pytest.fixture(scope="session")

@@ -5,34 +5,12 @@ from __future__ import annotations
 
 import pytest
 from gangs import train
+from scenes import AUGMENT, DETECTORS, SGD
 
 STEPS = 30
-SGD = {"name": "sgd", "learning_rate": 3e-5, "momentum": 0.9, "clip": {"global_norm": 10.0}}
-"""And not Adam, which divides by the size of a gradient, and so makes much of the last digit of a
-small one."""
-AUGMENT = {
-    "flip_left_right": True,
-    "scale": {"min": 0.8, "max": 1.25},
-    "brightness": 0.1,
-    "contrast": 0.1,
-    "mosaic": 0.5,
-}
-"""Everything that moves boxes: each worker has to change its examples as any other would have."""
-SMALL = {
-    "center_detector": {"width": 8},
-    "retinanet": {
-        "backbone": "MobileNetV2",
-        "backbone_parameters": {"alpha": 0.35},
-        "width": 16,
-        "depth": 1,
-        "normalization": "group",
-        "frozen_batch_normalization": True,
-        "anchor_scale": 2.0,
-    },
-}
 pytestmark = pytest.mark.training
 
-MODELS = pytest.mark.parametrize("model", ["center_detector", "retinanet"])
+MODELS = pytest.mark.parametrize("model", DETECTORS)
 
 
 def losses(make_job, host_pool, model: str, name: str, **overrides) -> list[float]:
@@ -40,7 +18,7 @@ def losses(make_job, host_pool, model: str, name: str, **overrides) -> list[floa
     unfinished epoch."""
     options = {
         "train__model": model,
-        "train__model_parameters": SMALL[model],
+        "train__model_parameters": DETECTORS[model],
         "train__global_batch_size": 16,
         "train__optimizer": SGD,
         "train__input.augment": AUGMENT,
@@ -55,7 +33,7 @@ def losses(make_job, host_pool, model: str, name: str, **overrides) -> list[floa
 
 
 @MODELS
-def test_one_two_and_four_workers_reach_the_same_losses(make_detection_job, host_pool, model):
+def test_workers_and_devices_reach_the_losses_of_one_device(make_detection_job, host_pool, model):
     alone = losses(
         make_detection_job,
         host_pool,
@@ -67,11 +45,18 @@ def test_one_two_and_four_workers_reach_the_same_losses(make_detection_job, host
     assert (
         len(alone) == 7 and alone[5] < alone[1]
     )  # the third epoch's training loss, and the first's
-    for workers in (2, 4):
-        together = losses(
-            make_detection_job, host_pool, model, f"gang-{workers}", train__workers=workers
-        )
-        assert together == pytest.approx(alone, rel=1e-5), f"{workers} workers"
+    others = {
+        "two workers": {"train__workers": 2},
+        "four workers": {"train__workers": 4},
+        "two devices": {
+            "train__workers": 1,
+            "train__strategy": "mirrored",
+            "train__devices_per_worker": 2,
+        },
+    }
+    for name, options in others.items():
+        together = losses(make_detection_job, host_pool, model, name, **options)
+        assert together == pytest.approx(alone, rel=1e-5), name
 
 
 @MODELS

@@ -132,7 +132,17 @@ ROWS = {
     "label smoothing": Row(GANG, {"label_smoothing": 0.1}),
 }
 
+AUGMENT = {
+    "flip_left_right": True,
+    "scale": {"min": 0.8, "max": 1.2},
+    "brightness": 0.2,
+    "contrast": 0.2,
+}
+
 ROWS |= {
+    "three workers, an odd batch and augmentation": Row(
+        GANG | {"workers": 3}, {"global_batch_size": 31, "input.augment": AUGMENT}
+    ),
     "gang of four": Row(GANG | {"workers": 4}),
     "gang of three with uneven parts": Row(GANG | {"workers": 3}),
 } | {
@@ -226,3 +236,13 @@ def test_the_weights_are_those_of_one_device(trained, row, record_property):
 def test_what_must_change_the_weights_does(trained, options):
     """Shows that the comparison above can fail, and that every option has an effect."""
     assert distance(trained(ALONE), trained(ALONE | options)) > 1e-3
+
+
+@pytest.mark.training
+def test_with_dropout_the_number_of_workers_changes_the_masks(trained):
+    """Each replica draws its own masks. Two trainings by two workers draw the same ones."""
+    dropping = {"model": "acme_vision.nets:dropping", "optimizer": SGD}
+    two = trained(ALONE | dropping | GANG)
+    again = trained(ALONE | dropping | GANG | {"heartbeat_timeout_seconds": 29})
+    assert distance(two, again) == 0
+    assert distance(two, trained(ALONE | dropping)) > 1e-3

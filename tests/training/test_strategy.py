@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 
 import pytest
+from gangs import ALONE, QUICK, run_gang
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.train import Train
@@ -36,60 +36,37 @@ def test_auto_takes_what_the_hosts_have_and_says_why(
     assert choose_strategy(config, workers, gpus) == (strategy, reason)
 
 
-MAKE = """
-import sys
-import tensorflow as tf
-from pipeline_ops.config.train import Train
-from pipeline_ops.jobs.gang_protocol import WorkerSpec
-from pipeline_ops.training.strategy import make_strategy
-
-name, index, *addresses = sys.argv[1:]
-config = Train(
-    model="digits_cnn",
-    strategy=name,
-    workers=len(addresses),
-    devices_per_worker=1 + (name == "mirrored"),
-)
-spec = WorkerSpec.model_construct(
-    cluster={"worker": addresses}, role="worker", index=int(index), threads=1
-)
-made = type(make_strategy(config, spec).strategy)
-print(*(public for public, found in vars(tf.distribute).items() if found is made))
-"""
-
-
-def make_addresses(count: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
-
-
 @pytest.mark.training
 @pytest.mark.parametrize(
-    ("row", "name", "workers"),
+    ("row", "options"),
     [
-        ("`one_device`", "one_device", 1),
-        ("`mirrored`", "mirrored", 1),
-        ("`multi_worker_mirrored` with one worker", "multi_worker_mirrored", 1),
-        ("`multi_worker_mirrored` with several workers", "multi_worker_mirrored", 2),
+        ("`one_device`", ALONE),
+        ("`mirrored`", ALONE | {"train__strategy": "mirrored", "train__devices_per_worker": 2}),
+        (
+            "`multi_worker_mirrored` with one worker",
+            ALONE | {"train__strategy": "multi_worker_mirrored"},
+        ),
+        (
+            "`multi_worker_mirrored` with several workers",
+            {"train__strategy": "multi_worker_mirrored", "train__workers": 2},
+        ),
+        (
+            "`parameter_server`",
+            ALONE | {"train__strategy": "parameter_server", "train__parameter_servers": 1},
+        ),
     ],
 )
-def test_the_page_of_strategies_names_the_class_that_runs_on_cpus(row, name, workers):
+def test_each_worker_trains_under_the_class_that_the_page_of_strategies_names(
+    make_job, host_pool, row, options
+):
     page = (CODE_ROOT / "docs" / "strategies.md").read_text()
     [line] = [line for line in page.splitlines() if line.startswith(f"| {row} | `")]
-    addresses = make_addresses(workers)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", MAKE, name, str(index), *addresses],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(workers)
-    ]
-    made = {process.communicate(timeout=100)[0].strip() for process in processes}
-    assert [line.split(" | ")[1].strip("` |")] == [*made]
+    job = make_job("classes", **QUICK | options)
+    gang = run_gang(job, host_pool, steps_limit=2)
+    log = (job.attempt.folder / "gang.log").read_text()
+    messages = [line for line in log.splitlines() if "  building  " in line]
+    assert len(messages) == (1 if gang.config.parameter_servers else gang.config.workers)
+    assert all(f"({line.split(' | ')[1].strip('` |')})" in message for message in messages)
 
 
 THREADS = """

@@ -63,7 +63,6 @@ GROUPS = {
         (
             "docker",
             "pipeline_ops/jobs/places",
-            "pipeline_ops/launch/container",
             "pyproject",
             "requirements",
         ),

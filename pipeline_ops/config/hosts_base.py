@@ -110,15 +110,11 @@ class Hosts(Section):
         """The number of GPUs that each host is asked for. 0 if the hosts file names none."""
         return 0
 
-    def find_folder_problem(self, folder: Path, is_started_here: bool = True) -> str:
-        """Returns why a folder of Airflow's host is not the same one there, and the cure.
+    def find_folder_problem(self, folder: Path) -> str:
+        """Explains why an absolute folder of Airflow's host is not the same one there.
 
-        Args:
-          folder: absolute.
-          is_started_here: whether Airflow's host creates what runs there.
-
-        Returns:
-          The text behind the folder in a sentence. Empty if it may be the same.
+        Returns the text behind the folder in a sentence, with the cure. Empty if it may be the
+        same.
         """
         return ""
 

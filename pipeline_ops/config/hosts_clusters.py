@@ -11,6 +11,8 @@ from pydantic import Field, model_validator
 
 from pipeline_ops.config.base import Section, config_field
 from pipeline_ops.config.hosts_base import Cpu, Hosts, Memory, Resources, match_pattern
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
 
 _SlurmMemory = Annotated[
     str, match_pattern("[0-9]+[KMGT]?", "a number with K, M, G or T, such as 8G for Slurm")
@@ -96,7 +98,7 @@ class FolderVolume(Section):
 
 
 class ContainerHosts(Resources, Hosts):
-    """Containers of a Docker daemon. One container is one host of a gang.
+    """Containers of a Docker daemon, one for each job. A gang runs inside that of its train job.
 
     Containers run with a read-only root file system, without capabilities, and as the image's user,
     which must not be root. They share no folder with Airflow unless `volumes` names one.
@@ -108,13 +110,9 @@ class ContainerHosts(Resources, Hosts):
     daemon: _DaemonAddress | None = None
     """The daemon's address, such as `ssh://user@host`. Null is the one that DOCKER_HOST names, or
     the local one. For TLS, DOCKER_CERT_PATH names the folder of the certificates."""
-    containers: int = Field(1, ge=1, le=256)
-    """Number of hosts for a gang. With `gpus`, the first one gets the first GPUs, and so on."""
-    workers_per_container: int = Field(1, ge=1, le=64)
-    """Number of workers that a container can take."""
     docker_network: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    """The Docker network of the containers, from which they must reach the store. Null is the
-    default network for a job, and a network of its own for a gang."""
+    """The Docker network of the containers, from which they must reach the store. Null is Docker's
+    default network."""
     pull: Literal["missing", "never"] = "missing"
     """Whether the daemon pulls an image that it does not have."""
     volumes: list[FolderVolume] = config_field([], selects_program=True)
@@ -124,11 +122,6 @@ class ContainerHosts(Resources, Hosts):
         if self.docker_network == "none":
             raise ValueError(
                 "docker_network must be a network from which the store can be reached, got none"
-            )
-        if self.containers > 1 and self.docker_network in ("bridge", "host", "default"):
-            raise ValueError(
-                f"containers of a gang have no names in the network {self.docker_network}. Leave "
-                "docker_network out, or name one that `docker network create` has made"
             )
         return self
 
@@ -142,19 +135,18 @@ class ContainerHosts(Resources, Hosts):
                 )
         return self
 
-    @property
-    def capacity(self) -> int:
-        return self.containers * self.workers_per_container
-
-    @property
-    def num_hosts(self) -> int:
-        return self.containers
+    def validate_gang(self, train: Train, location: str) -> None:
+        raise ConfigError(
+            f"{location}: train.hosts: {train.hosts} is a Docker daemon, which runs the job of a "
+            f"training with its whole gang in one container. Write runs_on: {train.hosts} in the "
+            "place of hosts, or name hosts with launcher ssh, slurm or kubernetes"
+        )
 
     @property
     def num_gpus(self) -> int:
         return self.gpus
 
-    def find_folder_problem(self, folder: Path, is_started_here: bool = True) -> str:
+    def find_folder_problem(self, folder: Path) -> str:
         cure = f"volumes: [{{folder: {folder}, mount: {folder}}}]"
         covering = [
             volume
@@ -164,7 +156,7 @@ class ContainerHosts(Resources, Hosts):
         if not covering:
             return f"which is not seen there. {_describe_volume_cure(cure)}"
         volume = max(covering, key=lambda each: len(each.mount))
-        if is_started_here and self._is_daemon_here and _is_elsewhere(volume):
+        if self._is_daemon_here and _is_elsewhere(volume):
             return (
                 f"and a container has another folder there: {volume.folder}. "
                 f"{_describe_volume_cure(cure)}"
@@ -276,7 +268,7 @@ class KubernetesHosts(Resources, Hosts):
         """The image without its tag and its digest."""
         return re.sub(r"(:[^/@]*)?(@.*)?$", "", self.image, count=1)
 
-    def find_folder_problem(self, folder: Path, is_started_here: bool = True) -> str:
+    def find_folder_problem(self, folder: Path) -> str:
         if any(folder.is_relative_to(volume.mount) for volume in self.volumes):
             return ""
         cure = f"volumes: [{{claim: NAME, mount: {folder}}}]"

@@ -45,9 +45,9 @@ def validate_places(config: _Config) -> None:
             found = [*_find_problems(config, task, hosts), *_find_folders(config, task, hosts)]
             problems += [f"{where}: {task}.runs_on: {problem}" for problem in found]
     if config.hosts and not is_remote(root := config.storage.root):
-        folder, is_started_here = config.resolve_path(root), config.find_job_hosts("train") is None
+        folder = config.resolve_path(root)
         where = f"{config.locate(('train', 'hosts'))}: train.hosts"
-        if problem := config.hosts.find_folder_problem(folder, is_started_here):
+        if problem := config.hosts.find_folder_problem(folder):
             problems.append(f"{where}: storage.root is {folder} on this host, {problem}.")
     if problems:
         raise ConfigError("\n".join(problems))

@@ -19,7 +19,7 @@ from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD, TrainingFigures
 from pipeline_ops.config.hosts import LocalHosts, SshHosts, parse_hosts
 from pipeline_ops.config.hosts_base import Hosts
-from pipeline_ops.config.hosts_clusters import ContainerHosts, KubernetesHosts, SlurmHosts
+from pipeline_ops.config.hosts_clusters import KubernetesHosts, SlurmHosts
 from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
@@ -30,7 +30,6 @@ from pipeline_ops.jobs.places.environment import collect_store_environment, read
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
 from pipeline_ops.launch.candidate import export_saved_model
-from pipeline_ops.launch.container import ContainerLauncher
 from pipeline_ops.launch.gang import Gang
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.kubernetes import KubernetesLauncher
@@ -162,9 +161,6 @@ def make_launcher(hosts: Hosts, job: Job) -> Launcher:
         case SlurmHosts():
             name = f"trainyard-{job.request.pipeline}"
             return SlurmLauncher(hosts, name, job.attempt.folder, not job.stored_attempt)
-        case ContainerHosts():
-            run = str(job.attempt.folder)
-            return ContainerLauncher(hosts, build_gang_name(job), job.request.pipeline, run)
         case KubernetesHosts():
             return KubernetesLauncher(
                 hosts, build_gang_name(job), str(job.attempt.folder), job.request.deadline_seconds

@@ -233,16 +233,6 @@ class TestPortsOfHosts:
         assert "listen" not in stand_in.read_commands()
 
 
-def test_a_gang_in_containers_without_a_daemon_is_found(doctor):
-    volume = {"folder": str(doctor.folder), "mount": str(doctor.folder)}
-    doctor.train_on(
-        {"launcher": "container", "image": "trainyard", "volumes": [volume]}
-        | {"daemon": "tcp://127.0.0.1:9", "workers_per_container": 2}
-    )
-    problems = doctor.examine()
-    assert "tcp://127.0.0.1:9 does not answer" in problems.get("hosts/gang.yaml", ""), problems
-
-
 def plant_wrong_yaml(doctor, monkeypatch):
     doctor.set("train", epoch=3)
 

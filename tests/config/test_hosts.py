@@ -204,6 +204,15 @@ def test_a_gang_on_several_hosts_is_refused_unless_their_network_is_trusted(writ
     assert load_config(config, alone).hosts.num_hosts == 2, "a single worker has no peers"
 
 
+def test_a_docker_daemon_is_no_host_of_a_gang(write):
+    config, bucket = write(CONTAINER), {"storage.root": "s3://bucket/root"}
+    with pytest.raises(ConfigError) as raised:
+        load_config(config, {"train.hosts": "lab"})
+    assert "train.hosts: lab is a Docker daemon" in str(raised.value)
+    assert "Write runs_on: lab in the place of hosts" in str(raised.value)
+    assert load_config(config, bucket | {"train.runs_on": "lab"}).hosts is None
+
+
 def test_a_network_is_trusted_or_not_named(write):
     config = write(TWO.replace("trusted", "yes"))
     with pytest.raises(

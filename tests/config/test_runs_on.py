@@ -134,16 +134,15 @@ class TestAFolderOfALocalDaemon:
     def write(self, pipeline, other: Path, **values: object) -> dict:
         root = other.parent / "root"
         volume = {"folder": str(other), "mount": str(root)}
-        pipeline.write_hosts("box", CONTAINER, volumes=[volume], workers_per_container=2, **values)
+        pipeline.write_hosts("box", CONTAINER, volumes=[volume], **values)
         return {"storage.root": str(root)}
 
-    @pytest.mark.parametrize("key", ["evaluate.runs_on", "train.hosts"])
     @pytest.mark.parametrize("has_root", [True, False])
-    def test_that_is_not_the_storage_root_is_refused(self, pipeline, other, key, has_root):
+    def test_that_is_not_the_storage_root_is_refused(self, pipeline, other, has_root):
         changes = self.write(pipeline, other)
         if has_root:
             (other.parent / "root").mkdir()
-        message = pipeline.refuse(changes | {key: "box"})
+        message = pipeline.refuse(changes | {"evaluate.runs_on": "box"})
         assert f"and a container has another folder there: {other}. " in message
         assert f"[{{folder: {other.parent / 'root'}, mount: " in message
 
@@ -164,15 +163,10 @@ class TestAFolderOfALocalDaemon:
 
     def test_is_free_for_a_remote_daemon(self, pipeline, other, monkeypatch):
         changes = self.write(pipeline, other, daemon="ssh://gpu-1.example")
-        pipeline.load(changes | {"evaluate.runs_on": "box", "train.hosts": "box"})
+        pipeline.load(changes | {"evaluate.runs_on": "box"})
         self.write(pipeline, other)
         monkeypatch.setenv("DOCKER_HOST", "tcp://gpu-1.example:2376")
-        pipeline.load(changes | {"evaluate.runs_on": "box", "train.hosts": "box"})
-
-    def test_is_free_for_a_gang_that_another_host_starts(self, pipeline, other):
-        changes = self.write(pipeline, other)
-        pipeline.write_hosts("far", {"launcher": "ssh", "hosts": [{"name": "a"}]})
-        pipeline.load(changes | {"train.runs_on": "far", "train.hosts": "box"})
+        pipeline.load(changes | {"evaluate.runs_on": "box"})
 
 
 def test_a_supervisor_in_a_pod_needs_an_account_for_the_pods_of_its_gang(pipeline):

@@ -35,7 +35,7 @@ class PlacedTraining:
       folder: of the config.
       root: the URI of the storage root.
       dataset: the manifest of the data set, on this machine.
-      hosts: the hosts file of the gang.
+      hosts: the hosts file of the gang. None is for a gang inside the job.
       supervisor: the hosts file of the job.
       overrides: of the config.
     """
@@ -45,15 +45,15 @@ class PlacedTraining:
         folder: Path,
         root: str,
         dataset: str,
-        hosts: dict[str, Any],
+        hosts: dict[str, Any] | None,
         supervisor: dict[str, Any],
         **overrides: object,
     ):
-        file = config_with_hosts(folder, hosts)
+        file = config_with_hosts(folder, hosts or {"launcher": "local"})
         (folder / "hosts" / "supervisor.yaml").write_text(yaml.safe_dump(supervisor))
         values = {
             "storage.root": root,
-            "train.hosts": "lab",
+            "train.hosts": "lab" if hosts else None,
             "train.runs_on": "supervisor",
             "train.workers": 2,
             "train.epochs": 12,

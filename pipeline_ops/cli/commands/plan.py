@@ -21,7 +21,7 @@ from pipeline_ops.cli.arguments import (
 )
 from pipeline_ops.config.hosts import LocalHosts, SshHosts
 from pipeline_ops.config.hosts_base import Hosts
-from pipeline_ops.config.hosts_clusters import ContainerHosts, KubernetesHosts, SlurmHosts
+from pipeline_ops.config.hosts_clusters import KubernetesHosts, SlurmHosts
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.runs_on import TASKS
 
@@ -87,7 +87,6 @@ def _render_places(config: PipelineConfig) -> list[str]:
 
 
 def _allocate_hosts(hosts: Hosts | None) -> list[Host]:
-    from pipeline_ops.launch.container import describe_hosts
     from pipeline_ops.launch.local import LocalLauncher
     from pipeline_ops.launch.plan import Host
     from pipeline_ops.launch.ssh import SshLauncher
@@ -102,8 +101,6 @@ def _allocate_hosts(hosts: Hosts | None) -> list[Host]:
         case KubernetesHosts(pods=pods, workers_per_pod=workers):
             names = [f"pod-{number}" for number in range(pods)]
             return [Host(name=name, address=name, workers=workers) for name in names]
-        case ContainerHosts():
-            return describe_hosts(hosts, "container")
         case SshHosts():
             launcher = SshLauncher(hosts)
         case LocalHosts(workers=workers, cores=cores):
@@ -116,7 +113,6 @@ def _allocate_hosts(hosts: Hosts | None) -> list[Host]:
 def _render_cluster_requests(attempt: Attempt, config: PipelineConfig) -> list[str]:
     """The requests to a cluster."""
     from pipeline_ops.jobs.places.slurm import build_sbatch_command
-    from pipeline_ops.launch.container import build_gang
     from pipeline_ops.launch.kubernetes import build_manifests
     from pipeline_ops.launch.slurm import build_batch_script, count_nodes
 
@@ -127,11 +123,6 @@ def _render_cluster_requests(attempt: Attempt, config: PipelineConfig) -> list[s
                 build_sbatch_command(hosts, name, folder / "slurm.log", count_nodes(hosts))
             )
             return [command, build_batch_script(hosts, folder).strip()]
-        case ContainerHosts():
-            network = hosts.docker_network or name
-            run = str(folder)
-            bodies = build_gang(hosts, hosts.image, "container", network, config.pipeline, run)
-            return [json.dumps(bodies, indent=2)]
         case KubernetesHosts():
             name, timeout_seconds = name.replace("_", "-"), config.train.timeout_seconds
             items = build_manifests(hosts, name, str(folder), timeout_seconds)

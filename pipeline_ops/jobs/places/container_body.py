@@ -1,7 +1,7 @@
 """The description of a container, as the Docker API takes it. Pure.
 
-Containers of jobs and of gangs have the same limits, and no right that they do not need. They share
-nothing: what a job writes is in a volume of its own, which goes with its container.
+A container has no right that it does not need, and shares nothing: what its job writes is in a
+volume of its own, which is removed with the container.
 """
 
 from __future__ import annotations
@@ -34,18 +34,12 @@ class ContainerUse:
       labels: for people, and for those who remove it.
       environment: variables besides those of the image. All users of the daemon can read them.
       network: the Docker network. None is the default one.
-      names: its names in the network.
-      gpu_ids: the GPUs it gets. Empty means as many as the hosts file says.
-      is_temporary: whether the daemon removes it when it ends.
     """
 
     command: Sequence[str]
     labels: Mapping[str, str]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     network: str | None = None
-    names: Sequence[str] = ()
-    gpu_ids: Sequence[str] = ()
-    is_temporary: bool = False
 
 
 def build_labels(pipeline: str, job: str, attempt: str) -> dict[str, str]:
@@ -67,7 +61,6 @@ def build_body(hosts: ContainerHosts, image: str, use: ContainerUse) -> dict[str
     """
     program, *arguments = use.command
     folders = {"HOME": WORK, "TMPDIR": WORK, LOCAL_FOLDER_VARIABLE: f"{WORK}/local"}
-    endpoint = {"Aliases": list(use.names)} if use.names else {}
     return {
         "Image": image,
         "Entrypoint": [program],
@@ -77,17 +70,11 @@ def build_body(hosts: ContainerHosts, image: str, use: ContainerUse) -> dict[str
         "Labels": dict(use.labels),
         "Volumes": {WORK: {}},
         "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": _build_limits(hosts, use) | _build_rights(hosts, use),
-        **(
-            {"NetworkingConfig": {"EndpointsConfig": {use.network: endpoint}}}
-            if use.network and endpoint
-            else {}
-        ),
-        **({"Hostname": use.names[0]} if use.names else {}),
+        "HostConfig": _build_limits(hosts) | _build_rights(hosts, use.network),
     }
 
 
-def _build_limits(hosts: ContainerHosts, use: ContainerUse) -> dict[str, Any]:
+def _build_limits(hosts: ContainerHosts) -> dict[str, Any]:
     limits: dict[str, Any] = {
         "PidsLimit": _MAX_PROCESSES,
         "ShmSize": min(hosts.memory_bytes or _SHARED_MEMORY_BYTES, _SHARED_MEMORY_BYTES),
@@ -97,19 +84,17 @@ def _build_limits(hosts: ContainerHosts, use: ContainerUse) -> dict[str, Any]:
     if hosts.memory_bytes:  # no swap besides: a job that needs it is hopelessly slow
         limits |= {"Memory": hosts.memory_bytes, "MemorySwap": hosts.memory_bytes}
     if hosts.gpus:
-        devices: dict[str, Any] = {"Driver": "", "Capabilities": [["gpu"]]}
-        devices |= {"DeviceIDs": list(use.gpu_ids)} if use.gpu_ids else {"Count": hosts.gpus}
+        devices = {"Driver": "", "Capabilities": [["gpu"]], "Count": hosts.gpus}
         limits["DeviceRequests"] = [devices]
     return limits
 
 
-def _build_rights(hosts: ContainerHosts, use: ContainerUse) -> dict[str, Any]:
+def _build_rights(hosts: ContainerHosts, network: str | None) -> dict[str, Any]:
     return {
         "ReadonlyRootfs": True,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
         "RestartPolicy": {"Name": "no"},
-        "AutoRemove": use.is_temporary,
         "Tmpfs": {"/tmp": _TEMPORARY},  # noqa: S108
         "LogConfig": {"Type": "json-file", "Config": _LOG_OPTIONS},
         "Mounts": [
@@ -121,5 +106,5 @@ def _build_rights(hosts: ContainerHosts, use: ContainerUse) -> dict[str, Any]:
             }
             for volume in hosts.volumes
         ],
-        **({"NetworkMode": use.network} if use.network else {}),
+        **({"NetworkMode": network} if network else {}),
     }

@@ -1,6 +1,6 @@
 """A Docker daemon: the way to it, its images, and what its errors mean.
 
-Jobs in containers and gangs of containers use it. The library `docker` is imported nowhere else.
+The library `docker` is imported nowhere else.
 """
 
 from __future__ import annotations
@@ -94,11 +94,6 @@ class Daemon:
         )
         client.trust_env = False
         return client
-
-    @property
-    def api_version(self) -> str:
-        """The version of the API that both sides speak."""
-        return str(self._api._version)
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[Any]:

@@ -78,7 +78,6 @@ def test_named_folders_are_mounted():
     ("values", "problem"),
     [
         ({"docker_network": "none"}, "from which the store can be reached, got none"),
-        ({"docker_network": "host", "containers": 2}, "have no names in the network host"),
         ({"volumes": [{"folder": "/x", "mount": "/work"}]}, "must not be mounted at /work"),
         ({"daemon": "localhost:2375"}, "daemon"),
     ],

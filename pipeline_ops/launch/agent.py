@@ -22,9 +22,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.jobs.gang_protocol import (
     FORK_SERVER,
     FORK_SERVER_MODULE,
@@ -35,12 +37,18 @@ from pipeline_ops.jobs.gang_protocol import (
     Command,
     Event,
 )
-from pipeline_ops.launch.file_relay import RELAY_SECONDS, FileRelay
+from pipeline_ops.jobs.workspace import copy_request, make_local_folder
 from pipeline_ops.launch.host_report import describe_host
-from pipeline_ops.launch.messages import LineReader, get_pipes, send_message
-from pipeline_ops.launch.own_disk import OwnDisk, open_own_disk
+from pipeline_ops.launch.pipes import (
+    RELAY_SECONDS,
+    FileRelay,
+    LineReader,
+    get_pipes,
+    send_message,
+)
 from pipeline_ops.storage.atomic import read_json, write_json
 from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.system.descendants import end_descendants
 from pipeline_ops.system.memory_limit import OUT_OF_MEMORY, count_memory_kills
@@ -76,8 +84,7 @@ def main() -> None:
     adopt_orphans()
     os.environ |= spec.environment  # a temporary folder may be among it
     try:
-        open_ports = isolate(spec)
-        own_disk = open_own_disk(spec)
+        report = {"open_ports": isolate(spec)} | open_own_disk(spec)
         sweep()
         scratch = lock_host(spec)
     except (BlockingIOError, MachineError, ConfigError) as error:
@@ -86,12 +93,12 @@ def main() -> None:
         send_message(events, refusal)
         return
     try:
-        Agent(spec, events, scratch, own_disk, open_ports).serve()
+        Agent(spec, events, scratch, report).serve()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_descendants(0.0)
-        if own_disk:
-            remove_own_folder(own_disk.attempt)
+        if own_attempt := report.get("own_attempt"):
+            remove_own_folder(Path(own_attempt))
         scratch.remove()
         sweep()
 
@@ -104,28 +111,20 @@ class Agent:
       events: the descriptor to report to.
       scratch: the lock on this host. The fork server and all forks inherit it, so the host is
         free only when all of them are gone.
-      own_disk: the folders on this host, if it shares only a bucket with the launcher.
-      open_ports: see HostReport.
+      report: the fields of the HostReport that are known already.
     """
 
     def __init__(
-        self,
-        spec: AgentSpec,
-        events: int,
-        scratch: ScratchFolder,
-        own_disk: OwnDisk | None = None,
-        open_ports: str = "",
+        self, spec: AgentSpec, events: int, scratch: ScratchFolder, report: Mapping[str, str]
     ):
-        self._spec, self._events, self._own_disk = spec, events, own_disk
-        self._open_ports = open_ports
-        self._relay = FileRelay(own_disk.attempt, events) if own_disk else None
+        self._spec, self._events, self._report_fields = spec, events, report
+        own_attempt = report.get("own_attempt")
+        self._relay = FileRelay(Path(own_attempt), events) if own_attempt else None
         self._pids: dict[str, int] = {}
         self._memory_kills = count_memory_kills()
         self._reserved_sockets: list[socket.socket] = []
+        """They stay open until the fork, so no two agents on one machine choose the same ports."""
         self._alive: set[str] = set()
-        self._wake, wake_writer = os.pipe()
-        os.set_blocking(wake_writer, False)
-        signal.set_wakeup_fd(wake_writer)
         signal.signal(signal.SIGTERM, lambda *_: self._signal(signal.SIGTERM))
         heartbeats, heartbeat_writer = os.pipe()
         self._fork_server = subprocess.Popen(
@@ -142,26 +141,20 @@ class Agent:
             preexec_fn=die_with_parent,
         )
         os.close(heartbeat_writer)
-        requests, fork_events = get_pipes(self._fork_server)
-        self._requests = requests.fileno()
+        self._requests, fork_events = get_pipes(self._fork_server)
         self._fork_events = LineReader(fork_events.fileno())
         self._commands, self._heartbeats = LineReader(0), LineReader(heartbeats)
 
     def serve(self) -> None:
         """Serves until the launcher or the fork server is gone."""
-        own_disk = self._own_disk.to_report() if self._own_disk else {}
-        own = own_disk | {"open_ports": self._open_ports}
-        report = describe_host(self._spec).model_copy(update=own)
+        report = describe_host(self._spec).model_copy(update=self._report_fields)
         self._report(Event(event="hello", host=report))
         last_received = last_report = time.monotonic()
-        inputs: list[LineReader | int] = [self._commands, self._fork_events, self._heartbeats]
-        inputs.append(self._wake)
+        inputs = [self._commands, self._fork_events, self._heartbeats]
         while True:
             timeout = RELAY_SECONDS if self._relay else HEARTBEAT_SECONDS
             readable, _, _ = select.select(inputs, [], [], timeout)
             now = time.monotonic()
-            if self._wake in readable:
-                os.read(self._wake, 4096)
             if self._commands in readable:
                 last_received = now
                 if not self._handle_commands():
@@ -172,7 +165,9 @@ class Agent:
                 self._alive.update(map(bytes.decode, self._heartbeats.read_lines() or ()))
             if now - last_report >= HEARTBEAT_SECONDS:
                 last_report = now
-                self._report_alive()
+                stopped = [name for name, pid in self._pids.items() if is_stopped(pid)]
+                self._report(Event(event="alive", names=sorted(self._alive), stopped=stopped))
+                self._alive = set()
             if self._relay:
                 self._relay.send_new()
             if now - last_received > self._spec.silence_timeout_seconds:
@@ -185,6 +180,7 @@ class Agent:
                 return
 
     def _handle_commands(self) -> bool:
+        """Returns False once the launcher has closed the pipe."""
         lines = self._commands.read_lines()
         for line in lines or ():
             command = Command.model_validate_json(line)
@@ -198,17 +194,19 @@ class Agent:
                     text = "; ".join(f"{address}: {why}" for address, why in problems.items())
                     self._report(Event(event="connected", message=text))
                 case "fork" if command.fork:
-                    self._release_ports()
+                    while self._reserved_sockets:
+                        self._reserved_sockets.pop().close()
                     if self._relay:
                         self._relay.remove(Path(command.fork.status).name)
-                    send_message(self._requests, command.fork)
+                    send_message(self._requests.fileno(), command.fork)
                 case "signal":
                     self._signal(command.signal, command.name)
-                case "clean" if self._own_disk:
-                    remove_own_folder(self._own_disk.work)
+                case "clean" if own_work := self._report_fields.get("own_work"):
+                    remove_own_folder(Path(own_work))
         return lines is not None
 
     def _forward_events(self) -> bool:
+        """Returns False once the fork server has ended."""
         lines = self._fork_events.read_lines()
         for event in filter(None, map(Event.parse, lines or ())):
             if event.event == "started":
@@ -231,20 +229,6 @@ class Agent:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
-    def _release_ports(self) -> None:
-        """Closes the reserved ports.
-
-        They are reserved until now, so that no two agents on one machine choose the same ones.
-        """
-        for reserved in self._reserved_sockets:
-            reserved.close()
-        self._reserved_sockets = []
-
-    def _report_alive(self) -> None:
-        stopped = [name for name, pid in self._pids.items() if is_stopped(pid)]
-        self._report(Event(event="alive", names=sorted(self._alive), stopped=stopped))
-        self._alive = set()
-
     def _report(self, event: Event) -> None:
         send_message(self._events, event)
 
@@ -252,7 +236,7 @@ class Agent:
 def isolate(spec: AgentSpec) -> str:
     """Moves this process into a network namespace, if the gang is to have one.
 
-    Returns the reason why it has none. Raises ConfigError if it insists on one.
+    Returns the reason why it has none. Raises ConfigError if the hosts file insists on one.
     """
     if spec.isolation == "never":
         return ""
@@ -268,15 +252,40 @@ def isolate(spec: AgentSpec) -> str:
 
 
 def explain_kill(event: Event, kills_before: int) -> Event:
-    """Returns the end of a process with its cause, if the kernel has killed it for memory.
+    """Adds the cause to the end of a process that the kernel has killed for memory.
 
-    Args:
-      event: the end.
-      kills_before: how many processes the kernel had killed here when the agent started.
+    `kills_before` is the number of processes that it had killed here when the agent started.
     """
     if event.code != -signal.SIGKILL or count_memory_kills() <= kills_before:
         return event
     return event.model_copy(update={"message": OUT_OF_MEMORY})
+
+
+def open_own_disk(spec: AgentSpec) -> dict[str, str]:
+    """Makes the folders of a host that shares nothing but a bucket with the launcher.
+
+    It reads the request from the bucket, which proves that this host reaches the same store with
+    the same rights. Raises ConfigError if it does not, and MachineError if store or disk failed.
+
+    Returns:
+      The fields of the HostReport: the folder of the attempt, and that of the checkpoints, which
+      outlives the agent. Empty if the host sees the launcher's disk.
+    """
+    if not spec.stored_attempt or Path(spec.token_file).exists():
+        return {}
+    attempt = Attempt(open_root(spec.stored_attempt))
+    try:
+        workspace = copy_request(attempt)
+    except DataError:
+        raise ConfigError(
+            f"it does not see the storage root: {attempt.request} was written by the launcher's "
+            "side and is missing there. Give it the same endpoint, in `environment` of the hosts "
+            "file"
+        ) from None
+    except (ConfigError, MachineError) as error:
+        raise type(error)(f"it does not see the storage root: {error}") from None
+    work = make_local_folder(open_root(spec.stored_work))
+    return {"own_attempt": str(workspace.folder), "own_work": str(work)}
 
 
 def lock_host(spec: AgentSpec) -> ScratchFolder:

@@ -23,15 +23,10 @@ from pipeline_ops.jobs.gang_protocol import AGENT_MODULE
 _POLL_SECONDS = 0.5
 
 
-def main() -> None:
-    sys.exit(hold_allocation(sys.argv[1], float(sys.argv[2])))
-
-
 def hold_allocation(run: str, idle_timeout_seconds: float) -> int:
-    """Returns when there has been no agent for that long; after SIGTERM, once there is none.
+    """Waits until the run has had no agent for that long. After SIGTERM, one moment is enough.
 
-    Returns:
-      The exit code: 0, or 143 after SIGTERM.
+    Returns the exit code: 0, or 143 after SIGTERM.
     """
     timeout_seconds, last_seen, exit_code = idle_timeout_seconds, time.monotonic(), 0
 
@@ -60,4 +55,4 @@ def find_agents(run: str) -> list[psutil.Process]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(hold_allocation(sys.argv[1], float(sys.argv[2])))

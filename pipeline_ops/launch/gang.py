@@ -3,42 +3,145 @@
 It knows nothing of TensorFlow. When one process fails, the supervisor ends the whole gang, and a
 new gang continues from the last checkpoint. The new gang has new addresses, runs on the hosts that
 are there now, and is as large as these and the config allow. The global batch and the learning rate
-never change, so every incarnation continues the same curve. `gang_start.py` starts an incarnation,
-`worker_monitor.py` finds the cause of a failure, and `restart_policy.py` defines which failures
-count against `max_restarts`.
+never change, so every incarnation continues the same curve. `worker_monitor.py` finds the cause of
+a failure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import MachineError, TrainyardError
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import Command, StoredWork
 from pipeline_ops.jobs.progress import ProgressEvent
-from pipeline_ops.launch.gang_log import GangLog
-from pipeline_ops.launch.gang_start import fork_workers, plan_gang, wait_for_hosts
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.plan import LaunchPlan, compute_gang_size
-from pipeline_ops.launch.restart_policy import RestartPolicy
-from pipeline_ops.launch.stop_request import StopRequest
+from pipeline_ops.launch.pipes import read_new_lines
+from pipeline_ops.launch.plan import (
+    LaunchPlan,
+    WorkerAssignment,
+    assign_workers,
+    build_launch_plan,
+    compute_gang_size,
+    get_status_path,
+    needs_ports,
+)
 from pipeline_ops.launch.worker_monitor import Failure, WorkerMonitor
+from pipeline_ops.storage.atomic import translate_write_errors, write_json
 from pipeline_ops.system.network_namespace import CLOSE_PORTS, OPEN_PORTS
 
 _log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.2
+_PORTS_SECONDS = 10.0
+_CONNECT_SECONDS = 20.0
 _PEER_REPORT_SECONDS = 1.0
 """The time that the other workers get after the first failure: one of them may know the reason."""
 _KILL_SECONDS = 3.0
 _SAVE_SECONDS = 25.0
 """Machines that are about to be taken away usually give thirty seconds."""
+_BACK_OFF_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_MAX_LOG_BYTES = 1 << 20
+"""The limit for one log at a time: a worker that writes without end must not block the gang."""
+
+
+class StopRequest:
+    """SIGTERM to the train job: the gang saves its state, and another try continues from there.
+
+    A caller that cannot wait sends SIGKILL soon afterwards.
+    """
+
+    is_requested = False
+
+    @contextlib.contextmanager
+    def handle_sigterm(self) -> Iterator[StopRequest]:
+        def request(_signal: int, _frame: object) -> None:
+            self.is_requested = True
+
+        previous = signal.signal(signal.SIGTERM, request)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+
+    def check(self) -> None:
+        """Raises MachineError after a request, where there is no state to save."""
+        if self.is_requested:
+            raise MachineError("stopped by SIGTERM. Another try continues from the last checkpoint")
+
+
+class RestartPolicy:
+    """Counts consecutive failures without new progress, up to `max_restarts`.
+
+    A training of months meets more dead machines than any fixed number allows, so a failure is
+    forgiven once a later gang has started from a later checkpoint. An error that returns at the
+    same step never gets that far and uses the budget up.
+    """
+
+    def __init__(self, max_restarts: int):
+        self._max_restarts = max_restarts
+        self._consecutive_failures = self._latest_start_step = 0
+
+    def record_failure(self, start_step: int) -> float | None:
+        """Counts the failure of a gang that had started from the checkpoint of `start_step`.
+
+        Returns the seconds to wait before the next gang, or None if the budget is used up.
+        """
+        has_progressed = start_step > self._latest_start_step
+        self._consecutive_failures = 1 if has_progressed else self._consecutive_failures + 1
+        self._latest_start_step = max(self._latest_start_step, start_step)
+        if self._consecutive_failures > self._max_restarts:
+            return None
+        return _BACK_OFF_SECONDS[min(self._consecutive_failures, len(_BACK_OFF_SECONDS)) - 1]
+
+
+class GangLog:
+    """`gang.log` of an attempt: the messages of all processes of all incarnations in one file.
+
+    Each line has its time and its worker. It is copied from the workers' logs and progress while
+    the gang runs, so the messages of a killed process are kept. The time of a log line is that of
+    its copy. After a failed gang, the first failure is the last line.
+    """
+
+    def __init__(self, attempt: Attempt):
+        self.path = attempt.folder / "gang.log"
+        self._attempt = attempt
+        self._offsets: Counter[str] = Counter()
+
+    def copy_new_lines(
+        self, names: Iterable[str], events: Iterable[tuple[str, ProgressEvent]]
+    ) -> None:
+        """Copies the new complete lines of the workers' logs, and new progress with its workers."""
+        now = time.time()
+        lines = [(event.time, name, str(event)) for name, event in events]
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                path = self._attempt.worker_log(name)
+                data = read_new_lines(path, self._offsets[name], _MAX_LOG_BYTES)
+                self._offsets[name] += len(data)
+                lines += [(now, name, line) for line in data.decode(errors="replace").splitlines()]
+        self._write(sorted(lines, key=lambda line: line[0]))
+
+    def write_message(self, text: str) -> None:
+        """Writes a line of the supervisor's own."""
+        self._write([(time.time(), "gang", line) for line in text.splitlines()])
+
+    def _write(self, lines: Iterable[tuple[float, str, str]]) -> None:
+        text = ""
+        for seconds, name, line in lines:
+            stamp = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+            text += f"{stamp}Z  {name:<9}  {line}\n"
+        if text:
+            with translate_write_errors(self.path), open(self.path, "a", encoding="utf-8") as file:
+                file.write(text)
 
 
 @dataclasses.dataclass
@@ -46,13 +149,10 @@ class Gang:
     """All processes of one training, through all incarnations.
 
     Args:
-      config: the training section.
       attempt: the train job's folder.
       work: the folder of checkpoints on this host.
-      host_pool: the hosts.
       report: is called with the chief's progress.
       steps_limit: stop after that many steps.
-      stop: the request to stop the training.
       stored: the folder of checkpoints in a bucket.
       check_lease: raises if another job has taken over the artifact.
     """
@@ -101,29 +201,117 @@ class Gang:
         monitor = None
         self._start_step, self._is_growing, self._has_left_to_grow = 0, False, False
         try:
-            monitor = self._start()
-            return self._supervise(monitor) or monitor.plan
+            self._wait_for_hosts()
+            plan = self._plan()
+            _log.info("the gang:\n%s", plan)
+            self._warn_of_open_ports(plan)
+            monitor = WorkerMonitor(plan, self.config, self.attempt)
+            self._fork(plan)
+            return self._supervise(monitor) or plan
         except MachineError as error:
             return Failure(str(error))
         finally:
             if monitor:
-                self._end(monitor)
+                self._kill(monitor)
+                self._log_progress(monitor)
+                self._start_step = monitor.start_step
+                self._has_left_to_grow = self._is_growing and monitor.has_saved
 
-    def _start(self) -> WorkerMonitor:
-        wait_for_hosts(self.host_pool, self.config, self.stop.check)
-        plan = plan_gang(
-            self.host_pool,
-            self.config,
+    def _wait_for_hosts(self) -> None:
+        """Waits for as many hosts as the gang may have, but not for those whose last try failed.
+
+        Raises:
+          MachineError: too few hosts have come in time.
+          ConfigError: too few hosts can ever come, because a person has to fix the others.
+        """
+        config, pool = self.config, self.host_pool
+        pool.allocate(self.stop.check)
+        deadline = time.monotonic() + config.start_timeout_seconds
+        tries = {name: host.tries for name, host in pool.hosts.items()}
+        while True:
+            pool.poll()
+            self.stop.check()
+            hosts = pool.hosts.values()
+            size = compute_gang_size(config, pool.ready)
+            is_settled = size == config.effective_max_workers or all(
+                host.is_ready or host.has_failed_since(tries[host.spec.name]) for host in hosts
+            )
+            if size and is_settled and not any(host.is_fenced for host in hosts):
+                return
+            problems = pool.describe_problems()
+            if not size and is_settled and any(host.is_permanent_failure for host in hosts):
+                raise ConfigError(problems)
+            if time.monotonic() > deadline:
+                capacity = sum(host.workers for host in pool.ready)
+                raise MachineError(
+                    f"after {config.start_timeout_seconds} s (train.start_timeout_seconds) the "
+                    f"hosts can take {capacity} workers, and at least "
+                    f"{config.effective_min_workers} are needed: "
+                    f"{problems or 'no host has answered'}"
+                )
+
+    def _plan(self) -> LaunchPlan:
+        """Plans the largest gang for the hosts that are ready."""
+        config, hosts = self.config, self.host_pool.ready
+        assignments = assign_workers(config, hosts, compute_gang_size(config, hosts))
+        ports: dict[str, list[int]] = {}
+        if needs_ports(config, assignments):
+            ports = self._reserve_ports(assignments)
+            self._check_connections(
+                {
+                    host.name: f"{host.address}:{ports[host.name][0]}"
+                    for host in hosts
+                    if host.name in ports
+                }
+            )
+        return build_launch_plan(
+            config,
+            hosts,
+            assignments,
+            ports,
             self.attempt,
             self.work,
             self.steps_limit,
             self.stored,
         )
-        _log.info("the gang:\n%s", plan)
-        self._warn_of_open_ports(plan)
-        monitor = WorkerMonitor(plan, self.config, self.attempt)
-        fork_workers(self.host_pool, plan, self.attempt)
-        return monitor
+
+    def _reserve_ports(self, assignments: Iterable[WorkerAssignment]) -> dict[str, list[int]]:
+        """Returns free ports by host, one for each process there."""
+        counts = Counter(assignment.host for assignment in assignments)
+        commands = {host: Command(action="ports", count=count) for host, count in counts.items()}
+        replies = self.host_pool.ask(commands, "ports", _PORTS_SECONDS)
+        for host, count in counts.items():
+            if (found := len(replies[host].ports)) < count:
+                raise MachineError(
+                    f"host {host} has {found} free ports where {count} are needed. Widen "
+                    "first_port and last_port in the hosts file, or end the processes that use "
+                    "them"
+                )
+        return {host: reply.ports for host, reply in replies.items()}
+
+    def _check_connections(self, addresses: dict[str, str]) -> None:
+        """Lets each host connect to a port of each other host, where workers will listen."""
+        if len(addresses) < 2:
+            return
+        commands = {
+            host: Command(
+                action="connect",
+                addresses=[address for name, address in addresses.items() if name != host],
+            )
+            for host in addresses
+        }
+        for host, reply in self.host_pool.ask(commands, "connected", _CONNECT_SECONDS).items():
+            if reply.message:
+                raise MachineError(
+                    f"host {host} can't connect to {reply.message}. Open these ports between the "
+                    "hosts (first_port and last_port in the hosts file), or correct `address`"
+                )
+
+    def _fork(self, plan: LaunchPlan) -> None:
+        write_json(self.attempt.folder / "launch-plan.json", plan.model_dump(mode="json"))
+        for worker in plan.workers:
+            get_status_path(self.attempt, worker.name).unlink(missing_ok=True)
+            self.host_pool.send(worker.host, Command(action="fork", fork=plan.fork(worker)))
 
     def _warn_of_open_ports(self, plan: LaunchPlan) -> None:
         for name in {worker.host for worker in plan.workers}:
@@ -145,30 +333,6 @@ class Gang:
             self._grow_if_possible(monitor)
         return None
 
-    def _end(self, monitor: WorkerMonitor) -> None:
-        self._kill_gang(monitor)
-        self._log_progress(monitor)
-        self._start_step = monitor.start_step
-        self._has_left_to_grow = self._is_growing and monitor.has_saved
-
-    def _wait_before_restart(self, failure: Failure) -> None:
-        wait_seconds = self._restart_policy.record_failure(self._start_step)
-        if wait_seconds is None:
-            raise MachineError(
-                f"{failure.message}\nThe gang was restarted {self.restarts} times. "
-                f"train.max_restarts is {self.config.max_restarts}, counted from the last "
-                "checkpoint that a restart has passed"
-            )
-        self.restarts += 1
-        delay = f" in {wait_seconds:.0f} s" if wait_seconds else ""
-        message = f"{failure.message}. Restart {self.restarts}{delay}"
-        _log.warning(message)
-        self._report_event("restart", message)
-        until = time.monotonic() + wait_seconds
-        while time.monotonic() < until:
-            self.host_pool.poll(_POLL_SECONDS)
-            self.stop.check()
-
     def _process_events(self, monitor: WorkerMonitor) -> None:
         """Waits briefly for the gang's events and passes them on."""
         self._record_events(monitor)
@@ -181,9 +345,8 @@ class Gang:
             message = f"first new step {seconds:.1f} s after the failure was noticed"
             self._report_event("recovered", message, seconds=round(seconds, 3))
         if preempted := monitor.take_preempted_servers():
-            self._save_and_leave(
-                monitor, "stopping", f"{', '.join(sorted(preempted))} received SIGTERM"
-            )
+            reason = f"{', '.join(sorted(preempted))} received SIGTERM"
+            self._save_and_leave(monitor, "stopping", reason)
 
     def _log_progress(self, monitor: WorkerMonitor) -> list[tuple[str, ProgressEvent]]:
         progress = monitor.read_progress()
@@ -191,7 +354,7 @@ class Gang:
         return progress
 
     def _record_events(self, monitor: WorkerMonitor) -> None:
-        for host, event in self.host_pool.poll(_POLL_SECONDS):
+        for host, event in self.host_pool.poll():
             monitor.record_event(host, event)
 
     def _grow_if_possible(self, monitor: WorkerMonitor) -> None:
@@ -212,7 +375,7 @@ class Gang:
 
     def _save_and_stop(self, monitor: WorkerMonitor) -> Failure:
         self._report_event("stopping", "the job received SIGTERM. The gang saves its state")
-        self.host_pool.signal_all(signal.SIGTERM)
+        self.host_pool.send_all(Command(action="signal", signal=signal.SIGTERM))
         deadline = time.monotonic() + _SAVE_SECONDS
         while (
             monitor.unfinished and not self._find_lost_host(monitor) and time.monotonic() < deadline
@@ -234,19 +397,37 @@ class Gang:
             self._process_events(monitor)
         return self._find_lost_host(monitor) or monitor.find_cause(first)
 
-    def _kill_gang(self, monitor: WorkerMonitor) -> None:
+    def _kill(self, monitor: WorkerMonitor) -> None:
         """Kills the rest of the gang and waits until it is gone.
 
         A host that does not answer is given up, with every process on it.
         """
         deadline = time.monotonic() + _KILL_SECONDS
-        self.host_pool.signal_all(signal.SIGKILL)
+        self.host_pool.send_all(Command(action="signal", signal=signal.SIGKILL))
         while hosts := [h for h in monitor.running_hosts if self.host_pool.hosts[h].is_ready]:
             self._record_events(monitor)
             if time.monotonic() > deadline:
                 problem = f"its processes still run {_KILL_SECONDS:.0f} s after they were killed"
                 for host in hosts:
                     self.host_pool.drop(host, problem)
+
+    def _wait_before_restart(self, failure: Failure) -> None:
+        wait_seconds = self._restart_policy.record_failure(self._start_step)
+        if wait_seconds is None:
+            raise MachineError(
+                f"{failure.message}\nThe gang was restarted {self.restarts} times. "
+                f"train.max_restarts is {self.config.max_restarts}, counted from the last "
+                "checkpoint that a restart has passed"
+            )
+        self.restarts += 1
+        delay = f" in {wait_seconds:.0f} s" if wait_seconds else ""
+        message = f"{failure.message}. Restart {self.restarts}{delay}"
+        _log.warning(message)
+        self._report_event("restart", message)
+        until = time.monotonic() + wait_seconds
+        while time.monotonic() < until:
+            self.host_pool.poll()
+            self.stop.check()
 
     def _report_event(self, phase: str, message: str, **metrics: float) -> None:
         self._log.write_message(message)

@@ -1,36 +1,123 @@
 """All hosts of a training and the pipes to their agents: which are ready, lost or reconnected.
 
-`poll` does everything, a little at a time, and never waits longer than its timeout. A lost host is
-tried again for as long as the pool exists. Decisions about gangs are made elsewhere.
+A command carries each pipe: the agent itself on this machine, or ssh, srun or Kubernetes's API with
+the agent at the far end. `poll` does everything, a little at a time, and never waits longer than
+its timeout. A lost host is tried again for as long as the pool exists. Decisions about gangs are
+made elsewhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline_ops.artifacts.source_code import digest_all_sources
+from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.gang_protocol import (
     FORK_SERVER,
+    HEARTBEAT_SECONDS,
     AgentSpec,
     Command,
     Event,
     HostReport,
-    Isolation,
+    Message,
 )
-from pipeline_ops.launch.agent_connection import AgentConnection
-from pipeline_ops.launch.file_relay import append_to_file
 from pipeline_ops.launch.host_report import describe_host, describe_incompatibility
-from pipeline_ops.launch.launcher import Launcher
+from pipeline_ops.launch.launchers import Launcher
+from pipeline_ops.launch.pipes import LineReader, append_to_file, get_pipes, send_message
 from pipeline_ops.launch.plan import Host
 from pipeline_ops.storage.atomic import write_atomically
 from pipeline_ops.system.readiness import wait_until_ready
 
+POLL_SECONDS = 0.2
 _RETRY_SECONDS = 5.0
 _FENCE_SLACK_SECONDS = 2.0
+_CLOSE_SECONDS = 3.0
+_TAIL_BYTES = 600
+
+
+class AgentConnection:
+    """The launcher's end of one pipe. A host that comes back gets a new one.
+
+    The specification goes through the pipe, because it contains the environment. Nothing blocks,
+    except for the wait in `close`.
+
+    Args:
+      argv: the command that carries the pipe.
+      spec: the specification of the agent.
+      log: the output of the command, the agent and the fork server.
+    """
+
+    def __init__(self, argv: Sequence[str], spec: AgentSpec, log: Path):
+        self._log, self._log_offset = log, log.stat().st_size if log.exists() else 0
+        with open(log, "ab") as output:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output
+            )
+        self._stdin, self._stdout = get_pipes(self._process)
+        self._events = LineReader(self._stdout.fileno())
+        self.last_ping = 0.0
+        self.started_at = self.last_received = time.monotonic()
+        self.is_open = True
+        self.send(spec)
+
+    def fileno(self) -> int:
+        return self._events.fileno()
+
+    def send(self, message: Message) -> None:
+        """Sends a message. A broken pipe is not an error here: it shows in `is_open`."""
+        if not self._stdin.closed:
+            send_message(self._stdin.fileno(), message)
+
+    def ping(self) -> None:
+        if time.monotonic() - self.last_ping >= HEARTBEAT_SECONDS:
+            self.last_ping = time.monotonic()
+            self.send(Command(action="ping"))
+
+    def read_events(self) -> list[Event]:
+        """Reads the events that have arrived. The caller knows that the pipe is readable."""
+        lines = self._events.read_lines()
+        if lines is None:
+            self.is_open = False
+            return []
+        self.last_received = time.monotonic()
+        return list(filter(None, map(Event.parse, lines)))
+
+    def describe_end(self) -> str:
+        """The exit code of the command, which ends just after its pipe, and its last lines."""
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(0.5)
+        with open(self._log, "rb") as file:
+            file.seek(self._log_offset)
+            lines = file.read()[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+        tail = "; ".join(line.strip() for line in lines[-3:] if line.strip())
+        return f"the connection ended with {code}" + (f": {tail}" if tail else "")
+
+    def close_input(self) -> None:
+        """Ends the agent by closing its input, and with it everything on its host."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+
+    def close(self) -> None:
+        """Closes the input and waits for the far end. Kills the command if there is no answer."""
+        self.close_input()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kills the command without waiting for the far end, which may hang or be out of reach."""
+        self._process.kill()
+        self._process.wait()
+        self.is_open = False
+        self.close_input()
+        self._stdout.close()
 
 
 @dataclasses.dataclass
@@ -67,45 +154,17 @@ class HostPool:
 
     Args:
       launcher: the source of the hosts.
-      lock: the name of the training that only one gang may run at a time.
-      folder: the folder of the attempt, for the logs of the hosts.
-      silence_timeout_seconds: a host that is silent for that long is lost.
+      spec: the specification of all agents, without a host. Its run is the folder of the attempt,
+        where the logs of the hosts are.
       start_timeout_seconds: a host that is not ready after that long is lost.
-      ports, environment, isolation, stored_attempt, stored_work: see AgentSpec.
     """
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        lock: str,
-        folder: Path,
-        silence_timeout_seconds: float = 15.0,
-        start_timeout_seconds: float = 300.0,
-        ports: tuple[int, int] | None = None,
-        environment: Mapping[str, str] | None = None,
-        isolation: Isolation = "never",
-        stored_attempt: str = "",
-        stored_work: str = "",
-    ):
-        self._launcher, self._folder = launcher, folder
-        self._silence_timeout_seconds = silence_timeout_seconds
+    def __init__(self, launcher: Launcher, spec: AgentSpec, start_timeout_seconds: float = 300.0):
+        self._launcher, self._spec, self._folder = launcher, spec, Path(spec.run)
         self._start_timeout_seconds = start_timeout_seconds
         self._token = secrets.token_hex(8)
-        token_file = folder / "hosts.token"
-        self._spec = AgentSpec(
-            host="",
-            run=str(folder),
-            lock=lock,
-            token_file=str(token_file),
-            stored_attempt=stored_attempt,
-            stored_work=stored_work,
-            silence_timeout_seconds=silence_timeout_seconds,
-            ports=ports,
-            environment=dict(environment or {}),
-            isolation=isolation,
-        )
-        write_atomically(token_file, self._token.encode())
-        self._local_report = describe_host(self._spec)
+        write_atomically(Path(spec.token_file), self._token.encode())
+        self._local_report = describe_host(spec)
         self.hosts: dict[str, ConnectedHost] = {}
 
     def allocate(self, check: Callable[[], None]) -> None:
@@ -137,8 +196,11 @@ class HostPool:
             if host.is_ready and host.report
         ]
 
-    def poll(self, timeout_seconds: float) -> list[tuple[str, Event]]:
-        """Returns the reports of the hosts' processes by host, and does everything that is due."""
+    def describe_problems(self) -> str:
+        return ". ".join(host.problem for host in self.hosts.values() if host.problem)
+
+    def poll(self, timeout_seconds: float = POLL_SECONDS) -> list[tuple[str, Event]]:
+        """Connects, reads, pings and judges the hosts. Returns the events of processes by host."""
         self._open_connections()
         connections = {host.connection: host for host in self.hosts.values() if host.connection}
         readable, _ = wait_until_ready(list(connections), timeout_seconds=timeout_seconds)
@@ -149,26 +211,44 @@ class HostPool:
         for host in self.hosts.values():
             if host.connection:
                 host.connection.ping()
-                self._check_connection(host, host.connection)
+                if problem := self._find_problem(host, host.connection):
+                    self._disconnect(host, problem)
         return events
 
     def send(self, host: str, command: Command) -> None:
         if connection := self.hosts[host].connection:
             connection.send(command)
 
-    def signal_all(self, number: int) -> None:
-        """Sends a signal to every fork on every host."""
+    def send_all(self, command: Command) -> None:
         for host in self.hosts:
-            self.send(host, Command(action="signal", signal=number))
+            self.send(host, command)
+
+    def ask(
+        self, commands: Mapping[str, Command], reply: str, timeout_seconds: float
+    ) -> dict[str, Event]:
+        """Sends a command to each of some hosts, and returns the reply of each.
+
+        Raises:
+          MachineError: a host is lost, or has not replied in time.
+        """
+        for host, command in commands.items():
+            self.send(host, command)
+        replies: dict[str, Event] = {}
+        deadline = time.monotonic() + timeout_seconds
+        while missing := commands.keys() - replies.keys():
+            for host in missing:
+                if not self.hosts[host].is_ready or time.monotonic() > deadline:
+                    raise MachineError(
+                        self.hosts[host].problem
+                        or f"host {host} has not answered the command `{commands[host].action}` "
+                        f"within {timeout_seconds:.0f} s"
+                    )
+            replies |= {host: event for host, event in self.poll() if event.event == reply}
+        return replies
 
     def drop(self, host: str, problem: str) -> None:
         """Ends everything on a host that cannot be trusted. The host is tried again."""
         self._disconnect(self.hosts[host], problem)
-
-    def clean(self) -> None:
-        """Removes the checkpoints on hosts that have a disk of their own."""
-        for host in self.hosts:
-            self.send(host, Command(action="clean"))
 
     def close(self) -> None:
         """Ends everything on all hosts and releases them."""
@@ -184,13 +264,10 @@ class HostPool:
     def _open_connections(self) -> None:
         for host in self.hosts.values():
             if host.connection is None and time.monotonic() >= host.retry_at:
-                agent_spec = self._spec.model_copy(update={"host": host.spec.name})
+                spec = self._spec.model_copy(update={"host": host.spec.name})
+                command = self._launcher.build_command(host.spec, spec)
                 host.tries += 1
-                host.connection = AgentConnection(
-                    self._launcher.build_command(host.spec, agent_spec),
-                    agent_spec,
-                    self._get_log_path(host),
-                )
+                host.connection = AgentConnection(command, spec, self._get_log_path(host))
 
     def _handle_event(self, host: ConnectedHost, event: Event) -> list[tuple[str, Event]]:
         match event.event:
@@ -227,31 +304,29 @@ class HostPool:
             )
         return describe_incompatibility(self._local_report, report, self._token)
 
-    def _check_connection(self, host: ConnectedHost, connection: AgentConnection) -> None:
-        now = time.monotonic()
+    def _find_problem(self, host: ConnectedHost, connection: AgentConnection) -> str:
+        """Returns why a host counts as lost, or an empty string."""
+        now, limit_seconds = time.monotonic(), self._spec.silence_timeout_seconds
         silent_seconds = now - connection.last_received
-        # Without messages of the host, its fork server may well have sent some.
+        # A host that cannot be heard may have a fork server that sends its heartbeat.
         heartbeat_age = connection.last_received - host.last_heartbeat
         if not connection.is_open:
-            code, log_tail = connection.wait_for_exit_code(), connection.read_log_tail()
-            problem = f"the connection ended with {code}" + (f": {log_tail}" if log_tail else "")
-        elif host.report and silent_seconds > self._silence_timeout_seconds:
-            problem = (
+            return connection.describe_end()
+        if host.report and silent_seconds > limit_seconds:
+            return (
                 f"it has been silent for {silent_seconds:.0f} s (train.heartbeat_timeout_seconds)"
             )
-        elif host.is_ready and heartbeat_age > self._silence_timeout_seconds:
-            problem = (
+        if host.is_ready and heartbeat_age > limit_seconds:
+            return (
                 f"its fork server has sent no heartbeat for {heartbeat_age:.0f} s "
                 "(train.heartbeat_timeout_seconds)"
             )
-        elif not host.is_ready and now - connection.started_at > self._start_timeout_seconds:
-            problem = (
+        if not host.is_ready and now - connection.started_at > self._start_timeout_seconds:
+            return (
                 f"it was not ready within {self._start_timeout_seconds:.0f} s "
                 "(train.start_timeout_seconds)"
             )
-        else:
-            return
-        self._disconnect(host, problem)
+        return ""
 
     def _disconnect(
         self, host: ConnectedHost, problem: str, is_permanent_failure: bool = False
@@ -259,9 +334,8 @@ class HostPool:
         if host.connection is None:
             return
         if host.report:
-            host.fenced_until = (
-                host.connection.last_ping + self._silence_timeout_seconds + _FENCE_SLACK_SECONDS
-            )
+            last_ping, silence = host.connection.last_ping, self._spec.silence_timeout_seconds
+            host.fenced_until = last_ping + silence + _FENCE_SLACK_SECONDS
         host.connection.kill()
         host.retry_at = time.monotonic() + (0.0 if host.is_ready else _RETRY_SECONDS)
         host.connection = host.report = None

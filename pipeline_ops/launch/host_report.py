@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import platform
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.artifacts.source_code import digest_all_sources
@@ -20,10 +19,13 @@ _MAX_SKEW_SECONDS = 120.0
 
 
 def describe_host(spec: AgentSpec) -> HostReport:
-    token = Path(spec.token_file)
+    token, versions = Path(spec.token_file), {}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
     return HostReport(
         python=platform.python_version(),
-        versions=dict(_read_versions()),
+        versions=versions,
         code=digest_all_sources(),
         token=token.read_text() if token.exists() else None,
         cores=count_cores(),
@@ -33,12 +35,6 @@ def describe_host(spec: AgentSpec) -> HostReport:
     )
 
 
-def _read_versions() -> Iterator[tuple[str, str]]:
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            yield package, importlib.metadata.version(package)
-
-
 def describe_incompatibility(local: HostReport, other: HostReport, token: str) -> str:
     """Returns why a host cannot train with this one, and what to do; empty if it can."""
     if other.token != token and not other.own_attempt:
@@ -46,9 +42,9 @@ def describe_incompatibility(local: HostReport, other: HostReport, token: str) -
             "it does not see the storage root: a file that was written here is missing there. "
             "Mount the same file system at the same path, or keep the storage root in a bucket"
         )
-    if abs(other.time - time.time()) > _MAX_SKEW_SECONDS:
+    if abs(skew_seconds := other.time - time.time()) > _MAX_SKEW_SECONDS:
         return (
-            f"its clock differs from this host's by {other.time - time.time():.0f} s, so a bucket "
+            f"its clock differs from this host's by {skew_seconds:.0f} s, so a bucket "
             "would refuse its requests. Set its clock, as with chrony"
         )
     if other.code != local.code:

@@ -1,13 +1,14 @@
 """Pods of an Indexed Job: created for a gang, reached through `pod_exec.py`, and deleted after it.
 
-The requests and the pods are those of `jobs/places/kubernetes.py`. A headless Service gives each
-pod a name of its own, so a restarted pod has its old address. `allocation_holder.py` holds the pods
-and does nothing else. Agents are started in them, as on any other host.
+A headless Service gives each pod a name of its own, so a restarted pod has its old address.
+`allocation_holder.py` holds the pods and does nothing else. Agents are started in them, as on any
+other host.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from pipeline_ops.jobs.places.kubernetes_manifest import build_gang, set_owner
 from pipeline_ops.jobs.places.kubernetes_rights import check_gang_rights
 from pipeline_ops.jobs.places.kubernetes_state import judge_pod, may_replace_pods
 from pipeline_ops.jobs.places.pod_exec import build_exec_command
-from pipeline_ops.launch.launcher import (
+from pipeline_ops.launch.launchers import (
     Launcher,
     build_agent_command,
     build_holder_command,
@@ -55,14 +56,10 @@ class KubernetesLauncher(Launcher):
         self._hosts, self._base_name, self._run = hosts, name, run
         self._deadline_seconds = deadline_seconds
         self._num_allocations, self._name = 0, ""
-        self._client: KubernetesClient | None = None
 
-    @property
+    @functools.cached_property
     def client(self) -> KubernetesClient:
-        """The access to the cluster. Opened when it is needed first."""
-        if self._client is None:
-            self._client = KubernetesClient(self._hosts.namespace, self._hosts.context)
-        return self._client
+        return KubernetesClient(self._hosts.namespace, self._hosts.context)
 
     def allocate(self, check: Callable[[], None]) -> list[Host]:
         if self._num_allocations == 0:
@@ -127,40 +124,35 @@ class KubernetesLauncher(Launcher):
     def _wait_for_pods(self, check: Callable[[], None]) -> None:
         timeout_seconds = self._hosts.queue_timeout_seconds
         if not wait_until(self._are_all_running, check, timeout_seconds):
-            running, wanted = len(self._find_running_pods()), self._hosts.pods
+            pods, wanted = self.client.list_pods(self._name), self._hosts.pods
+            states = {judge_pod(pod, self.client.server_time).message for pod in pods}
+            cause = "; ".join(sorted(filter(None, states))) or "Kubernetes has made none"
             raise MachineError(
-                f"{running} of {wanted} pods of the Job {self._name} run after {timeout_seconds} s "
-                f"(queue_timeout_seconds in the hosts file). {self._describe_waiting()}"
+                f"{sum(map(is_running, pods))} of {wanted} pods of the Job {self._name} run after "
+                f"{timeout_seconds} s (queue_timeout_seconds in the hosts file). {cause}"
             )
 
     def _are_all_running(self) -> bool:
         """Returns whether all pods run. Raises ConfigError if one of them never will."""
-        pods = self._list_pods()
+        pods = self.client.list_pods(self._name)
         for pod in pods:
             state = judge_pod(pod, self.client.server_time)
             if state.phase == "ended" and not state.exit_code.is_retried:
                 raise ConfigError(f"the pod {pod['metadata']['name']}: {state.message}")
         return sum(map(is_running, pods)) >= self._hosts.pods
 
-    def _describe_waiting(self) -> str:
-        states = {judge_pod(pod, self.client.server_time).message for pod in self._list_pods()}
-        return "; ".join(sorted(filter(None, states))) or "Kubernetes has made none"
-
     def _find_running_pods(self) -> dict[str, str]:
         """The names of the running pods by the names of their hosts."""
         return {
             f"{self._name}-{pod['metadata']['annotations'][_INDEX]}": pod["metadata"]["name"]
-            for pod in self._list_pods()
+            for pod in self.client.list_pods(self._name)
             if is_running(pod)
         }
-
-    def _list_pods(self) -> list[dict[str, Any]]:
-        return self.client.list_pods(self._name)
 
 
 def build_manifests(
     hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int
 ) -> list[dict[str, Any]]:
-    """Builds what a gang asks Kubernetes for. Pure."""
+    """The objects of a gang, which own its pods."""
     command = build_holder_command(hosts, run, _KEEP_SECONDS)
     return build_gang(hosts, name, command, deadline_seconds)

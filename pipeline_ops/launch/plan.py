@@ -7,9 +7,8 @@ specification of each process.
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,27 +43,25 @@ class Host(BaseModel):
     Empty if there are none, or if they are not to be divided.
     """
     own_attempt: str = ""
-    """The folder of the attempt, if the host shares only a bucket with the launcher."""
+    """Its folder of the attempt, if it shares only a bucket with the launcher."""
     own_work: str = ""
+    """Its folder of checkpoints, if it shares only a bucket with the launcher."""
 
-    def get_attempt(self, attempt: Attempt[Any]) -> Attempt[Any]:
-        """The folder of the attempt on this host. The argument is that of the launcher."""
-        return Attempt(Path(self.own_attempt)) if self.own_attempt else attempt
+    def get_attempt(self, shared: Attempt[Any]) -> Attempt[Any]:
+        return Attempt(Path(self.own_attempt)) if self.own_attempt else shared
 
-    def get_work(self, work: Path) -> Path:
-        """The folder of the checkpoints on this host. The argument is that of the launcher."""
-        return Path(self.own_work) if self.own_work else work
+    def get_work(self, shared: Path) -> Path:
+        return Path(self.own_work) if self.own_work else shared
 
 
 class WorkerAssignment(BaseModel):
-    """One process of the gang: its role, its index in the role, its host, and its number there."""
+    """One process of the gang: its role, its index in the role, and its host."""
 
     model_config = ConfigDict(frozen=True)
 
     role: Role
     index: int
     host: str
-    number_on_host: int
 
     @property
     def name(self) -> str:
@@ -91,11 +88,6 @@ class LaunchPlan(BaseModel):
     def chief(self) -> WorkerSpec:
         return next(worker for worker in self.workers if worker.is_chief)
 
-    @property
-    def awaited(self) -> list[str]:
-        """The processes whose good end is the end of the training. The others serve them."""
-        return [worker.name for worker in self.workers if not worker.is_server]
-
     def fork(self, worker: WorkerSpec) -> Fork:
         """The message to the fork server."""
         attempt = Attempt(Path(worker.progress).parent)
@@ -111,12 +103,13 @@ class LaunchPlan(BaseModel):
     def __str__(self) -> str:
         rows = [("process", "host", "address", "threads", "devices", "environment")]
         for worker in self.workers:
+            host, _, port = worker.cluster[worker.role][worker.index].rpartition(":")
             variables = self.environment.get(worker.name, {}).items()
             rows.append(
                 (
                     worker.name,
                     worker.host,
-                    _format_address(worker.cluster[worker.role][worker.index]),
+                    host + {"none": " (no port)", "0": ":(a free one)"}.get(port, f":{port}"),
                     str(worker.threads),
                     str(worker.devices),
                     " ".join(map("=".join, variables)),
@@ -124,11 +117,6 @@ class LaunchPlan(BaseModel):
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-
-def _format_address(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    return host + {"none": " (no port)", "0": ":(a free one)"}.get(port, f":{port}")
 
 
 def compute_gang_size(config: Train, hosts: Sequence[Host]) -> int:
@@ -149,19 +137,17 @@ def assign_workers(config: Train, hosts: Sequence[Host], workers: int) -> list[W
     for _ in range(workers):
         free = [host for host in hosts if assigned[host.name] < host.workers]
         assigned[min(free, key=lambda host: assigned[host.name]).name] += 1
-    host_names = [host.name for host in hosts for _ in range(assigned[host.name])]
-    roles: list[tuple[Role, int, str]] = [
-        ("worker", index, name) for index, name in enumerate(host_names)
+    names = [host.name for host in hosts for _ in range(assigned[host.name])]
+    gang = [
+        WorkerAssignment(role="worker", index=index, host=name) for index, name in enumerate(names)
     ]
-    if config.strategy == "parameter_server":
-        roles.insert(0, ("chief", 0, hosts[0].name))
-        for index in range(config.parameter_servers):
-            roles.append(("ps", index, hosts[index % len(hosts)].name))
-    numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-    return [
-        WorkerAssignment(role=role, index=index, host=name, number_on_host=next(numbers[name]))
-        for role, index, name in roles
+    if config.strategy != "parameter_server":
+        return gang
+    servers = [
+        WorkerAssignment(role="ps", index=index, host=hosts[index % len(hosts)].name)
+        for index in range(config.parameter_servers)
     ]
+    return [WorkerAssignment(role="chief", index=0, host=hosts[0].name), *gang, *servers]
 
 
 def needs_ports(config: Train, assignments: Sequence[WorkerAssignment]) -> bool:
@@ -182,17 +168,19 @@ def build_launch_plan(
     """Makes the specification of each process from its assignment.
 
     Args:
-      assignments: the assignment of the processes to the hosts.
       ports: free ports by host, one for each process there. Empty for a gang that needs none.
-      attempt: the train job's folder: request, logs and progress.
-      work: the folder of checkpoints.
+      attempt, work: the launcher's folders of the train job and of checkpoints.
       steps_limit: stop after that many steps.
       stored: the folder of checkpoints in a bucket.
     """
     if stored and any(host.own_attempt for host in hosts):
         stored = stored.model_copy(update={"is_exchanged": True})
     hosts_by_name = {host.name: host for host in hosts}
-    cluster = _build_cluster(hosts_by_name, assignments, ports)
+    cluster: dict[Role, list[str]] = {}
+    free_ports = {name: iter(free) for name, free in ports.items()}
+    for each in assignments:
+        port = next(free_ports[each.host]) if ports else "none"
+        cluster.setdefault(each.role, []).append(f"{hosts_by_name[each.host].address}:{port}")
     sharers = Counter(each.host for each in assignments if each.role == "worker")
     workers = [
         WorkerSpec(
@@ -220,10 +208,7 @@ def _assign_devices(
     assignments: Sequence[WorkerAssignment],
     sharers: Mapping[str, int],
 ) -> dict[str, dict[str, str]]:
-    """Returns the variables of the processes on hosts with devices.
-
-    Only workers get devices, each the next ones.
-    """
+    """The variables of the processes on hosts with devices. Each worker gets the next devices."""
     num_assigned: Counter[str] = Counter()
     environment = {}
     for each in assignments:
@@ -237,19 +222,6 @@ def _assign_devices(
             environment[each.name] = {_DEVICE_VARIABLE: devices}
             num_assigned[each.host] += is_worker
     return environment
-
-
-def _build_cluster(
-    hosts: Mapping[str, Host],
-    assignments: Sequence[WorkerAssignment],
-    ports: Mapping[str, Sequence[int]],
-) -> dict[Role, list[str]]:
-    """Returns the addresses of all processes by role."""
-    cluster: dict[Role, list[str]] = {}
-    for each in assignments:
-        port = ports[each.host][each.number_on_host] if ports else "none"
-        cluster.setdefault(each.role, []).append(f"{hosts[each.host].address}:{port}")
-    return cluster
 
 
 def get_status_path(attempt: Attempt, name: str) -> Path:

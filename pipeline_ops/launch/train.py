@@ -22,26 +22,37 @@ from pipeline_ops.config.hosts_base import Hosts
 from pipeline_ops.config.hosts_clusters import KubernetesHosts, SlurmHosts
 from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.file_exchange import fetch_files
-from pipeline_ops.jobs.gang_protocol import STATE, Isolation, StoredWork, format_worker_digest_name
+from pipeline_ops.jobs.gang_protocol import (
+    STATE,
+    AgentSpec,
+    CandidateSpec,
+    Command,
+    Fork,
+    Isolation,
+    StoredWork,
+    format_worker_digest_name,
+)
 from pipeline_ops.jobs.host_dataset import open_host_cache, open_host_dataset
 from pipeline_ops.jobs.places.environment import collect_store_environment, read_hosts_variable
+from pipeline_ops.jobs.request import Status
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
-from pipeline_ops.launch.candidate import export_saved_model
-from pipeline_ops.launch.gang import Gang
+from pipeline_ops.launch.gang import Gang, StopRequest
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.kubernetes import KubernetesLauncher
-from pipeline_ops.launch.launcher import Launcher
-from pipeline_ops.launch.local import LocalLauncher
-from pipeline_ops.launch.plan import LaunchPlan
-from pipeline_ops.launch.slurm import SlurmLauncher
-from pipeline_ops.launch.ssh import SshLauncher
-from pipeline_ops.launch.stop_request import StopRequest
+from pipeline_ops.launch.launchers import Launcher, LocalLauncher, SlurmLauncher, SshLauncher
+from pipeline_ops.launch.plan import Host, LaunchPlan
 from pipeline_ops.storage.atomic import read_json
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.storage.own_folders import empty_folder
+from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.storage.safe_paths import open_folder
+
+_CANDIDATE = "candidate"
+_CANDIDATE_SECONDS = 600
 
 
 def train(job: Job) -> ExitCode:
@@ -56,7 +67,6 @@ def train(job: Job) -> ExitCode:
 def _train(job: Job, config: Train, stop: StopRequest, started_at: float) -> ExitCode:
     job.make_work()
     stored = work_folder(job.folder)
-    stored_work = None if stored.is_local else StoredWork(uri=str(stored), token=job.lease.token)
     with open_host_pool(job, config) as host_pool:
         gang = Gang(
             config,
@@ -65,14 +75,16 @@ def _train(job: Job, config: Train, stop: StopRequest, started_at: float) -> Exi
             host_pool,
             job.progress.forward,
             stop=stop,
-            stored=stored_work,
+            stored=None if stored.is_local else StoredWork(uri=str(stored), token=job.lease.token),
             check_lease=job.lease.check,
         )
         plan = gang.run()
-        fetch_results(plan, job.work)
+        for worker in plan.workers:  # those on other disks have left their results in the bucket
+            if worker.stored and worker.stored.is_exchanged and not worker.is_server:
+                fetch_files(open_root(worker.stored.locate_results(worker.name)), job.work)
         with job.artifact() as draft:
-            export_saved_model(job, host_pool, plan, stop, draft.folder)
-            host_pool.clean()
+            export_candidate(job, host_pool, plan, stop, draft.folder)
+            host_pool.send_all(Command(action="clean"))
             host_pool.close()
             shutil.copytree(job.work / TENSORBOARD, draft.folder / TENSORBOARD)
             if (job.work / DIVERGED).exists():
@@ -82,93 +94,6 @@ def _train(job: Job, config: Train, stop: StopRequest, started_at: float) -> Exi
             figures = summarize_training(job, config, plan, gang.restarts, seconds)
             draft.figures.update(figures.model_dump(mode="json"))
     return ExitCode.SUCCESS
-
-
-@contextlib.contextmanager
-def open_host_pool(job: Job, config: Train) -> Iterator[HostPool]:
-    """Yields the hosts that the request names, and ends all processes of the gang on them."""
-    hosts = parse_hosts(job.request.hosts or {"launcher": "local"})
-    host_pool = HostPool(
-        make_launcher(hosts, job),
-        lock=build_lock_name(job),
-        folder=job.attempt.folder,
-        silence_timeout_seconds=config.heartbeat_timeout_seconds,
-        start_timeout_seconds=config.start_timeout_seconds,
-        ports=hosts.ports,
-        environment=build_host_environment(job, hosts),
-        isolation=choose_isolation(config, hosts),
-        stored_attempt=str(job.stored_attempt or ""),
-        stored_work=str(work_folder(job.folder)) if job.stored_attempt else "",
-    )
-    try:
-        yield host_pool
-    finally:
-        host_pool.close()
-
-
-def build_host_environment(job: Job, hosts: Hosts) -> dict[str, str]:
-    """The variables of the gang's processes, with the access to a bucket. They are secret.
-
-    On this host, its processes inherit them.
-    """
-    own = read_hosts_variable(os.environ)
-    if job.stored_attempt is None or isinstance(hosts, LocalHosts):
-        return own
-    digest = {name: os.environ[name] for name in (REQUEST_VARIABLE,) if name in os.environ}
-    return collect_store_environment(os.environ) | digest | own
-
-
-def fetch_results(plan: LaunchPlan, work: Path) -> None:
-    """Fetches what the workers on other disks have left in the bucket.
-
-    Raises:
-      MachineError: the store or the disk failed.
-    """
-    for worker in plan.workers:
-        if worker.stored and worker.stored.is_exchanged and not worker.is_server:
-            fetch_files(open_root(worker.stored.locate_results(worker.name)), work)
-
-
-def choose_isolation(config: Train, hosts: Hosts) -> Isolation:
-    """Decides whether the gang gets a network namespace of its own.
-
-    A gang with servers of TensorFlow gets one on a single host, where that is possible.
-    """
-    is_alone = config.effective_max_workers == 1 and config.strategy != "parameter_server"
-    if is_alone or hosts.num_hosts > 1 or hosts.network == "trusted":
-        return "never"
-    return "always" if hosts.network == "isolated" else "where possible"
-
-
-def build_lock_name(job: Job) -> str:
-    """The name of the lock that keeps a second gang from training the same artifact.
-
-    The same training below another storage root has another name.
-    """
-    return f"{job.request.pipeline}-{compute_digest(str(job.folder))}"
-
-
-def build_gang_name(job: Job) -> str:
-    """The name of a gang among the objects of a cluster. Unique, and valid as a DNS name."""
-    pipeline = job.request.pipeline.replace("_", "-")[:30]
-    return f"trainyard-{pipeline}-{compute_digest(str(job.attempt.folder))[:8]}"
-
-
-def make_launcher(hosts: Hosts, job: Job) -> Launcher:
-    match hosts:
-        case SshHosts():
-            return SshLauncher(hosts)
-        case SlurmHosts():
-            name = f"trainyard-{job.request.pipeline}"
-            return SlurmLauncher(hosts, name, job.attempt.folder, not job.stored_attempt)
-        case KubernetesHosts():
-            return KubernetesLauncher(
-                hosts, build_gang_name(job), str(job.attempt.folder), job.request.deadline_seconds
-            )
-        case LocalHosts():
-            return LocalLauncher(hosts.workers, hosts.cores or 0)
-        case _:
-            raise TypeError(f"unknown launcher: {hosts}")
 
 
 def check_dataset(job: Job, config: Train) -> None:
@@ -192,6 +117,150 @@ def check_dataset(job: Job, config: Train) -> None:
         config.input,
         open_host_cache(config.input),
         lambda message: job.progress.report("input", message=message),
+    )
+
+
+@contextlib.contextmanager
+def open_host_pool(job: Job, config: Train) -> Iterator[HostPool]:
+    """Yields the hosts that the request names, and ends all processes of the gang on them."""
+    hosts = parse_hosts(job.request.hosts or {"launcher": "local"})
+    spec = AgentSpec(
+        host="",
+        run=str(job.attempt.folder),
+        # The same training below another storage root has another lock.
+        lock=build_lock_name(job),
+        token_file=str(job.attempt.folder / "hosts.token"),
+        stored_attempt=str(job.stored_attempt or ""),
+        stored_work=str(work_folder(job.folder)) if job.stored_attempt else "",
+        silence_timeout_seconds=config.heartbeat_timeout_seconds,
+        ports=hosts.ports,
+        environment=build_host_environment(job, hosts),
+        isolation=choose_isolation(config, hosts),
+    )
+    host_pool = HostPool(make_launcher(hosts, job), spec, config.start_timeout_seconds)
+    try:
+        yield host_pool
+    finally:
+        host_pool.close()
+
+
+def build_host_environment(job: Job, hosts: Hosts) -> dict[str, str]:
+    """The variables of the gang's processes, with the access to a bucket. They are secret.
+
+    On this host, its processes inherit them.
+    """
+    own = read_hosts_variable(os.environ)
+    if job.stored_attempt is None or isinstance(hosts, LocalHosts):
+        return own
+    digest = {name: os.environ[name] for name in (REQUEST_VARIABLE,) if name in os.environ}
+    return collect_store_environment(os.environ) | digest | own
+
+
+def choose_isolation(config: Train, hosts: Hosts) -> Isolation:
+    """Decides whether the gang gets a network namespace of its own.
+
+    A gang with servers of TensorFlow gets one on a single host, where that is possible.
+    """
+    is_alone = config.effective_max_workers == 1 and config.strategy != "parameter_server"
+    if is_alone or hosts.num_hosts > 1 or hosts.network == "trusted":
+        return "never"
+    return "always" if hosts.network == "isolated" else "where possible"
+
+
+def build_lock_name(job: Job) -> str:
+    """The name of the lock that keeps a second gang from training the same artifact."""
+    return f"{job.request.pipeline}-{compute_digest(str(job.folder))}"
+
+
+def make_launcher(hosts: Hosts, job: Job) -> Launcher:
+    run = job.attempt.folder
+    match hosts:
+        case SshHosts():
+            return SshLauncher(hosts)
+        case SlurmHosts():
+            name = f"trainyard-{job.request.pipeline}"
+            return SlurmLauncher(hosts, name, run, is_shared=not job.stored_attempt)
+        case KubernetesHosts():
+            # A DNS name, and unique among the objects of the cluster.
+            pipeline = job.request.pipeline.replace("_", "-")[:30]
+            name = f"trainyard-{pipeline}-{compute_digest(str(run))[:8]}"
+            return KubernetesLauncher(hosts, name, str(run), job.request.deadline_seconds)
+        case LocalHosts():
+            return LocalLauncher(hosts.workers, hosts.cores or 0)
+        case _:
+            raise TypeError(f"unknown launcher: {hosts}")
+
+
+def export_candidate(
+    job: Job, host_pool: HostPool, plan: LaunchPlan, stop: StopRequest, folder: Path
+) -> None:
+    """Makes a fork on a ready host write the trained weights as a SavedModel into a folder.
+
+    If its host is lost, a fork on another host takes over.
+    """
+    job.progress.report(_CANDIDATE, message="writing the SavedModel")
+    code, spec = _run_candidate(job, host_pool, plan, stop, folder)
+    if code != 0:
+        log, status = (
+            job.attempt.folder / f"{_CANDIDATE}.{ending}" for ending in ("log", "status.json")
+        )
+        outcome = read_json_as(Status, open_path(status))
+        if outcome is None:
+            raise MachineError(
+                f"the process that writes the candidate ended with {code} and left no "
+                f"{status.name}. Its log is {log}"
+            )
+        message = f"cannot write the candidate: {outcome.message.rstrip('.')}. The log is {log}"
+        raise MachineError(message) if outcome.exit_code.is_retried else TrainyardError(message)
+    if spec.target:
+        fetch_files(open_root(spec.target), folder)
+
+
+def _run_candidate(
+    job: Job, host_pool: HostPool, plan: LaunchPlan, stop: StopRequest, folder: Path
+) -> tuple[int, CandidateSpec]:
+    """Forks the process. Returns its exit code, and its specification."""
+    host, spec, tries = None, None, 0
+    deadline = time.monotonic() + _CANDIDATE_SECONDS
+    while time.monotonic() < deadline:
+        stop.check()
+        for _host, event in host_pool.poll():
+            if spec and event.event == "ended" and event.name == _CANDIDATE:
+                return event.code, spec
+        if (host is None or not host_pool.hosts[host].is_ready) and host_pool.ready:
+            chosen, tries = host_pool.ready[0], tries + 1
+            host, spec = chosen.name, _specify_candidate(job, plan, chosen, folder, tries)
+            with open_folder(folder) as partial_folder:
+                empty_folder(partial_folder)
+            (job.attempt.folder / f"{_CANDIDATE}.status.json").unlink(missing_ok=True)
+            there = chosen.get_attempt(job.attempt).folder
+            fork = Fork(
+                name=_CANDIDATE,
+                entry="candidate",
+                argument=spec.model_dump_json(),
+                status=str(there / f"{_CANDIDATE}.status.json"),
+                log=str(there / f"{_CANDIDATE}.log"),
+            )
+            host_pool.send(host, Command(action="fork", fork=fork))
+    problems = host_pool.describe_problems()
+    raise MachineError(
+        f"the {_CANDIDATE} was not written within {_CANDIDATE_SECONDS} s"
+        + (f": {problems}" if problems else "")
+    )
+
+
+def _specify_candidate(
+    job: Job, plan: LaunchPlan, host: Host, folder: Path, number: int
+) -> CandidateSpec:
+    """If some hosts have disks of their own, weights and candidate go through the bucket."""
+    attempt, stored = host.get_attempt(job.attempt), plan.chief.stored
+    is_exchanged = stored is not None and stored.is_exchanged
+    return CandidateSpec(
+        request=str(attempt.request),
+        work=str(host.get_work(job.work)),
+        folder=str(attempt.folder / _CANDIDATE if is_exchanged else folder),
+        source=stored.locate_results(plan.chief.name) if stored and is_exchanged else "",
+        target=stored.locate_results(f"{_CANDIDATE} {number}") if stored and is_exchanged else "",
     )
 
 

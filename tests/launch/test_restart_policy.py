@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline_ops.launch.restart_policy import RestartPolicy
+from pipeline_ops.launch.gang import RestartPolicy
 
 
 @pytest.mark.parametrize(

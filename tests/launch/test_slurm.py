@@ -15,7 +15,7 @@ from launch.running import command, starting, wait_until
 from pipeline_ops.config.hosts_clusters import SlurmHosts
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.places.slurm import build_sbatch_command
-from pipeline_ops.launch.slurm import build_batch_script, count_nodes, parse_node_address
+from pipeline_ops.launch.launchers import build_batch_script, count_nodes, parse_node_address
 
 
 def test_what_slurm_is_asked_for():

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from gangs import QUICK
+from launch.running import make_agent_spec
 from manifests import list_again
 
 from pipeline_ops.artifacts.dataset import KEY, LABEL
 from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.local import LocalLauncher
+from pipeline_ops.launch.launchers import LocalLauncher
 
 BROKEN_KEY = "120"
 
@@ -27,7 +28,9 @@ def host_pool(user_package, tmp_path_factory):
         patch.syspath_prepend(folder)
         patch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ["PYTHONPATH"]]))
         own_folder = tmp_path_factory.mktemp("host")
-        host_pool = HostPool(LocalLauncher(), str(own_folder), own_folder)
+        host_pool = HostPool(
+            LocalLauncher(), make_agent_spec(own_folder, silence_timeout_seconds=15)
+        )
         yield host_pool
         host_pool.close()
 

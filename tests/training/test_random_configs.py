@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launch.running import make_agent_spec
 from random_configs import (
     NOT_DRAWN,
     SCENE,
@@ -42,7 +43,7 @@ from pipeline_ops.jobs.request import write_request
 from pipeline_ops.jobs.runner import Job
 from pipeline_ops.launch import train as train_job
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.local import LocalLauncher
+from pipeline_ops.launch.launchers import LocalLauncher
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.registry.registry import Registry
@@ -68,9 +69,6 @@ class SharedPool:
 
     def __getattr__(self, name: str):
         return getattr(self._pool, name)
-
-    def clean(self) -> None:
-        """Nothing: the host shares the disk."""
 
     def close(self) -> None:
         """Nothing: the next training needs it."""
@@ -127,13 +125,10 @@ def pools(folder, tmp_path_factory):
     def get(isolation: str) -> HostPool:
         if isolation not in made:
             own = tmp_path_factory.mktemp("host")
-            made[isolation] = HostPool(
-                LocalLauncher(),
-                str(own),
-                own,
-                isolation=isolation,
-                silence_timeout_seconds=_BETWEEN_TRAININGS_SECONDS,
+            spec = make_agent_spec(
+                own, isolation=isolation, silence_timeout_seconds=_BETWEEN_TRAININGS_SECONDS
             )
+            made[isolation] = HostPool(LocalLauncher(), spec)
         return made[isolation]
 
     yield get

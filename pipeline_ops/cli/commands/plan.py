@@ -87,9 +87,8 @@ def _render_places(config: PipelineConfig) -> list[str]:
 
 
 def _allocate_hosts(hosts: Hosts | None) -> list[Host]:
-    from pipeline_ops.launch.local import LocalLauncher
+    from pipeline_ops.launch.launchers import LocalLauncher, SshLauncher
     from pipeline_ops.launch.plan import Host
-    from pipeline_ops.launch.ssh import SshLauncher
 
     launcher: SshLauncher | LocalLauncher
     match hosts:
@@ -114,7 +113,7 @@ def _render_cluster_requests(attempt: Attempt, config: PipelineConfig) -> list[s
     """The requests to a cluster."""
     from pipeline_ops.jobs.places.slurm import build_sbatch_command
     from pipeline_ops.launch.kubernetes import build_manifests
-    from pipeline_ops.launch.slurm import build_batch_script, count_nodes
+    from pipeline_ops.launch.launchers import build_batch_script, count_nodes
 
     name, folder, hosts = f"trainyard-{config.pipeline}", attempt.folder, config.hosts
     match hosts:

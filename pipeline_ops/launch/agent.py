@@ -15,7 +15,9 @@ input and output: ssh, srun or a plain pipe.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
+import platform
 import select
 import signal
 import socket
@@ -26,6 +28,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.artifacts.source_code import digest_all_sources
 from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.jobs.gang_protocol import (
     FORK_SERVER,
@@ -36,9 +39,9 @@ from pipeline_ops.jobs.gang_protocol import (
     AgentSpec,
     Command,
     Event,
+    HostReport,
 )
 from pipeline_ops.jobs.workspace import copy_request, make_local_folder
-from pipeline_ops.launch.host_report import describe_host
 from pipeline_ops.launch.pipes import (
     RELAY_SECONDS,
     FileRelay,
@@ -50,7 +53,10 @@ from pipeline_ops.storage.atomic import read_json, write_json
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.staging import remove_own_folder
+from pipeline_ops.system.cores import count_cores
 from pipeline_ops.system.descendants import end_descendants
+from pipeline_ops.system.gpus import find_gpus
+from pipeline_ops.system.host_check import check_host, describe_problems
 from pipeline_ops.system.memory_limit import OUT_OF_MEMORY, count_memory_kills
 from pipeline_ops.system.network_namespace import (
     CLOSE_PORTS,
@@ -67,6 +73,7 @@ from pipeline_ops.system.temp_dirs import (
     try_acquire_scratch_folder,
 )
 
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pydantic")
 _OWNER_FILE = "owner.json"
 _CONNECT_SECONDS = 3.0
 _LOCK_SECONDS = 5.0
@@ -231,6 +238,24 @@ class Agent:
 
     def _report(self, event: Event) -> None:
         send_message(self._events, event)
+
+
+def describe_host(spec: AgentSpec) -> HostReport:
+    """Describes this host, before any training starts here."""
+    token, versions = Path(spec.token_file), {}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return HostReport(
+        python=platform.python_version(),
+        versions=versions,
+        code=digest_all_sources(),
+        token=token.read_text() if token.exists() else None,
+        cores=count_cores(),
+        gpus=find_gpus(),
+        time=time.time(),
+        problems=list(describe_problems(check_host({}))),
+    )
 
 
 def isolate(spec: AgentSpec) -> str:

@@ -21,19 +21,16 @@ from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError, make_error
 from pipeline_ops.jobs.gang_protocol import Command, StoredWork
 from pipeline_ops.jobs.progress import ProgressEvent
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.pipes import read_new_lines
 from pipeline_ops.launch.plan import (
     LaunchPlan,
-    WorkerAssignment,
-    assign_workers,
     build_launch_plan,
     compute_gang_size,
     get_status_path,
-    needs_ports,
 )
 from pipeline_ops.launch.worker_monitor import Failure, WorkerMonitor
 from pipeline_ops.storage.atomic import translate_write_errors, write_json
@@ -188,7 +185,7 @@ class Gang:
                 self.stop.check()
                 self.check_lease()
                 if not outcome.exit_code.is_retried:
-                    raise outcome.to_error()
+                    raise make_error(outcome.exit_code, outcome.message)
                 if not self._has_left_to_grow:
                     self._wait_before_restart(outcome)
             return outcome
@@ -252,32 +249,25 @@ class Gang:
 
     def _plan(self) -> LaunchPlan:
         """Plans the largest gang for the hosts that are ready."""
-        config, hosts = self.config, self.host_pool.ready
-        assignments = assign_workers(config, hosts, compute_gang_size(config, hosts))
-        ports: dict[str, list[int]] = {}
-        if needs_ports(config, assignments):
-            ports = self._reserve_ports(assignments)
-            self._check_connections(
-                {
-                    host.name: f"{host.address}:{ports[host.name][0]}"
-                    for host in hosts
-                    if host.name in ports
-                }
-            )
-        return build_launch_plan(
-            config,
+        hosts = self.host_pool.ready
+        plan = build_launch_plan(
+            self.config,
             hosts,
-            assignments,
-            ports,
+            compute_gang_size(self.config, hosts),
             self.attempt,
             self.work,
             self.steps_limit,
             self.stored,
         )
+        if not plan.needs_ports:
+            return plan
+        plan = plan.with_ports(self._reserve_ports(plan))
+        self._check_connections(plan)
+        return plan
 
-    def _reserve_ports(self, assignments: Iterable[WorkerAssignment]) -> dict[str, list[int]]:
+    def _reserve_ports(self, plan: LaunchPlan) -> dict[str, list[int]]:
         """Returns free ports by host, one for each process there."""
-        counts = Counter(assignment.host for assignment in assignments)
+        counts = Counter(worker.host for worker in plan.workers)
         commands = {host: Command(action="ports", count=count) for host, count in counts.items()}
         replies = self.host_pool.ask(commands, "ports", _PORTS_SECONDS)
         for host, count in counts.items():
@@ -289,16 +279,14 @@ class Gang:
                 )
         return {host: reply.ports for host, reply in replies.items()}
 
-    def _check_connections(self, addresses: dict[str, str]) -> None:
+    def _check_connections(self, plan: LaunchPlan) -> None:
         """Lets each host connect to a port of each other host, where workers will listen."""
-        if len(addresses) < 2:
+        addresses = {worker.host: plan.get_address(worker) for worker in plan.workers}
+        if len(addresses) == 1:
             return
         commands = {
-            host: Command(
-                action="connect",
-                addresses=[address for name, address in addresses.items() if name != host],
-            )
-            for host in addresses
+            host: Command(action="connect", addresses=sorted({*addresses.values()} - {address}))
+            for host, address in addresses.items()
         }
         for host, reply in self.host_pool.ask(commands, "connected", _CONNECT_SECONDS).items():
             if reply.message:
@@ -337,14 +325,17 @@ class Gang:
         """Waits briefly for the gang's events and passes them on."""
         self._record_events(monitor)
         had_stepped = monitor.has_stepped
-        for name, progress in self._log_progress(monitor):
+        progress = self._log_progress(monitor)
+        for name, event in progress:
             if name == monitor.plan.chief.name:
-                self.report(progress)
+                self.report(event)
         if monitor.has_stepped and not had_stepped and self._failed_at:
             seconds = time.monotonic() - self._failed_at
             message = f"first new step {seconds:.1f} s after the failure was noticed"
             self._report_event("recovered", message, seconds=round(seconds, 3))
-        if preempted := monitor.take_preempted_servers():
+        servers = {worker.name for worker in monitor.plan.workers if worker.is_server}
+        if preempted := {name for name, event in progress if event.phase == "preempted"} & servers:
+            # A server cannot notify the chief.
             reason = f"{', '.join(sorted(preempted))} received SIGTERM"
             self._save_and_leave(monitor, "stopping", reason)
 

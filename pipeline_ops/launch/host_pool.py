@@ -27,7 +27,7 @@ from pipeline_ops.jobs.gang_protocol import (
     HostReport,
     Message,
 )
-from pipeline_ops.launch.host_report import describe_host, describe_incompatibility
+from pipeline_ops.launch.agent import describe_host
 from pipeline_ops.launch.launchers import Launcher
 from pipeline_ops.launch.pipes import LineReader, append_to_file, get_pipes, send_message
 from pipeline_ops.launch.plan import Host
@@ -39,6 +39,7 @@ _RETRY_SECONDS = 5.0
 _FENCE_SLACK_SECONDS = 2.0
 _CLOSE_SECONDS = 3.0
 _TAIL_BYTES = 600
+_MAX_SKEW_SECONDS = 120.0
 
 
 class AgentConnection:
@@ -344,3 +345,33 @@ class HostPool:
 
     def _get_log_path(self, host: ConnectedHost) -> Path:
         return self._folder / f"host-{host.spec.name}.log"
+
+
+def describe_incompatibility(local: HostReport, other: HostReport, token: str) -> str:
+    """Returns why a host cannot train with this one, and what to do; empty if it can."""
+    if other.token != token and not other.own_attempt:
+        return (
+            "it does not see the storage root: a file that was written here is missing there. "
+            "Mount the same file system at the same path, or keep the storage root in a bucket"
+        )
+    if abs(skew_seconds := other.time - time.time()) > _MAX_SKEW_SECONDS:
+        return (
+            f"its clock differs from this host's by {skew_seconds:.0f} s, so a bucket "
+            "would refuse its requests. Set its clock, as with chrony"
+        )
+    if other.code != local.code:
+        return (
+            f"its copy of this project (digest {other.code}) differs from this host's "
+            f"({local.code}). Update its copy"
+        )
+    if other.problems:
+        return "; ".join(other.problems)
+    ours, theirs = ({"Python": report.python} | report.versions for report in (local, other))
+    differing = [
+        f"{name} {theirs.get(name, 'missing')} and not {ours.get(name, 'missing')}"
+        for name in sorted(ours | theirs)
+        if ours.get(name) != theirs.get(name)
+    ]
+    return (
+        f"it has {', '.join(differing)}. Install the same requirements there" if differing else ""
+    )

@@ -1,14 +1,13 @@
 """The launch plan: the host, role, address and number of cores of each process. Pure and printable.
 
-It takes two steps, because only the host itself knows its free ports. `assign_workers` assigns the
-processes to the hosts. `build_launch_plan` adds the ports that the hosts have found and makes the
-specification of each process.
+Only a host itself knows its free ports, so a plan is built without them (`build_launch_plan`), and
+completed with those that the hosts have found (`LaunchPlan.with_ports`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
-from pipeline_ops.jobs.gang_protocol import (
-    Fork,
-    Role,
-    StoredWork,
-    WorkerSpec,
-    format_worker_name,
-)
+from pipeline_ops.jobs.gang_protocol import Fork, Role, StoredWork, WorkerSpec, format_worker_name
 
 _DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -54,20 +47,6 @@ class Host(BaseModel):
         return Path(self.own_work) if self.own_work else shared
 
 
-class WorkerAssignment(BaseModel):
-    """One process of the gang: its role, its index in the role, and its host."""
-
-    model_config = ConfigDict(frozen=True)
-
-    role: Role
-    index: int
-    host: str
-
-    @property
-    def name(self) -> str:
-        return format_worker_name(self.role, self.index)
-
-
 class LaunchPlan(BaseModel):
     """One incarnation of a gang.
 
@@ -88,6 +67,24 @@ class LaunchPlan(BaseModel):
     def chief(self) -> WorkerSpec:
         return next(worker for worker in self.workers if worker.is_chief)
 
+    @property
+    def needs_ports(self) -> bool:
+        """Returns whether the processes listen on ports, as TensorFlow's servers do."""
+        return len(self.workers) > 1
+
+    def get_address(self, worker: WorkerSpec) -> str:
+        return self.cluster[worker.role][worker.index]
+
+    def with_ports(self, ports: Mapping[str, Iterable[int]]) -> LaunchPlan:
+        """Gives each process the next one of the free ports of its host, which are by host."""
+        free = {host: iter(numbers) for host, numbers in ports.items()}
+        cluster: dict[Role, list[str]] = {}
+        for worker in self.workers:
+            host = self.get_address(worker).rpartition(":")[0]
+            cluster.setdefault(worker.role, []).append(f"{host}:{next(free[worker.host])}")
+        workers = [worker.model_copy(update={"cluster": cluster}) for worker in self.workers]
+        return self.model_copy(update={"workers": workers})
+
     def fork(self, worker: WorkerSpec) -> Fork:
         """The message to the fork server."""
         attempt = Attempt(Path(worker.progress).parent)
@@ -103,7 +100,7 @@ class LaunchPlan(BaseModel):
     def __str__(self) -> str:
         rows = [("process", "host", "address", "threads", "devices", "environment")]
         for worker in self.workers:
-            host, _, port = worker.cluster[worker.role][worker.index].rpartition(":")
+            host, _, port = self.get_address(worker).rpartition(":")
             variables = self.environment.get(worker.name, {}).items()
             rows.append(
                 (
@@ -125,103 +122,91 @@ def compute_gang_size(config: Train, hosts: Sequence[Host]) -> int:
     return size if size >= config.effective_min_workers else 0
 
 
-def assign_workers(config: Train, hosts: Sequence[Host], workers: int) -> list[WorkerAssignment]:
-    """Spreads the workers over the hosts and numbers them in the order of the hosts.
-
-    The spread is as even as the hosts' capacities allow. The chief runs on the first host. The
-    parameter servers are assigned to the hosts in turn.
-    """
-    assigned: Counter[str] = Counter()
-    if workers > (capacity := sum(host.workers for host in hosts)):
-        raise ValueError(f"{workers} workers exceed the capacity of the hosts, which is {capacity}")
-    for _ in range(workers):
-        free = [host for host in hosts if assigned[host.name] < host.workers]
-        assigned[min(free, key=lambda host: assigned[host.name]).name] += 1
-    names = [host.name for host in hosts for _ in range(assigned[host.name])]
-    gang = [
-        WorkerAssignment(role="worker", index=index, host=name) for index, name in enumerate(names)
-    ]
-    if config.strategy != "parameter_server":
-        return gang
-    servers = [
-        WorkerAssignment(role="ps", index=index, host=hosts[index % len(hosts)].name)
-        for index in range(config.parameter_servers)
-    ]
-    return [WorkerAssignment(role="chief", index=0, host=hosts[0].name), *gang, *servers]
-
-
-def needs_ports(config: Train, assignments: Sequence[WorkerAssignment]) -> bool:
-    """Returns whether the processes of the gang listen on ports, as TensorFlow's servers do."""
-    return len(assignments) > 1 or config.strategy == "parameter_server"
-
-
 def build_launch_plan(
     config: Train,
     hosts: Sequence[Host],
-    assignments: Sequence[WorkerAssignment],
-    ports: Mapping[str, Sequence[int]],
+    num_workers: int,
     attempt: Attempt[Any],
     work: Path,
     steps_limit: int | None = None,
     stored: StoredWork | None = None,
 ) -> LaunchPlan:
-    """Makes the specification of each process from its assignment.
+    """Plans a gang, without ports.
 
     Args:
-      ports: free ports by host, one for each process there. Empty for a gang that needs none.
       attempt, work: the launcher's folders of the train job and of checkpoints.
       steps_limit: stop after that many steps.
       stored: the folder of checkpoints in a bucket.
     """
     if stored and any(host.own_attempt for host in hosts):
         stored = stored.model_copy(update={"is_exchanged": True})
-    hosts_by_name = {host.name: host for host in hosts}
+    workers = _spread_workers(hosts, num_workers)
+    gang: list[tuple[Role, int, Host]] = [
+        ("worker", index, host) for index, host in enumerate(workers)
+    ]
+    if config.strategy == "parameter_server":
+        servers = [hosts[index % len(hosts)] for index in range(config.parameter_servers)]
+        gang.insert(0, ("chief", 0, hosts[0]))
+        gang += [("ps", index, host) for index, host in enumerate(servers)]
     cluster: dict[Role, list[str]] = {}
-    free_ports = {name: iter(free) for name, free in ports.items()}
-    for each in assignments:
-        port = next(free_ports[each.host]) if ports else "none"
-        cluster.setdefault(each.role, []).append(f"{hosts_by_name[each.host].address}:{port}")
-    sharers = Counter(each.host for each in assignments if each.role == "worker")
-    workers = [
+    for role, _, host in gang:
+        cluster.setdefault(role, []).append(f"{host.address}:none")
+    sharers = Counter(host.name for host in workers)
+    specs = [
         WorkerSpec(
-            request=str((host := hosts_by_name[each.host]).get_attempt(attempt).request),
+            request=str(host.get_attempt(attempt).request),
             cluster=cluster,
-            role=each.role,
-            index=each.index,
-            host=each.host,
+            role=role,
+            index=index,
+            host=host.name,
             work=str(host.get_work(work)),
             stored=stored,
-            progress=str(host.get_attempt(attempt).worker_progress(each.name)),
+            progress=str(
+                host.get_attempt(attempt).worker_progress(format_worker_name(role, index))
+            ),
             threads=max(1, host.cores // max(1, sharers[host.name])),
             devices=config.devices_per_worker,
             steps_limit=steps_limit,
         )
-        for each in assignments
+        for role, index, host in gang
     ]
-    environment = _assign_devices(config, hosts_by_name, assignments, sharers)
-    return LaunchPlan(workers=workers, environment=environment)
+    devices = _share_devices(config, workers)
+    environment = {
+        # A process that does not train must not hold a device.
+        spec.name: {_DEVICE_VARIABLE: devices[spec.index] if spec.role == "worker" else ""}
+        for spec, (_, _, host) in zip(specs, gang, strict=True)
+        if host.gpus
+    }
+    return LaunchPlan(workers=specs, environment=environment)
 
 
-def _assign_devices(
-    config: Train,
-    hosts: Mapping[str, Host],
-    assignments: Sequence[WorkerAssignment],
-    sharers: Mapping[str, int],
-) -> dict[str, dict[str, str]]:
-    """The variables of the processes on hosts with devices. Each worker gets the next devices."""
-    num_assigned: Counter[str] = Counter()
-    environment = {}
-    for each in assignments:
-        if gpus := hosts[each.host].gpus:
-            is_auto = config.strategy == "auto"
-            count = (
-                len(gpus) // max(1, sharers[each.host]) if is_auto else config.devices_per_worker
-            )
-            is_worker, start = each.role == "worker", num_assigned[each.host] * count
-            devices = ",".join(gpus[start : start + count]) if is_worker else ""
-            environment[each.name] = {_DEVICE_VARIABLE: devices}
-            num_assigned[each.host] += is_worker
-    return environment
+def _spread_workers(hosts: Sequence[Host], num_workers: int) -> list[Host]:
+    """The host of each worker, in the order of the hosts.
+
+    The spread is as even as the hosts' capacities allow. So the first host has worker 0.
+    """
+    if num_workers > (capacity := sum(host.workers for host in hosts)):
+        raise ValueError(
+            f"{num_workers} workers exceed the capacity of the hosts, which is {capacity}"
+        )
+    assigned: Counter[str] = Counter()
+    for _ in range(num_workers):
+        free = [host for host in hosts if assigned[host.name] < host.workers]
+        assigned[min(free, key=lambda host: assigned[host.name]).name] += 1
+    return [host for host in hosts for _ in range(assigned[host.name])]
+
+
+def _share_devices(config: Train, workers: Sequence[Host]) -> list[str]:
+    """The devices of each worker. Those of one host get one part after another."""
+    sharers, num_placed = Counter(host.name for host in workers), Counter[str]()
+    shares = []
+    for host in workers:
+        is_auto = config.strategy == "auto"
+        count = len(host.gpus) // sharers[host.name] if is_auto else config.devices_per_worker
+        start = num_placed[host.name] * count
+        shares.append(",".join(host.gpus[start : start + count]))
+        num_placed[host.name] += 1
+    return shares
 
 
 def get_status_path(attempt: Attempt, name: str) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import DataError, ExitCode, TrainyardError, make_error
+from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.jobs.gang_protocol import HEARTBEAT_SECONDS, Event, WorkerSpec
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.request import Status
@@ -32,9 +32,6 @@ class Failure:
     message: str
     exit_code: ExitCode = ExitCode.RETRY
 
-    def to_error(self) -> TrainyardError:
-        return make_error(self.exit_code, self.message)
-
 
 @dataclasses.dataclass(eq=False)
 class _Process:
@@ -51,7 +48,11 @@ class _Process:
     exit_code: int | None = None
     """None while it runs."""
     cause_of_end: str = ""
-    """What its host knows about its end."""
+    """Its host's explanation of its end."""
+
+    @property
+    def was_killed(self) -> bool:
+        return self.exit_code is not None and self.exit_code < 0
 
     def __post_init__(self) -> None:
         self._reader = ProgressReader(open_path(Path(self.spec.progress)))
@@ -90,7 +91,6 @@ class WorkerMonitor:
         """The step of the checkpoint from which the gang continued."""
         self.has_saved = False
         """Whether the chief has saved its state and left, because a process was asked to stop."""
-        self._preempted_servers: set[str] = set()
 
     @property
     def unfinished(self) -> list[str]:
@@ -108,7 +108,7 @@ class WorkerMonitor:
     @property
     def is_explained(self) -> bool:
         """Returns whether a process was killed, so that reports of its peers add nothing."""
-        return any(_was_killed(process) for process in self._ended)
+        return any(process.was_killed for process in self._ended)
 
     @property
     def _running(self) -> list[_Process]:
@@ -134,16 +134,9 @@ class WorkerMonitor:
                 match event.phase:
                     case "restored" if process.spec.is_chief:
                         self.start_step = event.done or 0
-                    case "preempted" if process.spec.is_server:
-                        self._preempted_servers.add(name)
                     case "preempted" if process.spec.is_chief:
                         self.has_saved = True
         return events
-
-    def take_preempted_servers(self) -> set[str]:
-        """Returns the servers that were newly asked to stop. They cannot notify the chief."""
-        found, self._preempted_servers = self._preempted_servers, set()
-        return found
 
     def find_failure(self) -> Failure | None:
         """The first process that ended badly, hangs or has not started."""
@@ -161,16 +154,16 @@ class WorkerMonitor:
         An error of config, data or code comes before a killed process, and a killed process before
         one that hangs. A peer's report of a lost connection comes last.
         """
-        failures = [(self._explain_exit(each), each) for each in self._ended if each.exit_code]
-        permanent = [failure for failure, _ in failures if not failure.exit_code.is_retried]
-        killed = [failure for failure, process in failures if _was_killed(process)]
+        failures = [self._explain_exit(process) for process in self._ended if process.exit_code]
+        permanent = [failure for failure in failures if not failure.exit_code.is_retried]
+        killed = [self._explain_exit(process) for process in self._ended if process.was_killed]
         if permanent or killed:
             return [*permanent, *killed][0]
         return self._find_silent_worker(_MISSED_HEARTBEATS * HEARTBEAT_SECONDS) or first
 
     def _explain_exit(self, process: _Process) -> Failure:
         code, step = process.exit_code or 0, f"at step {process.step or 0}"
-        if _was_killed(process):
+        if code < 0:
             killer = f"signal {-code} ({signal.Signals(-code).name})"
             cause = f": {process.cause_of_end}" if process.cause_of_end else ""
             return self._blame(process, f"was killed by {killer} {step}{cause}")
@@ -233,7 +226,3 @@ class WorkerMonitor:
                     f"(train.step_timeout_seconds is {self._config.step_timeout_seconds})",
                 )
         return None
-
-
-def _was_killed(process: _Process) -> bool:
-    return process.exit_code is not None and process.exit_code < 0

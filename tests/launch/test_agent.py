@@ -23,7 +23,7 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec, Command, Event, HostReport
 from pipeline_ops.launch.agent import explain_kill, reserve_ports
 from pipeline_ops.launch.allocation_holder import hold_allocation
-from pipeline_ops.launch.host_report import describe_incompatibility
+from pipeline_ops.launch.host_pool import describe_incompatibility
 from pipeline_ops.launch.launchers import SshLauncher
 from pipeline_ops.launch.plan import Host
 from pipeline_ops.launch.train import build_lock_name

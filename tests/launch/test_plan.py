@@ -10,7 +10,6 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.launch.plan import (
     Host,
     LaunchPlan,
-    assign_workers,
     build_launch_plan,
     compute_gang_size,
 )
@@ -27,11 +26,9 @@ def train(**values) -> Train:
 
 
 def plan(config: Train, hosts=(HERE,), workers: int | None = None) -> LaunchPlan:
-    assignments = assign_workers(config, hosts, workers or config.workers)
-    ports = {host.name: range(4000, 4100) for host in hosts}
-    return build_launch_plan(
-        config, hosts, assignments, ports, Attempt(Path("/run")), Path("/work")
-    )
+    size = workers or config.workers
+    made = build_launch_plan(config, hosts, size, Attempt(Path("/run")), Path("/work"))
+    return made.with_ports({host.name: range(4000, 4100) for host in hosts})
 
 
 def test_every_worker_knows_all_addresses_and_its_own_place():
@@ -58,12 +55,12 @@ def test_tf_config_is_what_tensorflow_documents():
     ],
 )
 def test_workers_are_spread_and_numbered_in_the_order_of_the_hosts(workers, hosts):
-    assert [assignment.host for assignment in assign_workers(train(), THREE, workers)] == hosts
+    assert [worker.host for worker in plan(train(), THREE, workers).workers] == hosts
 
 
 def test_more_workers_than_places_are_refused():
     with pytest.raises(ValueError, match="7 workers exceed the capacity of the hosts, which is 6"):
-        assign_workers(train(), THREE, 7)
+        plan(train(), THREE, 7)
 
 
 def test_a_gang_with_parameter_servers_has_a_chief_workers_and_servers():

@@ -6,6 +6,7 @@ It starts no process and reaches no host.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,26 +55,19 @@ def render_plan(config: PipelineConfig) -> str:
 
     It names each value that a host determines itself: its ports and its number of cores.
     """
-    from pipeline_ops.launch.plan import (
-        assign_workers,
-        build_launch_plan,
-        compute_gang_size,
-        needs_ports,
-    )
+    from pipeline_ops.launch.plan import build_launch_plan, compute_gang_size
 
     hosts = _allocate_hosts(config.hosts)
     attempt = Attempt(Layout(config.root, config.pipeline).attempts(_PLACEHOLDER_RUN_ID, "train"))
-    assignments = assign_workers(config.train, hosts, compute_gang_size(config.train, hosts))
-    first = config.hosts.ports[0] if config.hosts and config.hosts.ports else 0
-    listens = needs_ports(config.train, assignments)
-    ports = {
-        host.name: range(first, first + len(assignments)) if first else [0] * len(assignments)
-        for host in hosts
-        if listens
-    }
-    text = str(build_launch_plan(config.train, hosts, assignments, ports, attempt, Path("WORK")))
+    size = compute_gang_size(config.train, hosts)
+    plan = build_launch_plan(config.train, hosts, size, attempt, Path("WORK"))
+    if plan.needs_ports:
+        first = config.hosts.ports[0] if config.hosts and config.hosts.ports else 0
+        plan = plan.with_ports(
+            {host.name: itertools.count(first) if first else itertools.repeat(0) for host in hosts}
+        )
     places = _render_places(config)
-    return "\n\n".join([*places, text, *_render_cluster_requests(attempt, config)])
+    return "\n\n".join([*places, str(plan), *_render_cluster_requests(attempt, config)])
 
 
 def _render_places(config: PipelineConfig) -> list[str]:

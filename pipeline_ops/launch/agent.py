@@ -15,7 +15,6 @@ input and output: ssh, srun or a plain pipe.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import select
@@ -27,6 +26,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.source_code import digest_all_sources
 from pipeline_ops.errors import ConfigError, DataError, MachineError
@@ -42,13 +42,7 @@ from pipeline_ops.jobs.gang_protocol import (
     HostReport,
 )
 from pipeline_ops.jobs.workspace import copy_request, make_local_folder
-from pipeline_ops.launch.pipes import (
-    RELAY_SECONDS,
-    FileRelay,
-    LineReader,
-    get_pipes,
-    send_message,
-)
+from pipeline_ops.launch.pipes import RELAY_SECONDS, FileRelay, LineReader, get_pipes, send_message
 from pipeline_ops.storage.atomic import read_json, write_json
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_root
@@ -242,13 +236,10 @@ class Agent:
 
 def describe_host(spec: AgentSpec) -> HostReport:
     """Describes this host, before any training starts here."""
-    token, versions = Path(spec.token_file), {}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
+    token = Path(spec.token_file)
     return HostReport(
         python=platform.python_version(),
-        versions=versions,
+        versions=find_versions(_PACKAGES),
         code=digest_all_sources(),
         token=token.read_text() if token.exists() else None,
         cores=count_cores(),

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pipeline_ops.artifacts.source_code import digest_all_sources
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.gang_protocol import (
     FORK_SERVER,
@@ -244,7 +243,9 @@ class HostPool:
                         or f"host {host} has not answered the command `{commands[host].action}` "
                         f"within {timeout_seconds:.0f} s"
                     )
-            replies |= {host: event for host, event in self.poll() if event.event == reply}
+            for host, event in self.poll():
+                if event.event == reply and host in commands:
+                    replies[host] = event
         return replies
 
     def drop(self, host: str, problem: str) -> None:
@@ -276,7 +277,7 @@ class HostPool:
                 # The agent has the host's lock, so nothing of an earlier gang is left there.
                 host.fenced_until = 0.0
                 host.report = event.host
-                if problem := self._describe_difference(event.host):
+                if problem := describe_incompatibility(self._local_report, event.host, self._token):
                     self._disconnect(host, problem, is_permanent_failure=True)
             case "refused":
                 self._disconnect(host, event.message, event.is_permanent_failure)
@@ -294,16 +295,6 @@ class HostPool:
             case _:
                 return [(host.spec.name, event)]
         return []
-
-    def _describe_difference(self, report: HostReport) -> str:
-        """Returns why the host cannot be used. The code may have changed since the job started."""
-        code = self._local_report.code
-        if report.code != code and digest_all_sources() != code:
-            return (
-                "the code of this project was changed after the job started. "
-                "Clear the task to plan it again with the new code"
-            )
-        return describe_incompatibility(self._local_report, report, self._token)
 
     def _find_problem(self, host: ConnectedHost, connection: AgentConnection) -> str:
         """Returns why a host counts as lost, or an empty string."""
@@ -362,7 +353,8 @@ def describe_incompatibility(local: HostReport, other: HostReport, token: str) -
     if other.code != local.code:
         return (
             f"its copy of this project (digest {other.code}) differs from this host's "
-            f"({local.code}). Update its copy"
+            f"({local.code}) when the job started. Update its copy, or clear the task if the code "
+            "has changed since"
         )
     if other.problems:
         return "; ".join(other.problems)

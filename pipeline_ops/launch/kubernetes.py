@@ -33,11 +33,7 @@ from pipeline_ops.launch.plan import Host
 from pipeline_ops.system.processes import SAFE_PATH
 
 _KEEP_SECONDS = 300
-_KINDS: Mapping[str, Kind] = {
-    "Job": "job",
-    "Service": "service",
-    "NetworkPolicy": "network_policy",
-}
+_KINDS: Mapping[str, Kind] = {"Job": "job", "Service": "service", "NetworkPolicy": "network_policy"}
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 

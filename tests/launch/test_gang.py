@@ -1,3 +1,5 @@
+"""The log of a gang, and its restarts."""
+
 from __future__ import annotations
 
 import re
@@ -8,7 +10,7 @@ from small_disks import DISK_BYTES
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.progress import ProgressReader, ProgressWriter
-from pipeline_ops.launch.gang import GangLog
+from pipeline_ops.launch.gang import GangLog, RestartPolicy
 from pipeline_ops.storage.open_store import open_path
 
 
@@ -46,3 +48,22 @@ def test_a_full_disk_is_named(small_disk):
     log = GangLog(Attempt(small_disk))
     with pytest.raises(MachineError, match=r"cannot write .*gang\.log: no space left.* Free disk"):
         log.write_message("x" * 2 * DISK_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "start_step", "waits"),
+    [
+        (0, [0], [None]),
+        (2, [0, 0, 0], [0.0, 1.0, None]),
+        (
+            1,
+            [0, 200, 400, 600, 600],
+            [0.0, 0.0, 0.0, 0.0, None],
+        ),  # months of dead machines, then an error that comes back
+        (3, [0, 0, 200, 200, 200, 200], [0.0, 1.0, 0.0, 1.0, 2.0, None]),
+        (9, [0] * 9, [0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 60.0, 60.0]),
+    ],
+)
+def test_failures_are_forgiven_once_the_training_has_got_ahead(restarts, start_step, waits):
+    policy = RestartPolicy(restarts)
+    assert [policy.record_failure(step) for step in start_step] == waits

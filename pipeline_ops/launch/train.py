@@ -43,7 +43,7 @@ from pipeline_ops.launch.gang import Gang, StopRequest
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.kubernetes import KubernetesLauncher
 from pipeline_ops.launch.launchers import Launcher, LocalLauncher, SlurmLauncher, SshLauncher
-from pipeline_ops.launch.plan import Host, LaunchPlan
+from pipeline_ops.launch.plan import Host, LaunchPlan, get_status_path
 from pipeline_ops.storage.atomic import read_json
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_path, open_root
@@ -59,58 +59,55 @@ def train(job: Job) -> ExitCode:
     """Trains, or continues the training where an earlier try stopped."""
     config, started_at = Train.model_validate(job.request.config), time.monotonic()
     with StopRequest().handle_sigterm() as stop:
-        check_dataset(job, config)
+        dataset = check_dataset(job, config)
         stop.check()
-        return _train(job, config, stop, started_at)
-
-
-def _train(job: Job, config: Train, stop: StopRequest, started_at: float) -> ExitCode:
-    job.make_work()
-    stored = work_folder(job.folder)
-    with open_host_pool(job, config) as host_pool:
-        gang = Gang(
-            config,
-            job.attempt,
-            job.work,
-            host_pool,
-            job.progress.forward,
-            stop=stop,
-            stored=None if stored.is_local else StoredWork(uri=str(stored), token=job.lease.token),
-            check_lease=job.lease.check,
-        )
-        plan = gang.run()
-        for worker in plan.workers:  # those on other disks have left their results in the bucket
-            if worker.stored and worker.stored.is_exchanged and not worker.is_server:
-                fetch_files(open_root(worker.stored.locate_results(worker.name)), job.work)
-        with job.artifact() as draft:
-            export_candidate(job, host_pool, plan, stop, draft.folder)
-            host_pool.send_all(Command(action="clean"))
-            host_pool.close()
-            shutil.copytree(job.work / TENSORBOARD, draft.folder / TENSORBOARD)
-            if (job.work / DIVERGED).exists():
-                shutil.copytree(job.work / DIVERGED, draft.folder / DIVERGED)
-            draft.seeds["train"] = config.seed
-            seconds = time.monotonic() - started_at
-            figures = summarize_training(job, config, plan, gang.restarts, seconds)
-            draft.figures.update(figures.model_dump(mode="json"))
+        job.make_work()
+        stored = work_folder(job.folder)
+        with open_host_pool(job, config) as host_pool:
+            gang = Gang(
+                config,
+                job.attempt,
+                job.work,
+                host_pool,
+                job.progress.forward,
+                stop=stop,
+                stored=None
+                if stored.is_local
+                else StoredWork(uri=str(stored), token=job.lease.token),
+                check_lease=job.lease.check,
+            )
+            plan = gang.run()
+            for worker in plan.workers:  # those on other disks have results in the bucket
+                if worker.stored and worker.stored.is_exchanged and not worker.is_server:
+                    fetch_files(open_root(worker.stored.locate_results(worker.name)), job.work)
+            with job.artifact() as draft:
+                export_candidate(job, host_pool, plan, stop, draft.folder)
+                host_pool.send_all(Command(action="clean"))
+                host_pool.close()
+                shutil.copytree(job.work / TENSORBOARD, draft.folder / TENSORBOARD)
+                if (job.work / DIVERGED).exists():
+                    shutil.copytree(job.work / DIVERGED, draft.folder / DIVERGED)
+                draft.seeds["train"] = config.seed
+                seconds = time.monotonic() - started_at
+                figures = summarize_training(job, config, dataset, plan, gang.restarts, seconds)
+                draft.figures.update(figures.model_dump(mode="json"))
     return ExitCode.SUCCESS
 
 
-def check_dataset(job: Job, config: Train) -> None:
-    """Rejects a data set that would train a wrong model, or none.
+def check_dataset(job: Job, config: Train) -> DatasetFigures:
+    """Rejects a data set that would train a wrong model, or none. Returns its figures.
 
     Raises:
       ConfigError: the data are for another task than the model.
       MachineError: shards do not match their manifest. Preprocessing can repair that.
     """
     uri = job.request.inputs["preprocess"].uri
-    manifest = read_manifest(open_path(uri))
-    task = DatasetFigures.model_validate(manifest.figures).task
+    dataset = DatasetFigures.model_validate(read_manifest(open_path(uri)).figures)
     model_task = get_model_task(config.model)
-    if task != model_task:
+    if dataset.task != model_task:
         raise ConfigError(
-            f"the data set is for {task}, and train.model {config.model} is for {model_task}. "
-            f"Choose a model for {task}. The data set is {uri}"
+            f"the data set is for {dataset.task}, and train.model {config.model} is for "
+            f"{model_task}. Choose a model for {dataset.task}. The data set is {uri}"
         )
     open_host_dataset(
         uri,
@@ -118,6 +115,7 @@ def check_dataset(job: Job, config: Train) -> None:
         open_host_cache(config.input),
         lambda message: job.progress.report("input", message=message),
     )
+    return dataset
 
 
 @contextlib.contextmanager
@@ -201,9 +199,7 @@ def export_candidate(
     job.progress.report(_CANDIDATE, message="writing the SavedModel")
     code, spec = _run_candidate(job, host_pool, plan, stop, folder)
     if code != 0:
-        log, status = (
-            job.attempt.folder / f"{_CANDIDATE}.{ending}" for ending in ("log", "status.json")
-        )
+        log, status = job.attempt.worker_log(_CANDIDATE), get_status_path(job.attempt, _CANDIDATE)
         outcome = read_json_as(Status, open_path(status))
         if outcome is None:
             raise MachineError(
@@ -227,21 +223,21 @@ def _run_candidate(
         for _host, event in host_pool.poll():
             if spec and event.event == "ended" and event.name == _CANDIDATE:
                 return event.code, spec
-        if (host is None or not host_pool.hosts[host].is_ready) and host_pool.ready:
-            chosen, tries = host_pool.ready[0], tries + 1
-            host, spec = chosen.name, _specify_candidate(job, plan, chosen, folder, tries)
+        if (host is None or not host_pool.hosts[host.name].is_ready) and host_pool.ready:
+            host, tries = host_pool.ready[0], tries + 1
+            spec = _specify_candidate(job, plan, host, folder, tries)
             with open_folder(folder) as partial_folder:
                 empty_folder(partial_folder)
-            (job.attempt.folder / f"{_CANDIDATE}.status.json").unlink(missing_ok=True)
-            there = chosen.get_attempt(job.attempt).folder
+            get_status_path(job.attempt, _CANDIDATE).unlink(missing_ok=True)
+            there = host.get_attempt(job.attempt)
             fork = Fork(
                 name=_CANDIDATE,
                 entry="candidate",
                 argument=spec.model_dump_json(),
-                status=str(there / f"{_CANDIDATE}.status.json"),
-                log=str(there / f"{_CANDIDATE}.log"),
+                status=str(get_status_path(there, _CANDIDATE)),
+                log=str(there.worker_log(_CANDIDATE)),
             )
-            host_pool.send(host, Command(action="fork", fork=fork))
+            host_pool.send(host.name, Command(action="fork", fork=fork))
     problems = host_pool.describe_problems()
     raise MachineError(
         f"the {_CANDIDATE} was not written within {_CANDIDATE_SECONDS} s"
@@ -252,26 +248,30 @@ def _run_candidate(
 def _specify_candidate(
     job: Job, plan: LaunchPlan, host: Host, folder: Path, number: int
 ) -> CandidateSpec:
-    """If some hosts have disks of their own, weights and candidate go through the bucket."""
-    attempt, stored = host.get_attempt(job.attempt), plan.chief.stored
-    is_exchanged = stored is not None and stored.is_exchanged
-    return CandidateSpec(
-        request=str(attempt.request),
-        work=str(host.get_work(job.work)),
-        folder=str(attempt.folder / _CANDIDATE if is_exchanged else folder),
-        source=stored.locate_results(plan.chief.name) if stored and is_exchanged else "",
-        target=stored.locate_results(f"{_CANDIDATE} {number}") if stored and is_exchanged else "",
+    attempt, work = host.get_attempt(job.attempt), host.get_work(job.work)
+    spec = CandidateSpec(request=str(attempt.request), work=str(work), folder=str(folder))
+    stored = plan.chief.stored
+    if stored is None or not stored.is_exchanged:
+        return spec
+    # Some hosts have disks of their own: weights and candidate go through the bucket.
+    return spec.model_copy(
+        update={
+            "folder": str(attempt.folder / _CANDIDATE),
+            "source": stored.locate_results(plan.chief.name),
+            "target": stored.locate_results(f"{_CANDIDATE} {number}"),
+        }
     )
 
 
 def summarize_training(
-    job: Job, config: Train, plan: LaunchPlan, restarts: int, seconds: float
+    job: Job,
+    config: Train,
+    dataset: DatasetFigures,
+    plan: LaunchPlan,
+    restarts: int,
+    seconds: float,
 ) -> TrainingFigures:
-    """Summarizes the training.
-
-    Raises:
-      TrainyardError: the workers have not ended with the same weights.
-    """
+    """Raises TrainyardError if the workers have not ended with the same weights."""
     state = read_json(job.work / STATE)
     workers = len(plan.cluster["worker"])
     digests = [
@@ -283,9 +283,6 @@ def summarize_training(
             f"the workers ended with different weights: {', '.join(digests)}. "
             "This is a bug of Trainyard"
         )
-    dataset = DatasetFigures.model_validate(
-        read_manifest(open_path(job.request.inputs["preprocess"].uri)).figures
-    )
     return TrainingFigures(
         strategy=state["strategy"],
         strategy_reason=state["strategy_reason"],

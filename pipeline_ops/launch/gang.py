@@ -172,6 +172,8 @@ class Gang:
         self._start_step = 0
         self._is_growing = self._has_left_to_grow = False
         self._failed_at: float | None = None
+        self._warned: set[str] = set()
+        """The hosts whose open ports were named."""
 
     def run(self) -> LaunchPlan:
         """Returns the plan of the incarnation in which every worker has ended well.
@@ -302,9 +304,10 @@ class Gang:
             self.host_pool.send(worker.host, Command(action="fork", fork=plan.fork(worker)))
 
     def _warn_of_open_ports(self, plan: LaunchPlan) -> None:
-        for name in {worker.host for worker in plan.workers}:
+        for name in {worker.host for worker in plan.workers} - self._warned:
             report = self.host_pool.hosts[name].report
-            if report and report.open_ports and len(plan.workers) > 1 and not self.restarts:
+            if report and report.open_ports and len(plan.workers) > 1:
+                self._warned.add(name)
                 warning = f"{OPEN_PORTS}, because {report.open_ports}. {CLOSE_PORTS}, or accept it "
                 warning += "with `network: trusted` in a hosts file that train.hosts names"
                 _log.warning("%s", warning)

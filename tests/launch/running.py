@@ -44,7 +44,10 @@ QUICK = {
 }
 
 
-def config_with_hosts(folder: Path, content: dict) -> Path:
+DIGITS = CODE_ROOT / "configs" / "digits.yaml"
+
+
+def config_with_hosts(folder: Path, content: dict, pipeline: Path = DIGITS) -> Path:
     """Writes a pipeline next to a hosts file `lab` and to modules of a user.
 
     Each worker has one core, because another number of threads would sum in another order.
@@ -57,7 +60,7 @@ def config_with_hosts(folder: Path, content: dict) -> Path:
         folder / "acme_vision",
         dirs_exist_ok=True,
     )
-    return Path(shutil.copy(CODE_ROOT / "configs" / "digits.yaml", folder / "digits.yaml"))
+    return Path(shutil.copy(pipeline, folder))
 
 
 def make_agent_spec(folder: Path, **values: object) -> AgentSpec:
@@ -76,7 +79,7 @@ def make_agent_spec(folder: Path, **values: object) -> AgentSpec:
 
 @contextlib.contextmanager
 def starting(
-    make_job_in, dataset: str, folder: Path, hosts: dict, **defaults
+    make_job_in, dataset: str, folder: Path, hosts: dict, pipeline: Path = DIGITS, **defaults
 ) -> Iterator[Callable[..., RunningJob]]:
     """Yields a function that starts jobs in a folder, on the hosts of a hosts file.
 
@@ -93,7 +96,7 @@ def starting(
         **overrides,
     ) -> RunningJob:
         content = {"environment": {"TMPDIR": str(temporary)}} | hosts | (lab or {})
-        make = make_job_in(folder, dataset, config_with_hosts(folder, content))
+        make = make_job_in(folder, dataset, config_with_hosts(folder, content, pipeline))
         job = make(name, **(QUICK | defaults | overrides))
         started.append(RunningJob(job, temporary, content["environment"], is_held, prefix))
         return started[-1]

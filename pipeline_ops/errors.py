@@ -4,6 +4,7 @@
     ├── ConfigError     the author of the YAML must act       exit 78, never retried
     ├── DataError       the owner of the data must act        exit 65, never retried
     ├── MachineError    no action: another try may succeed    exit 75, retried
+    ├── Pruned          the search gave the trial up          exit 4, never retried
     └── Cancelled       a user or the scheduler stopped it    exit 143, never retried
 
 Any other error that escapes a job is a bug of ours: exit 70, never retried. A job that leaves no
@@ -23,6 +24,7 @@ class ExitCode(enum.IntEnum):
 
     SUCCESS = 0
     GATE_NOT_PASSED = 3
+    PRUNED = 4
     DATA = 65
     BUG = 70
     RETRY = 75
@@ -80,6 +82,12 @@ class MachineError(TrainyardError):
     """A process, a host, a disk or a network failed. A retry may succeed."""
 
     exit_code = ExitCode.RETRY
+
+
+class Pruned(TrainyardError):
+    """The pruner of a search stopped a trial, which is no failure. It leaves no artifact."""
+
+    exit_code = ExitCode.PRUNED
 
 
 class Cancelled(TrainyardError):

@@ -45,6 +45,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/user_code": (up_to("user_code"), set()),
     "pipeline_ops/raw_data": (up_to("raw_data"), {"fsspec"}),
     "pipeline_ops/jobs/places": (up_to("jobs"), {"docker", "kubernetes", "urllib3", "websocket"}),
+    "pipeline_ops/jobs/study.py": (up_to("jobs"), {"optuna"}),
     "pipeline_ops/jobs": (up_to("jobs"), set()),
     "pipeline_ops/registry/minisign.py": (up_to("storage"), {"cryptography"}),
     "pipeline_ops/registry": (up_to("registry"), set()),

@@ -101,6 +101,7 @@ def _summarize_search(config: PipelineConfig, run_id: str) -> dict[str, Any] | N
                 "figure": r.figure,
                 "manifest": r.manifest,
                 "message": r.message,
+                "pruned": r.is_pruned,
             }
             for r in result.results
         ],

@@ -29,6 +29,10 @@ Monitor = Annotated[str, Field(pattern=r"^validation_[a-z][a-z0-9_]*$")]
 figure whose name ends in loss or error is better when it is lower, any other when it is higher."""
 
 
+def is_lower_better(monitor: str) -> bool:
+    return monitor.endswith(("loss", "error"))
+
+
 Strategy = Literal[
     "auto",
     "one_device",

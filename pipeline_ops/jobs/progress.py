@@ -1,7 +1,8 @@
 """Progress as JSON lines in `progress.jsonl`.
 
 A job appends to the file. The task log, the UI and the terminal show it. One line is one event:
-{"time", "phase", "done", "total", "unit", "rate", "eta_seconds", "metrics", "worker", "message"}. A
+{"time", "phase", "done", "total", "unit", "rate", "eta_seconds", "metrics", "epoch", "worker",
+"message"}. A
 metric that is not a number is written as the text "NaN", "Infinity" or "-Infinity", because JSON
 has no number for it. A reader leaves a half written line for its next read. An invalid line is one
 problem with its position, and the other lines count.
@@ -36,7 +37,10 @@ _Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ProgressEvent(BaseModel):
-    """One event of a job. `rate` is in units a second. `metrics` are the newest by name."""
+    """One event of a job. `rate` is in units a second. `metrics` are the newest by name.
+
+    `epoch` is the number of completed epochs in the event that ends one.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
@@ -48,6 +52,7 @@ class ProgressEvent(BaseModel):
     rate: _Positive | None = None
     eta_seconds: _Positive | None = None
     metrics: dict[Annotated[str, Field(max_length=200)], float] = Field({}, max_length=500)
+    epoch: _Count | None = None
     worker: _Count | None = None
     message: str = Field("", max_length=_MAX_MESSAGE)
 
@@ -91,6 +96,7 @@ class ProgressWriter:
         metrics: Mapping[str, float] | None = None,
         message: str = "",
         per_unit: Mapping[str, float] | None = None,
+        epoch: int | None = None,
     ) -> None:
         """Writes one event.
 
@@ -114,6 +120,7 @@ class ProgressWriter:
             rate=rate,
             eta_seconds=eta,
             metrics=dict(metrics or {}) | rates,
+            epoch=epoch,
             worker=self._worker,
             message=message[:_MAX_MESSAGE].encode(errors="replace").decode(),
         )

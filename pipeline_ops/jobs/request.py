@@ -31,6 +31,22 @@ _RESERVE_BYTES = 4096
 _MAX_RESERVED_MESSAGE = 1000
 
 
+class PlannedTrial(BaseModel):
+    """The trial of a search that a training is, for the pruner.
+
+    `study` is the URI of an artifact that is never made. The journal is in its work folder, which
+    `trainyard gc` removes when no trial has used it for a while.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    study: str
+    number: int
+    monitor: str
+    min_epochs: int
+    reduction_factor: int
+
+
 class Request(BaseModel):
     """One job, complete: the job reads no other source to find out what to do."""
 
@@ -59,6 +75,8 @@ class Request(BaseModel):
 
     Null skips the check.
     """
+    trial: PlannedTrial | None = None
+    """For training: the trial, if a pruner may stop it early."""
     user_files: dict[RelativePath, str] = {}
     """The user's own modules, by path, if the job does not see the folder of the config file."""
     code_digest: str = ""

@@ -119,6 +119,10 @@ class Job:
         """
         with open_draft(self.folder, self.request, self.lease, is_kept) as draft:
             yield draft
+        self.remove_work()
+
+    def remove_work(self) -> None:
+        """Removes the folder `work`, and its copy in a bucket, when no other try continues."""
         remove_own_folder(self.work)
         if not self.folder.is_local:
             work_folder(self.folder).remove_tree()

@@ -26,7 +26,7 @@ class TaskRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    state: Literal["success", "failed", "skipped"]
+    state: Literal["success", "failed", "skipped", "pruned"]
     cached: bool = False
     reason: str = ""
     """The reason why the job ran, or why it was not necessary."""

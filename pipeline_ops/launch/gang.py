@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError, MachineError, TrainyardError, make_error
+from pipeline_ops.errors import ConfigError, MachineError, Pruned, TrainyardError, make_error
 from pipeline_ops.jobs.gang_protocol import Command, StoredWork
 from pipeline_ops.jobs.progress import ProgressEvent
 from pipeline_ops.launch.host_pool import HostPool
@@ -148,7 +148,7 @@ class Gang:
     Args:
       attempt: the train job's folder.
       work: the folder of checkpoints on this host.
-      report: is called with the chief's progress.
+      report: is called with the chief's progress. It may raise Pruned, which ends the gang.
       steps_limit: stop after that many steps.
       stored: the folder of checkpoints in a bucket.
       check_lease: raises if another job has taken over the artifact.
@@ -180,6 +180,7 @@ class Gang:
 
         Raises:
           TrainyardError: the training has failed. Its class follows the exit code of the failure.
+          Pruned: `report` has raised it.
         """
         try:
             while isinstance(outcome := self._run_incarnation(), Failure):
@@ -191,6 +192,9 @@ class Gang:
                 if not self._has_left_to_grow:
                     self._wait_before_restart(outcome)
             return outcome
+        except Pruned as error:
+            self._log.write_message(str(error))
+            raise
         except TrainyardError as error:
             self._log.write_message(f"FAILED: {error}")
             raise type(error)(f"{error}. The log of all workers is {self._log.path}") from error

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
@@ -22,7 +22,7 @@ from pipeline_ops.config.hosts_base import Hosts
 from pipeline_ops.config.hosts_clusters import KubernetesHosts, SlurmHosts
 from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError, Pruned, TrainyardError
 from pipeline_ops.jobs.file_exchange import fetch_files
 from pipeline_ops.jobs.gang_protocol import (
     STATE,
@@ -36,6 +36,7 @@ from pipeline_ops.jobs.gang_protocol import (
 )
 from pipeline_ops.jobs.host_dataset import open_host_cache, open_host_dataset
 from pipeline_ops.jobs.places.environment import collect_store_environment, read_hosts_variable
+from pipeline_ops.jobs.progress import ProgressEvent
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
@@ -69,14 +70,19 @@ def train(job: Job) -> ExitCode:
                 job.attempt,
                 job.work,
                 host_pool,
-                job.progress.forward,
+                open_trial_report(job, config),
                 stop=stop,
                 stored=None
                 if stored.is_local
                 else StoredWork(uri=str(stored), token=job.lease.token),
                 check_lease=job.lease.check,
             )
-            plan = gang.run()
+            try:
+                plan = gang.run()
+            except Pruned:
+                host_pool.send_all(Command(action="clean"))
+                job.remove_work()
+                raise
             for worker in plan.workers:  # those on other disks have results in the bucket
                 if worker.stored and worker.stored.is_exchanged and not worker.is_server:
                     fetch_files(open_root(worker.stored.locate_results(worker.name)), job.work)
@@ -92,6 +98,19 @@ def train(job: Job) -> ExitCode:
                 figures = summarize_training(job, config, dataset, plan, gang.restarts, seconds)
                 draft.figures.update(figures.model_dump(mode="json"))
     return ExitCode.SUCCESS
+
+
+def open_trial_report(job: Job, config: Train) -> Callable[[ProgressEvent], None]:
+    """The receiver of the chief's progress, which stops a trial that the pruner gives up.
+
+    Raises:
+      Pruned: an earlier try, or another run, was stopped.
+    """
+    if job.request.trial is None:
+        return job.progress.forward
+    from pipeline_ops.jobs.study import TrialReport
+
+    return TrialReport(job.request.trial, config.epochs, job.progress.forward)
 
 
 def check_dataset(job: Job, config: Train) -> DatasetFigures:

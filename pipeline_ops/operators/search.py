@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseOperator, TriggerRule
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.errors import ConfigError, DataError, ExitCode
+from pipeline_ops.jobs.job_handle import JobHandle
+from pipeline_ops.jobs.request import PlannedTrial, read_request
 from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest, read_record
 from pipeline_ops.operators.chain import TrainOperator
 from pipeline_ops.operators.task_run import TaskRun
+from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.planning.trials import (
     SearchResult,
     Trial,
@@ -27,10 +32,12 @@ from pipeline_ops.planning.trials import (
     check_trials,
     choose_best_trial,
     get_monitor,
+    plan_pruning,
     plan_trials,
     read_trial_result,
 )
 from pipeline_ops.storage.atomic import format_json
+from pipeline_ops.storage.store_path import StorePath
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -67,7 +74,9 @@ class SearchOperator(BaseOperator):
 
 
 class TrialOperator(TrainOperator):
-    """Runs one trial: a training like any other.
+    """Runs one trial: a training like any other, except that a pruner may stop it early.
+
+    Airflow shows a pruned trial as skipped.
 
     Args:
       trial: a Trial, as JSON.
@@ -78,6 +87,7 @@ class TrialOperator(TrainOperator):
     def __init__(self, *, trial: dict[str, Any], **kwargs: Any):
         super().__init__(**kwargs)
         self.trial = trial
+        self._planned: PlannedTrial | None = None
 
     @property
     def record_name(self) -> str:
@@ -115,6 +125,50 @@ class TrialOperator(TrainOperator):
             return dataclasses.replace(run, config=build_trial_config(run.config, trial))
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
+
+    def _plan_job(self, run: TaskRun) -> JobPlan:
+        """Plans the training, and enters all trials into the journal of the pruner.
+
+        Raises:
+          Pruned: an earlier try, or an unchanged run, was stopped.
+        """
+        plan, search = super()._plan_job(run), run.config.search
+        if search is None or search.pruner == "none":
+            return plan
+        from pipeline_ops.jobs.study import check_pruned, create_study
+
+        trials = plan_trials(run.config)
+        first_run = dataclasses.replace(run, config=build_trial_config(run.config, trials[0]))
+        first = super()._plan_job(first_run).request.fingerprint
+        self._planned = plan_pruning(run.config, search, self._trial.number, first)
+        create_study(self._planned, search, [trial.parameters for trial in trials])
+        if plan.is_cached:
+            return plan
+        check_pruned(self._planned)
+        request = plan.request.model_copy(update={"trial": self._planned})
+        return dataclasses.replace(plan, request=request)
+
+    def on_result(self, run: TaskRun, manifest: StorePath) -> None:
+        """Enters the figures into the journal. Those of a cached training were not there."""
+        planned = self._planned
+        if planned is None and self._handle:
+            planned = read_request(self._handle.attempt.request).trial
+        if planned:
+            from pipeline_ops.jobs.study import tell_finished
+
+            figures = TrainingFigures.model_validate(read_manifest(manifest).figures)
+            history = [epoch.metrics[planned.monitor] for epoch in figures.history]
+            tell_finished(planned, history, history[figures.best_epoch])
+
+    def _fail(
+        self, run: TaskRun, exit_code: ExitCode, message: str, handle: JobHandle | None = None
+    ) -> NoReturn:
+        if exit_code is not ExitCode.PRUNED:
+            super()._fail(run, exit_code, message, handle)
+        attempt = str(handle.attempt.folder) if handle else None
+        record = TaskRecord(state="pruned", reason=message, exit_code=exit_code, attempt=attempt)
+        run.write_record(self.record_name, record)
+        raise AirflowSkipException(message)
 
 
 class ChooseOperator(BaseOperator):
@@ -173,6 +227,8 @@ def _collect_result(run: TaskRun, trial: Trial, monitor: str) -> TrialResult:
     except DataError as error:
         return TrialResult(trial=trial, message=str(error))
     if manifest is None:
+        if record and record.state == "pruned":
+            return TrialResult(trial=trial, message=record.reason, is_pruned=True)
         return TrialResult(
             trial=trial,
             message=record.message if record else "ended by Airflow, or by a user in its UI",

@@ -5,20 +5,22 @@ The plans are pure. The operators and `trainyard explain` act on the results.
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout, format_trial_name
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.search import MAX_TRIALS, Range, Search
+from pipeline_ops.config.search import MAX_TRIALS, Search
+from pipeline_ops.config.train_options import is_lower_better
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.jobs.request import PlannedTrial
+from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath
 
@@ -44,7 +46,7 @@ class Trial(BaseModel):
 
 
 class TrialResult(BaseModel):
-    """The end of a trial: its figure, or the message of a failed one."""
+    """The end of a trial: its figure, or the message of a pruned or failed one."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -52,6 +54,7 @@ class TrialResult(BaseModel):
     manifest: str | None = None
     figure: float | None = None
     message: str = ""
+    is_pruned: bool = False
 
 
 class SearchResult(BaseModel):
@@ -71,11 +74,10 @@ class SearchResult(BaseModel):
         """Formats the results as lines for display, the best first."""
         lines = []
         for result in rank_results(self.results, self.monitor):
-            figure = (
-                f"{self.monitor} {result.figure:.4f}"
-                if result.figure is not None
-                else f"failed: {_extract_first_line(result.message)}"
-            )
+            text = _extract_first_line(result.message)
+            figure = text if result.is_pruned else f"failed: {text}"
+            if result.figure is not None:
+                figure = f"{self.monitor} {result.figure:.4f}"
             lines.append(
                 f"{'*' if result.trial.number == self.best else ' '} {result.trial.name}  "
                 f"{figure}  {result.trial}"
@@ -100,22 +102,44 @@ def plan_trials(config: PipelineConfig) -> list[Trial]:
     search = config.search
     if search is None:
         return []
-    combinations = (
-        _list_combinations(search) if search.method == "grid" else _draw_combinations(search)
-    )
-    distinct = list(
-        {
-            repr(sorted(parameters.items())): parameters for parameters in reversed(combinations)
-        }.values()
-    )[::-1]
-    if len(distinct) > MAX_TRIALS:
-        raise ConfigError(
-            f"search: the grid has {len(distinct)} combinations, more than {MAX_TRIALS}. "
-            "Take fewer values, or method: random."
-        )
+    if search.method == "grid":
+        lists = (values for values in search.parameters.values() if isinstance(values, list))
+        if (count := math.prod(map(len, lists))) > MAX_TRIALS:
+            raise ConfigError(
+                f"search: the grid has {count} combinations, more than {MAX_TRIALS}. "
+                "Take fewer values, or method: random."
+            )
+    from pipeline_ops.jobs.study import draw_parameters
+
+    distinct = list[dict[str, Any]]()
+    for parameters in draw_parameters(search):
+        if parameters not in distinct:
+            distinct.append(parameters)
     return [
         Trial(number=number, parameters=parameters) for number, parameters in enumerate(distinct)
     ]
+
+
+def plan_pruning(
+    config: PipelineConfig, search: Search, number: int, first: Fingerprint
+) -> PlannedTrial:
+    """Returns how the pruner of a search follows a trial.
+
+    Trials compete across runs as long as search, data and code are the same, so an unchanged run
+    finds its pruned trials as they were. More trials of a random search join the earlier ones.
+
+    Args:
+      first: the fingerprint of the first trial's training.
+    """
+    layout = Layout(config.root, config.pipeline)
+    compared = search.model_copy(update={"trials": None}).to_fingerprint_dict()
+    return PlannedTrial(
+        study=str(layout.artifact("train", compute_digest([compared, first.digest]))),
+        number=number,
+        monitor=get_monitor(config),
+        min_epochs=search.min_epochs,
+        reduction_factor=search.reduction_factor,
+    )
 
 
 def build_trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
@@ -166,7 +190,7 @@ def read_trial_result(trial: Trial, manifest: StorePath, monitor: str) -> TrialR
 
 
 def choose_best_trial(results: Sequence[TrialResult], monitor: str) -> SearchResult | None:
-    """Returns the result with the earliest of the best trials, or None if all have failed."""
+    """Returns the result with the earliest of the best trials, or None if none was finished."""
     best = next(
         (result for result in rank_results(results, monitor) if result.figure is not None), None
     )
@@ -178,53 +202,19 @@ def choose_best_trial(results: Sequence[TrialResult], monitor: str) -> SearchRes
 
 
 def rank_results(results: Sequence[TrialResult], monitor: str) -> list[TrialResult]:
-    """Returns the results with the best first and the failed ones last.
+    """Returns the results with the best first, then the pruned ones, and the failed ones last.
 
     A loss or an error is better when it is lower, anything else when it is higher.
     """
-    sign = 1 if monitor.endswith(("loss", "error")) else -1
+    sign = 1 if is_lower_better(monitor) else -1
     return sorted(
         results,
         key=lambda result: (
             math.inf if result.figure is None else sign * result.figure,
+            not result.is_pruned,
             result.trial.number,
         ),
     )
-
-
-def _list_combinations(search: Search) -> list[dict[str, Any]]:
-    keys = list(search.parameters)
-    return [
-        dict(zip(keys, values, strict=True))
-        for values in itertools.islice(itertools.product(*search.parameters.values()), 100_000)
-    ]
-
-
-def _draw_combinations(search: Search) -> list[dict[str, Any]]:
-    return [
-        {
-            key: _draw_value(values, random.Random(f"{search.seed} {number} {key}"))  # noqa: S311
-            for key, values in search.parameters.items()
-        }
-        for number in range(search.trials or 0)
-    ]
-
-
-def _draw_value(values: list[Any] | Range, rng: random.Random) -> Any:
-    if isinstance(values, list):
-        return rng.choice(values)
-    low, high = (
-        values.low,
-        values.high + values.is_integer,
-    )  # whole numbers are all equally likely, including the last one
-    drawn = (
-        math.exp(rng.uniform(math.log(low), math.log(high)))
-        if values.scale == "log"
-        else rng.uniform(low, high)
-    )
-    return (
-        min(int(drawn), values.high) if values.is_integer else float(f"{drawn:.4g}")
-    )  # digits that a person can read and repeat
 
 
 def _format_value(value: Any) -> str:

@@ -17,6 +17,7 @@ import keras
 
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.train import Train
+from pipeline_ops.config.train_options import is_lower_better
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.models.user_functions import load_object
 from pipeline_ops.training.checkpointing.state import TrainingState
@@ -67,7 +68,7 @@ def _check_improvement(
     improvement, so the earlier epoch wins. The patience counts the epochs without improvement.
     """
     value = epoch.metrics[monitor]
-    signed = -value if monitor.endswith(("loss", "error")) else value
+    signed = -value if is_lower_better(monitor) else value
     is_better = callback not in state.best or signed > state.best[callback] + min_delta
     if is_better:
         state.best[callback] = signed

@@ -210,9 +210,9 @@ class Trainer:
             self.checkpoints.save(state, weights)
         if self.tensorboard:
             self.tensorboard.write(epoch, weights)
-        self._report(epoch.metrics)
+        self._report(epoch.metrics, len(state.history))
 
-    def _report(self, metrics: dict[str, float]) -> None:
+    def _report(self, metrics: dict[str, float], epoch: int | None = None) -> None:
         self.progress.report(
             "train",
             self.state.step,
@@ -220,6 +220,7 @@ class Trainer:
             "steps",
             metrics,
             per_unit={"examples_per_second": self.config.global_batch_size},
+            epoch=epoch,
         )
 
 

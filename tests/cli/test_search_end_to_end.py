@@ -31,7 +31,7 @@ class Trainyard:
             "train.on_divergence": {"max_loss": 100.0},
             "train.optimizer": {"name": "sgd", "learning_rate": 0.01},
             "train.best_checkpoint": {"monitor": "validation_accuracy"},
-            "search": {"parameters": {RATE: [0.0001, 0.05, 10.0]}, "max_parallel": 2},
+            "search": {"parameters": {RATE: [0.0001, 10.0, 0.05]}, "max_parallel": 2},
             "evaluate.gate": [{"metric": "accuracy", "at_least": 0.2}],
         }
         self.config = write_config(folder, changes)

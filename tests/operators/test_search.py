@@ -20,7 +20,8 @@ from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialO
 from pipeline_ops.planning.trials import read_search
 from pipeline_ops.storage.open_store import open_root
 
-RATES = [0.001, 0.01, 0.1]
+RATES = [0.001, 0.1, 0.01]
+"""In the order of the trials."""
 
 
 class Store(dict):
@@ -30,20 +31,21 @@ class Store(dict):
 class Run:
     """The tasks of one run, by hand."""
 
-    def __init__(self, root: Path, dataset: str | None, **author):
+    def __init__(self, root: Path, dataset: str | None, run_id: str = "manual__1", **author):
+        self.run_id = run_id
         quick = {
             "storage.root": str(root),
             "train.epochs": 1,
             "train.workers": 1,
             "train.strategy": "one_device",
             "search": {
-                "parameters": {"train.optimizer.learning_rate": RATES},
+                "parameters": {"train.optimizer.learning_rate": sorted(RATES)},
                 "monitor": "validation_accuracy",
             },
         }
         self.config = str(write_config(root / "configs", quick | author))
         self.layout = Layout(open_root(root), "digits")
-        self.manifests = copy_artifacts(self.layout, "manual__1", {"preprocess": dataset})
+        self.manifests = copy_artifacts(self.layout, run_id, {"preprocess": dataset})
 
     def context(self) -> dict:
         return {
@@ -51,7 +53,7 @@ class Run:
                 xcom_pull=lambda task_ids: self.manifests.get(task_ids), id="1", max_tries=2
             ),
             "dag_run": SimpleNamespace(conf={}, clear_number=0),
-            "run_id": "manual__1",
+            "run_id": self.run_id,
             "task_state_store": Store(),
         }
 
@@ -68,7 +70,7 @@ class Run:
         return ChooseOperator(config_file=self.config).execute(self.context())
 
     def record(self, name: str) -> TaskRecord | None:
-        return read_record(self.layout.task_record("manual__1", name))
+        return read_record(self.layout.task_record(self.run_id, name))
 
 
 @pytest.mark.airflow
@@ -78,7 +80,7 @@ def test_a_trial_is_a_training_with_its_own_record_and_artifact_and_is_not_done_
     run = Run(tmp_path, dataset)
     trials = run.search()
     manifest = run.try_out(trials[1])
-    assert read_manifest(manifest).fingerprint.config["optimizer"]["learning_rate"] == 0.01
+    assert read_manifest(manifest).fingerprint.config["optimizer"]["learning_rate"] == RATES[1]
     record = run.record("trial-001")
     assert (record.state, record.cached, record.manifest) == ("success", False, manifest)
     assert Path(record.attempt).parent == run.layout.attempts("manual__1", "trial-001").local
@@ -125,12 +127,12 @@ def test_the_best_goes_on_and_the_table_is_kept(sandbox, dataset, tmp_path):
     assert run.record("train").manifest == manifests[1]
     assert (
         run.record("train").reason
-        == "trial-001 of 3 has the best validation_accuracy, 0.9500: optimizer.learning_rate 0.01"
+        == "trial-001 of 3 has the best validation_accuracy, 0.9500: optimizer.learning_rate 0.1"
     )
     assert read_search(run.layout, "manual__1").format_table() == [
-        "* trial-001  validation_accuracy 0.9500  optimizer.learning_rate 0.01",
+        "* trial-001  validation_accuracy 0.9500  optimizer.learning_rate 0.1",
         "  trial-000  validation_accuracy 0.8000  optimizer.learning_rate 0.001",
-        "  trial-002  failed: the loss diverged at step 3  optimizer.learning_rate 0.1",
+        "  trial-002  failed: the loss diverged at step 3  optimizer.learning_rate 0.01",
     ]
 
 
@@ -190,7 +192,7 @@ def test_without_data_there_is_no_trial_to_choose_from(tmp_path):
 
 def test_a_trial_that_can_not_be_trained_fails_the_search_before_any_is(dataset, tmp_path):
     run = Run(tmp_path, dataset, search={"parameters": {"train.epochs": [1, 0]}})
-    with pytest.raises(AirflowFailException, match=r"search, trial-001 \(epochs 0\)"):
+    with pytest.raises(AirflowFailException, match=r"search, trial-00. \(epochs 0\)"):
         run.search()
 
 

@@ -39,16 +39,25 @@ def random_trials(count: int, seed: int = 1, **values) -> list[Trial]:
     )
 
 
-def test_a_grid_has_every_combination_in_the_order_of_the_yaml():
-    trials = plan_trials(config(parameters={RATE: [0.001, 0.01], BATCH: [32, 64]}))
-    assert [tuple(trial.parameters.values()) for trial in trials] == [
+def test_a_grid_has_every_combination_in_an_order_of_its_seed():
+    grid = {"parameters": {RATE: [0.001, 0.01], BATCH: [32, 64]}}
+    trials = plan_trials(config(**grid))
+    assert sorted(tuple(trial.parameters.values()) for trial in trials) == [
         (0.001, 32),
         (0.001, 64),
         (0.01, 32),
         (0.01, 64),
     ]
+    assert trials == plan_trials(config(**grid)) != plan_trials(config(seed=2, **grid))
     assert [trial.name for trial in trials] == ["trial-000", "trial-001", "trial-002", "trial-003"]
-    assert str(trials[1]) == "optimizer.learning_rate 0.001, global_batch_size 64"
+    assert str(trials[0]) == "optimizer.learning_rate 0.01, global_batch_size 64"
+
+
+def test_a_grid_may_have_any_values_of_the_yaml():
+    augment = [[], [{"name": "flip"}], None]
+    trials = plan_trials(config(parameters={"train.input.augment": augment}))
+    assert len(trials) == 3
+    assert all(trial.parameters["train.input.augment"] in augment for trial in trials)
 
 
 def test_the_same_combination_is_tried_once():

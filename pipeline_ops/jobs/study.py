@@ -1,0 +1,247 @@
+"""The trials of a search as Optuna sees them: its samplers, its ASHA pruner, and its journal.
+
+The samplers draw all trials of a search in advance, in memory. Only a search with a pruner has a
+journal in the store, from which its trials on all hosts learn each other's figures. Optuna is slow
+to import, so importers of this module import it where they need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.storages.journal import BaseJournalBackend
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
+
+from pipeline_ops.artifacts.layout import lock_file, work_folder
+from pipeline_ops.config.search import Range, Search
+from pipeline_ops.config.train_options import is_lower_better
+from pipeline_ops.errors import DataError, Pruned
+from pipeline_ops.jobs.progress import ProgressEvent
+from pipeline_ops.jobs.request import PlannedTrial
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.parsing import parse_json_as
+from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.lease import hold_lease
+
+_STUDY = "search"
+_CREATE_SECONDS = 120.0
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def draw_parameters(search: Search) -> list[dict[str, Any]]:
+    """Draws the parameters of all trials. A longer random search begins with the same ones."""
+    distributions = _make_distributions(search)
+    sampler: optuna.samplers.BaseSampler
+    if search.method == "grid":
+        choices = {
+            key: distribution.choices
+            for key, distribution in distributions.items()
+            if isinstance(distribution, CategoricalDistribution)
+        }
+        sampler = optuna.samplers.GridSampler(choices, search.seed)
+        count = math.prod(map(len, choices.values()))
+    else:
+        sampler, count = optuna.samplers.RandomSampler(search.seed), search.trials or 0
+    study = optuna.create_study(sampler=sampler)
+    drawn = (study.ask(distributions).params for _ in range(count))
+    return [
+        {
+            key: json.loads(value) if isinstance(search.parameters[key], list) else value
+            for key, value in parameters.items()
+        }
+        for parameters in drawn
+    ]
+
+
+def create_study(
+    planned: PlannedTrial, search: Search, parameters: Iterable[Mapping[str, Any]]
+) -> None:
+    """Creates the journal with all trials of a search, in order, unless it is there."""
+    artifact = open_path(planned.study)
+    with hold_lease(lock_file(artifact), "the journal of a search", _CREATE_SECONDS):
+        storage = _open_storage(artifact)
+        if not storage.get_all_studies():
+            is_lower = is_lower_better(planned.monitor)
+            direction = StudyDirection.MINIMIZE if is_lower else StudyDirection.MAXIMIZE
+            optuna.create_study(storage=storage, study_name=_STUDY, direction=direction)
+        study, distributions = _load_study(storage, planned), _make_distributions(search)
+        for values in list(parameters)[len(study.trials) :]:
+            trial = optuna.trial.create_trial(
+                state=TrialState.RUNNING,
+                params={
+                    key: json.dumps(value) if isinstance(search.parameters[key], list) else value
+                    for key, value in values.items()
+                },
+                distributions=distributions,
+            )
+            study.add_trial(trial)
+
+
+def tell_finished(planned: PlannedTrial, figures: Sequence[float], final: float) -> None:
+    """Enters a trial whose training was finished, by this run or by an earlier one.
+
+    Args:
+      figures: the monitored figure after each epoch.
+      final: the figure of the trial.
+    """
+    study, trial = _open_trial(planned)
+    if study.trials[planned.number].state.is_finished():
+        return
+    known = study.trials[planned.number].intermediate_values
+    for epoch, figure in enumerate(figures, 1):
+        if epoch not in known:
+            trial.report(figure, epoch)
+            trial.should_prune()  # enters the figure that later trials are compared with
+    state = TrialState.FAIL if math.isnan(final) else TrialState.COMPLETE
+    study.tell(planned.number, None if math.isnan(final) else final, state)
+
+
+def check_pruned(planned: PlannedTrial) -> None:
+    """Raises Pruned if the trial was stopped by the pruner before."""
+    study, _ = _open_trial(planned)
+    _raise_if_pruned(study.trials[planned.number], planned)
+
+
+class TrialReport:
+    """Receives the chief's progress and enters the figure of each epoch into the journal.
+
+    A thread of its own talks to the store, so an outage does not keep the supervisor from its
+    workers. A decision of the pruner reaches the gang with the next progress. If the training ends
+    first, it counts. ASHA notes that a trial has reached a rung before it decides. If the process
+    is killed in between, the trial trains to the next rung.
+
+    Args:
+      planned: the trial.
+      last_epoch: the epoch at which the training is finished in any case.
+      forward: receives the progress afterwards.
+    """
+
+    def __init__(
+        self, planned: PlannedTrial, last_epoch: int, forward: Callable[[ProgressEvent], None]
+    ):
+        self._planned, self._last_epoch, self._forward = planned, last_epoch, forward
+        self._study, self._trial = _open_trial(planned)
+        self._thread = ThreadPoolExecutor(1)
+        self._reports = deque[Future[None]]()
+        _raise_if_pruned(self._study.trials[planned.number], planned)
+
+    def __call__(self, event: ProgressEvent) -> None:
+        """Raises Pruned if the trial is to stop."""
+        self._forward(event)
+        figure = event.metrics.get(self._planned.monitor)
+        if event.epoch is not None and figure is not None:
+            self._reports.append(self._thread.submit(self._report, event.epoch, figure))
+        while self._reports and self._reports[0].done():
+            self._reports.popleft().result()
+
+    def _report(self, epoch: int, figure: float) -> None:
+        number = self._planned.number
+        found = self._study.trials[number]
+        # Another run may have finished it, and a restarted gang repeats an epoch.
+        if found.state.is_finished() or epoch in found.intermediate_values:
+            return
+        self._trial.report(figure, epoch)
+        if epoch < self._last_epoch and self._trial.should_prune():
+            self._study.tell(number, state=TrialState.PRUNED)
+            _raise_if_pruned(self._study.trials[number], self._planned)
+
+
+class StoreJournal(BaseJournalBackend):
+    """A journal of Optuna in the store: a folder of numbered files with one entry each.
+
+    Each file is created once, so of two writers at the same moment one takes the next number.
+    """
+
+    def __init__(self, folder: StorePath):
+        self._folder, self._next = folder, 0
+        self.newest = folder
+        """The last file that was read."""
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """Yields the entries without a gap. A listing may show a file and not the one before."""
+        names = {entry.name for entry in self._folder.list_folder()}
+        numbers = itertools.takewhile(
+            lambda number: _name_entry(number) in names, itertools.count(log_number_from)
+        )
+        files = [self._folder / _name_entry(number) for number in numbers]
+        self._next = log_number_from + len(files)
+        for file, content in zip(files, map_requests(StorePath.read, files), strict=True):
+            self.newest = file
+            yield parse_json_as(dict[str, Any], content, file)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        for log in logs:
+            is_written = False
+            while not is_written:
+                with contextlib.suppress(FileExistsError):  # another process was faster
+                    (self._folder / _name_entry(self._next)).create(json.dumps(log).encode())
+                    is_written = True
+                self._next += 1
+
+
+def _open_trial(planned: PlannedTrial) -> tuple[optuna.Study, optuna.Trial]:
+    """Opens a trial in the journal, whose study is the only one, so ids are numbers."""
+    study = _load_study(_open_storage(open_path(planned.study)), planned)
+    return study, optuna.Trial(study, planned.number)
+
+
+def _open_storage(artifact: StorePath) -> optuna.storages.JournalStorage:
+    """Opens the journal. Raises DataError, with the name of the file, if an entry is invalid."""
+    journal = StoreJournal(work_folder(artifact))
+    try:
+        return optuna.storages.JournalStorage(journal)
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        raise DataError(
+            f"{journal.newest}: not a valid entry of a journal of Optuna: {error!r}. "
+            f"Remove {work_folder(artifact)}, and the search starts a new one"
+        ) from None
+
+
+def _load_study(storage: optuna.storages.JournalStorage, planned: PlannedTrial) -> optuna.Study:
+    return optuna.load_study(
+        study_name=_STUDY,
+        storage=storage,
+        sampler=optuna.samplers.RandomSampler(),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(planned.min_epochs, planned.reduction_factor),
+    )
+
+
+def _raise_if_pruned(trial: optuna.trial.FrozenTrial, planned: PlannedTrial) -> None:
+    if trial.state is TrialState.PRUNED and trial.last_step is not None:
+        figure = trial.intermediate_values[trial.last_step]
+        raise Pruned(f"pruned after epoch {trial.last_step}: {planned.monitor} {figure:.4f}")
+
+
+def _make_distributions(search: Search) -> dict[str, BaseDistribution]:
+    """The values of a list are choices as JSON, because Optuna knows no lists among them."""
+    return {key: _make_distribution(values) for key, values in search.parameters.items()}
+
+
+def _make_distribution(values: list[Any] | Range) -> BaseDistribution:
+    if isinstance(values, list):
+        return CategoricalDistribution(list(dict.fromkeys(map(json.dumps, values))))
+    is_log = values.scale == "log"
+    if values.is_integer:
+        return IntDistribution(int(values.low), int(values.high), is_log)
+    return FloatDistribution(values.low, values.high, is_log)
+
+
+def _name_entry(number: int) -> str:
+    return f"{number:08d}.json"

@@ -75,7 +75,7 @@ check: install-dev ## lint, formatting and types
 	@$(PYTHON) -m ruff format --check --quiet .
 	@$(VENV)/bin/mypy pipeline_ops beam_jobs dags
 
-bench: install-dev data ## compare the chain with a plain script, the preprocess job with a hand-written program, also on Flink where it was fetched, deltas with full runs, training with fit and, where TORCH names a Python that has it, PyTorch, evaluation with model.predict and pycocotools, export by format, training from a store, unchanged runs in a bucket, and an Airflow with 200 pipelines
+bench: install-dev data ## compare the chain with a plain script, the preprocess job with a hand-written program, also on Flink where it was fetched, deltas with full runs, training with fit and, where TORCH names a Python that has it, PyTorch, evaluation with model.predict and pycocotools, export by format, training from a store, unchanged runs in a bucket, a search with ASHA, and an Airflow with 200 pipelines
 	@$(PYTHON) tests/bench/chain.py
 	@$(PYTHON) tests/bench/preprocess.py $(ARGS)
 	@$(PYTHON) tests/bench/engine.py
@@ -86,6 +86,7 @@ bench: install-dev data ## compare the chain with a plain script, the preprocess
 	@$(PYTHON) tests/bench/export.py
 	@$(PYTHON) tests/bench/streaming.py
 	@$(PYTHON) tests/bench/unchanged.py
+	@$(PYTHON) tests/bench/search.py
 	@$(PYTHON) tests/bench/dags.py
 
 UV := uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate

@@ -3,7 +3,8 @@
 <root>/artifacts/<pipeline>/<job>/
     <fingerprint>/manifest.json     immutable results, one folder each. A manifest may reference
                                     files of its neighbours (`ManifestFile.stored_at`)
-    .<fingerprint>.work/            kept by a job between two tries: checkpoints, finished shards
+    .<fingerprint>.work/            kept by a job between two tries: checkpoints, finished shards.
+                                    Or the journal of a search with a pruner (`jobs/study.py`)
     .<fingerprint>.lock             held by the one job that makes the artifact
     .<fingerprint>.used             written whenever a run decides to use the artifact
 <root>/runs/<pipeline>/<run id>/

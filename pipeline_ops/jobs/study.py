@@ -114,9 +114,10 @@ def tell_finished(planned: PlannedTrial, figures: Sequence[float], final: float)
 
 
 def check_pruned(planned: PlannedTrial) -> None:
-    """Raises Pruned if the trial was stopped by the pruner before."""
-    study, _ = _open_trial(planned)
-    _raise_if_pruned(study.trials[planned.number], planned)
+    """Raises Pruned if the journal, which need not exist, has the trial as pruned."""
+    storage = _open_storage(open_path(planned.study))
+    if storage.get_all_studies():
+        _raise_if_pruned(_load_study(storage, planned).trials[planned.number], planned)
 
 
 class TrialReport:

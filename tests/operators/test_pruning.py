@@ -15,6 +15,8 @@ from operators.test_search import Run
 
 from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.artifacts.manifest import NAME
+from pipeline_ops.cli.commands.explain import _forecast_trials
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.places.local import read_process
 from pipeline_ops.jobs.request import PlannedTrial, read_request
 from pipeline_ops.jobs.study import StoreJournal, _open_trial
@@ -66,6 +68,13 @@ def test_a_hopeless_trial_is_pruned_and_stays_pruned(dataset, tmp_path):
     assert read_search(run.layout, run.run_id).format_table()[1:] == [
         f"  trial-001  {record.reason}  optimizer.learning_rate 1e-09"
     ]
+
+    config = load_config(Path(run.config))
+    manifests = {"preprocess": run.manifests["preprocess"]}
+    forecasts = {each.task: each for each in _forecast_trials(config, manifests, [])}
+    assert forecasts["trial-001"].action == "skipped"
+    assert forecasts["trial-001"].reason.startswith(record.reason)
+    assert forecasts["train"].action == "cached"
 
     for again in (run, start_run(tmp_path, dataset, "manual__2")):
         attempts = again.layout.attempts(again.run_id, "trial-001").walk()

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -71,10 +71,12 @@ def draw_parameters(search: Search) -> list[dict[str, Any]]:
 
 
 def create_study(
-    planned: PlannedTrial, search: Search, parameters: Iterable[Mapping[str, Any]]
+    planned: PlannedTrial, search: Search, parameters: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Creates the journal with all trials of a search, in order, unless it is there."""
+    """Enters all trials of a search into the journal, in order, unless they are there."""
     artifact = open_path(planned.study)
+    if len(_read_trials(planned)) >= len(parameters):
+        return
     with hold_lease(lock_file(artifact), "the journal of a search", _CREATE_SECONDS):
         storage = _open_storage(artifact)
         if not storage.get_all_studies():
@@ -82,7 +84,7 @@ def create_study(
             direction = StudyDirection.MINIMIZE if is_lower else StudyDirection.MAXIMIZE
             optuna.create_study(storage=storage, study_name=_STUDY, direction=direction)
         study, distributions = _load_study(storage, planned), _make_distributions(search)
-        for values in list(parameters)[len(study.trials) :]:
+        for values in parameters[len(study.trials) :]:
             trial = optuna.trial.create_trial(
                 state=TrialState.RUNNING,
                 params={
@@ -92,6 +94,22 @@ def create_study(
                 distributions=distributions,
             )
             study.add_trial(trial)
+
+
+def find_pruned(planned: PlannedTrial) -> dict[int, str]:
+    """Returns where the trials of a search were pruned, by number. Empty without a journal."""
+    return {
+        trial.number: f"pruned after epoch {trial.last_step}: "
+        f"{planned.monitor} {trial.intermediate_values[trial.last_step]:.4f}"
+        for trial in _read_trials(planned)
+        if trial.state is TrialState.PRUNED and trial.last_step is not None
+    }
+
+
+def check_pruned(planned: PlannedTrial) -> None:
+    """Raises Pruned if the trial was stopped before."""
+    if reason := find_pruned(planned).get(planned.number):
+        raise Pruned(reason)
 
 
 def tell_finished(planned: PlannedTrial, figures: Sequence[float], final: float) -> None:
@@ -111,13 +129,6 @@ def tell_finished(planned: PlannedTrial, figures: Sequence[float], final: float)
             trial.should_prune()  # enters the figure that later trials are compared with
     state = TrialState.FAIL if math.isnan(final) else TrialState.COMPLETE
     study.tell(planned.number, None if math.isnan(final) else final, state)
-
-
-def check_pruned(planned: PlannedTrial) -> None:
-    """Raises Pruned if the journal, which need not exist, has the trial as pruned."""
-    storage = _open_storage(open_path(planned.study))
-    if storage.get_all_studies():
-        _raise_if_pruned(_load_study(storage, planned).trials[planned.number], planned)
 
 
 class TrialReport:
@@ -141,7 +152,7 @@ class TrialReport:
         self._study, self._trial = _open_trial(planned)
         self._thread = ThreadPoolExecutor(1)
         self._reports = deque[Future[None]]()
-        _raise_if_pruned(self._study.trials[planned.number], planned)
+        check_pruned(planned)
 
     def __call__(self, event: ProgressEvent) -> None:
         """Raises Pruned if the trial is to stop."""
@@ -161,7 +172,7 @@ class TrialReport:
         self._trial.report(figure, epoch)
         if epoch < self._last_epoch and self._trial.should_prune():
             self._study.tell(number, state=TrialState.PRUNED)
-            _raise_if_pruned(self._study.trials[number], self._planned)
+            check_pruned(self._planned)
 
 
 class StoreJournal(BaseJournalBackend):
@@ -224,10 +235,9 @@ def _load_study(storage: optuna.storages.JournalStorage, planned: PlannedTrial) 
     )
 
 
-def _raise_if_pruned(trial: optuna.trial.FrozenTrial, planned: PlannedTrial) -> None:
-    if trial.state is TrialState.PRUNED and trial.last_step is not None:
-        figure = trial.intermediate_values[trial.last_step]
-        raise Pruned(f"pruned after epoch {trial.last_step}: {planned.monitor} {figure:.4f}")
+def _read_trials(planned: PlannedTrial) -> list[optuna.trial.FrozenTrial]:
+    storage = _open_storage(open_path(planned.study))
+    return _load_study(storage, planned).trials if storage.get_all_studies() else []
 
 
 def _make_distributions(search: Search) -> dict[str, BaseDistribution]:

@@ -151,7 +151,7 @@ class TrialOperator(TrainOperator):
     def on_result(self, run: TaskRun, manifest: StorePath) -> None:
         """Enters the figures into the journal. Those of a cached training were not there."""
         planned = self._planned
-        if planned is None and self._handle:
+        if planned is None and self._handle:  # the job of an earlier try, or a deferred one
             planned = read_request(self._handle.attempt.request).trial
         if planned:
             from pipeline_ops.jobs.study import tell_finished

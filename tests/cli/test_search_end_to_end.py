@@ -104,7 +104,7 @@ def test_what_was_tried_is_not_tried_again_and_explain_knows_it(first, trainyard
     assert summary["search"]["best"] == "trial-000"
 
 
-def test_a_pruned_trial_is_skipped_and_an_unchanged_run_has_nothing_to_do(first, trainyard):
+def test_a_pruned_trial_is_skipped_and_explain_knows_it(first, trainyard):
     changes = {
         "train.epochs": "3",
         "search.pruner": "asha",
@@ -112,18 +112,16 @@ def test_a_pruned_trial_is_skipped_and_an_unchanged_run_has_nothing_to_do(first,
         "search.parameters": f"{{{RATE}: [0.05, 1e-7]}}",
     }
     words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
-    for _ in range(2):
-        done = trainyard("run", str(trainyard.config), "--json", *words)
-        summary = json.loads(done.stdout.splitlines()[-1])
-        tasks, trials = summary["tasks"], summary["search"]["trials"]
-        assert (summary["state"], summary["search"]["best"]) == ("success", "trial-000")
-        assert tasks["trial-001"]["state"] == "skipped"
-        assert trials[1]["pruned"]
-        assert trials[1]["message"].startswith("pruned after epoch 1: validation_accuracy")
-    assert tasks["trial-000"]["cached"]
-    assert (
-        "skipped pruned after epoch 1" in trainyard("explain", str(trainyard.config), *words).stdout
-    )
+    done = trainyard("run", str(trainyard.config), "--json", *words)
+    summary = json.loads(done.stdout.splitlines()[-1])
+    trials = summary["search"]["trials"]
+    assert (summary["state"], summary["search"]["best"]) == ("success", "trial-000")
+    assert summary["tasks"]["trial-001"]["state"] == "skipped"
+    assert trials[1]["pruned"]
+    assert trials[1]["message"].startswith("pruned after epoch 1: validation_accuracy")
+    explained = trainyard("explain", str(trainyard.config), *words).stdout
+    assert f"trial-001  skipped {trials[1]['message']}" in explained
+    assert "train      cached" in explained
 
 
 def test_validate_says_what_will_be_tried_and_names_a_trial_that_can_not_be(trainyard):

@@ -18,7 +18,6 @@ from pipeline_ops.cli.arguments import (
 )
 from pipeline_ops.config.evaluate import Approval
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.errors import Pruned
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.trials import (
@@ -102,22 +101,25 @@ def _forecast_trials(
 ) -> Iterator[Forecast]:
     """Yields a forecast for each trial, and one for the choice between them."""
     trials, monitor, trained = plan_trials(config), get_monitor(config), dict[int, str]()
-    pruned = 0
+    pruned = _find_pruned(config, trials, manifests)
     for trial in trials:
         trial_manifests = dict(manifests)
         forecast = _forecast_job("train", build_trial_config(config, trial), trial_manifests, runs)
         if "train" in trial_manifests:
             trained[trial.number] = trial_manifests["train"]
-        elif reason := _find_pruning(config, trials, trial.number, manifests):
-            forecast = Forecast(trial.name, "skipped", reason)
-            pruned += 1
+        elif trial.number in pruned:
+            forecast = Forecast(trial.name, "skipped", pruned[trial.number])
         yield Forecast(trial.name, forecast.action, f"{forecast.reason} ({trial})")
     results = [
         read_trial_result(trial, open_near(config.root, trained[trial.number]), monitor)
         for trial in trials
         if trial.number in trained
     ]
-    found = choose_best_trial(results, monitor) if len(results) + pruned == len(trials) else None
+    found = (
+        choose_best_trial(results, monitor)
+        if trained.keys() | pruned.keys() == set(range(len(trials)))
+        else None
+    )
     if found is None:
         runs.append("train")
         yield Forecast("train", "runs", f"uses the trial with the best {monitor}")
@@ -127,22 +129,18 @@ def _forecast_trials(
         yield Forecast("train", "cached", f"uses {best.trial.name}, {monitor} {best.figure:.4f}")
 
 
-def _find_pruning(
-    config: PipelineConfig, trials: list[Trial], number: int, manifests: dict[str, str]
-) -> str:
-    """Finds how an unchanged run has pruned a trial. Empty if none has."""
+def _find_pruned(
+    config: PipelineConfig, trials: list[Trial], manifests: dict[str, str]
+) -> dict[int, str]:
+    """Finds the trials that an unchanged run has pruned, by number, with the reasons."""
     search = config.search
     if search is None or search.pruner == "none" or "preprocess" not in manifests:
-        return ""
-    from pipeline_ops.jobs.study import check_pruned
+        return {}
+    from pipeline_ops.jobs.study import find_pruned
 
     first = build_trial_config(config, trials[0])
     fingerprint = plan_job("train", first, _PLACEHOLDER_RUN_ID, manifests).request.fingerprint
-    try:
-        check_pruned(plan_pruning(config, search, number, fingerprint))
-    except Pruned as pruned:
-        return str(pruned)
-    return ""
+    return find_pruned(plan_pruning(config, search, 0, fingerprint))
 
 
 def _forecast_job(

@@ -118,7 +118,7 @@ def describe_schedule(schedule: Schedule) -> str:
 def _summarize_search(config: PipelineConfig, search: Search) -> str:
     trials = plan_trials(config)
     return (
-        f"{len(trials)} trials ({search.method}) "
+        f"{len(trials)} trials ({search.method}{', asha' if search.pruner == 'asha' else ''}) "
         f"over {', '.join(search.parameters)}; {search.max_parallel} at a time; "
         f"the trial with the best {get_monitor(config)} is used"
     )

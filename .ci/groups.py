@@ -47,6 +47,7 @@ GROUPS = {
         15,
         (
             "pipeline_ops/artifacts",
+            "pipeline_ops/jobs/study",
             "pipeline_ops/raw_data",
             "pipeline_ops/registry",
             "pipeline_ops/retention",

@@ -88,7 +88,7 @@ def create_study(
             trial = optuna.trial.create_trial(
                 state=TrialState.RUNNING,
                 params={
-                    key: json.dumps(value) if isinstance(search.parameters[key], list) else value
+                    key: _to_choice(value) if isinstance(search.parameters[key], list) else value
                     for key, value in values.items()
                 },
                 distributions=distributions,
@@ -241,17 +241,21 @@ def _read_trials(planned: PlannedTrial) -> list[optuna.trial.FrozenTrial]:
 
 
 def _make_distributions(search: Search) -> dict[str, BaseDistribution]:
-    """The values of a list are choices as JSON, because Optuna knows no lists among them."""
     return {key: _make_distribution(values) for key, values in search.parameters.items()}
 
 
 def _make_distribution(values: list[Any] | Range) -> BaseDistribution:
     if isinstance(values, list):
-        return CategoricalDistribution(list(dict.fromkeys(map(json.dumps, values))))
+        return CategoricalDistribution(list(dict.fromkeys(map(_to_choice, values))))
     is_log = values.scale == "log"
     if values.is_integer:
         return IntDistribution(int(values.low), int(values.high), is_log)
     return FloatDistribution(values.low, values.high, is_log)
+
+
+def _to_choice(value: Any) -> str:
+    """Optuna knows no lists and mappings among the values, so all values of a list are JSON."""
+    return json.dumps(value, default=str)
 
 
 def _name_entry(number: int) -> str:

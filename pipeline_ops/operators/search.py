@@ -172,7 +172,7 @@ class TrialOperator(TrainOperator):
 
 
 class ChooseOperator(BaseOperator):
-    """Takes the best trial. A failed trial does not fail the search, unless all have failed.
+    """Takes the best trial. Failed and pruned ones do not fail the search if one was finished.
 
     It runs whatever the outcome of the trials, so it has to check if there was any data to train
     on.
@@ -196,7 +196,7 @@ class ChooseOperator(BaseOperator):
         results = [_collect_result(run, trial, monitor) for trial in plan_trials(run.config)]
         found = choose_best_trial(results, monitor)
         if found is None:
-            message = "all trials have failed:\n" + "\n".join(
+            message = "no trial was finished:\n" + "\n".join(
                 f"{result.trial.name} ({result.trial}): {result.message}" for result in results
             )
             run.write_record(

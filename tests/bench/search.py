@@ -1,6 +1,6 @@
 """A random search of the digits with ASHA, next to the same one without a pruner.
 
-    python tests/bench/search.py [--trials 16] [--epochs 16] [--seeds 3]
+    python tests/bench/search.py [--trials 16] [--epochs 16] [--seeds 1 2 3]
 
 Both try the same parameters in the same order, one after the other, in train jobs as an operator
 starts them. The figure of a search is the best validation accuracy of its finished trials. Its cost
@@ -96,10 +96,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--trials", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=16)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--raw", type=Path, default=ROOT / ".trainyard" / "raw" / "digits")
     args = parser.parse_args()
-    for seed in range(1, args.seeds + 1):
+    for seed in args.seeds:
         outcomes = {}
         for pruner in ("none", "asha"):
             with tempfile.TemporaryDirectory() as folder:

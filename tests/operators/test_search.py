@@ -176,7 +176,7 @@ def test_where_all_trials_have_failed_the_search_has_too_and_says_why(sandbox, d
     with pytest.raises(
         AirflowFailException,
         match=(
-            "all trials have failed:\ntrial-000 .optimizer.learning_rate 0.001.: the loss diverged"
+            "no trial was finished:\ntrial-000 .optimizer.learning_rate 0.001.: the loss diverged"
         ),
     ):
         run.choose()

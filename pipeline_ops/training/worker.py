@@ -154,17 +154,16 @@ def build_trainer(
 
 def _open_checkpoints(spec: WorkerSpec, config: Train, progress: ProgressWriter) -> Checkpoints:
     """Opens the checkpoints on this host, and those in the bucket."""
-    keep_best = config.best_checkpoint.keep if config.best_checkpoint else 1
-    work = Path(spec.work)
-    if spec.stored is None:
-        return Checkpoints(work, config.keep_checkpoints, keep_best)
-    work.mkdir(parents=True, exist_ok=True)
+    work, keep, store = Path(spec.work), config.keep_checkpoints, None
+    if spec.stored:
+        work.mkdir(parents=True, exist_ok=True)
+        root = open_root(spec.stored.uri)
+        store = CheckpointStore(root, spec.stored.token, keep, spec.stored.is_exchanged)
     return Checkpoints(
         work,
-        config.keep_checkpoints,
-        keep_best,
-        CheckpointStore(open_root(spec.stored.uri), spec.stored.token, config.keep_checkpoints),
-        spec.stored.is_exchanged,
+        keep,
+        config.best_checkpoint.keep if config.best_checkpoint else 1,
+        store,
         lambda message: progress.report("warning", message=message),
     )
 

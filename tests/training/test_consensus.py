@@ -12,9 +12,9 @@ import pytest
 
 from pipeline_ops.errors import MachineError
 from pipeline_ops.training.checkpointing.checkpoints import (
+    CheckpointManager,
     Checkpoints,
     Restored,
-    restore_common_checkpoint,
 )
 from pipeline_ops.training.checkpointing.state import TrainingState
 
@@ -47,9 +47,9 @@ class Workers:
             return rows
 
         try:
-            return restore_common_checkpoint(
-                Checkpoints(self.folders[worker]), gather, self.warnings[worker].append
-            )
+            files = Checkpoints(self.folders[worker])
+            manager = CheckpointManager(files, None, gather, False, None, None)
+            return manager.find_common(self.warnings[worker].append)
         except MachineError as error:
             return error
 

@@ -8,33 +8,28 @@ files that it lists:
 
 The newest one is that of the highest token and, among these, of the highest step. So a launcher
 that was paused, and goes on after another one has taken over, cannot decide where a later gang
-resumes. Such a launcher removes only what its own token, or an earlier one, has left.
+resumes. Such a launcher removes only checkpoints of its own token, or of an earlier one.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from pipeline_ops.errors import DataError
-from pipeline_ops.storage.atomic import link_file
 from pipeline_ops.storage.checksums import Checksums, compute_checksums
 from pipeline_ops.storage.parsing import parse_json_as
-from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.locks import exclusive_lock
 
 _STEM = re.compile(r"checkpoint-(?:([0-9]{8})-)?([0-9]{9})")
 _OBJECT = re.compile(r"([0-9]{8})/[0-9a-f]{64}\.npz")
-_MAX_STEPS = 10**9
 _LOCK_SECONDS = 3600.0
-_UPLOADS = ".uploads"
 _FileName = Annotated[str, Field(pattern=r"^(checkpoint-[0-9-]{9,18}|best-[0-9]{5})\.npz$")]
 
 
@@ -53,15 +48,6 @@ class CheckpointId(NamedTuple):
         match = _STEM.fullmatch(stem)
         return cls(int(match[1] or 0), int(match[2])) if match else None
 
-    @classmethod
-    def from_number(cls, number: int) -> CheckpointId:
-        return cls(*divmod(number, _MAX_STEPS))
-
-    @property
-    def number(self) -> int:
-        """A number for each checkpoint, in their order."""
-        return self.token * _MAX_STEPS + self.step
-
     @property
     def stem(self) -> str:
         token = f"{self.token:08d}-" if self.token else ""
@@ -69,25 +55,27 @@ class CheckpointId(NamedTuple):
 
 
 class CheckpointManifest(BaseModel):
-    """A checkpoint in the store: its files, by their names on a host, with their checksums."""
+    """A checkpoint in the store: its files, by their names on a host."""
 
-    model_config = ConfigDict(frozen=True)
-
-    token: int = Field(ge=0)
-    step: int = Field(ge=0)
     files: dict[_FileName, Checksums]
 
 
+@dataclasses.dataclass(frozen=True)
 class CheckpointStore:
     """The checkpoints of one artifact in the store.
 
-    `folder` is the work folder of the artifact, `token` that of the job's lease.
+    Args:
+      folder: The work folder of the artifact.
+      token: The token of the job's lease.
+      keep: The number of newest checkpoints to keep.
+      is_exchanged: Whether a gang on several disks exchanges its checkpoints through the store.
+        Then only those in the store count, because all workers must read the same ones.
     """
 
-    def __init__(self, folder: StorePath, token: int, keep: int = 2):
-        self.folder, self.token, self._keep = folder, token, keep
-        self._known: dict[CheckpointId, CheckpointManifest] = {}
-        self._uploaded: set[str] = set()
+    folder: StorePath
+    token: int
+    keep: int
+    is_exchanged: bool
 
     def list_ids(self) -> list[CheckpointId]:
         """The complete checkpoints. Makes one request."""
@@ -121,30 +109,30 @@ class CheckpointStore:
           MachineError: The store failed. The checkpoints before are still there.
           ConfigError: The store refuses the files.
         """
-        checkpoint = CheckpointId(self.token, step)
+        names = {entry.name for entry in self.folder.walk()}
         checksums = {name: _compute_checksums(file) for name, file in files.items()}
         for name, found in checksums.items():
             key = _name_object(self.token, found)
-            if key not in self._uploaded:
+            if key not in names:
                 (self.folder / key).upload(files[name])
-                self._uploaded.add(key)
-        manifest = CheckpointManifest(token=self.token, step=step, files=checksums)
+        manifest = CheckpointManifest(files=checksums)
+        checkpoint = CheckpointId(self.token, step)
         self._get_path(checkpoint).write(manifest.model_dump_json().encode())
-        self._known[checkpoint] = manifest
-        self._remove_replaced(checkpoint)
+        self._remove_replaced(checkpoint, names)
 
-    def _remove_replaced(self, newest: CheckpointId) -> None:
+    def _remove_replaced(self, newest: CheckpointId, names: Collection[str]) -> None:
         """Removes older checkpoints, then the files that belong to none.
 
         A checkpoint of a later step is damaged, or the training has left it by a rollback.
+
+        Args:
+          names: The names in the store before the newest checkpoint.
         """
-        names = [entry.name for entry in self.folder.walk()]
-        found = [each for each in _parse_ids(names) if each.token <= self.token]
+        found = {newest, *(each for each in _parse_ids(names) if each.token <= self.token)}
         abandoned = {each for each in found if each > newest or each.step > newest.step}
-        kept = sorted(set(found) - abandoned, reverse=True)[: self._keep]
-        for checkpoint in set(found) - set(kept):
+        kept = sorted(found - abandoned, reverse=True)[: self.keep]
+        for checkpoint in found - set(kept):
             self._get_path(checkpoint).remove()
-            self._known.pop(checkpoint, None)
         used = {
             _name_object(checkpoint.token, checksums)
             for checkpoint in kept
@@ -154,7 +142,6 @@ class CheckpointStore:
             match = _OBJECT.fullmatch(name)
             if match and int(match[1]) <= self.token and name not in used:
                 (self.folder / name).remove()
-                self._uploaded.discard(name)
 
     def _list_files(self, checkpoint: CheckpointId) -> Iterable[Checksums]:
         """The files of a checkpoint; none if its manifest is damaged or gone."""
@@ -164,13 +151,8 @@ class CheckpointStore:
             return ()
 
     def _read_manifest(self, checkpoint: CheckpointId) -> CheckpointManifest:
-        if checkpoint.token == self.token and checkpoint in self._known:
-            return self._known[checkpoint]
         path = self._get_path(checkpoint)
-        manifest = parse_json_as(CheckpointManifest, path.read(), path)
-        if (manifest.token, manifest.step) != checkpoint:
-            raise DataError(f"{path} describes the step {manifest.step} of {manifest.token}")
-        return manifest
+        return parse_json_as(CheckpointManifest, path.read(), path)
 
     def _get_path(self, checkpoint: CheckpointId) -> StorePath:
         return self.folder / f"{checkpoint.stem}.json"
@@ -202,81 +184,3 @@ def _download(source: StorePath, expected: Checksums, file: Path) -> None:
 def _compute_checksums(file: Path) -> Checksums:
     with open(file, "rb") as opened:
         return compute_checksums(opened)
-
-
-class UploadThread:
-    """The thread that copies the chief's checkpoints to the store. Training never waits for it.
-
-    If uploads are slower than checkpoints, the newest checkpoint is next, and those between are
-    left out. A failed upload is a warning: the next checkpoint is another chance.
-    """
-
-    def __init__(self, store: CheckpointStore, folder: Path, warn: Callable[[str], None]):
-        self._store, self._folder, self._warn = store, folder / _UPLOADS, warn
-        self._changed = threading.Condition()
-        self._next: tuple[int, int] | None = None
-        """The number and the step of the checkpoint to upload next."""
-        self._num_submitted = self._last_stored = 0
-        self._is_busy = False
-        self._thread: threading.Thread | None = None
-
-    def submit(self, step: int, files: Iterable[Path]) -> None:
-        """Takes a checkpoint, and links its files, because they are removed in the meantime."""
-        with self._changed, self._warn_on_failure(f"the checkpoint of step {step} was not stored"):
-            self._num_submitted += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
-                self._thread.start()
-                remove_own_folder(self._folder)
-            self._link(files, self._get_links(self._num_submitted))
-            if self._next is not None:
-                remove_own_folder(self._get_links(self._next[0]))
-            self._next = self._num_submitted, step
-            self._changed.notify_all()
-
-    def wait(self, timeout_seconds: float) -> bool:
-        """Waits until everything is in the store or has failed.
-
-        Returns:
-          Whether the newest checkpoint is in the store.
-        """
-        with self._changed:
-            is_idle = self._changed.wait_for(
-                lambda: self._next is None and not self._is_busy, timeout_seconds
-            )
-            return is_idle and self._last_stored == self._num_submitted
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._is_busy = False
-                self._changed.notify_all()
-                while self._next is None:
-                    self._changed.wait()
-                (number, step), self._next, self._is_busy = self._next, None, True
-            links = self._get_links(number)
-            with self._warn_on_failure(f"the checkpoint of step {step} was not stored"):
-                self._store.upload(step, {file.name: file for file in links.iterdir()})
-                self._last_stored = number
-            with self._warn_on_failure(f"{links} was not removed"):
-                remove_own_folder(links)
-
-    def _get_links(self, number: int) -> Path:
-        """A folder for each checkpoint, so that what one has left does not stop the next one."""
-        return self._folder / str(number)
-
-    def _link(self, files: Iterable[Path], links: Path) -> None:
-        """Links files into a new folder. After an error, nothing of it is left."""
-        with contextlib.ExitStack() as stack:
-            links.mkdir(parents=True)
-            stack.callback(remove_own_folder, links)
-            for file in files:
-                link_file(file, links / file.name)
-            stack.pop_all()
-
-    @contextlib.contextmanager
-    def _warn_on_failure(self, failure: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self._warn(f"{failure}: {error}")

@@ -12,34 +12,35 @@ here raises an error of the background thread.
     best-00003.npz             the weights of an epoch that was the best when it ended
 
 With a bucket as storage root, the folder is on the host's own disk, and the names begin with the
-token of the job's lease. Another thread copies each checkpoint to the bucket (`UploadThread`).
+token of the job's lease. Another thread copies each checkpoint to the bucket. Training never waits
+for it. A failed copy is a warning, because the next checkpoint is another chance.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
-import json
-import time
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.progress import ProgressWriter
-from pipeline_ops.training.checkpointing.checkpoint_store import (
-    CheckpointId,
-    CheckpointStore,
-    UploadThread,
-)
+from pipeline_ops.storage.atomic import link_file
+from pipeline_ops.storage.staging import remove_own_folder
+from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointId, CheckpointStore
 from pipeline_ops.training.checkpointing.state import (
     Arrays,
     TrainingState,
     compute_weights_digest,
     name_arrays,
     read_arrays,
+    read_npz,
+    select_arrays,
     write_arrays,
     write_npz,
 )
@@ -47,12 +48,13 @@ from pipeline_ops.training.loops.loop import Loop
 from pipeline_ops.training.strategy import Gather
 
 _STATE_KEY = "state"
+_LINKS = ".upload-"
+"""The beginning of the names of folders with links to files that are uploaded."""
 _READY = b"r"
-_NO_CHECKPOINT = -1
 _MESSAGE_BYTES = 64  # the same number on all workers
-_POLL_SECONDS, _STORE_POLL_SECONDS = 0.05, 1.0
 _STORE_SECONDS = 20.0
 """The time for the last upload before a worker that was asked to stop is killed."""
+_Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +79,6 @@ class Checkpoints:
       keep: The number of newest checkpoints to keep, with the best weights that they refer to.
       keep_best: The minimum number of best weights to keep.
       store: The checkpoints in the store. None if the folder is in the store.
-      is_exchanged: Whether a gang on several disks exchanges its checkpoints through the store.
-        Then only those in the store count, because all workers must read the same ones.
       warn: Called with a message for each failed upload, by another thread.
     """
 
@@ -88,20 +88,16 @@ class Checkpoints:
         keep: int = 2,
         keep_best: int = 1,
         store: CheckpointStore | None = None,
-        is_exchanged: bool = False,
         warn: Callable[[str], None] = lambda message: None,
     ):
         self.folder, self._keep, self._keep_best = folder, keep, max(keep, keep_best)
-        self._store, self._is_exchanged = store, is_exchanged
-        self._uploads = UploadThread(store, folder, warn) if store else None
-        self._executor = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._pending_write: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._pending_write.set_result(None)
+        self.store, self._warn = store, warn
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._written = _make_done(None)
+        self._uploader = concurrent.futures.ThreadPoolExecutor(1, "upload")
+        self._uploaded, self._links = _make_done(True), contextlib.ExitStack()
+        """Whether the newest checkpoint was stored, and the links to its files until then."""
         self._weights, self._optimizer = Buffers(), Buffers()
-        self._newest_here: CheckpointId | None = None
-        """The checkpoint whose copy in the store may be older than the file of this host."""
-        self.blocked_seconds: list[float] = []
-        """The time that training waited for each save."""
 
     def save(
         self,
@@ -118,74 +114,65 @@ class Checkpoints:
         Raises:
           MachineError: The previous checkpoint could not be written.
         """
-        begin = time.perf_counter()
         self.wait()
-        text = state.model_dump_json()
         arrays = name_arrays("w", self._weights.copy(weights)) | name_arrays(
             "o", self._optimizer.copy(optimizer)
         )
-        arrays[_STATE_KEY] = np.frombuffer(text.encode(), np.uint8)
-        self._pending_write = self._executor.submit(
-            self._write, self.make_id(state.step), arrays, state.best_epoch, best
-        )
-        self.blocked_seconds.append(time.perf_counter() - begin)
+        arrays[_STATE_KEY] = np.frombuffer(state.model_dump_json().encode(), np.uint8)
+        checkpoint = CheckpointId(self.store.token if self.store else 0, state.step)
+        self._written = self._writer.submit(self._write, checkpoint, arrays, state.best_epoch, best)
 
     def wait(self) -> None:
         """Waits until the last save is on the disk. Raises MachineError if it cannot be written."""
-        self._pending_write.result()
+        self._written.result()
 
     def raise_failure(self) -> None:
         """Raises the error of the last save if it is known already. Does not wait."""
-        if self._pending_write.done():
-            self._pending_write.result()
+        if self._written.done():
+            self._written.result()
 
-    def wait_until_stored(self) -> None:
-        """Waits like `wait`, and a while for the upload, before the process is killed."""
-        self.wait()
-        if self._uploads:
-            self._uploads.wait(_STORE_SECONDS)
+    def wait_until_stored(self, timeout_seconds: float = _STORE_SECONDS) -> bool:
+        """Waits like `wait`, and then until the last save is in the store or has failed.
 
-    def wait_until_exchanged(self, timeout_seconds: float) -> None:
-        """Waits until the last save of this worker is in the store, if other hosts read it there.
-
-        Raises MachineError if it was not stored, or not in time.
+        Returns whether it is there. The default timeout is for a process that is killed next.
         """
-        if self._uploads and self._is_exchanged and not self._uploads.wait(timeout_seconds):
-            raise MachineError(
-                f"the last checkpoint in {self.folder} was not stored, or not within "
-                f"{timeout_seconds:.0f} s (train.step_timeout_seconds). {self.remedy}"
-            )
+        self.wait()
+        concurrent.futures.wait([self._uploaded], timeout_seconds)
+        return self._uploaded.done() and self._uploaded.result()
 
-    def make_id(self, step: int) -> CheckpointId:
-        """The name of a checkpoint of this training."""
-        return CheckpointId(self._store.token if self._store else 0, step)
+    @property
+    def is_exchanged(self) -> bool:
+        return self.store is not None and self.store.is_exchanged
+
+    @property
+    def remedy(self) -> str:
+        """The end of a message about a checkpoint that only some workers can read."""
+        if self.is_exchanged:
+            return "The chief's warnings say why it was not stored."
+        return "Mount the same folder on all hosts."
 
     def restore(
         self, warn: Callable[[str], None], at_most: CheckpointId | None = None
     ) -> Restored | None:
         """Returns the newest undamaged checkpoint, or None if there is none.
 
-        One that this host lacks is downloaded first.
-
         `warn` is called with a message for each damaged checkpoint.
 
         Raises:
           MachineError: The store cannot be read.
         """
-        stored = set(self._store.list_ids()) if self._store else set()
-        local = set() if self._is_exchanged else set(self._list_newest_first())
+        stored = set(self.store.list_ids()) if self.store else set()
+        local = set() if self.is_exchanged else set(self._list_newest_first())
         for checkpoint in sorted(stored | local, reverse=True):
             if at_most is not None and checkpoint > at_most:
                 continue
             try:
-                if self._store and checkpoint in stored and checkpoint != self._newest_here:
-                    self._store.download(checkpoint, self.folder)
-                return self._read(checkpoint)
+                return self._read_or_download(checkpoint, checkpoint in stored)
             except (MachineError, ConfigError):
                 raise
             except Exception as error:
-                if self._is_replaced(checkpoint, stored):
-                    return self.restore(warn, at_most)
+                if self.store and checkpoint in stored.difference(self.store.list_ids()):
+                    return self.restore(warn, at_most)  # it was removed because of a newer one
                 # A damaged file can raise almost anything: BadZipFile, zlib.error, RuntimeError ...
                 warn(
                     f"the checkpoint {self._get_path(checkpoint)} is damaged "
@@ -193,48 +180,24 @@ class Checkpoints:
                 )
         return None
 
-    def _is_replaced(self, checkpoint: CheckpointId, stored: set[CheckpointId]) -> bool:
-        """Returns whether a checkpoint was removed from the store because of a newer one."""
-        return bool(
-            self._store and checkpoint in stored and checkpoint not in self._store.list_ids()
-        )
+    def _read_or_download(self, checkpoint: CheckpointId, is_stored: bool) -> Restored:
+        """Reads a file of this host, or else the store's copy, whose upload may be late or failed.
 
-    def wait_for(self, checkpoint: CheckpointId, timeout_seconds: float) -> None:
-        """Waits until a checkpoint is readable. Raises MachineError after the timeout.
-
-        Another worker may still be writing it. If a gang has one disk, the next `restore` takes the
-        file there, and not the store's copy, whose upload may be late or have failed.
+        A gang on several disks reads the store's copy, because other hosts have no other one.
         """
-        self._newest_here = None if self._is_exchanged else checkpoint
-        file = self._get_path(checkpoint)
-        deadline = time.monotonic() + timeout_seconds
-        while not self._is_readable(checkpoint):
-            if time.monotonic() > deadline:
-                raise MachineError(
-                    f"{file} did not appear within {timeout_seconds:.0f} s "
-                    f"(train.step_timeout_seconds). {self.remedy}"
-                )
-            time.sleep(_STORE_POLL_SECONDS if self._is_exchanged else _POLL_SECONDS)
-
-    @property
-    def remedy(self) -> str:
-        """The end of a message about a checkpoint that only some workers can read."""
-        if self._is_exchanged:
-            return "The chief's warnings say why it was not stored."
-        return "Mount the same folder on all hosts."
-
-    def _is_readable(self, checkpoint: CheckpointId) -> bool:
-        if self._store and self._is_exchanged:
-            return checkpoint in self._store.list_ids()
-        return self._get_path(checkpoint).exists()
+        if not self.is_exchanged:
+            with contextlib.suppress(Exception):
+                return self._read(checkpoint)
+        if self.store and is_stored:
+            self.store.download(checkpoint, self.folder)
+        return self._read(checkpoint)
 
     def remove_leftovers(self) -> None:
-        """Removes the temporary files of a killed writer. Called by the chief before any save."""
+        """Removes the files of a killed writer. Called by the chief before any save."""
         for file in self.folder.glob(".*.npz.*.tmp"):
             file.unlink(missing_ok=True)
-
-    def get_best_path(self, epoch: int) -> Path:
-        return self.folder / f"best-{epoch:05d}.npz"
+        for links in self.folder.glob(f"{_LINKS}*"):
+            remove_own_folder(links)
 
     def _write(
         self,
@@ -251,7 +214,7 @@ class Checkpoints:
             if other > checkpoint or other.step > checkpoint.step:
                 # an abandoned future: damaged, or rolled back
                 self._get_path(other).unlink(missing_ok=True)
-        file, best_file = self._get_path(checkpoint), self.get_best_path(max(best_epoch, 0))
+        file, best_file = self._get_path(checkpoint), self._get_best_path(max(best_epoch, 0))
         if best is not None:
             write_arrays(best_file, best)
         write_npz(file, arrays)
@@ -260,28 +223,70 @@ class Checkpoints:
         best_files = [old for old in self.folder.glob("best-*.npz") if old.stem <= best_file.stem]
         for old_best in sorted(best_files, reverse=True)[self._keep_best :]:
             old_best.unlink(missing_ok=True)
-        if self._uploads:
-            self._uploads.submit(checkpoint.step, [file] if best_epoch < 0 else [file, best_file])
+        if self.store:
+            files = [file] if best_epoch < 0 else [file, best_file]
+            self._start_upload(self.store, checkpoint.step, files)
+
+    def _start_upload(self, store: CheckpointStore, step: int, files: Iterable[Path]) -> None:
+        """Uploads links to the files, because the files are removed in the meantime.
+
+        If uploads are slower than checkpoints, the newest checkpoint is next, and those between are
+        left out.
+        """
+        waiting, self._uploaded = self._uploaded, _make_done(False)
+        with self._warn_if_not_stored(step), contextlib.ExitStack() as stack:
+            links = Path(
+                stack.enter_context(
+                    tempfile.TemporaryDirectory(
+                        prefix=_LINKS, dir=self.folder, ignore_cleanup_errors=True
+                    )
+                )
+            )
+            for file in files:
+                link_file(file, links / file.name)
+            if waiting.cancel():
+                self._links.close()
+            self._links = stack.pop_all()
+            self._uploaded = self._uploader.submit(self._upload, store, step, links, self._links)
+
+    def _upload(
+        self, store: CheckpointStore, step: int, folder: Path, links: contextlib.ExitStack
+    ) -> bool:
+        with links, self._warn_if_not_stored(step):
+            store.upload(step, {file.name: file for file in folder.iterdir()})
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def _warn_if_not_stored(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._warn(f"the checkpoint of step {step} was not stored: {error}")
 
     def _read(self, checkpoint: CheckpointId) -> Restored:
-        # Opened here, because numpy leaves a damaged file open. Reading checks each array's CRC.
-        with open(self._get_path(checkpoint), "rb") as opened, np.load(opened) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        state = TrainingState.model_validate(json.loads(arrays[_STATE_KEY].tobytes()))
-        best = read_arrays(self.get_best_path(state.best_epoch)) if state.best_epoch >= 0 else None
-        names = sorted(arrays)
-        digest = compute_weights_digest([arrays[name] for name in names] + (best or []))
-        weights, optimizer = (
-            [arrays[name] for name in names if name[0] == letter] for letter in "wo"
-        )
+        arrays = read_npz(self._get_path(checkpoint))
+        state = TrainingState.model_validate_json(arrays[_STATE_KEY].tobytes())
+        best = read_arrays(self._get_best_path(state.best_epoch)) if state.best_epoch >= 0 else None
+        digest = compute_weights_digest([arrays[name] for name in sorted(arrays)] + (best or []))
+        weights, optimizer = select_arrays("w", arrays), select_arrays("o", arrays)
         return Restored(state, weights, optimizer, best, digest, checkpoint)
 
     def _get_path(self, checkpoint: CheckpointId) -> Path:
         return self.folder / f"{checkpoint.stem}.npz"
 
+    def _get_best_path(self, epoch: int) -> Path:
+        return self.folder / f"best-{epoch:05d}.npz"
+
     def _list_newest_first(self) -> list[CheckpointId]:
         ids = (CheckpointId.parse(file.stem) for file in self.folder.glob("checkpoint-*.npz"))
         return sorted(filter(None, ids), reverse=True)
+
+
+def _make_done(result: _Result) -> concurrent.futures.Future[_Result]:
+    future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
+    future.set_result(result)
+    return future
 
 
 class Buffers:
@@ -303,6 +308,7 @@ class Buffers:
         return self._arrays
 
 
+@dataclasses.dataclass(eq=False)
 class CheckpointManager:
     """Saves and restores weights, optimizer and state.
 
@@ -315,53 +321,37 @@ class CheckpointManager:
       best: The weights of the best epoch so far.
     """
 
-    best: Arrays
-
-    def __init__(
-        self,
-        files: Checkpoints,
-        loop: Loop,
-        gather: Gather,
-        is_chief: bool,
-        progress: ProgressWriter,
-        initialize: Callable[[], TrainingState],
-    ):
-        self.files, self._loop, self._gather, self._is_chief = files, loop, gather, is_chief
-        self._progress, self._initialize = progress, initialize
-        self._saved = files.make_id(0)
+    files: Checkpoints
+    loop: Loop
+    gather: Gather
+    is_chief: bool
+    progress: ProgressWriter
+    initialize: Callable[[], TrainingState]
+    best: Arrays = dataclasses.field(init=False)
 
     def restore(self) -> TrainingState:
         """Restores the newest checkpoint that all workers can read, or begins a new training."""
-        if self._is_chief:
+        if self.is_chief:
             self.files.remove_leftovers()
-        warnings: list[str] = []
-        restored = restore_common_checkpoint(self.files, self._gather, warnings.append)
-        for warning in warnings:
-            self._progress.report("warning", message=warning)
-        if restored is None:
-            state = self._initialize()
-            self.best = self._loop.get_best_weights()
-        else:
-            state, self._saved = restored.state, restored.id
-            self._loop.assign(restored.weights, restored.optimizer)
-            self.best = restored.weights if restored.best is None else restored.best
-            self._progress.report(
-                "restored", state.step, unit="steps", message=f"resumes from step {state.step}"
-            )
-        state.warnings += warnings
-        return state
+        return self._restore()
 
     def roll_back(self, timeout_seconds: float) -> TrainingState:
         """Restores the last saved checkpoint, which the chief may still be writing or storing.
 
         An earlier copy of the same step lacks the decision after the last divergence. Therefore no
         worker restores before the chief has replaced it.
+
+        Raises:
+          MachineError: Workers on other hosts need it from the store, and it was not stored.
         """
         self.files.wait()
-        self.files.wait_until_exchanged(timeout_seconds)
-        self._gather(_READY)
-        self.files.wait_for(self._saved, timeout_seconds)
-        return self.restore()
+        if self.files.is_exchanged and not self.files.wait_until_stored(timeout_seconds):
+            raise MachineError(
+                f"the last checkpoint in {self.files.folder} was not stored, or not within "
+                f"{timeout_seconds:.0f} s (train.step_timeout_seconds). {self.files.remedy}"
+            )
+        self.gather(_READY)
+        return self._restore()
 
     def save(self, state: TrainingState, best: Arrays | None = None) -> None:
         """Saves the loop and its state.
@@ -372,58 +362,71 @@ class CheckpointManager:
         if best is not None:
             self.best = best
         # All workers read, because reading is an exchange between them for some variables.
-        weights, optimizer_values = self._loop.get_views()
-        if self._is_chief:
+        weights, optimizer_values = self.loop.get_views()
+        if self.is_chief:
             self.files.save(state, weights, optimizer_values, best)
-        self._saved = self.files.make_id(state.step)
 
-
-def restore_common_checkpoint(
-    checkpoints: Checkpoints, gather: Gather, warn: Callable[[str], None]
-) -> Restored | None:
-    """Returns the newest checkpoint that all workers can read, or None if no worker finds one.
-
-    Workers that resumed with different weights would train nonsense without an error. A file that
-    is complete for one of them may be damaged or missing for another: a bad disk under a cache, or
-    a share with an older state. So they exchange name and digest of what they read, and go back
-    together.
-
-    All workers call it at the same time. `warn` is called for each checkpoint that is damaged
-    here or unreadable for other workers.
-
-    Raises:
-      MachineError: Only some workers find a checkpoint, or its contents differ between workers.
-    """
-    at_most = None
-    while True:
-        restored = checkpoints.restore(warn, at_most)
-        number, digest = (restored.id.number, restored.digest) if restored else (_NO_CHECKPOINT, "")
-        messages = gather(f"{number:019d} {digest}".ljust(_MESSAGE_BYTES).encode())
-        if len(set(messages)) == 1:
-            return restored
-        answers = [message.decode().partition(" ") for message in messages]
-        numbers = [int(number) for number, _, _ in answers]
-        oldest, newest = min(numbers), CheckpointId.from_number(max(numbers))
-        behind = _format_workers([each for each, number in enumerate(numbers) if number == oldest])
-        if oldest == _NO_CHECKPOINT:
-            raise MachineError(
-                f"{behind} cannot read any checkpoint in {checkpoints.folder}, but other workers "
-                f"read the one of step {newest.step}. {checkpoints.remedy}"
+    def _restore(self) -> TrainingState:
+        warnings: list[str] = []
+        restored = self.find_common(warnings.append)
+        for warning in warnings:
+            self.progress.report("warning", message=warning)
+        if restored is None:
+            state = self.initialize()
+            self.best = self.loop.get_best_weights()
+        else:
+            state = restored.state
+            self.loop.assign(restored.weights, restored.optimizer)
+            self.best = restored.weights if restored.best is None else restored.best
+            self.progress.report(
+                "restored", state.step, unit="steps", message=f"resumes from step {state.step}"
             )
-        at_most = CheckpointId.from_number(oldest)
-        if at_most == newest:
-            raise MachineError(
-                f"the checkpoint of step {newest.step} in {checkpoints.folder} is not the same for "
-                f"all workers ({', '.join(digest[:8] for _, _, digest in answers)}). "
-                f"{checkpoints.remedy}"
+        state.warnings += warnings
+        return state
+
+    def find_common(self, warn: Callable[[str], None]) -> Restored | None:
+        """Returns the newest checkpoint that all workers can read, or None if no worker finds one.
+
+        Workers that resumed with different weights would train nonsense without an error. A file
+        that is complete for one of them may be damaged or missing for another: a bad disk under a
+        cache, or a share with an older state. So they exchange name and digest of what they read,
+        and go back together.
+
+        `warn` is called for each checkpoint that is damaged here or unreadable for other workers.
+
+        Raises:
+          MachineError: Only some workers find a checkpoint, or its contents differ between workers.
+        """
+        at_most, folder = None, self.files.folder
+        while True:
+            restored = self.files.restore(warn, at_most)
+            own = f"{restored.id.stem} {restored.digest}" if restored else ""
+            messages = self.gather(own.ljust(_MESSAGE_BYTES).encode())
+            if len(set(messages)) == 1:
+                return restored
+            found = [message.decode().partition(" ") for message in messages]
+            ids = [CheckpointId.parse(name) for name, _, _ in found]
+            newest = max(filter(None, ids))
+            if None in ids:
+                raise MachineError(
+                    f"{_format_workers(ids, None)} cannot read any checkpoint in {folder}, but "
+                    f"other workers read the one of step {newest.step}. {self.files.remedy}"
+                )
+            at_most = min(filter(None, ids))
+            if at_most == newest:
+                raise MachineError(
+                    f"the checkpoint of step {newest.step} in {folder} is not the same for all "
+                    f"workers ({', '.join(digest[:8] for _, _, digest in found)}). {self.files.remedy}"
+                )
+            warn(
+                f"{_format_workers(ids, at_most)} cannot read a checkpoint in {folder} that is "
+                f"newer than step {at_most.step}, but other workers read the one of step "
+                f"{newest.step}. All workers resume from step {at_most.step}."
             )
-        warn(
-            f"{behind} cannot read a checkpoint in {checkpoints.folder} that is newer than step "
-            f"{at_most.step}, but other workers read the one of step {newest.step}. All workers "
-            f"resume from step {at_most.step}."
-        )
 
 
-def _format_workers(workers: list[int]) -> str:
+def _format_workers(ids: Sequence[CheckpointId | None], behind: CheckpointId | None) -> str:
+    """Names the workers whose checkpoint is `behind`."""
+    workers = [worker for worker, found in enumerate(ids) if found == behind]
     more = f" and {len(workers) - 5} more" if len(workers) > 5 else ""
     return f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers[:5]))}{more}"

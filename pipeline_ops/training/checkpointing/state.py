@@ -63,11 +63,21 @@ class TrainingState(BaseModel):
         return {diverged.step for diverged in self.divergences if diverged.is_skipped}
 
 
-def read_arrays(path: Path) -> Arrays:
-    """Reads weights that `write_arrays` wrote."""
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Reads all arrays of an .npz file, and checks the CRC of each."""
     # Opened here, because numpy leaves a damaged file open.
     with open(path, "rb") as file, np.load(file) as stored:
-        return [stored[name] for name in sorted(stored.files) if name.startswith("w")]
+        return dict(stored)
+
+
+def select_arrays(letter: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """Returns the arrays that `name_arrays` named, in order."""
+    return [arrays[name] for name in sorted(arrays) if name.startswith(letter)]
+
+
+def read_arrays(path: Path) -> Arrays:
+    """Reads weights that `write_arrays` wrote."""
+    return select_arrays("w", read_npz(path))
 
 
 def write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> None:

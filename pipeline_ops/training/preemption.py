@@ -22,20 +22,11 @@ class Preempted(MachineError):
         super().__init__(f"stopped by SIGTERM after step {step}. Its checkpoint is saved.")
 
 
-class PreemptionSignal:
-    """The SIGTERM state of this process. Created once, in the main thread."""
-
-    def __init__(self) -> None:
-        self._is_requested = False
-        signal.signal(signal.SIGTERM, self._on_sigterm)
-
-    def _on_sigterm(self, _signal: int, _frame: object) -> None:
-        self._is_requested = True
-
-    @property
-    def as_number(self) -> float:
-        """This worker's summand in the sum over all workers. A sum above 0 is a request to stop."""
-        return float(self._is_requested)
+def stop_on_sigterm() -> threading.Event:
+    """Returns an event that a SIGTERM to this process sets. Called in the main thread."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    return stop
 
 
 def report_on_sigterm(report: Callable[[], None]) -> None:

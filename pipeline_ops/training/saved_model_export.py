@@ -28,13 +28,12 @@ from pipeline_ops.jobs.file_exchange import fetch_files, store_files
 from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
 from pipeline_ops.jobs.host_dataset import HostDataset, open_host_cache, open_host_dataset
 from pipeline_ops.jobs.request import read_request
-from pipeline_ops.models import make_head
+from pipeline_ops.models import build_model, make_head
 from pipeline_ops.storage.atomic import translate_write_errors
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.training.checkpointing.state import read_arrays, write_arrays
 from pipeline_ops.training.served import ServedClassifier, ServedDetector, ServedImages
-from pipeline_ops.training.worker import make_model
 
 _NUM_REFERENCE_EXAMPLES = 64
 
@@ -51,7 +50,13 @@ def export_saved_model(spec: CandidateSpec) -> None:
     uri, cache = request.inputs["preprocess"].uri, open_host_cache(config.input)
     dataset = open_host_dataset(uri, config.input, cache, print)
     figures = dataset.figures
-    model = make_model(config, request, figures, for_training=False)
+    model = build_model(
+        config,
+        figures.image_shape,
+        len(figures.class_names),
+        Path(request.config_file).parent,
+        for_training=False,
+    )
     weights = read_arrays(work / TRAINED)
     model.set_weights(weights)
     write_arrays(folder / WEIGHTS, weights)

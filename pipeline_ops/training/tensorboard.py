@@ -19,30 +19,22 @@ from PIL import Image, ImageDraw, ImageOps
 
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.diagnostics import Tensorboard
-from pipeline_ops.models.detection import Boxes, Detections
+from pipeline_ops.input.dataset import build_evaluation_dataset
+from pipeline_ops.models.detection import Boxes, Detection, Detections
+from pipeline_ops.models.task import Task
 from pipeline_ops.training.checkpointing.state import Arrays
+from pipeline_ops.training.input_pipeline import Splits
 from pipeline_ops.training.loops.loop import cast_to_float
-
-Draw = Callable[[np.ndarray, Any, Any], np.ndarray]
-"""Maps N images uint8 [N, H, W, C], their labels and the model's outputs to pictures."""
 
 
 @dataclasses.dataclass
 class TensorboardWriter:
-    """Event files in a folder.
-
-    Args:
-      examples: Returns `config.images` examples of the validation split, N images uint8 [N, H, W,
-        C] and their labels. Called once.
-      draw: Draws the pictures of the examples, uint8 [N, H', W', 3].
-      build: Builds the second model. Called once, if needed.
-    """
+    """Event files in a folder. `build` builds the second model, and is called once, if needed."""
 
     folder: Path
     config: Tensorboard
-    image_shape: tuple[int, int, int]
-    examples: Callable[[], tuple[tf.Tensor, Any]]
-    draw: Draw
+    splits: Splits
+    task: Task
     build: Callable[[], keras.Model]
 
     def __post_init__(self) -> None:
@@ -71,25 +63,29 @@ class TensorboardWriter:
 
     @functools.cached_property
     def _examples(self) -> tuple[tf.Tensor, Any]:
-        return self.examples()
+        """Examples of the validation split: images uint8 [N, H, W, C], and their labels."""
+        images, validation = self.config.images, self.splits.validation
+        batches = build_evaluation_dataset(validation, self.task.parse, images)
+        return batches.take(1).get_single_element()
 
     def _write_graph(self) -> None:
         model = self._model
         # A model of a user's class does not declare its inputs.
-        images = tf.TensorSpec([None, *self.image_shape], tf.float32)
+        images = tf.TensorSpec([None, *self.splits.figures.image_shape], tf.float32)
         call = tf.function(lambda images: model(images, training=False), autograph=False)
         tf.summary.graph(call.get_concrete_function(images).graph)
 
     def _write_images(self, weights: Arrays) -> None:
-        images_NHWC, labels = self._examples
-        model = self._model
-        model.set_weights(weights)
-        outputs = model(cast_to_float(images_NHWC), training=False)
-        drawn = self.draw(images_NHWC.numpy(), labels, outputs)
+        (images_NHWC, labels), names = self._examples, self.splits.figures.class_names
+        self._model.set_weights(weights)
+        outputs = self._model(cast_to_float(images_NHWC), training=False)
+        if isinstance(self.task, Detection):
+            detections = self.task.head.detect(outputs)
+            drawn = draw_boxes(images_NHWC.numpy(), labels, detections, names)
+        else:
+            drawn = draw_classes(images_NHWC.numpy(), labels, outputs, names)
         tf.summary.image("predictions", drawn, max_outputs=len(drawn))
 
-
-Rgb = tuple[int, int, int]
 
 _MIN_SIDE = 96
 _CAPTION_PIXELS = 14
@@ -101,23 +97,21 @@ _MIN_SCORE, _MAX_DETECTIONS = 0.2, 20
 def draw_classes(
     images_NHWC: np.ndarray, labels_N: tf.Tensor, logits_NC: tf.Tensor, class_names: Sequence[str]
 ) -> np.ndarray:
-    """Draws each image with its prediction below, and the label if they differ.
-
-    Args:
-      images_NHWC: uint8, with 1 or 3 channels.
+    """Draws each image, uint8 with 1 or 3 channels, with its prediction below.
 
     Returns:
-      uint8 [N, H', W', 3], on green where the prediction is right, or on red.
+      uint8 [N, H', W', 3], on green where the prediction is right, or on red with the label.
     """
-    predictions_N = np.argmax(logits_NC, axis=-1)
-    return np.stack(
-        [
-            _draw_class(image, class_names[label], class_names[prediction])
-            for image, label, prediction in zip(
-                images_NHWC, labels_N.numpy(), predictions_N, strict=True
-            )
-        ]
-    )
+    drawn, predictions_N = [], np.argmax(logits_NC, axis=-1)
+    for image, label, prediction in zip(images_NHWC, labels_N.numpy(), predictions_N, strict=True):
+        caption, color = class_names[prediction], _CORRECT_COLOR
+        if prediction != label:
+            caption, color = f"{caption}, is {class_names[label]}", _WRONG_COLOR
+        picture = ImageOps.expand(_make_picture(image), (0, 0, 0, _CAPTION_PIXELS), color)
+        top = picture.height - _CAPTION_PIXELS + 1
+        ImageDraw.Draw(picture).text((2, top), caption, fill=(255, 255, 255))
+        drawn.append(np.asarray(picture))
+    return np.stack(drawn)
 
 
 def draw_boxes(
@@ -125,11 +119,7 @@ def draw_boxes(
 ) -> np.ndarray:
     """Draws the detections in each image, and to the right the boxes of its labels.
 
-    Args:
-      images_NHWC: uint8, with 1 or 3 channels.
-
-    Returns:
-      uint8 [N, H', 2 W', 3].
+    Maps images uint8 with 1 or 3 channels to uint8 [N, H', 2 W', 3].
     """
     drawn = []
     for number, image in enumerate(images_NHWC):
@@ -153,21 +143,8 @@ def draw_boxes(
     return np.stack(drawn)
 
 
-def _draw_class(image_HWC: np.ndarray, label: str, prediction: str) -> np.ndarray:
-    is_correct = prediction == label
-    picture = ImageOps.expand(
-        _make_picture(image_HWC),
-        (0, 0, 0, _CAPTION_PIXELS),
-        _CORRECT_COLOR if is_correct else _WRONG_COLOR,
-    )
-    caption = prediction if is_correct else f"{prediction}, is {label}"
-    top = picture.height - _CAPTION_PIXELS + 1
-    ImageDraw.Draw(picture).text((2, top), caption, fill=(255, 255, 255))
-    return np.asarray(picture)
-
-
 def _draw_boxes(
-    image_HWC: np.ndarray, corners_N4: np.ndarray, captions: Sequence[str], color: Rgb
+    image_HWC: np.ndarray, corners_N4: np.ndarray, captions: list[str], color: tuple[int, int, int]
 ) -> np.ndarray:
     picture = _make_picture(image_HWC)
     pen = ImageDraw.Draw(picture)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from pipeline_ops.training.divergence import (
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loops.loop import Batches, Loop, StepResult
 from pipeline_ops.training.optimizer import compute_schedule_factor
-from pipeline_ops.training.preemption import Preempted, PreemptionSignal
+from pipeline_ops.training.preemption import Preempted
 from pipeline_ops.training.tensorboard import TensorboardWriter
 
 _REPORT_SECONDS = 0.25
@@ -48,7 +49,8 @@ class Trainer:
     checkpoints: CheckpointManager
     callbacks: UserCallbacks
     tensorboard: TensorboardWriter | None
-    stop: PreemptionSignal
+    stop: threading.Event
+    """Set if this worker was asked to stop."""
     progress: ProgressWriter
     state: TrainingState = dataclasses.field(init=False)
     _batches: Batches = dataclasses.field(init=False)
@@ -140,7 +142,7 @@ class Trainer:
         rates = [self._compute_learning_rate(state.step + i) for i in range(num_steps)]
         if not rates:
             return StepResult(BatchSums(0.0, (), 0.0), True, False, 0.0)
-        result = self.loop.train(self._batches, state.step, rates, self.stop.as_number)
+        result = self.loop.train(self._batches, state.step, rates, float(self.stop.is_set()))
         if not is_sound(result, self.config):
             raise DivergedError(
                 state.step + num_steps, state.step if is_single else None, result.worst_loss

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS, DatasetFigures
+from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS
 from pipeline_ops.artifacts.input_names import WARM_START
 from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.input.dataset import build_evaluation_dataset
 from pipeline_ops.input.streaming import raise_read_errors
 from pipeline_ops.jobs.file_exchange import store_files
 from pipeline_ops.jobs.gang_protocol import (
@@ -51,13 +48,13 @@ from pipeline_ops.training.checkpointing.state import (
     write_arrays,
 )
 from pipeline_ops.training.debugging import enable_debugging
-from pipeline_ops.training.input_pipeline import InputPipeline, Splits, open_splits
+from pipeline_ops.training.input_pipeline import InputPipeline, open_splits
 from pipeline_ops.training.loops.dtensor import DTensorLoop
 from pipeline_ops.training.loops.loop import Loop
 from pipeline_ops.training.loops.sharded import ParameterServerLoop, run_server
 from pipeline_ops.training.loops.synchronous import SynchronousLoop
 from pipeline_ops.training.placement import place_layers, place_variables
-from pipeline_ops.training.preemption import PreemptionSignal, report_on_sigterm
+from pipeline_ops.training.preemption import report_on_sigterm, stop_on_sigterm
 from pipeline_ops.training.strategy import (
     ChosenStrategy,
     configure_threads,
@@ -65,9 +62,11 @@ from pipeline_ops.training.strategy import (
     make_gather,
     make_strategy,
 )
-from pipeline_ops.training.tensorboard import TensorboardWriter, draw_boxes, draw_classes
+from pipeline_ops.training.tensorboard import TensorboardWriter
 from pipeline_ops.training.trainer import Trainer
 from pipeline_ops.training.warm_start import read_warm_start
+
+BuildModel = Callable[[], keras.Model]
 
 
 def run_worker(spec: WorkerSpec) -> Trainer:
@@ -119,7 +118,7 @@ def build_trainer(
     progress: ProgressWriter,
 ) -> Trainer:
     """Builds the parts of a training. Restores nothing."""
-    stop = PreemptionSignal()
+    stop = stop_on_sigterm()
 
     def report_input(message: str) -> None:
         progress.report("input", message=message)
@@ -128,25 +127,32 @@ def build_trainer(
     uri = request.inputs["preprocess"].uri
     dataset = open_host_dataset(uri, config.input, cache, report_input)
     splits = open_splits(dataset, config.global_batch_size)
-    task = make_task(config, request, dataset)
-    loop = make_loop(config, request, chosen, task, splits.figures)
-    work, config_folder = Path(spec.work), Path(request.config_file).parent
-    files = _open_checkpoints(spec, config, progress)
-    initialize = functools.partial(
-        initialize_training, config, request, loop, splits.figures, progress
-    )
-    gather = make_gather(chosen.strategy)
+    config_folder, folder = Path(request.config_file).parent, Path(spec.work) / TENSORBOARD
+    image_shape, num_classes = dataset.figures.image_shape, len(dataset.figures.class_names)
+    build = functools.partial(build_model, config, image_shape, num_classes, config_folder)
+    build_for_serving = functools.partial(build, for_training=False)
+    task = make_task(config, config_folder, dataset)
+    loop = make_loop(config, chosen, task, functools.partial(build, for_training=True))
     shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
-    code, folder = compute_digest(request.fingerprint.code), work / TENSORBOARD
+    code = compute_digest(request.fingerprint.code)
     return Trainer(
         spec,
         config,
         task,
         loop,
         InputPipeline(config, splits, task, shard, cache, code, report_input),
-        CheckpointManager(files, loop, gather, spec.is_chief, progress, initialize),
+        CheckpointManager(
+            _open_checkpoints(spec, config, progress),
+            loop,
+            make_gather(chosen.strategy),
+            spec.is_chief,
+            progress,
+            lambda: initialize_training(config, request, loop, build_for_serving, progress),
+        ),
         UserCallbacks(config.callbacks, config_folder, loop.model, folder, spec.is_chief),
-        make_tensorboard_writer(folder, config, request, splits, task) if spec.is_chief else None,
+        TensorboardWriter(folder, config.tensorboard, splits, task, build_for_serving)
+        if spec.is_chief
+        else None,
         stop,
         progress,
     )
@@ -200,7 +206,7 @@ def _store_results(spec: WorkerSpec, stored: StoredWork) -> None:
     store_files(work, paths, open_root(stored.locate_results(spec.name)))
 
 
-def make_task(config: Train, request: Request, dataset: HostDataset) -> Task:
+def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
     """Makes the task of the data set.
 
     Raises:
@@ -208,10 +214,9 @@ def make_task(config: Train, request: Request, dataset: HostDataset) -> Task:
     """
     figures = dataset.figures
     if figures.task == "detection":
-        return Detection(
-            figures.image_shape, make_head(config, figures.image_shape, len(figures.class_names))
-        )
-    loss, metrics = load_user_functions(config, Path(request.config_file).parent)
+        head = make_head(config, figures.image_shape, len(figures.class_names))
+        return Detection(figures.image_shape, head)
+    loss, metrics = load_user_functions(config, folder)
     weights = _read_class_weights(dataset) if config.class_weights else None
     return Classification(figures.image_shape, weights, config.label_smoothing, loss, metrics)
 
@@ -241,72 +246,34 @@ def _read_class_weights(dataset: HostDataset) -> list[float]:
     return [weights[name] for name in dataset.figures.class_names]
 
 
-def make_model(
-    config: Train, request: Request, figures: DatasetFigures, for_training: bool
-) -> keras.Model:
-    """Builds the model of the config for the images and classes of the data set."""
-    return build_model(
-        config,
-        figures.image_shape,
-        len(figures.class_names),
-        Path(request.config_file).parent,
-        for_training=for_training,
-    )
-
-
-def make_tensorboard_writer(
-    folder: Path, config: Train, request: Request, splits: Splits, task: Task
-) -> TensorboardWriter:
-    """Makes the writer of the chief's TensorBoard files."""
-    figures = splits.figures
-
-    def examples() -> tuple[tf.Tensor, Any]:
-        images = config.tensorboard.images
-        batches = build_evaluation_dataset(splits.validation, task.parse, images)
-        return batches.take(1).get_single_element()
-
-    def draw(images_NHWC: np.ndarray, labels: Any, outputs: Any) -> np.ndarray:
-        names = figures.class_names
-        if isinstance(task, Detection):
-            return draw_boxes(images_NHWC, labels, task.head.detect(outputs), names)
-        return draw_classes(images_NHWC, labels, outputs, names)
-
-    return TensorboardWriter(
-        folder,
-        config.tensorboard,
-        figures.image_shape,
-        examples,
-        draw,
-        lambda: make_model(config, request, figures, for_training=False),
-    )
-
-
-def make_loop(
-    config: Train, request: Request, chosen: ChosenStrategy, task: Task, figures: DatasetFigures
-) -> Loop:
+def make_loop(config: Train, chosen: ChosenStrategy, task: Task, build: BuildModel) -> Loop:
     """Makes a model with weights that depend on the seed alone, and the loop that trains it.
 
     Raises:
       ConfigError: The model cannot be built, or not in the way that the strategy needs.
     """
     keras.utils.set_random_seed(config.seed)
-    if chosen.name in ("parameter_server", "dtensor"):
-        model = make_model(config, request, figures, for_training=True)
-        if chosen.name == "dtensor":
-            return DTensorLoop(model, task, config, chosen.devices)
-        return ParameterServerLoop(chosen.strategy, model, task, config)
-    if chosen.name == "device_placement":
-        with place_variables(config.placement):
-            model = make_model(config, request, figures, for_training=True)
-        place_layers(model, config.placement)
-    else:
-        with chosen.strategy.scope():
-            model = make_model(config, request, figures, for_training=True)
+    match chosen.name:
+        case "dtensor":
+            return DTensorLoop(build(), task, config, chosen.devices)
+        case "parameter_server":
+            return ParameterServerLoop(chosen.strategy, build(), task, config)
+        case "device_placement":
+            with place_variables(config.placement):
+                model = build()
+            place_layers(model, config.placement)
+        case _:
+            with chosen.strategy.scope():
+                model = build()
     return SynchronousLoop(chosen.strategy, model, task, config)
 
 
 def initialize_training(
-    config: Train, request: Request, loop: Loop, figures: DatasetFigures, progress: ProgressWriter
+    config: Train,
+    request: Request,
+    loop: Loop,
+    build: BuildModel,
+    progress: ProgressWriter,
 ) -> TrainingState:
     """Returns the state of a new training, and sets the initial weights if the request names any.
 
@@ -314,12 +281,11 @@ def initialize_training(
       ConfigError: The initial weights do not match the model.
     """
     if WARM_START in request.inputs:
-        reference = fetch_version(request.inputs[WARM_START])
         warm_start = read_warm_start(
-            reference.uri,
+            fetch_version(request.inputs[WARM_START]).uri,
             loop.model,
             loop.get_weights(),
-            lambda: make_model(config, request, figures, for_training=False),
+            build,
         )
         loop.assign(warm_start.weights)
         message = f"starts from the weights of {request.inputs[WARM_START].uri}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from types import SimpleNamespace
 from unittest import mock
 
@@ -48,7 +49,7 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
         ),
         mock.Mock(),
         None,
-        SimpleNamespace(as_number=0.0),
+        threading.Event(),
         mock.Mock(),
     )
     trainer.restore()

@@ -414,9 +414,10 @@ class CheckpointManager:
                 )
             at_most = min(filter(None, ids))
             if at_most == newest:
+                digests = ", ".join(digest[:8] for _, _, digest in found)
                 raise MachineError(
                     f"the checkpoint of step {newest.step} in {folder} is not the same for all "
-                    f"workers ({', '.join(digest[:8] for _, _, digest in found)}). {self.files.remedy}"
+                    f"workers ({digests}). {self.files.remedy}"
                 )
             warn(
                 f"{_format_workers(ids, at_most)} cannot read a checkpoint in {folder} that is "

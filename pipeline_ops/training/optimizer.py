@@ -159,6 +159,22 @@ class ShardedOptimizer:
     def averages(self) -> list[VariableShards] | None:
         return self.slots.get(_AVERAGES)
 
+    def list_variables(self, model: keras.Model) -> list[VariableShards | None]:
+        """Returns all variables in the order of a Keras optimizer, None for its learning rate.
+
+        So a checkpoint has the same arrays in the same order under every strategy, and a training
+        can resume under another one.
+        """
+        reference = make_optimizer(self._config)
+        reference.build(model.trainable_variables)
+        found: dict[int, VariableShards | None] = {
+            id(variable): shards
+            for name, variables in get_slots(reference).items()
+            for variable, shards in zip(variables, self.slots[name], strict=True)
+        }
+        found |= {id(reference.iterations): [self.iterations], id(reference.learning_rate): None}
+        return [found[id(variable)] for variable in reference.variables]
+
     def apply(self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> list[tf.Tensor]:
         """Takes one step with the gradients of whole weights. Returns the new shards."""
         step, new_shards = self.iterations.read_value(), []
@@ -212,7 +228,6 @@ class ShardedOptimizer:
     def _compute_rmsprop_step(
         self, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor
     ) -> tf.Tensor:
-        """The order of the operations is that of Keras."""
         rho = self._config.rho
         mean = rho * slots["velocities"].read_value() + (1 - rho) * tf.square(gradient)
         slots["velocities"].assign(mean)
@@ -243,37 +258,10 @@ def _compute_adam_update(
 
 def _clip_gradients(config: Clip, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     if config.global_norm is not None:
+        # Not `tf.linalg.global_norm`, whose operation DTensor does not support.
         norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in gradients]))
-        return [
-            gradient * config.global_norm / tf.maximum(norm, config.global_norm)
-            for gradient in gradients
-        ]
+        return tf.clip_by_global_norm(gradients, config.global_norm, use_norm=norm)[0]
     if config.norm is not None:
-        norms = [tf.sqrt(tf.reduce_sum(tf.square(gradient))) for gradient in gradients]
-        return [
-            gradient * config.norm / tf.maximum(norm, config.norm)
-            for gradient, norm in zip(gradients, norms, strict=True)
-        ]
-    if config.value is not None:
-        return [tf.clip_by_value(gradient, -config.value, config.value) for gradient in gradients]
-    return gradients
-
-
-def build_checkpoint_order(config: Optimizer, model: keras.Model) -> list[tuple[str, int]]:
-    """Maps each variable of a Keras optimizer to its slot in `ShardedOptimizer`.
-
-    A slot is the name of a list and an index in it, or the name of a scalar and 0. A checkpoint
-    has the same arrays in the same order under every strategy, and a training can resume under
-    another one.
-    """
-    reference = make_optimizer(config)
-    reference.build(model.trainable_variables)
-    slots_by_id = {
-        id(variable): (name, index)
-        for name, variables in get_slots(reference).items()
-        for index, variable in enumerate(variables)
-    } | {
-        id(reference.iterations): ("iterations", 0),
-        id(reference.learning_rate): ("learning_rate", 0),
-    }
-    return [slots_by_id[id(variable)] for variable in reference.variables]
+        return [tf.clip_by_norm(gradient, config.norm) for gradient in gradients]
+    limit = tf.constant(config.value, tf.float32)
+    return [tf.clip_by_value(gradient, -limit, limit) for gradient in gradients]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -13,12 +13,6 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import disable_thread_spinning, override_local_devices
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
-
-AllReduce = Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
-"""Returns the sums of a replica's tensors over all replicas, in the same order.
-
-It is called in a replica. The shapes of the tensors must be known.
-"""
 
 Gather = Callable[[bytes], list[bytes]]
 """Sends a message of this worker to all workers, and returns the messages of all, by worker.
@@ -173,13 +167,6 @@ def connect_tpu(config: Train) -> tf.distribute.Strategy:
             "Set its name in train.tpu, or choose another strategy."
         ) from error
     return tf.distribute.TPUStrategy(resolver)
-
-
-def all_reduce(tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
-    """The `AllReduce` of the current strategy."""
-    context = tf.distribute.get_replica_context()
-    totals: Sequence[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
-    return totals
 
 
 def make_gather(strategy: tf.distribute.Strategy) -> Gather:

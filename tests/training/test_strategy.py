@@ -191,7 +191,6 @@ loop = SynchronousLoop(
     model,
     task,
     Train(model="dense", strategy="device_placement", devices_per_worker=2, placement=placement),
-    list,
 )
 short = lambda variable: variable.value.device.rpartition("device:")[2]
 report["variables"] = {

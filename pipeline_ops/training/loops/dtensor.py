@@ -20,7 +20,7 @@ from tensorflow.experimental import dtensor
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.task import BatchSums, Task
-from pipeline_ops.training.loops.loop import Batches, StepResult, cast_to_float
+from pipeline_ops.training.loops.loop import Batches, StepResult, are_finite, cast_to_float
 from pipeline_ops.training.loops.sharded import ShardedLoop, total_sums
 from pipeline_ops.training.optimizer import VariableShards, read_variable
 from pipeline_ops.training.placement import find_match, find_unmatched
@@ -160,8 +160,7 @@ class DTensorLoop(ShardedLoop):
         sums, gradients = self._differentiate(values, states, features, labels)
         # The new values are not read again, because a read may come before the write.
         new_values = self._optimizer.apply(gradients, learning_rate)
-        is_finite = [tf.reduce_all(tf.math.is_finite(value)) for value in new_values]
-        return sums, tf.reduce_all(is_finite)
+        return sums, are_finite(new_values)
 
     def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
         # Draws no numbers, but the model as a function takes all of its variables.

@@ -98,6 +98,10 @@ def cast_to_float(features: Any) -> Any:
     )
 
 
+def are_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+
+
 def slice_batch(batch: Any, number: int | tf.Tensor, count: int) -> Any:
     """Returns the given one of `count` parts of every tensor, along its first axis.
 

@@ -22,13 +22,13 @@ from pipeline_ops.training.loops.loop import (
     Batches,
     StepResult,
     accumulate_gradients,
+    are_finite,
     cast_to_float,
     to_arrays,
 )
 from pipeline_ops.training.optimizer import (
     ShardedOptimizer,
     VariableShards,
-    build_checkpoint_order,
     read_variable,
     split_like,
 )
@@ -55,7 +55,7 @@ class ShardedLoop(abc.ABC):
             for variables in (model.trainable_variables, self._generators.other_variables)
         )
         self._optimizer = ShardedOptimizer(config.optimizer, self._trainable, self._create_like)
-        self._order = build_checkpoint_order(config.optimizer, model)
+        self._optimizer_variables = self._optimizer.list_variables(model)
 
     @abc.abstractmethod
     def _create(self, variable: keras.Variable) -> VariableShards:
@@ -108,27 +108,18 @@ class ShardedLoop(abc.ABC):
         return [self._read(shards[variable.path]) for variable in self.model.weights]
 
     def get_views(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        return self.get_weights(), self._get_optimizer_values()
-
-    def _get_optimizer_values(self) -> Arrays:
         rate = np.asarray(self._config.optimizer.learning_rate, np.float32)
-        return [
-            rate if name == "learning_rate" else self._read(self._get_slot(name, index))
-            for name, index in self._order
+        return self.get_weights(), [
+            rate if shards is None else self._read(shards) for shards in self._optimizer_variables
         ]
-
-    def _get_slot(self, name: str, index: int) -> VariableShards:
-        if name == "iterations":
-            return [self._optimizer.iterations]
-        return self._optimizer.slots[name][index]
 
     def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
         for variable, value in zip(self.model.weights, weights, strict=True):
             self._write(self._shards[variable.path], value)
         if optimizer_values is not None:
-            for slot, value in zip(self._order, optimizer_values, strict=True):
-                if slot[0] != "learning_rate":  # the loop sets it in every step
-                    self._write(self._get_slot(*slot), value)
+            for shards, value in zip(self._optimizer_variables, optimizer_values, strict=True):
+                if shards is not None:  # every step sets the learning rate
+                    self._write(shards, value)
 
 
 class ParameterServerLoop(ShardedLoop):
@@ -215,13 +206,7 @@ class ParameterServerLoop(ShardedLoop):
 
     @tf.function(autograph=False)
     def _are_finite(self) -> tf.Tensor:
-        return tf.reduce_all(
-            [
-                tf.reduce_all(tf.math.is_finite(shard.read_value()))
-                for shards in self._trainable
-                for shard in shards
-            ]
-        )
+        return are_finite([shard.read_value() for shards in self._trainable for shard in shards])
 
     def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
         """Evaluates on the chief alone, with its own copy of the weights."""

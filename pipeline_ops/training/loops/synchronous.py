@@ -30,13 +30,13 @@ from pipeline_ops.training.loops.loop import (
     Batches,
     StepResult,
     accumulate_gradients,
+    are_finite,
     cast_to_float,
     slice_batch,
     to_arrays,
 )
 from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.random_numbers import SeedGenerators
-from pipeline_ops.training.strategy import AllReduce, all_reduce
 
 
 class StepSums(NamedTuple):
@@ -59,10 +59,8 @@ class SynchronousLoop:
         model: keras.Model,
         task: Task,
         config: Train,
-        all_reduce_fn: AllReduce = all_reduce,
     ):
         self._strategy, self.model, self._task, self._config = strategy, model, task, config
-        self._all_reduce = all_reduce_fn
         with strategy.scope():
             self.optimizer = make_optimizer(
                 config.optimizer, scale_loss=config.precision == "float16"
@@ -112,7 +110,8 @@ class SynchronousLoop:
         )
         _, sums, worst = tf.while_loop(lambda number, *_: number < num_steps, take, initial)
         self._synchronize_averages(sums)
-        return sums, self._are_finite(), worst
+        weights = [self._get_first(variable.value) for variable in self.model.trainable_variables]
+        return sums, are_finite(weights), worst
 
     def _take_step(
         self, batch: Any, step: tf.Tensor, learning_rate: tf.Tensor, stop: tf.Tensor
@@ -151,19 +150,11 @@ class SynchronousLoop:
 
         def synchronize() -> None:
             with tf.control_dependencies(tf.nest.flatten(sums)):
-                totals = self._all_reduce([average.read_value() for average in averages])
+                totals = _all_reduce([average.read_value() for average in averages])
             for average, total in zip(averages, totals, strict=True):
                 average.assign(total / count)
 
         self._strategy.run(synchronize)
-
-    def _are_finite(self) -> tf.Tensor:
-        """Returns whether the weights are finite on the first replica, as on all replicas."""
-        values = [
-            self._strategy.experimental_local_results(variable.value)[0]
-            for variable in self.model.trainable_variables
-        ]
-        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
 
     def _replica_step(
         self, features: Any, labels: Any, step: tf.Tensor, stop: tf.Tensor
@@ -171,7 +162,7 @@ class SynchronousLoop:
         self._generators.set_states(step, _get_replica_index())
         sums, gradients = self._compute_gradients(*self._slice_for_replica(features, labels))
         own = StepSums(sums, tf.identity(stop))  # an input of the loop cannot be reduced
-        totals = self._all_reduce([*gradients, *tf.nest.flatten(own)])
+        totals = _all_reduce([*gradients, *tf.nest.flatten(own)])
         gradients, sums = totals[: len(gradients)], totals[len(gradients) :]
         sums = tf.nest.pack_sequence_as(own, sums)
         if not self._task.counts_examples:
@@ -248,7 +239,7 @@ class SynchronousLoop:
         """Returns the sum over workers. Each local replica adds an equal share of its worker's."""
 
         def add_up() -> Any:
-            return self._all_reduce([values / self._local_replicas for values in sums])
+            return _all_reduce([values / self._local_replicas for values in sums])
 
         return BatchSums(*self._get_first(self._strategy.run(add_up)))
 
@@ -275,6 +266,13 @@ class SynchronousLoop:
             pairs += zip(self.optimizer.variables, optimizer_values, strict=True)
         for variable, value in pairs:
             variable.assign(value)
+
+
+def _all_reduce(tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """Returns the sums of a replica's tensors over all replicas. Called in a replica."""
+    context = tf.distribute.get_replica_context()
+    totals: Sequence[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    return totals
 
 
 def _compile(function: Callable[..., Any], with_xla: bool) -> Callable[..., Any]:

@@ -1,10 +1,9 @@
 """Callbacks at the end of an epoch: those of the config, and the user's own.
 
-The config's reduce the learning rate, remember the best weights, and stop. Each is a function of
-the config and the state, and changes only the state. All workers call them with the same reduced
-metrics, so all workers decide alike. The state holds everything that a callback remembers, so a
-restarted gang continues as if it had never stopped. Keras's own callbacks reset themselves when
-training begins.
+The config's reduce the learning rate, remember the best weights, and stop. They change only the
+state. All workers call them with the same reduced metrics, so all workers decide alike. The state
+holds everything that a callback remembers, so a restarted gang continues as if it had never
+stopped. Keras's own callbacks reset themselves when training begins.
 """
 
 from __future__ import annotations
@@ -23,49 +22,32 @@ from pipeline_ops.models.user_functions import load_object
 from pipeline_ops.training.checkpointing.state import TrainingState
 
 _METHODS = ("begin", "after_epoch", "end")
-"""The methods of a user's callback."""
 
 
 def end_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:
     """Appends the epoch to the history and runs every callback of the config."""
     state.history.append(epoch)
-    _update_best_epoch(config, state, epoch)
-    _reduce_learning_rate(config, state, epoch)
-    _stop_early(config, state, epoch)
-
-
-def _update_best_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:
-    if config.best_monitor is None or _check_improvement(
-        state, "best_checkpoint", epoch, config.best_monitor
-    ):
+    best, plateau, stop = config.best_monitor, config.reduce_learning_rate, config.early_stopping
+    if best is None or _update_patience(state, "best_checkpoint", epoch, best) == 0:
         state.best_epoch = epoch.epoch
+    if plateau is not None:
+        waited = _update_patience(state, "reduce_learning_rate", epoch, plateau.monitor)
+        if waited >= plateau.patience_epochs:
+            rate = state.learning_rate * plateau.factor
+            state.learning_rate = max(rate, plateau.min_learning_rate)
+            state.patience["reduce_learning_rate"] = 0
+    if stop is not None:
+        waited = _update_patience(state, "early_stopping", epoch, stop.monitor, stop.min_delta)
+        state.stopped_early = waited >= stop.patience_epochs
 
 
-def _reduce_learning_rate(config: Train, state: TrainingState, epoch: Epoch) -> None:
-    plateau = config.reduce_learning_rate
-    if plateau is None or _check_improvement(state, "reduce_learning_rate", epoch, plateau.monitor):
-        return
-    if state.patience["reduce_learning_rate"] >= plateau.patience_epochs:
-        state.learning_rate = max(state.learning_rate * plateau.factor, plateau.min_learning_rate)
-        state.patience["reduce_learning_rate"] = 0
-
-
-def _stop_early(config: Train, state: TrainingState, epoch: Epoch) -> None:
-    stopping = config.early_stopping
-    if stopping is None or _check_improvement(
-        state, "early_stopping", epoch, stopping.monitor, stopping.min_delta
-    ):
-        return
-    state.stopped_early = state.patience["early_stopping"] >= stopping.patience_epochs
-
-
-def _check_improvement(
+def _update_patience(
     state: TrainingState, callback: str, epoch: Epoch, monitor: str, min_delta: float = 0.0
-) -> bool:
-    """Returns whether the monitored metric beats the callback's best, and updates its patience.
+) -> int:
+    """Returns the number of epochs since the monitored metric beat the callback's best.
 
     Lower is better for a loss or an error, higher for all other metrics. An equal value is no
-    improvement, so the earlier epoch wins. The patience counts the epochs without improvement.
+    improvement, so the earlier epoch wins.
     """
     value = epoch.metrics[monitor]
     signed = -value if is_lower_better(monitor) else value
@@ -73,7 +55,7 @@ def _check_improvement(
     if is_better:
         state.best[callback] = signed
     state.patience[callback] = 0 if is_better else state.patience.get(callback, 0) + 1
-    return is_better
+    return state.patience[callback]
 
 
 class Run:
@@ -97,17 +79,14 @@ class Run:
 
     @property
     def history(self) -> Sequence[Epoch]:
-        """All epochs so far."""
         return tuple(self._state.history)
 
     @property
     def memory(self) -> dict[str, Any]:
         """JSON values of this callback that survive restarts."""
-        return (
-            self._state.memory.setdefault(self._path, {})
-            if self._may_change
-            else dict(self._state.memory.get(self._path, {}))
-        )
+        if self._may_change:
+            return self._state.memory.setdefault(self._path, {})
+        return dict(self._state.memory.get(self._path, {}))
 
     @property
     def learning_rate(self) -> float:
@@ -155,22 +134,11 @@ class UserCallbacks:
             if may_change or is_chief:
                 self._callbacks.append((path, callback, may_change))
 
-    def begin(self, state: TrainingState) -> None:
-        self._call("begin", state)
-
-    def after_epoch(self, state: TrainingState, epoch: Epoch) -> None:
-        self._call("after_epoch", state, epoch)
-
-    def end(self, state: TrainingState) -> None:
-        self._call("end", state)
-
-    def _call(self, name: str, state: TrainingState, *arguments: Epoch) -> None:
+    def call(self, name: str, state: TrainingState, *arguments: Epoch) -> None:
+        """Calls the method `begin`, `after_epoch` or `end` of each callback that has it."""
         for path, callback, may_change in self._callbacks:
-            method = (
-                callback
-                if callable(callback) and name == "after_epoch"
-                else getattr(callback, name, None)
-            )
+            is_function = callable(callback) and name == "after_epoch"
+            method = callback if is_function else getattr(callback, name, None)
             if method is None:
                 continue
             try:

@@ -29,68 +29,62 @@ _NUM_IMAGES = 2
 
 def check_model(request: ModelCheckRequest) -> None:
     """Checks the model. Raises ConfigError, whose message begins with a key of the config."""
-    from pipeline_ops.models import build_model
+    import tensorflow as tf
+
+    from pipeline_ops.models import build_model, make_head
     from pipeline_ops.training.callbacks import load_callback
 
     config, folder = Train.model_validate(request.train), Path(request.config_file).parent
     for path in config.callbacks:
         load_callback(path, folder)
-    with _convert_user_errors(f"train.model: {config.model}", is_user_function(config.model)):
-        model = build_model(
-            config, request.image_shape, request.num_classes, folder, for_training=False
-        )
+    is_user_code, size = is_user_function(config.model), (request.image_shape, request.num_classes)
+    with _convert_user_errors(f"train.model: {config.model}", is_user_code):
+        model = build_model(config, *size, folder, for_training=False)
+    shape = (_NUM_IMAGES, *request.image_shape)
+    pixels = tf.random.stateless_uniform(shape, [1, 2], 0, 256, tf.int32)  # always the same
+    images = tf.cast(pixels, tf.float32)
+    with _convert_user_errors(f"train.model: {config.model}", is_user_code):
+        outputs = model(images, training=False)
     if request.task == "classification":
-        _check_classifier(config, model, request, folder)
+        _check_classifier(config, model, images, outputs, request.num_classes, folder)
     else:
-        _check_detector(config, model, request)
+        make_head(config, *size).detect(outputs)
 
 
 def _check_classifier(
-    config: Train, model: keras.Model, request: ModelCheckRequest, folder: Path
+    config: Train,
+    model: keras.Model,
+    images: tf.Tensor,
+    logits: tf.Tensor,
+    num_classes: int,
+    folder: Path,
 ) -> None:
     import tensorflow as tf
 
     from pipeline_ops.models.classification import validate_logits
     from pipeline_ops.training.worker import load_user_functions
 
-    images = _make_images(request)
-    labels = tf.range(_NUM_IMAGES, dtype=tf.int64) % request.num_classes
-    with _convert_user_errors(f"train.model: {config.model}", is_user_function(config.model)):
-        logits = model(images, training=False)
-    validate_logits(tf.convert_to_tensor(logits).numpy(), config.model, request.num_classes)
+    validate_logits(tf.convert_to_tensor(logits).numpy(), config.model, num_classes)
+    labels = tf.range(_NUM_IMAGES, dtype=tf.int64) % num_classes
     loss, metrics = load_user_functions(config, folder)
     for path, metric in zip(config.metrics, metrics.values(), strict=True):
         _compute_values("train.metrics", path, metric, labels, tf.cast(logits, tf.float32))
-    if config.loss is not None and loss is not None:
-        _check_loss(config.loss, model, loss, images, labels)
-
-
-def _check_loss(
-    path: str, model: keras.Model, loss: Callable[..., Any], images: tf.Tensor, labels: tf.Tensor
-) -> None:
-    import tensorflow as tf
-
+    if config.loss is None or loss is None:
+        return
     with tf.GradientTape() as tape:
         logits = tf.cast(model(images, training=True), tf.float32)
-        values = _compute_values("train.loss", path, loss, labels, logits)
+        values = _compute_values("train.loss", config.loss, loss, labels, logits)
     weights = [variable.value for variable in model.trainable_variables]
     if tf.reduce_any(tf.math.is_nan(values)):
         raise ConfigError(
-            f"train.loss: {path} returns {values.numpy().tolist()} for new weights and images of "
-            "random pixels. It must return a number for any labels and logits."
+            f"train.loss: {config.loss} returns {values.numpy().tolist()} for new weights and "
+            "images of random pixels. It must return a number for any labels and logits."
         )
     if weights and all(gradient is None for gradient in tape.gradient(values, weights)):
         raise ConfigError(
-            f"train.loss: {path} has no gradient with respect to the weights, so nothing would be "
-            "learned. Do not round, compare or take argmax of the logits."
+            f"train.loss: {config.loss} has no gradient with respect to the weights, so nothing "
+            "would be learned. Do not round, compare or take argmax of the logits."
         )
-
-
-def _check_detector(config: Train, model: keras.Model, request: ModelCheckRequest) -> None:
-    from pipeline_ops.models import make_head
-
-    head = make_head(config, request.image_shape, request.num_classes)
-    head.detect(model(_make_images(request), training=False))
 
 
 def _compute_values(
@@ -127,15 +121,6 @@ def _convert_user_errors(subject: str, is_user_code: bool, suffix: str = "") -> 
             raise
         cause = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         raise ConfigError(f"{subject} raised {cause}{suffix}. Correct it.") from error
-
-
-def _make_images(request: ModelCheckRequest) -> tf.Tensor:
-    """Makes random pixels, the same on every call."""
-    import tensorflow as tf
-
-    shape = (_NUM_IMAGES, *request.image_shape)
-    values = tf.random.stateless_uniform(shape, [1, 2], 0, 256, tf.int32)
-    return tf.cast(values, tf.float32)
 
 
 def main() -> None:

@@ -73,11 +73,10 @@ def apply_divergence_policy(
 
 
 def save_batch(
-    folder: Path, examples: list[bytes], step: int, epoch: int, loss: float, learning_rate: float
+    file: Path, examples: list[bytes], step: int, epoch: int, loss: float, learning_rate: float
 ) -> None:
     """Writes the examples of a step as a TFRecord file, and their keys as a JSON file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = get_batch_path(folder, step)
+    file.parent.mkdir(parents=True, exist_ok=True)
     with tf.io.TFRecordWriter(str(file)) as writer:
         for example in examples:
             writer.write(example)
@@ -92,7 +91,3 @@ def save_batch(
             "keys": [key.decode("utf-8", "backslashreplace") for key in keys],
         },
     )
-
-
-def get_batch_path(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:09d}.tfrecord"

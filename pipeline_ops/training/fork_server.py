@@ -78,7 +78,8 @@ class ForkServer:
                 os.read(wake_read, 4096)
                 self._report_exits()
             if 0 in readable and not self._handle_requests():
-                self._kill_all()
+                for pid in self._names:
+                    os.kill(pid, signal.SIGKILL)
                 return
 
     def _handle_requests(self) -> bool:
@@ -99,19 +100,9 @@ class ForkServer:
     def _report_exits(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, status = ended
-                self._send_event(
-                    Event(
-                        event="ended",
-                        name=self._names.pop(pid),
-                        pid=pid,
-                        code=os.waitstatus_to_exitcode(status),
-                    )
-                )
-
-    def _kill_all(self) -> None:
-        for pid in self._names:
-            os.kill(pid, signal.SIGKILL)
+                pid, name = ended[0], self._names.pop(ended[0])
+                code = os.waitstatus_to_exitcode(ended[1])
+                self._send_event(Event(event="ended", name=name, pid=pid, code=code))
 
     def _send_event(self, event: Event) -> None:
         # The launcher may have ended. The end of the input follows.
@@ -151,20 +142,19 @@ def _run_child(fork: Fork) -> NoReturn:
         os.dup2(source, target)
     os.environ.update(fork.env)
     threading.Thread(target=_send_heartbeats, args=(fork.name,), daemon=True).start()
-    status, _result = run_entry(_resolve_entry(fork), Path(fork.status))
+    status, _result = run_entry(lambda: _run_entry_of(fork), Path(fork.status))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status.exit_code)
 
 
-def _resolve_entry(fork: Fork) -> Callable[[], object]:
+def _run_entry_of(fork: Fork) -> object:
     from pipeline_ops.training import saved_model_export, worker
 
     if fork.entry == "worker":
-        return lambda: worker.run_worker(WorkerSpec.model_validate_json(fork.argument))
-    return lambda: saved_model_export.export_saved_model(
-        CandidateSpec.model_validate_json(fork.argument)
-    )
+        return worker.run_worker(WorkerSpec.model_validate_json(fork.argument))
+    saved_model_export.export_saved_model(CandidateSpec.model_validate_json(fork.argument))
+    return None
 
 
 def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, object]:

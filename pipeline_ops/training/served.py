@@ -8,7 +8,7 @@ Legend: N images, H W C one image as the model takes it.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -38,23 +38,16 @@ class ServedImages(tf.Module, abc.ABC):
     ):
         super().__init__()
         self.model, self.image_shape, self._geometry = model, image_shape, geometry
-        self.images = tf.function(
-            self._predict,
-            [tf.TensorSpec([None, *image_shape], tf.float32, "images")],
-            autograph=False,
-        )
-        self.serving_default = _make_string_signature(self._predict_encoded, "image_bytes")
-        self.examples = _make_string_signature(self._predict_examples, "examples")
-        self.decode = _make_string_signature(self._decode_all, "image_bytes")
+        batch_shape = (None, *image_shape)
+        self.images = _make_signature(self._predict, "images", batch_shape, tf.float32)
+        self.serving_default = _make_signature(self._predict_encoded, "image_bytes")
+        self.examples = _make_signature(self._predict_examples, "examples")
+        self.decode = _make_signature(self._decode_all, "image_bytes")
 
     @property
     def signatures(self) -> dict[str, Callable[..., Any]]:
-        return {
-            "serving_default": self.serving_default,
-            "images": self.images,
-            "examples": self.examples,
-            "decode": self.decode,
-        }
+        names = ("serving_default", "images", "examples", "decode")
+        return {name: getattr(self, name) for name in names}
 
     @abc.abstractmethod
     def _predict(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -99,19 +92,21 @@ class ServedImages(tf.Module, abc.ABC):
         height, width, channels = self.image_shape
         image_HWC = tf.io.decode_image(encoded, channels=channels, expand_animations=False)
         image_HWC = tf.ensure_shape(image_HWC, [None, None, channels])
+        size = tf.constant((height, width), tf.float64)
+        shape = tf.cast(tf.shape(image_HWC)[:2], tf.float64)
         match self._geometry.mode:
             case "letterbox":
-                image, window = self._letterbox(image_HWC)
+                image, window = self._letterbox(image_HWC, shape, size)
             case "crop":
-                image, window = self._crop(image_HWC)
+                image, window = self._crop(image_HWC, shape, size)
             case _:
                 image, window = _resize(image_HWC, (height, width)), tf.constant([0.0, 0, 1, 1])
-        return tf.ensure_shape(image, self.image_shape), window
+        return tf.ensure_shape(image, self.image_shape), tf.cast(window, tf.float32)
 
-    def _letterbox(self, image_HWC: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _letterbox(
+        self, image_HWC: tf.Tensor, shape: tf.Tensor, size: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Does what the stage `resize` does, and returns the window."""
-        size = tf.constant(self.image_shape[:2], tf.float64)
-        shape = tf.cast(tf.shape(image_HWC)[:2], tf.float64)
         inner = tf.round(shape * tf.reduce_min(size / shape))
         inner = tf.clip_by_value(inner, tf.ones_like(inner), size)
         before = (size - inner) // 2
@@ -121,13 +116,12 @@ class ServedImages(tf.Module, abc.ABC):
         resized = _resize(image_HWC, tf.cast(inner, tf.int32)) - bars_C
         margins = tf.cast(tf.stack([before, size - inner - before], axis=1), tf.int32)
         image = tf.pad(resized, tf.concat([margins, [[0, 0]]], axis=0)) + bars_C
-        window = tf.concat([-before / inner, (size - before) / inner], axis=0)
-        return image, tf.cast(window, tf.float32)
+        return image, tf.concat([-before / inner, (size - before) / inner], axis=0)
 
-    def _crop(self, image_HWC: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _crop(
+        self, image_HWC: tf.Tensor, shape: tf.Tensor, size: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Does what the stage `resize` does, and returns the window."""
-        size = tf.constant(self.image_shape[:2], tf.float64)
-        shape = tf.cast(tf.shape(image_HWC)[:2], tf.float64)
         part = tf.round(shape[::-1] * size / size[::-1])
         part = tf.clip_by_value(part, tf.ones_like(part), shape)
         before = (shape - part) // 2
@@ -136,7 +130,7 @@ class ServedImages(tf.Module, abc.ABC):
         )
         image = image_HWC[top : top + height, left : left + width]
         window = tf.concat([before / shape, (before + part) / shape], axis=0)
-        return _resize(image, self.image_shape[:2]), tf.cast(window, tf.float32)
+        return _resize(image, self.image_shape[:2]), window
 
 
 def _resize(image_HWC: tf.Tensor, size: Any) -> tf.Tensor:
@@ -144,14 +138,17 @@ def _resize(image_HWC: tf.Tensor, size: Any) -> tf.Tensor:
     return tf.image.resize(image_HWC, size, antialias=True)
 
 
-def _make_string_signature(
-    method: Callable[[tf.Tensor], dict[str, tf.Tensor]], name: str
+def _make_signature(
+    method: Callable[[tf.Tensor], dict[str, tf.Tensor]],
+    name: str,
+    shape: Sequence[int | None] = (None,),
+    dtype: tf.DType = tf.string,
 ) -> tf.types.experimental.PolymorphicFunction:
-    """Makes a signature for a batch of strings.
+    """Makes a signature for a batch of strings, or of the given shape and type.
 
     The methods contain TensorFlow operations only, and AutoGraph would only slow down the tracing.
     """
-    return tf.function(method, [tf.TensorSpec([None], tf.string, name)], autograph=False)
+    return tf.function(method, [tf.TensorSpec(shape, dtype, name)], autograph=False)
 
 
 class ServedClassifier(ServedImages):
@@ -174,11 +171,8 @@ class ServedDetector(ServedImages):
     ):
         super().__init__(model, image_shape, geometry)
         self._head = head
-        self.portable = tf.function(
-            self._predict_portably,
-            input_signature=self.images.input_signature,
-            autograph=False,
-        )
+        batch_shape = (None, *image_shape)
+        self.portable = _make_signature(self._predict_portably, "images", batch_shape, tf.float32)
 
     @property
     def signatures(self) -> dict[str, Callable[..., Any]]:

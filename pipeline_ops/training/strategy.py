@@ -51,16 +51,12 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
     """
     configure_threads(spec)
     gpus = len(tf.config.list_physical_devices("GPU"))
-    name, reason = (
-        choose_strategy(config, spec.workers, gpus)
-        if config.strategy == "auto"
-        else (config.strategy, "")
-    )
-    num_devices = (
-        max(gpus, config.devices_per_worker)
-        if name == "mirrored" and config.strategy == "auto"
-        else config.devices_per_worker
-    )
+    name: str = config.strategy
+    reason, num_devices = "", config.devices_per_worker
+    if name == "auto":
+        name, reason = choose_strategy(config, spec.workers, gpus)
+        if name == "mirrored":
+            num_devices = max(gpus, num_devices)
     devices = configure_devices(num_devices, gpus)
     match name:
         case "one_device":
@@ -70,7 +66,13 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
         case "multi_worker_mirrored":
             strategy = _join_gang(config, spec, devices)
         case "parameter_server":
-            strategy = _make_parameter_server_strategy(config, spec)
+            # Returns once all workers and servers have answered.
+            strategy = tf.distribute.ParameterServerStrategy(
+                make_cluster_resolver(spec),
+                variable_partitioner=tf.distribute.experimental.partitioners.MinSizePartitioner(
+                    config.min_variable_shard_bytes, max_shards=len(spec.cluster["ps"])
+                ),
+            )
         case "tpu":
             strategy = connect_tpu(config)
         case _:
@@ -134,16 +136,6 @@ def _join_gang(config: Train, spec: WorkerSpec, devices: list[str]) -> tf.distri
     )
     with override_local_devices(devices):
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-
-
-def _make_parameter_server_strategy(config: Train, spec: WorkerSpec) -> tf.distribute.Strategy:
-    """Returns the chief's strategy once all workers and servers have answered."""
-    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
-        config.min_variable_shard_bytes, max_shards=len(spec.cluster["ps"])
-    )
-    return tf.distribute.ParameterServerStrategy(
-        make_cluster_resolver(spec), variable_partitioner=partitioner
-    )
 
 
 def make_cluster_resolver(

@@ -21,7 +21,6 @@ from pipeline_ops.training.checkpointing.state import Arrays, EpochSums, Trainin
 from pipeline_ops.training.divergence import (
     DivergedError,
     apply_divergence_policy,
-    get_batch_path,
     is_sound,
     save_batch,
 )
@@ -66,7 +65,7 @@ class Trainer:
         """Trains from the restored state to the end."""
         if self.state.step == 0:
             self.checkpoints.save(self.state)  # for a divergence in the first steps
-        self.callbacks.begin(self.state)
+        self.callbacks.call("begin", self.state)
         while not self._is_done():
             try:
                 self._train_epoch()
@@ -76,7 +75,7 @@ class Trainer:
             if self._has_reached_limit():
                 break
             self._end_epoch(self.loop.evaluate(self.input.validation_batches))
-        self.callbacks.end(self.state)
+        self.callbacks.call("end", self.state)
         self.checkpoints.files.wait()
         if self.tensorboard:
             self.tensorboard.close()
@@ -176,11 +175,11 @@ class Trainer:
 
     def _save_batch(self, step: int, loss: float, epoch: int) -> Path:
         """Returns the path of a step's batch. The chief writes the file."""
-        folder = Path(self.spec.work) / DIVERGED
+        file = Path(self.spec.work) / DIVERGED / f"step-{step:09d}.tfrecord"
         if self.spec.is_chief:
-            learning_rate = self._compute_learning_rate(step)
-            save_batch(folder, self.input.read_step(step), step, epoch, loss, learning_rate)
-        return get_batch_path(folder, step)
+            rate = self._compute_learning_rate(step)
+            save_batch(file, self.input.read_step(step), step, epoch, loss, rate)
+        return file
 
     def _compute_learning_rate(self, step: int) -> float:
         """Returns the learning rate of a step: the state's rate times the schedule's factor."""
@@ -204,7 +203,7 @@ class Trainer:
             | {f"validation_{name}": value for name, value in validated.items()},
         )
         end_epoch(self.config, state, epoch)
-        self.callbacks.after_epoch(state, epoch)
+        self.callbacks.call("after_epoch", state, epoch)
         state.epoch_sums = EpochSums()
         # All workers read, because some variables are averaged over the workers when they are read.
         weights = self.loop.get_best_weights()

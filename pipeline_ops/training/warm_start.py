@@ -60,25 +60,20 @@ def read_warm_start(
         if path.suffix in (".h5", ".keras"):
             return _read_with_keras(path, build())
         names = [variable.path for variable in model.weights]
-        source = (
-            read_variables(path, dict(zip(names, initial, strict=True)))
-            if path.is_dir()
-            else _read_npz(path)
-        )
+        if path.is_dir():
+            source = _read_variables(path, dict(zip(names, initial, strict=True)))
+        elif path.suffix == ".npz":
+            source = [("", array) for array in read_arrays(path)]
+        else:
+            raise ValueError(
+                f"its name must end in {WEIGHTS.rpartition('.')[2]}, h5 or keras, "
+                "or it must be a SavedModel's folder"
+            )
     except (OSError, ValueError, LookupError, RuntimeError, tf.errors.OpError) as error:
         raise make_read_error(
             f"cannot read {path} as weights for train.warm_start", error
         ) from error
     return match_weights(source, names, initial, str(path))
-
-
-def _read_npz(path: Path) -> NamedArrays:
-    if path.suffix != ".npz":
-        raise ValueError(
-            f"its name must end in {WEIGHTS.rpartition('.')[2]}, h5 or keras, "
-            "or it must be a SavedModel's folder"
-        )
-    return [("", array) for array in read_arrays(path)]
 
 
 def match_weights(
@@ -89,8 +84,8 @@ def match_weights(
     Raises:
       ConfigError: The number of weights differs, or a weight has another shape.
     """
-    by_name = dict(source)
-    if not set(names) <= set(by_name):
+    by_name, own = dict(source), dict(zip(names, initial, strict=True))
+    if not own.keys() <= by_name.keys():
         if len(source) != len(names):
             first = next((name for name in names if name not in by_name), names[0])
             raise ConfigError(
@@ -99,20 +94,15 @@ def match_weights(
             )
         by_name = dict(zip(names, (array for _, array in source), strict=True))
     head = _find_head(names)
-    left_out: tuple[str, ...] = ()
-    for name, array in zip(names, initial, strict=True):
-        if by_name[name].shape == array.shape:
-            continue
-        left_out = head  # it has another number of classes
-        if name not in head or by_name[name].shape[:-1] != array.shape[:-1]:
+    misfits = [name for name in names if by_name[name].shape != own[name].shape]
+    for name in misfits:
+        if name not in head or by_name[name].shape[:-1] != own[name].shape[:-1]:
             raise ConfigError(
-                f"train.warm_start: the weight {name} has the shape {array.shape} in the model and "
-                f"{by_name[name].shape} in {location}. {_REMEDY}"
+                f"train.warm_start: the weight {name} has the shape {own[name].shape} in the model "
+                f"and {by_name[name].shape} in {location}. {_REMEDY}"
             )
-    unchanged = dict(zip(names, initial, strict=True))
-    return WarmStart(
-        [unchanged[name] if name in left_out else by_name[name] for name in names], left_out
-    )
+    left_out = head if misfits else ()  # it has another number of classes
+    return WarmStart([own[name] if name in left_out else by_name[name] for name in names], left_out)
 
 
 def _find_head(names: Sequence[str]) -> tuple[str, ...]:
@@ -147,7 +137,7 @@ def _read_with_keras(path: Path, model: keras.Model) -> WarmStart:
     return WarmStart(model.get_weights(), tuple(name for name in names if name in unchanged))
 
 
-def read_variables(folder: Path, required: Mapping[str, np.ndarray]) -> NamedArrays:
+def _read_variables(folder: Path, required: Mapping[str, np.ndarray]) -> NamedArrays:
     """Reads the variables of a SavedModel that a model needs, under the model's names.
 
     The graph is neither loaded nor run, because a SavedModel is a program, and even its
@@ -173,13 +163,10 @@ def read_variables(folder: Path, required: Mapping[str, np.ndarray]) -> NamedArr
         key, like = keys[stored], required[name]
         if key not in shapes or types[key].as_numpy_dtype != like.dtype:
             continue
-        has_same_shape = tuple(shapes[key]) == like.shape
-        value = (
-            reader.get_tensor(key)
-            if has_same_shape
-            else np.broadcast_to(like.dtype.type(0), shapes[key])
-        )
-        found.append((name, value))
+        if tuple(shapes[key]) == like.shape:
+            found.append((name, reader.get_tensor(key)))
+        else:
+            found.append((name, np.broadcast_to(like.dtype.type(0), shapes[key])))
     return found
 
 

@@ -23,7 +23,6 @@ from pipeline_ops.jobs.file_exchange import store_files
 from pipeline_ops.jobs.gang_protocol import (
     STATE,
     TRAINED,
-    StoredWork,
     WorkerSpec,
     format_worker_digest_name,
 )
@@ -102,11 +101,8 @@ def run_worker(spec: WorkerSpec) -> Trainer:
 def _serve(spec: WorkerSpec, progress: ProgressWriter) -> None:
     """Serves the chief of a gang with parameter servers. Never returns."""
     configure_threads(spec)
-    report_on_sigterm(
-        lambda: progress.report(
-            "preempted", message="received SIGTERM. The chief will save the state."
-        )
-    )
+    message = "received SIGTERM. The chief will save the state."
+    report_on_sigterm(lambda: progress.report("preempted", message=message))
     run_server(make_cluster_resolver(spec))
 
 
@@ -159,51 +155,42 @@ def build_trainer(
 
 
 def _open_checkpoints(spec: WorkerSpec, config: Train, progress: ProgressWriter) -> Checkpoints:
-    """Opens the checkpoints on this host, and those in the bucket."""
+    """Opens the checkpoints on this host, and those in the bucket. Removes leftovers of writers."""
     work, keep, store = Path(spec.work), config.keep_checkpoints, None
     if spec.stored:
         work.mkdir(parents=True, exist_ok=True)
         root = open_root(spec.stored.uri)
         store = CheckpointStore(root, spec.stored.token, keep, spec.stored.is_exchanged)
-    return Checkpoints(
-        work,
-        keep,
-        config.best_checkpoint.keep if config.best_checkpoint else 1,
-        store,
-        lambda message: progress.report("warning", message=message),
+    keep_best = config.best_checkpoint.keep if config.best_checkpoint else 1
+    files = Checkpoints(
+        work, keep, keep_best, store, lambda message: progress.report("warning", message=message)
     )
+    if spec.is_chief:
+        files.remove_leftovers()
+    return files
 
 
 def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:
-    """Writes this worker's digest of the weights, and as the chief the weights and the state."""
-    weights, work = trainer.get_trained_weights(), Path(trainer.spec.work)
-    if trainer.spec.is_chief:
-        write_arrays(work / TRAINED, weights)
-        write_json(
-            work / STATE,
-            trainer.state.model_dump(mode="json")
-            | {
-                "num_parameters": trainer.loop.model.count_params(),
-                "strategy": chosen.name,
-                "strategy_reason": chosen.reason,
-            },
-        )
-    write_atomically(
-        work / format_worker_digest_name(trainer.spec.index),
-        compute_weights_digest(weights).encode(),
-    )
-    if trainer.spec.stored and trainer.spec.stored.is_exchanged:
-        _store_results(trainer.spec, trainer.spec.stored)
+    """Writes this worker's digest of the weights, and as the chief the weights and the state.
 
-
-def _store_results(spec: WorkerSpec, stored: StoredWork) -> None:
-    """Copies the results of this worker to the bucket, for a launcher on another host."""
+    For a launcher on another host, they are copied to the bucket.
+    """
+    spec, weights = trainer.spec, trainer.get_trained_weights()
     work, paths = Path(spec.work), [format_worker_digest_name(spec.index)]
+    write_atomically(work / paths[0], compute_weights_digest(weights).encode())
     if spec.is_chief:
+        write_arrays(work / TRAINED, weights)
+        facts = {
+            "num_parameters": trainer.loop.model.count_params(),
+            "strategy": chosen.name,
+            "strategy_reason": chosen.reason,
+        }
+        write_json(work / STATE, trainer.state.model_dump(mode="json") | facts)
         folders = (work / name for name in (TENSORBOARD, DIVERGED))
         files = (file for folder in folders for file in folder.rglob("*") if file.is_file())
         paths += [TRAINED, STATE, *(str(file.relative_to(work)) for file in files)]
-    store_files(work, paths, open_root(stored.locate_results(spec.name)))
+    if spec.stored and spec.stored.is_exchanged:
+        store_files(work, paths, open_root(spec.stored.locate_results(spec.name)))
 
 
 def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
@@ -224,10 +211,7 @@ def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
 def load_user_functions(
     config: Train, folder: Path
 ) -> tuple[PerExample | None, dict[str, PerExample]]:
-    """Loads the user's loss, and the user's metrics by name. Raises ConfigError.
-
-    `folder` is the folder of the config file.
-    """
+    """Loads the user's loss, and the user's metrics by name. Raises ConfigError."""
     metrics = {
         path.partition(":")[2]: load_per_example(path, "train.metrics", folder)
         for path in config.metrics
@@ -269,11 +253,7 @@ def make_loop(config: Train, chosen: ChosenStrategy, task: Task, build: BuildMod
 
 
 def initialize_training(
-    config: Train,
-    request: Request,
-    loop: Loop,
-    build: BuildModel,
-    progress: ProgressWriter,
+    config: Train, request: Request, loop: Loop, build: BuildModel, progress: ProgressWriter
 ) -> TrainingState:
     """Returns the state of a new training, and sets the initial weights if the request names any.
 
@@ -281,19 +261,14 @@ def initialize_training(
       ConfigError: The initial weights do not match the model.
     """
     if WARM_START in request.inputs:
-        warm_start = read_warm_start(
-            fetch_version(request.inputs[WARM_START]).uri,
-            loop.model,
-            loop.get_weights(),
-            build,
-        )
+        uri = fetch_version(request.inputs[WARM_START]).uri
+        warm_start = read_warm_start(uri, loop.model, loop.get_weights(), build)
         loop.assign(warm_start.weights)
         message = f"starts from the weights of {request.inputs[WARM_START].uri}"
         if warm_start.left_out:
             message += f". Randomly initialized: {', '.join(warm_start.left_out)}"
         progress.report("warm start", message=message)
     elif config.warm_start:
-        progress.report(
-            "warm start", message="there is no champion yet. Starts from random weights."
-        )
+        message = "there is no champion yet. Starts from random weights."
+        progress.report("warm start", message=message)
     return TrainingState(learning_rate=config.optimizer.learning_rate)

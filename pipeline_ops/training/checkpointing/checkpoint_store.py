@@ -84,12 +84,8 @@ class CheckpointStore:
     def download(self, checkpoint: CheckpointId, target: Path) -> None:
         """Brings the files of a checkpoint into a folder. Files that are there already stay.
 
-        The first of a host's workers does it, and the others wait.
-
-        Raises:
-          FileNotFoundError: The checkpoint, or one of its files, is not in the store.
-          DataError: Its manifest or one of its files is damaged.
-          MachineError: The store or the disk failed.
+        The first of a host's workers does it, and the others wait. Raises FileNotFoundError or
+        DataError if the manifest or a file is missing or damaged.
         """
         lock = target / ".download.lock"
         with exclusive_lock(lock, f"the download of {checkpoint.stem}", _LOCK_SECONDS):
@@ -102,12 +98,8 @@ class CheckpointStore:
     def upload(self, step: int, files: Mapping[str, Path]) -> None:
         """Stores a checkpoint of this token, and removes those that it replaces.
 
-        Args:
-          files: Its files on this host, by the names that they get on another one.
-
-        Raises:
-          MachineError: The store failed. The checkpoints before are still there.
-          ConfigError: The store refuses the files.
+        `files` are its files on this host, by the names that they get on another one. After an
+        error, the checkpoints before are still there.
         """
         names = {entry.name for entry in self.folder.walk()}
         checksums = {name: _compute_checksums(file) for name, file in files.items()}
@@ -123,10 +115,8 @@ class CheckpointStore:
     def _remove_replaced(self, newest: CheckpointId, names: Collection[str]) -> None:
         """Removes older checkpoints, then the files that belong to none.
 
-        A checkpoint of a later step is damaged, or the training has left it by a rollback.
-
-        Args:
-          names: The names in the store before the newest checkpoint.
+        A checkpoint of a later step is damaged, or the training has left it by a rollback. `names`
+        are those in the store before the newest checkpoint.
         """
         found = {newest, *(each for each in _parse_ids(names) if each.token <= self.token)}
         abandoned = {each for each in found if each > newest or each.step > newest.step}

@@ -49,7 +49,7 @@ from pipeline_ops.training.strategy import Gather
 
 _STATE_KEY = "state"
 _LINKS = ".upload-"
-"""The beginning of the names of folders with links to files that are uploaded."""
+"""Prefix of the folders with links to the files of an upload."""
 _READY = b"r"
 _MESSAGE_BYTES = 64  # the same number on all workers
 _STORE_SECONDS = 20.0
@@ -59,7 +59,7 @@ _Result = TypeVar("_Result")
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """The contents of a checkpoint, its name, and a digest of all of it.
+    """The contents of a checkpoint, and a digest of all of it.
 
     `best` holds the weights of the state's best epoch. It is None before the first best epoch.
     """
@@ -96,7 +96,6 @@ class Checkpoints:
         self._written = _make_done(None)
         self._uploader = concurrent.futures.ThreadPoolExecutor(1, "upload")
         self._uploaded, self._links = _make_done(True), contextlib.ExitStack()
-        """Whether the newest checkpoint was stored, and the links to its files until then."""
         self._weights, self._optimizer = Buffers(), Buffers()
 
     def save(
@@ -108,11 +107,8 @@ class Checkpoints:
     ) -> None:
         """Copies the given values and returns. A background thread writes the copy.
 
-        Args:
-          best: The weights of a new best epoch. They must not change afterwards.
-
-        Raises:
-          MachineError: The previous checkpoint could not be written.
+        `best` has the weights of a new best epoch, which must not change afterwards. Raises
+        MachineError if the previous checkpoint could not be written.
         """
         self.wait()
         arrays = name_arrays("w", self._weights.copy(weights)) | name_arrays(
@@ -156,10 +152,7 @@ class Checkpoints:
     ) -> Restored | None:
         """Returns the newest undamaged checkpoint, or None if there is none.
 
-        `warn` is called with a message for each damaged checkpoint.
-
-        Raises:
-          MachineError: The store cannot be read.
+        `warn` is called with a message for each damaged one.
         """
         stored = set(self.store.list_ids()) if self.store else set()
         local = set() if self.is_exchanged else set(self._list_newest_first())
@@ -193,7 +186,7 @@ class Checkpoints:
         return self._read(checkpoint)
 
     def remove_leftovers(self) -> None:
-        """Removes the files of a killed writer. Called by the chief before any save."""
+        """Removes the files of a killed writer. The chief calls it before any save."""
         for file in self.folder.glob(".*.npz.*.tmp"):
             file.unlink(missing_ok=True)
         for links in self.folder.glob(f"{_LINKS}*"):
@@ -235,13 +228,10 @@ class Checkpoints:
         """
         waiting, self._uploaded = self._uploaded, _make_done(False)
         with self._warn_if_not_stored(step), contextlib.ExitStack() as stack:
-            links = Path(
-                stack.enter_context(
-                    tempfile.TemporaryDirectory(
-                        prefix=_LINKS, dir=self.folder, ignore_cleanup_errors=True
-                    )
-                )
+            temporary = tempfile.TemporaryDirectory(
+                prefix=_LINKS, dir=self.folder, ignore_cleanup_errors=True
             )
+            links = Path(stack.enter_context(temporary))
             for file in files:
                 link_file(file, links / file.name)
             if waiting.cancel():
@@ -312,13 +302,8 @@ class Buffers:
 class CheckpointManager:
     """Saves and restores weights, optimizer and state.
 
-    All workers call its methods in the same order. The chief alone writes.
-
-    Args:
-      initialize: Sets the loop's weights for a new training, and returns its state.
-
-    Attributes:
-      best: The weights of the best epoch so far.
+    All workers call its methods in the same order. The chief alone writes. `initialize` sets the
+    loop's weights for a new training, and returns its state.
     """
 
     files: Checkpoints
@@ -328,45 +313,10 @@ class CheckpointManager:
     progress: ProgressWriter
     initialize: Callable[[], TrainingState]
     best: Arrays = dataclasses.field(init=False)
+    """The weights of the best epoch so far."""
 
     def restore(self) -> TrainingState:
         """Restores the newest checkpoint that all workers can read, or begins a new training."""
-        if self.is_chief:
-            self.files.remove_leftovers()
-        return self._restore()
-
-    def roll_back(self, timeout_seconds: float) -> TrainingState:
-        """Restores the last saved checkpoint, which the chief may still be writing or storing.
-
-        An earlier copy of the same step lacks the decision after the last divergence. Therefore no
-        worker restores before the chief has replaced it.
-
-        Raises:
-          MachineError: Workers on other hosts need it from the store, and it was not stored.
-        """
-        self.files.wait()
-        if self.files.is_exchanged and not self.files.wait_until_stored(timeout_seconds):
-            raise MachineError(
-                f"the last checkpoint in {self.files.folder} was not stored, or not within "
-                f"{timeout_seconds:.0f} s (train.step_timeout_seconds). {self.files.remedy}"
-            )
-        self.gather(_READY)
-        return self._restore()
-
-    def save(self, state: TrainingState, best: Arrays | None = None) -> None:
-        """Saves the loop and its state.
-
-        Args:
-          best: The weights of the epoch that just ended, if it is the best one.
-        """
-        if best is not None:
-            self.best = best
-        # All workers read, because reading is an exchange between them for some variables.
-        weights, optimizer_values = self.loop.get_views()
-        if self.is_chief:
-            self.files.save(state, weights, optimizer_values, best)
-
-    def _restore(self) -> TrainingState:
         warnings: list[str] = []
         restored = self.find_common(warnings.append)
         for warning in warnings:
@@ -384,18 +334,39 @@ class CheckpointManager:
         state.warnings += warnings
         return state
 
+    def roll_back(self, timeout_seconds: float) -> TrainingState:
+        """Restores the last saved checkpoint, which the chief may still be writing or storing.
+
+        An earlier copy of the same step lacks the decision after the last divergence. Therefore no
+        worker restores before the chief has replaced it. Raises MachineError if workers on other
+        hosts need it from the store, and it was not stored.
+        """
+        self.files.wait()
+        if self.files.is_exchanged and not self.files.wait_until_stored(timeout_seconds):
+            raise MachineError(
+                f"the last checkpoint in {self.files.folder} was not stored, or not within "
+                f"{timeout_seconds:.0f} s (train.step_timeout_seconds). {self.files.remedy}"
+            )
+        self.gather(_READY)
+        return self.restore()
+
+    def save(self, state: TrainingState, best: Arrays | None = None) -> None:
+        """Saves the loop and its state. `best` has the weights of a new best epoch."""
+        if best is not None:
+            self.best = best
+        # All workers read, because reading is an exchange between them for some variables.
+        weights, optimizer_values = self.loop.get_views()
+        if self.is_chief:
+            self.files.save(state, weights, optimizer_values, best)
+
     def find_common(self, warn: Callable[[str], None]) -> Restored | None:
         """Returns the newest checkpoint that all workers can read, or None if no worker finds one.
 
         Workers that resumed with different weights would train nonsense without an error. A file
         that is complete for one of them may be damaged or missing for another: a bad disk under a
-        cache, or a share with an older state. So they exchange name and digest of what they read,
-        and go back together.
-
-        `warn` is called for each checkpoint that is damaged here or unreadable for other workers.
-
-        Raises:
-          MachineError: Only some workers find a checkpoint, or its contents differ between workers.
+        cache, or a share with an older state. So they exchange name and digest of the checkpoint,
+        and go back together. `warn` is called for each one that is damaged here or unreadable for
+        others. Raises MachineError if only some workers find any, or if its contents differ.
         """
         at_most, folder = None, self.files.folder
         while True:
@@ -429,5 +400,4 @@ class CheckpointManager:
 def _format_workers(ids: Sequence[CheckpointId | None], behind: CheckpointId | None) -> str:
     """Names the workers whose checkpoint is `behind`."""
     workers = [worker for worker, found in enumerate(ids) if found == behind]
-    more = f" and {len(workers) - 5} more" if len(workers) > 5 else ""
-    return f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers[:5]))}{more}"
+    return f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))}"

@@ -48,9 +48,8 @@ from pipeline_ops.training.checkpointing.state import (
 )
 from pipeline_ops.training.debugging import enable_debugging
 from pipeline_ops.training.input_pipeline import InputPipeline, open_splits
-from pipeline_ops.training.loops.dtensor import DTensorLoop
 from pipeline_ops.training.loops.loop import Loop
-from pipeline_ops.training.loops.sharded import ParameterServerLoop, run_server
+from pipeline_ops.training.loops.sharded import DTensorLoop, ParameterServerLoop, run_server
 from pipeline_ops.training.loops.synchronous import SynchronousLoop
 from pipeline_ops.training.placement import place_layers, place_variables
 from pipeline_ops.training.preemption import report_on_sigterm, stop_on_sigterm

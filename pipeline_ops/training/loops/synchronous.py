@@ -10,7 +10,7 @@ number of boxes is among the sums, and the gradient is divided by it after the c
 AutoGraph is off, here and where the batches are made: translating the functions takes half of the
 time from the start of a worker to its first step. So loops over tensors are `tf.while_loop`s.
 
-`sharded.py` and `dtensor.py` have the loops of the other strategies.
+`sharded.py` has the loops of the other strategies.
 """
 
 from __future__ import annotations

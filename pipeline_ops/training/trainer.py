@@ -1,28 +1,38 @@
 """The training itself: steps, epochs, checkpoints, and the reaction to a divergence.
 
 `worker.py` builds the parts. All workers run this code on the same state and decide alike.
+
+The loop takes several steps in one call, so it only learns that one of them diverged. The training
+then goes back to the last checkpoint and takes the same steps one by one to find the step. All
+workers see the same reduced metrics and so find the same step. The state holds the decision and is
+saved before anything else happens, so a restart in between changes nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from pathlib import Path
 
+import tensorflow as tf
+
+from pipeline_ops.artifacts.dataset import KEY
 from pipeline_ops.artifacts.results import DIVERGED, Epoch
 from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.models.task import BatchSums, Task, compute_means
+from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.training.callbacks import UserCallbacks, end_epoch
 from pipeline_ops.training.checkpointing.checkpoints import CheckpointManager
-from pipeline_ops.training.checkpointing.state import Arrays, EpochSums, TrainingState
-from pipeline_ops.training.divergence import (
-    DivergedError,
-    apply_divergence_policy,
-    is_sound,
-    save_batch,
+from pipeline_ops.training.checkpointing.state import (
+    Arrays,
+    DivergedStep,
+    EpochSums,
+    TrainingState,
 )
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loops.loop import Batches, Loop, StepResult
@@ -31,6 +41,17 @@ from pipeline_ops.training.preemption import Preempted
 from pipeline_ops.training.tensorboard import TensorboardWriter
 
 _REPORT_SECONDS = 0.25
+
+
+class DivergedError(Exception):
+    """Some steps have diverged.
+
+    `until` is the step after the last of them. `step` is the one that diverged, once it is known.
+    """
+
+    def __init__(self, until: int, step: int | None, loss: float):
+        super().__init__(until, step, loss)
+        self.until, self.step, self.loss = until, step, loss
 
 
 @dataclasses.dataclass(eq=False)
@@ -81,11 +102,9 @@ class Trainer:
             self.tensorboard.close()
 
     def get_trained_weights(self) -> Arrays:
-        """Returns the weights of the best epoch, or the present ones after a limited number of
-        steps.
+        """Returns the weights of the best epoch, or the present ones at the limit of steps.
 
-        They come from the worker's own memory, so equal digests show that all workers have trained
-        alike.
+        They come from this worker's memory, so equal digests show that all have trained alike.
         """
         if self._has_reached_limit():
             return self.loop.get_best_weights()
@@ -109,9 +128,8 @@ class Trainer:
         reported = 0.0
         while state.step < end:
             steps_to_checkpoint = every - state.step % every
-            result = self._take_steps(
-                min(self.config.steps_per_call, end - state.step, steps_to_checkpoint)
-            )
+            max_steps = min(self.config.steps_per_call, end - state.step, steps_to_checkpoint)
+            result = self._take_steps(max_steps)
             self.checkpoints.files.raise_failure()
             if time.monotonic() - reported > _REPORT_SECONDS or state.step == end:
                 self._report(self._compute_epoch_means())
@@ -126,10 +144,7 @@ class Trainer:
     def _take_steps(self, max_steps: int) -> StepResult:
         """Takes at most the given number of steps in one call, and counts them in the state.
 
-        A skipped step counts, too.
-
-        Raises:
-          DivergedError: One of the steps diverged.
+        A skipped step counts, too. Raises DivergedError if one of the steps diverged.
         """
         state, skipped = self.state, self.state.skipped
         while max_steps and state.step in skipped:
@@ -142,7 +157,8 @@ class Trainer:
         if not rates:
             return StepResult(BatchSums(0.0, (), 0.0), True, False, 0.0)
         result = self.loop.train(self._batches, state.step, rates, float(self.stop.is_set()))
-        if not is_sound(result, self.config):
+        limit = self.config.on_divergence.max_loss
+        if not result.is_sound or (limit is not None and result.worst_loss > limit):
             raise DivergedError(
                 state.step + num_steps, state.step if is_single else None, result.worst_loss
             )
@@ -151,11 +167,7 @@ class Trainer:
         return result
 
     def _recover(self, error: DivergedError) -> None:
-        """Goes back to the last checkpoint after a divergence.
-
-        Repeats the steps one by one until the diverged step is known, then applies the config's
-        policy.
-        """
+        """Goes back to the last checkpoint, and applies the config's policy to a known step."""
         epoch = len(self.state.history)
         state = self.state = self.checkpoints.roll_back(self.config.step_timeout_seconds)
         self._batches = self.input.make_batches(state.step)
@@ -168,17 +180,34 @@ class Trainer:
         else:
             self._single_steps_until = 0
             batch = self._save_batch(error.step, error.loss, epoch)
-            apply_divergence_policy(self.config, state, error.step, error.loss, batch)
+            _apply_divergence_policy(self.config, state, error.step, error.loss, batch)
             self.checkpoints.save(state)  # the decision is part of the checkpoint
             message = state.warnings[-1]
         self.progress.report("diverged", state.step, unit="steps", message=message)
 
     def _save_batch(self, step: int, loss: float, epoch: int) -> Path:
-        """Returns the path of a step's batch. The chief writes the file."""
+        """Returns the path of a step's batch.
+
+        The chief writes the examples as a TFRecord file, and their keys as a JSON file.
+        """
         file = Path(self.spec.work) / DIVERGED / f"step-{step:09d}.tfrecord"
-        if self.spec.is_chief:
-            rate = self._compute_learning_rate(step)
-            save_batch(file, self.input.read_step(step), step, epoch, loss, rate)
+        if not self.spec.is_chief:
+            return file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        examples = self.input.read_step(step)
+        with tf.io.TFRecordWriter(str(file)) as writer:
+            for example in examples:
+                writer.write(example)
+        features = {KEY: tf.io.FixedLenFeature([], tf.string)}
+        keys = tf.io.parse_example(examples, features)[KEY].numpy()
+        facts = {
+            "step": step,
+            "epoch": epoch,
+            "loss": loss if math.isfinite(loss) else repr(loss),
+            "learning_rate": self._compute_learning_rate(step),
+            "keys": [key.decode("utf-8", "backslashreplace") for key in keys],
+        }
+        write_json(file.with_suffix(".json"), facts)
         return file
 
     def _compute_learning_rate(self, step: int) -> float:
@@ -223,6 +252,39 @@ class Trainer:
             per_unit={"examples_per_second": self.config.global_batch_size},
             epoch=epoch,
         )
+
+
+def _apply_divergence_policy(
+    config: Train, state: TrainingState, step: int, loss: float, batch: Path
+) -> None:
+    """Applies the config's policy to the state.
+
+    Raises ConfigError if the policy is to stop, or the budget is spent.
+    """
+    policy = config.on_divergence
+    description = (
+        f"the loss or the weights diverged at step {step} (loss {loss:g}, "
+        f"learning rate {state.learning_rate:g}). Its batch is in {batch}."
+    )
+    if policy.action == "stop":
+        raise ConfigError(
+            f"{description} Check the batch, lower train.optimizer.learning_rate, "
+            "set train.optimizer.clip, or choose an action in train.on_divergence."
+        )
+    if len(state.divergences) >= policy.max_times:
+        raise ConfigError(
+            f"{description} This is one divergence more than train.on_divergence.max_times "
+            f"({policy.max_times}) allows. Raise the limit, or check the batches and the optimizer."
+        )
+    if policy.factor is not None:
+        state.learning_rate *= policy.factor
+        consequence = f"The learning rate is {state.learning_rate:g} from step {state.step} on."
+    else:
+        consequence = "The batch was skipped."
+    state.divergences.append(
+        DivergedStep(step=step, loss=repr(loss), is_skipped=policy.action == "skip_batch")
+    )
+    state.warnings.append(f"{description} {consequence}")
 
 
 def _add_steps(epoch: EpochSums, steps: BatchSums) -> EpochSums:

@@ -19,18 +19,15 @@ Batches = Iterator[tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """The result of one or more steps, the same on every worker.
-
-    Attributes:
-      is_finite: Whether every weight is finite.
-      is_stop_requested: Whether some worker was asked to stop.
-      worst_loss: The largest mean loss of a step.
-    """
+    """The result of one or more steps, the same on every worker."""
 
     sums: BatchSums
     is_finite: bool
+    """Whether every weight is finite."""
     is_stop_requested: bool
+    """Whether some worker was asked to stop."""
     worst_loss: float
+    """The largest mean loss of a step."""
 
     @property
     def is_sound(self) -> bool:
@@ -54,9 +51,7 @@ class Loop(Protocol):
     ) -> StepResult:
         """Takes a step for each learning rate in one call of a compiled function.
 
-        Args:
-          learning_rates: The learning rate of each step.
-          stop: 1 if this worker was asked to stop.
+        `stop` is 1 if this worker was asked to stop.
         """
         ...
 
@@ -107,11 +102,9 @@ def slice_batch(batch: Any, number: int | tf.Tensor, count: int) -> Any:
 
     The sizes of the parts differ by one example at most.
     """
-    return (
-        batch
-        if count == 1
-        else tf.nest.map_structure(lambda values: _slice_tensor(values, number, count), batch)
-    )
+    if count == 1:
+        return batch
+    return tf.nest.map_structure(lambda values: _slice_tensor(values, number, count), batch)
 
 
 def _slice_tensor(values: tf.Tensor, number: int | tf.Tensor, count: int) -> tf.Tensor:
@@ -129,12 +122,12 @@ def accumulate_gradients(
     differentiate: Differentiate,
     features: Any,
     labels: Any,
-    shapes: Sequence[tf.TensorShape],
+    variables: Sequence[Any],
     no_sums: BatchSums,
 ) -> tuple[BatchSums, list[tf.Tensor]]:
     """Applies `differentiate` part by part, so that each part reuses the memory of the last.
 
-    `shapes` are those of the gradients.
+    The gradients have the shapes of the variables.
     """
     if count == 1:
         return differentiate(0, features, labels)
@@ -144,7 +137,7 @@ def accumulate_gradients(
         added = [a + b for a, b in zip(gradients, new, strict=True)]
         return number + 1, add_sums(sums, more), added
 
-    initial = (tf.constant(0), no_sums, [tf.zeros(shape) for shape in shapes])
+    initial = (tf.constant(0), no_sums, [tf.zeros(variable.shape) for variable in variables])
     _, sums, gradients = tf.while_loop(
         lambda number, *_: number < count, add_next, initial, parallel_iterations=1
     )

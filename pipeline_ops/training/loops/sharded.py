@@ -209,9 +209,8 @@ class ParameterServerLoop(ShardedLoop):
             states = self._generators.compute_states(step, number)
             return self._differentiate(values, states, features, labels, count)
 
-        shapes = [value.shape for value in values]
         sums, gradients = accumulate_gradients(
-            count, differentiate, features, labels, shapes, zero_sums(self._task)
+            count, differentiate, features, labels, values, zero_sums(self._task)
         )
         self._optimizer.apply(gradients, learning_rate)
         return sums

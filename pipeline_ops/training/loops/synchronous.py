@@ -98,7 +98,10 @@ class SynchronousLoop:
     ) -> tuple[StepSums, tf.Tensor, tf.Tensor]:
         def take(number: tf.Tensor, sums: StepSums, worst: tf.Tensor) -> Any:
             batch = batches.get_next()
-            taken = self._take_step(batch, first + number, learning_rates[number], stop)
+            self._inner.learning_rate.value.assign(learning_rates[number])
+            taken = self._get_first(  # the same on every replica
+                self._strategy.run(self._step, args=(*batch, first + number, stop))
+            )
             sums = StepSums(add_sums(sums.batch, taken.batch), sums.stop + taken.stop)
             loss = taken.batch.loss / tf.maximum(taken.batch.count, 1.0)
             return number + 1, sums, tf.maximum(worst, loss)
@@ -112,14 +115,6 @@ class SynchronousLoop:
         self._synchronize_averages(sums)
         weights = [self._get_first(variable.value) for variable in self.model.trainable_variables]
         return sums, are_finite(weights), worst
-
-    def _take_step(
-        self, batch: Any, step: tf.Tensor, learning_rate: tf.Tensor, stop: tf.Tensor
-    ) -> StepSums:
-        """Takes one step. Returns the sums over all replicas."""
-        self._inner.learning_rate.value.assign(learning_rate)
-        replicas = self._strategy.run(self._step, args=(*batch, step, stop))
-        return self._get_first(replicas)  # the same on every replica
 
     def _get_first(self, replicas: Any) -> Any:
         """Returns the first local replica's values of a structure."""
@@ -178,13 +173,12 @@ class SynchronousLoop:
 
     def _sum_gradients(self, features: Any, labels: Any) -> tuple[BatchSums, list[tf.Tensor]]:
         """Sums and gradients of this replica's share."""
-        shapes = [variable.shape for variable in self.model.trainable_variables]
         return accumulate_gradients(
             self._config.micro_batches,
             self._compute_micro_batch_gradients,
             features,
             labels,
-            shapes,
+            self.model.trainable_variables,
             zero_sums(self._task),
         )
 

@@ -112,11 +112,7 @@ class Run:
 
 
 class UserCallbacks:
-    """All callbacks of the config, on one worker.
-
-    Raises:
-      ConfigError: A class or function does not exist, or it cannot be called without arguments.
-    """
+    """All callbacks of the config that run on this worker."""
 
     def __init__(
         self,
@@ -154,10 +150,7 @@ class UserCallbacks:
 
 
 def load_callback(path: str, config_folder: Path) -> Any:
-    """Loads the callback, a function or an object.
-
-    Raises ConfigError if it does not exist or has no method that would be called.
-    """
+    """Loads a function or an object. Raises ConfigError if nothing of it would be called."""
     loaded = load_object(path, "train.callbacks", config_folder)
     kind = loaded if isinstance(loaded, type) else type(loaded)
     if issubclass(kind, keras.callbacks.Callback):

@@ -28,11 +28,8 @@ def enable_debugging(
 ) -> Iterator[None]:
     """Enables the switches that `config/diagnostics.py` documents while the block runs.
 
-    The records of a lost incarnation are replaced by those of the next one.
-
-    Raises:
-      ConfigError: The numerics check has stopped an operation, or an operation has no repeatable
-        form. The message quotes TensorFlow's.
+    The records of a lost incarnation are replaced by those of the next one. Raises ConfigError if
+    the numerics check stopped an operation, or if an operation has no repeatable form.
     """
     _enable(switches, tensorboard_folder / DUMP_FOLDER / worker.replace(" ", "-"))
     try:

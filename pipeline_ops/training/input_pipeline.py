@@ -38,7 +38,7 @@ class InputPipeline:
 
     Args:
       shard: The index of this process among the readers of the data, and the number of readers.
-      version: Changes whenever the code of the task changes. Part of the cache key.
+      version: A part of the cache key that changes with the code of the task.
       report: Called with a message when the data are prepared.
     """
 

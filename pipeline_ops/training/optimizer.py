@@ -31,8 +31,7 @@ _AVERAGES = "averages"
 def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimizers.Optimizer:
     """Makes an optimizer for the gradient of the global batch, so that its clipping is right.
 
-    Args:
-      scale_loss: Whether to wrap it into an optimizer that scales the loss, for float16.
+    `scale_loss` is for float16.
     """
     options: dict[str, Any] = {}
     if clip := config.clip:
@@ -61,7 +60,7 @@ def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimiz
     return keras.optimizers.LossScaleOptimizer(optimizer) if scale_loss else optimizer
 
 
-def compute_average_decay(decay: float, step: tf.Tensor) -> tf.Tensor:
+def _compute_average_decay(decay: float, step: tf.Tensor) -> tf.Tensor:
     """Returns the share of the averaged weights that a step keeps.
 
     It is 0 in the first step, then `min(decay, (1 + step) / (10 + step))`, the rule of
@@ -69,16 +68,14 @@ def compute_average_decay(decay: float, step: tf.Tensor) -> tf.Tensor:
     would still consist of the initial weights to 80 percent.
     """
     number = tf.cast(step, tf.float32)
-    return tf.where(
-        number == 0, 0.0, tf.minimum(tf.constant(decay, tf.float32), (1 + number) / (10 + number))
-    )
+    return tf.where(number == 0, 0.0, tf.minimum(decay, (1 + number) / (10 + number)))
 
 
 def _warm_up_average(optimizer: keras.optimizers.Optimizer, decay: float) -> None:
     """Replaces Keras's update of the averages, which has no warm-up."""
 
     def update(variables: Sequence[keras.Variable]) -> None:
-        kept = compute_average_decay(decay, optimizer.iterations.value)
+        kept = _compute_average_decay(decay, optimizer.iterations.value)
         for variable, average in zip(variables, get_slots(optimizer)["averages"], strict=True):
             average.assign(
                 kept * tf.convert_to_tensor(average) + (1 - kept) * tf.convert_to_tensor(variable)
@@ -88,13 +85,10 @@ def _warm_up_average(optimizer: keras.optimizers.Optimizer, decay: float) -> Non
 
 
 def compute_schedule_factor(schedule: AnySchedule, step: int, total_steps: int) -> float:
-    """Returns the factor of the learning rate in a step.
+    """Returns the factor of the learning rate in a step, counted from 0.
 
-    It depends on the step alone, so a restart changes nothing.
-
-    Args:
-      step: The number of the step, from 0.
-      total_steps: The number of steps of the whole training without early stopping.
+    It depends on the step alone, so a restart changes nothing. `total_steps` is the length of the
+    whole training without early stopping.
     """
     if step < schedule.warmup_steps:
         return (step + 1) / (schedule.warmup_steps + 1)
@@ -104,9 +98,8 @@ def compute_schedule_factor(schedule: AnySchedule, step: int, total_steps: int) 
         case Cosine():
             decay_steps = schedule.decay_steps or max(1, total_steps - schedule.warmup_steps)
             done = min(1.0, (step - schedule.warmup_steps) / decay_steps)
-            return (
-                schedule.end_factor + (1 - schedule.end_factor) * (1 + math.cos(math.pi * done)) / 2
-            )
+            end = schedule.end_factor
+            return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
         case Exponential():
             return math.pow(schedule.factor, (step - schedule.warmup_steps) / schedule.decay_steps)
         case Piecewise():
@@ -131,9 +124,7 @@ class ShardedOptimizer:
     the location of an element makes no difference. The tests compare all of them with Keras.
     Clipping needs whole gradients and precedes the split.
 
-    Args:
-      create_like: Creates a variable of zeros on the device of the given one, or a scalar int64
-        counter for None.
+    `create_like` creates zeros on the device of a variable, or a scalar int64 counter for None.
     """
 
     def __init__(
@@ -212,7 +203,7 @@ class ShardedOptimizer:
                 value += _compute_adam_update(gradient, slots, rate, step)
         weight.assign(value)
         if self._config.average_weights is not None:
-            decay = compute_average_decay(self._config.average_weights, step)
+            decay = _compute_average_decay(self._config.average_weights, step)
             slots[_AVERAGES].assign(decay * slots[_AVERAGES].read_value() + (1 - decay) * value)
         return value
 
@@ -232,10 +223,9 @@ class ShardedOptimizer:
         mean = rho * slots["velocities"].read_value() + (1 - rho) * tf.square(gradient)
         slots["velocities"].assign(mean)
         step = rate * gradient / tf.sqrt(mean + self._config.epsilon)
-        if not self._config.momentum:
-            return step
-        step += self._config.momentum * slots["momentums"].read_value()
-        slots["momentums"].assign(step)
+        if self._config.momentum:
+            step += self._config.momentum * slots["momentums"].read_value()
+            slots["momentums"].assign(step)
         return step
 
 

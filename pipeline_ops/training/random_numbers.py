@@ -21,12 +21,10 @@ _STATE = "seed_generator_state"
 
 
 class SeedGenerators:
-    """The generators of a model's layers. Created before the first step.
+    """The generators of a model's layers, each known by the seed in its initial state.
 
-    Each generator is known by the seed in its initial state.
-
-    Attributes:
-      other_variables: The model's non-trainable variables that are not states.
+    Created before the first step. `other_variables` are the model's non-trainable variables that
+    are not states.
     """
 
     def __init__(self, model: keras.Model):
@@ -39,9 +37,7 @@ class SeedGenerators:
     def set_states(self, step: int | tf.Tensor, part: int | tf.Tensor) -> None:
         """Sets the states for the beginning of a step. The layers advance them from there.
 
-        Args:
-          step: The step, counted from the first of the training.
-          part: The replica or the micro-batch. Each draws different numbers.
+        `part` is the replica or the micro-batch. Each draws different numbers.
         """
         for state, value in zip(self._states, self.compute_states(step, part), strict=True):
             state.assign(value)

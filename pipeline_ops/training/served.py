@@ -23,18 +23,12 @@ _NUM_PARALLEL_DECODES = 10
 class ServedImages(tf.Module, abc.ABC):
     """A model of images with the signatures of `SAVED_MODEL` in `artifacts/results.py`.
 
-    Args:
-      model: A Keras model, or a tf.Module that is called like one, of images float32 [N, H, W, C]
-        in 0..255.
-      image_shape: H, W, C.
-      geometry: how an image of another size becomes H, W.
+    `model` is a Keras model, or a tf.Module that is called like one, of images float32 [N, H, W, C]
+    in 0..255. `geometry` says how an image of another size becomes H, W.
     """
 
     def __init__(
-        self,
-        model: tf.Module,
-        image_shape: tuple[int, int, int],
-        geometry: Geometry = STRETCH,
+        self, model: tf.Module, image_shape: tuple[int, int, int], geometry: Geometry = STRETCH
     ):
         super().__init__()
         self.model, self.image_shape, self._geometry = model, image_shape, geometry
@@ -66,9 +60,9 @@ class ServedImages(tf.Module, abc.ABC):
         Raises InvalidArgumentError at run time for images beyond the limits.
 
         Returns:
-          `images`, float32 [N, H, W, C], and `windows`, float32 [N, 4]: the part of the request's
-          image that the model sees, as ymin, xmin, ymax, xmax in fractions of that image. With the
-          bars of letterbox, it is larger than the image.
+          `images`, float32 [N, H, W, C], and `windows`, float32 [N, 4]: the part of each image that
+          the model sees, as ymin, xmin, ymax, xmax in fractions of the image. With the bars of
+          letterbox, it is larger than the image.
         """
         height, width, _ = self.image_shape
         pixels_N = validate_images(image_bytes, height * width)
@@ -144,10 +138,7 @@ def _make_signature(
     shape: Sequence[int | None] = (None,),
     dtype: tf.DType = tf.string,
 ) -> tf.types.experimental.PolymorphicFunction:
-    """Makes a signature for a batch of strings, or of the given shape and type.
-
-    The methods contain TensorFlow operations only, and AutoGraph would only slow down the tracing.
-    """
+    """Makes a signature. AutoGraph would only slow down the tracing of TensorFlow operations."""
     return tf.function(method, [tf.TensorSpec(shape, dtype, name)], autograph=False)
 
 
@@ -176,10 +167,9 @@ class ServedDetector(ServedImages):
 
     @property
     def signatures(self) -> dict[str, Callable[..., Any]]:
-        """The signatures of `ServedImages`, and `portable`.
+        """Those of `ServedImages`, and `portable`, from which other formats are exported.
 
-        `portable` is like `images`, but uses only operations that other formats have, too. Exports
-        to those formats are made from it.
+        It is like `images`, but uses only operations that those formats have, too.
         """
         return super().signatures | {"portable": self.portable}
 

@@ -61,10 +61,10 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
     match name:
         case "one_device":
             strategy = tf.distribute.OneDeviceStrategy(devices[0])
-        case "mirrored":
-            strategy = tf.distribute.MirroredStrategy(devices)
-        case "multi_worker_mirrored":
+        case "multi_worker_mirrored" if spec.workers > 1:
             strategy = _join_gang(config, spec, devices)
+        case "mirrored" | "multi_worker_mirrored":
+            strategy = tf.distribute.MirroredStrategy(devices)
         case "parameter_server":
             # Returns once all workers and servers have answered.
             strategy = tf.distribute.ParameterServerStrategy(
@@ -90,10 +90,7 @@ def configure_threads(spec: WorkerSpec) -> None:
 
 
 def choose_strategy(config: Train, workers: int, gpus: int) -> tuple[str, str]:
-    """Returns the strategy for `auto`, and the reason.
-
-    The strategy uses all devices that exist, and needs no others.
-    """
+    """Returns the strategy that uses all devices and needs no others, and the reason."""
     if workers > 1:
         return "multi_worker_mirrored", f"the gang has {workers} workers"
     if gpus > 1 and config.devices_per_worker == 1:
@@ -104,12 +101,9 @@ def choose_strategy(config: Train, workers: int, gpus: int) -> tuple[str, str]:
 
 
 def configure_devices(count: int, gpus: int) -> list[str]:
-    """Returns this worker's devices.
+    """Returns this worker's devices. Raises ConfigError if there are GPUs, but too few.
 
     Without a GPU these are logical CPUs, so that a config for several devices runs anywhere.
-
-    Raises:
-      ConfigError: There are GPUs, but too few.
     """
     if gpus:
         if count > gpus:
@@ -127,8 +121,6 @@ def configure_devices(count: int, gpus: int) -> list[str]:
 
 
 def _join_gang(config: Train, spec: WorkerSpec, devices: list[str]) -> tf.distribute.Strategy:
-    if spec.workers == 1:
-        return tf.distribute.MirroredStrategy(devices)
     os.environ["TF_CONFIG"] = spec.tf_config
     # A longer step means a lost peer. A killed peer is noticed at once.
     options = tf.distribute.experimental.CommunicationOptions(
@@ -162,10 +154,9 @@ def connect_tpu(config: Train) -> tf.distribute.Strategy:
 
 
 def make_gather(strategy: tf.distribute.Strategy) -> Gather:
-    """Returns a function that sends each worker's message to all workers.
+    """Makes a `Gather` of TensorFlow's collectives.
 
-    TensorFlow's collectives do this as a sum. Each worker contributes a matrix with its message in
-    its own row. A single worker gets its own message back.
+    They add up matrices. Each worker contributes one with its message in its own row.
     """
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return lambda message: [message]

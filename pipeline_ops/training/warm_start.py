@@ -48,7 +48,7 @@ def read_warm_start(
     Args:
       uri: A SavedModel's folder, the manifest in it, or a file: .npz as training writes it,
         .weights.h5, .h5 or .keras.
-      initial: Its weights, for the weights that are left out.
+      initial: The model's weights, for those that are left out.
       build: Builds another such model without a strategy.
 
     Raises:
@@ -79,11 +79,7 @@ def read_warm_start(
 def match_weights(
     source: NamedArrays, names: Sequence[str], initial: Arrays, location: str
 ) -> WarmStart:
-    """Returns the source's weights in the model's order, matched by name or else by order.
-
-    Raises:
-      ConfigError: The number of weights differs, or a weight has another shape.
-    """
+    """Returns the source's weights in the model's order, matched by name or else by order."""
     by_name, own = dict(source), dict(zip(names, initial, strict=True))
     if not own.keys() <= by_name.keys():
         if len(source) != len(names):
@@ -141,19 +137,10 @@ def _read_variables(folder: Path, required: Mapping[str, np.ndarray]) -> NamedAr
     """Reads the variables of a SavedModel that a model needs, under the model's names.
 
     The graph is neither loaded nor run, because a SavedModel is a program, and even its
-    initializers can write files. Only tensors that fit the model are read, so a shape in a file
-    allocates no memory.
+    initializers can write files. Only tensors with the shape and the type of the required array are
+    read, so a shape in a file allocates no memory. Others come as zeros that take no memory.
 
-    Args:
-      required: The model's weights by name. Only their shapes and types count.
-
-    Returns:
-      A variable for each required name that the SavedModel has. The first part of a name is the
-      name of the whole model, and may differ in the SavedModel. A variable of another shape comes
-      with zeros instead of its values.
-
-    Raises:
-      ValueError, tf.errors.OpError: There is no readable checkpoint.
+    Raises ValueError or tf.errors.OpError if there is no readable checkpoint.
     """
     reader = tf.train.load_checkpoint(str(folder / "variables" / "variables"))
     keys = _read_checkpoint_keys(reader.get_tensor(_OBJECT_GRAPH))
@@ -184,7 +171,10 @@ def _read_checkpoint_keys(serialized: bytes) -> dict[str, str]:
 
 
 def _match_names(required: Iterable[str], stored: Iterable[str]) -> dict[str, str]:
-    """Maps each required name to the stored name, where the match is unambiguous."""
+    """Maps each required name to the stored name, where the match is unambiguous.
+
+    The first part of a name is that of the whole model, and may differ in the SavedModel.
+    """
     stored, required = set(stored), list(required)
     if stored.issuperset(required):
         return {name: name for name in required}

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import ENCODED, DatasetFigures
+from pipeline_ops.artifacts.dataset import ENCODED
 from pipeline_ops.artifacts.results import (
     REFERENCE_EXAMPLES,
     REFERENCE_OUTPUTS,
@@ -49,43 +48,27 @@ def export_saved_model(spec: CandidateSpec) -> None:
         fetch_files(open_root(spec.source), work, only=[TRAINED])
     uri, cache = request.inputs["preprocess"].uri, open_host_cache(config.input)
     dataset = open_host_dataset(uri, config.input, cache, print)
-    figures = dataset.figures
-    model = build_model(
-        config,
-        figures.image_shape,
-        len(figures.class_names),
-        Path(request.config_file).parent,
-        for_training=False,
-    )
+    image_shape, num_classes = dataset.figures.image_shape, len(dataset.figures.class_names)
+    config_folder, geometry = Path(request.config_file).parent, dataset.figures.geometry
+    model = build_model(config, image_shape, num_classes, config_folder, for_training=False)
     weights = read_arrays(work / TRAINED)
     model.set_weights(weights)
     write_arrays(folder / WEIGHTS, weights)
-    served = _make_served_model(config, model, figures)
+    served: ServedImages
+    if dataset.figures.task == "detection":
+        head = make_head(config, image_shape, num_classes)
+        served = ServedDetector(model, image_shape, head, geometry)
+    else:
+        served = ServedClassifier(model, image_shape, geometry)
     _write_references(dataset, served, folder)
     tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
     if spec.target:
-        files = (file for file in folder.rglob("*") if file.is_file())
-        store_files(
-            folder, [str(file.relative_to(folder)) for file in files], open_root(spec.target)
-        )
-
-
-def _make_served_model(config: Train, model: keras.Model, figures: DatasetFigures) -> ServedImages:
-    if figures.task == "detection":
-        return ServedDetector(
-            model,
-            figures.image_shape,
-            make_head(config, figures.image_shape, len(figures.class_names)),
-            figures.geometry,
-        )
-    return ServedClassifier(model, figures.image_shape, figures.geometry)
+        files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+        store_files(folder, map(str, files), open_root(spec.target))
 
 
 def _write_references(dataset: HostDataset, served: ServedImages, folder: Path) -> None:
-    """Writes real test examples, and the outputs of the model in memory for them.
-
-    The published model must give the same outputs.
-    """
+    """Writes real test examples, and the outputs that the published model must give for them."""
     tests = read_batches(open_split(dataset, "test"), _NUM_REFERENCE_EXAMPLES)
     with raise_read_errors():
         examples: Sequence[bytes] = next(tests.take(1).as_numpy_iterator(), [])

@@ -238,10 +238,7 @@ class SynchronousLoop:
         return BatchSums(*self._get_first(self._strategy.run(add_up)))
 
     def get_weights(self) -> Arrays:
-        """Returns all weights. All workers must call it at the same step.
-
-        Some variables are averaged over the workers when they are read.
-        """
+        """All workers call it at the same step, because some variables are averaged over them."""
         return [variable.numpy() for variable in self.model.weights]
 
     def get_best_weights(self) -> Arrays:
@@ -252,7 +249,11 @@ class SynchronousLoop:
         return [average_of.get(id(v), v).numpy() for v in self.model.weights]
 
     def get_views(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        return _read_views(self.model.weights), _read_views(self.optimizer.variables)
+        weights, optimizer_values = (
+            [tf.convert_to_tensor(variable.value) for variable in variables]
+            for variables in (self.model.weights, self.optimizer.variables)
+        )
+        return weights, optimizer_values
 
     def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
         pairs = [*zip(self.model.weights, weights, strict=True)]
@@ -271,19 +272,6 @@ def _all_reduce(tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
 
 def _compile(function: Callable[..., Any], with_xla: bool) -> Callable[..., Any]:
     return tf.function(function, jit_compile=True, autograph=False) if with_xla else function
-
-
-def _read_views(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    """Reads each variable, by the bare operation if there is one replica.
-
-    The overhead of `tf.convert_to_tensor` takes as long as the read, and a checkpoint waits for it.
-    """
-    return [
-        tf.convert_to_tensor(value)
-        if isinstance(value, tf.distribute.DistributedValues)
-        else tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=value.dtype)
-        for value in (variable.value for variable in variables)
-    ]
 
 
 def _get_replica_index() -> int | tf.Tensor:

@@ -23,10 +23,8 @@ _Value = TypeVar("_Value")
 
 def find_match(name: str, by_pattern: Mapping[str, _Value]) -> _Value | None:
     """Returns the value of the first pattern that matches a name."""
-    return next(
-        (value for pattern, value in by_pattern.items() if fnmatch.fnmatchcase(name, pattern)),
-        None,
-    )
+    matches = (value for pattern, value in by_pattern.items() if fnmatch.fnmatchcase(name, pattern))
+    return next(matches, None)
 
 
 def find_unmatched(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
@@ -39,13 +37,11 @@ def find_unmatched(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
 def place_variables(placement: Mapping[str, str]) -> Iterator[None]:
     """Creates variables on the devices of their layers while the block runs.
 
-    Raises:
-      ConfigError: A device does not exist.
+    Raises ConfigError if a device does not exist.
     """
     known = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
-    if unknown := [
-        device for device in placement.values() if device.strip("/").upper() not in known
-    ]:
+    asked = placement.values()
+    if unknown := [device for device in asked if device.strip("/").upper() not in known]:
         raise ConfigError(
             f"train.placement: there is no device {', '.join(unknown)}. "
             f"This worker has {', '.join(known)} (train.devices_per_worker)."
@@ -53,10 +49,8 @@ def place_variables(placement: Mapping[str, str]) -> Iterator[None]:
 
     def create(next_creator: Any, **options: Any) -> tf.Variable:
         layers = reversed((get_creation_path() or "").split("/"))
-        device = next(
-            (device for layer in layers if (device := find_match(layer, placement))), None
-        )
-        with tf.device(device):
+        devices = filter(None, (find_match(layer, placement) for layer in layers))
+        with tf.device(next(devices, None)):
             return next_creator(**options)
 
     with tf.variable_creator_scope(create):
@@ -66,8 +60,7 @@ def place_variables(placement: Mapping[str, str]) -> Iterator[None]:
 def place_layers(model: keras.Model, placement: Mapping[str, str]) -> None:
     """Makes every layer that has a device compute there.
 
-    Raises:
-      ConfigError: A pattern matches no layer.
+    Raises ConfigError if a pattern matches no layer.
     """
     layers = list_layers(model)
     for layer in layers:

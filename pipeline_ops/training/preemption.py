@@ -30,11 +30,10 @@ def stop_on_sigterm() -> threading.Event:
 
 
 def report_on_sigterm(report: Callable[[], None]) -> None:
-    """Calls `report` at the first SIGTERM. The process, which only serves, lives on.
+    """Calls `report` at the first SIGTERM. The process serves on until the chief has saved.
 
     The main thread stays inside TensorFlow, where no Python signal handler runs. A thread therefore
-    waits for the byte that the interpreter writes when a signal comes. The supervisor then asks the
-    chief to stop, and the process serves until the chief has saved.
+    waits for the byte that the interpreter writes when a signal comes.
     """
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)

@@ -111,11 +111,8 @@ class Trainer:
         return self.checkpoints.best
 
     def _is_done(self) -> bool:
-        return (
-            len(self.state.history) >= self.config.epochs
-            or self.state.stopped_early
-            or self._has_reached_limit()
-        )
+        has_all_epochs = len(self.state.history) >= self.config.epochs
+        return has_all_epochs or self.state.stopped_early or self._has_reached_limit()
 
     def _has_reached_limit(self) -> bool:
         return self.spec.steps_limit is not None and self.state.step >= self.spec.steps_limit
@@ -211,10 +208,8 @@ class Trainer:
         return file
 
     def _compute_learning_rate(self, step: int) -> float:
-        """Returns the learning rate of a step: the state's rate times the schedule's factor."""
-        return self.state.learning_rate * compute_schedule_factor(
-            self.config.optimizer.schedule, step, self.input.total_steps
-        )
+        schedule, total_steps = self.config.optimizer.schedule, self.input.total_steps
+        return self.state.learning_rate * compute_schedule_factor(schedule, step, total_steps)
 
     def _compute_epoch_means(self) -> dict[str, float]:
         sums = self.state.epoch_sums

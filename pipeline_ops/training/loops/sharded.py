@@ -150,11 +150,7 @@ class ParameterServerLoop(ShardedLoop):
     """
 
     def __init__(
-        self,
-        strategy: tf.distribute.ParameterServerStrategy,
-        model: keras.Model,
-        task: Task,
-        config: Train,
+        self, strategy: tf.distribute.Strategy, model: keras.Model, task: Task, config: Train
     ):
         self._strategy = strategy
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -183,13 +179,10 @@ class ParameterServerLoop(ShardedLoop):
         self, batches: Batches, step: int, learning_rates: Sequence[float], stop: float = 0.0
     ) -> StepResult:
         """Schedules the steps and waits for all of them, so a save or an evaluation can follow."""
-        steps = [
-            self._coordinator.schedule(
-                self._step,
-                args=(*next(batches), tf.constant(step + number), tf.constant(rate, tf.float32)),
-            )
-            for number, rate in enumerate(learning_rates)
-        ]
+        steps = []
+        for number, rate in enumerate(learning_rates):
+            arguments = *next(batches), tf.constant(step + number), tf.constant(rate, tf.float32)
+            steps.append(self._coordinator.schedule(self._step, arguments))
         self._coordinator.join()
         is_finite = self._coordinator.schedule(self._are_finite)
         sums = self._coordinator.fetch(steps)
@@ -232,10 +225,7 @@ class ParameterServerLoop(ShardedLoop):
 
 
 def run_server(tf_config_resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
-    """Serves the chief, as a worker or as a parameter server.
-
-    Never returns. The launcher ends the process with the gang.
-    """
+    """Serves the chief until the launcher ends the process with the gang."""
     tf.distribute.Server(
         tf_config_resolver.cluster_spec(),
         job_name=tf_config_resolver.task_type,
@@ -250,12 +240,9 @@ def build_sharding_specs(
 ) -> dict[str, list[str]]:
     """Returns the DTensor sharding spec of each weight, by path.
 
-    Args:
-      shapes: The shapes of the weights, by path, such as `sequential/hidden/kernel`.
-      sharding: The axis by pattern. The first pattern that matches a path counts.
-
-    Raises:
-      ConfigError: A pattern matches no weight, or a weight cannot be divided along its axis.
+    Paths are like `sequential/hidden/kernel`. `sharding` has the axis by pattern, and the first
+    pattern that matches counts. Raises ConfigError if a pattern matches no weight, or a weight
+    cannot be divided along its axis.
     """
     specs = {}
     for path, shape in shapes.items():
@@ -285,11 +272,8 @@ class DTensorLoop(ShardedLoop):
         self._mesh = dtensor.create_mesh(
             [(_AXIS, len(devices))], devices=[device.strip("/").upper() for device in devices]
         )
-        self._specs = build_sharding_specs(
-            {variable.path: variable.shape for variable in model.weights},
-            config.sharding,
-            len(devices),
-        )
+        shapes = {variable.path: variable.shape for variable in model.weights}
+        self._specs = build_sharding_specs(shapes, config.sharding, len(devices))
         super().__init__(model, task, config)
 
     def _create(self, variable: keras.Variable) -> VariableShards:
@@ -300,9 +284,8 @@ class DTensorLoop(ShardedLoop):
     def _create_like(self, shard: tf.Variable | None) -> tf.Variable:
         if shard is None:
             return dtensor.DVariable(self._copy_to_mesh(np.int64(0)))
-        return dtensor.DVariable(
-            self._copy_to_mesh(np.zeros(shard.shape, np.float32), shard.layout)
-        )
+        zeros = np.zeros(shard.shape, np.float32)
+        return dtensor.DVariable(self._copy_to_mesh(zeros, shard.layout))
 
     def _read(self, shards: VariableShards) -> np.ndarray:
         return self._read_from_mesh(shards[0].read_value())
@@ -348,11 +331,7 @@ class DTensorLoop(ShardedLoop):
         return sums, bool(self._read_from_mesh(is_finite))
 
     def _explain_error(self, error: Exception) -> Exception:
-        """Turns an error of DTensor's compiler into the error to raise.
-
-        The compiler does not support every operation in every layout, and fails when a step is
-        compiled.
-        """
+        """Turns an error of DTensor's compiler, which lacks some operations, into a ConfigError."""
         text = " ".join(str(error).split())
         if "layout" not in text:
             return error

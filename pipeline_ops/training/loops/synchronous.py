@@ -54,17 +54,11 @@ class SynchronousLoop:
     """
 
     def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        model: keras.Model,
-        task: Task,
-        config: Train,
+        self, strategy: tf.distribute.Strategy, model: keras.Model, task: Task, config: Train
     ):
         self._strategy, self.model, self._task, self._config = strategy, model, task, config
         with strategy.scope():
-            self.optimizer = make_optimizer(
-                config.optimizer, scale_loss=config.precision == "float16"
-            )
+            self.optimizer = make_optimizer(config.optimizer, config.precision == "float16")
             self.optimizer.build(model.trainable_variables)
         self._inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         keep_gradients(self._inner)
@@ -106,11 +100,8 @@ class SynchronousLoop:
             loss = taken.batch.loss / tf.maximum(taken.batch.count, 1.0)
             return number + 1, sums, tf.maximum(worst, loss)
 
-        initial = (
-            tf.constant(0),
-            StepSums(zero_sums(self._task), tf.zeros([])),
-            tf.constant(tf.float32.min),
-        )
+        no_sums = StepSums(zero_sums(self._task), tf.zeros([]))
+        initial = (tf.constant(0), no_sums, tf.constant(tf.float32.min))
         _, sums, worst = tf.while_loop(lambda number, *_: number < num_steps, take, initial)
         self._synchronize_averages(sums)
         weights = [self._get_first(variable.value) for variable in self.model.trainable_variables]
@@ -129,16 +120,12 @@ class SynchronousLoop:
         different model. A moving average is linear, so the frequency of the exchange makes no
         difference.
 
-        Args:
-          sums: The sums of the preceding steps. With frozen statistics no step writes the
-            averages, and only this dependency keeps the exchange from overtaking that of a step.
-            Otherwise a worker would add another worker's averages to its gradients.
+        The exchange waits for the sums of the steps. With frozen statistics no step writes the
+        averages, and only this dependency keeps the exchange from overtaking that of a step.
+        Otherwise a worker would add another worker's averages to its gradients.
         """
-        averages = [
-            variable.value
-            for variable in self.model.non_trainable_variables
-            if variable.value.dtype.is_floating
-        ]
+        values = [variable.value for variable in self.model.non_trainable_variables]
+        averages = [value for value in values if value.dtype.is_floating]
         count = self._strategy.num_replicas_in_sync
         if not averages or count == 1:
             return

@@ -13,10 +13,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.staging import remove_own_folder
 
 DUMP_FOLDER = "debugger"
-"""The name of the folder of dumps in TensorBoard's folder.
-
-Each worker has a folder in it, because TensorBoard's debugger reads the records of one process.
-"""
+"""In TensorBoard's folder. Has a folder for each worker, because TensorBoard reads one process."""
 _DETECTED = re.compile(r"Detected Infinity or NaN.*? op \S+", re.S)
 _NOT_REPEATABLE = re.compile(r"^.*determinis.*$", re.M | re.I)
 _FRAME = re.compile(r"\+ (\S+ \(L\d+\) \S+)")
@@ -31,7 +28,18 @@ def enable_debugging(
     The records of a lost incarnation are replaced by those of the next one. Raises ConfigError if
     the numerics check stopped an operation, or if an operation has no repeatable form.
     """
-    _enable(switches, tensorboard_folder / DUMP_FOLDER / worker.replace(" ", "-"))
+    if "determinism" in switches:
+        tf.config.experimental.enable_op_determinism()
+    if "dump" in switches:
+        records = tensorboard_folder / DUMP_FOLDER / worker.replace(" ", "-")
+        remove_own_folder(records)
+        tf.debugging.experimental.enable_dump_debug_info(
+            str(records), tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1
+        )
+    if "numerics" in switches:
+        tf.debugging.enable_check_numerics()
+    if "eager" in switches:
+        tf.config.run_functions_eagerly(True)
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -56,17 +64,3 @@ def enable_debugging(
         # never does.
         if "dump" in switches:
             tf.debugging.experimental.disable_dump_debug_info()
-
-
-def _enable(switches: Sequence[str], records: Path) -> None:
-    if "determinism" in switches:
-        tf.config.experimental.enable_op_determinism()
-    if "dump" in switches:
-        remove_own_folder(records)
-        tf.debugging.experimental.enable_dump_debug_info(
-            str(records), tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1
-        )
-    if "numerics" in switches:
-        tf.debugging.enable_check_numerics()
-    if "eager" in switches:
-        tf.config.run_functions_eagerly(True)

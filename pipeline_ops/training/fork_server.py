@@ -87,15 +87,13 @@ class ForkServer:
         data = os.read(0, 1 << 16)
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            self._fork(Fork.model_validate_json(line))
+            fork = Fork.model_validate_json(line)
+            pid = os.fork()
+            if pid == 0:
+                _run_child(fork)
+            self._names[pid] = fork.name
+            self._send_event(Event(event="started", name=fork.name, pid=pid))
         return bool(data)
-
-    def _fork(self, fork: Fork) -> None:
-        pid = os.fork()
-        if pid == 0:
-            _run_child(fork)
-        self._names[pid] = fork.name
-        self._send_event(Event(event="started", name=fork.name, pid=pid))
 
     def _report_exits(self) -> None:
         with contextlib.suppress(ChildProcessError):

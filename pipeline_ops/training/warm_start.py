@@ -10,6 +10,7 @@ run.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -150,10 +151,9 @@ def _read_variables(folder: Path, required: Mapping[str, np.ndarray]) -> NamedAr
         key, like = keys[stored], required[name]
         if key not in shapes or types[key].as_numpy_dtype != like.dtype:
             continue
-        if tuple(shapes[key]) == like.shape:
-            found.append((name, reader.get_tensor(key)))
-        else:
-            found.append((name, np.broadcast_to(like.dtype.type(0), shapes[key])))
+        fits = tuple(shapes[key]) == like.shape
+        zeros = np.broadcast_to(like.dtype.type(0), shapes[key])
+        found.append((name, reader.get_tensor(key) if fits else zeros))
     return found
 
 
@@ -178,8 +178,8 @@ def _match_names(required: Iterable[str], stored: Iterable[str]) -> dict[str, st
     stored, required = set(stored), list(required)
     if stored.issuperset(required):
         return {name: name for name in required}
-    by_suffix: dict[str, list[str]] = {}
-    for name in sorted(stored):
-        by_suffix.setdefault(name.partition("/")[2], []).append(name)
-    found = {name: by_suffix.get(name.partition("/")[2], []) for name in required}
+    by_suffix = collections.defaultdict(list)
+    for name in stored:
+        by_suffix[name.partition("/")[2]].append(name)
+    found = {name: by_suffix[name.partition("/")[2]] for name in required}
     return {name: names[0] for name, names in found.items() if len(names) == 1}

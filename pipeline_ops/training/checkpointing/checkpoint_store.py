@@ -13,6 +13,7 @@ resumes. Such a launcher removes only checkpoints of its own token, or of an ear
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -123,22 +124,15 @@ class CheckpointStore:
         kept = sorted(found - abandoned, reverse=True)[: self.keep]
         for checkpoint in found - set(kept):
             self._get_path(checkpoint).remove()
-        used = {
-            _name_object(checkpoint.token, checksums)
-            for checkpoint in kept
-            for checksums in self._list_files(checkpoint)
-        }
+        used = set()
+        for checkpoint in kept:
+            with contextlib.suppress(FileNotFoundError, DataError):  # its manifest is gone, damaged
+                files = self._read_manifest(checkpoint).files.values()
+                used |= {_name_object(checkpoint.token, checksums) for checksums in files}
         for name in names:
             match = _OBJECT.fullmatch(name)
             if match and int(match[1]) <= self.token and name not in used:
                 (self.folder / name).remove()
-
-    def _list_files(self, checkpoint: CheckpointId) -> Iterable[Checksums]:
-        """The files of a checkpoint; none if its manifest is damaged or gone."""
-        try:
-            return self._read_manifest(checkpoint).files.values()
-        except (FileNotFoundError, DataError):
-            return ()
 
     def _read_manifest(self, checkpoint: CheckpointId) -> CheckpointManifest:
         path = self._get_path(checkpoint)

@@ -102,19 +102,17 @@ def slice_batch(batch: Any, number: int | tf.Tensor, count: int) -> Any:
 
     The sizes of the parts differ by one example at most.
     """
-    if count == 1:
-        return batch
-    return tf.nest.map_structure(lambda values: _slice_tensor(values, number, count), batch)
 
+    def slice_tensor(values: tf.Tensor) -> tf.Tensor:
+        size = values.shape[0] or tf.shape(values)[0]
+        if values.shape[0] and size % count == 0:
+            # XLA has no tensors whose size is known only in the loop.
+            rank = len(values.shape)
+            start = tf.concat([[number * (size // count)], tf.zeros([rank - 1], tf.int32)], 0)
+            return tf.slice(values, start, [size // count, *[-1] * (rank - 1)])
+        return values[number * size // count : (number + 1) * size // count]
 
-def _slice_tensor(values: tf.Tensor, number: int | tf.Tensor, count: int) -> tf.Tensor:
-    size = values.shape[0] or tf.shape(values)[0]
-    if values.shape[0] and size % count == 0:
-        # XLA has no tensors whose size is known only in the loop.
-        rank = len(values.shape)
-        start = tf.concat([[number * (size // count)], tf.zeros([rank - 1], tf.int32)], 0)
-        return tf.slice(values, start, [size // count, *[-1] * (rank - 1)])
-    return values[number * size // count : (number + 1) * size // count]
+    return batch if count == 1 else tf.nest.map_structure(slice_tensor, batch)
 
 
 def accumulate_gradients(
@@ -125,10 +123,7 @@ def accumulate_gradients(
     variables: Sequence[Any],
     no_sums: BatchSums,
 ) -> tuple[BatchSums, list[tf.Tensor]]:
-    """Applies `differentiate` part by part, so that each part reuses the memory of the last.
-
-    The gradients have the shapes of the variables.
-    """
+    """Applies `differentiate` part by part, so that each part reuses the memory of the last."""
     if count == 1:
         return differentiate(0, features, labels)
 

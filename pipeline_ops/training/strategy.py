@@ -17,10 +17,9 @@ from pipeline_ops.jobs.gang_protocol import WorkerSpec
 Gather = Callable[[bytes], list[bytes]]
 """Sends a message of this worker to all workers, and returns the messages of all, by worker.
 
-All messages have the same length.
+A message has at most 128 bytes, without blanks at its end.
 """
-_ROW_BYTES = 128
-"""Messages are padded to a multiple of this length, so that a gather is traced once."""
+_MESSAGE_BYTES = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,11 +170,9 @@ def make_gather(strategy: tf.distribute.Strategy) -> Gather:
         )
 
     def gather(message: bytes) -> list[bytes]:
-        rows = np.zeros((workers, -(-len(message) // _ROW_BYTES) * _ROW_BYTES), np.float32)
-        rows[resolver.task_id, : len(message)] = np.frombuffer(message, np.uint8)
-        return [
-            row[: len(message)].tobytes()
-            for row in np.rint(sum_rows(tf.constant(rows)).numpy()).astype(np.uint8)
-        ]
+        rows = np.zeros((workers, _MESSAGE_BYTES), np.float32)
+        rows[resolver.task_id] = np.frombuffer(message.ljust(_MESSAGE_BYTES), np.uint8)
+        sums = np.rint(sum_rows(tf.constant(rows)).numpy()).astype(np.uint8)
+        return [row.tobytes().rstrip() for row in sums]
 
     return gather

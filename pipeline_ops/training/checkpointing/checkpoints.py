@@ -51,7 +51,6 @@ _STATE_KEY = "state"
 _LINKS = ".upload-"
 """Prefix of the folders with links to the files of an upload."""
 _READY = b"r"
-_MESSAGE_BYTES = 64  # the same number on all workers
 _STORE_SECONDS = 20.0
 """The time for the last upload before a worker that was asked to stop is killed."""
 _Result = TypeVar("_Result")
@@ -372,7 +371,7 @@ class CheckpointManager:
         while True:
             restored = self.files.restore(warn, at_most)
             own = f"{restored.id.stem} {restored.digest}" if restored else ""
-            messages = self.gather(own.ljust(_MESSAGE_BYTES).encode())
+            messages = self.gather(own.encode())
             if len(set(messages)) == 1:
                 return restored
             found = [message.decode().partition(" ") for message in messages]

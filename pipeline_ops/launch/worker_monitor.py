@@ -51,8 +51,13 @@ class _Process:
     """Its host's explanation of its end."""
 
     @property
+    def has_crashed(self) -> bool:
+        """Returns whether it crashed, as TensorFlow may when it gives up a collective."""
+        return self.exit_code in (-signal.SIGSEGV, -signal.SIGABRT)
+
+    @property
     def was_killed(self) -> bool:
-        return self.exit_code is not None and self.exit_code < 0
+        return self.exit_code is not None and self.exit_code < 0 and not self.has_crashed
 
     def __post_init__(self) -> None:
         self._reader = ProgressReader(open_path(Path(self.spec.progress)))
@@ -152,14 +157,17 @@ class WorkerMonitor:
         """The failure that explains most, after the peers have had a moment to report theirs.
 
         An error of config, data or code comes before a killed process, and a killed process before
-        one that hangs. A peer's report of a lost connection comes last.
+        one that hangs. Then comes a crash, and last a peer's report of a lost connection.
         """
         failures = [self._explain_exit(process) for process in self._ended if process.exit_code]
         permanent = [failure for failure in failures if not failure.exit_code.is_retried]
         killed = [self._explain_exit(process) for process in self._ended if process.was_killed]
         if permanent or killed:
             return [*permanent, *killed][0]
-        return self._find_silent_worker(_MISSED_HEARTBEATS * HEARTBEAT_SECONDS) or first
+        if silent := self._find_silent_worker(_MISSED_HEARTBEATS * HEARTBEAT_SECONDS):
+            return silent
+        crashed = [self._explain_exit(process) for process in self._ended if process.has_crashed]
+        return (self._find_late_worker() or crashed[0]) if crashed else first
 
     def _explain_exit(self, process: _Process) -> Failure:
         code, step = process.exit_code or 0, f"at step {process.step or 0}"

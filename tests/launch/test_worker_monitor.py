@@ -67,6 +67,17 @@ def test_the_echo_of_a_killed_peer_is_not_taken_for_the_cause(tmp_path):
     )
 
 
+def test_a_crash_of_the_waiting_peer_is_not_taken_for_the_hang_that_it_gave_up(tmp_path):
+    scene = Scene(tmp_path, step_timeout_seconds=1)
+    scene.reports("worker 0", "train", 22)
+    scene.reports("worker 1", "train", 22)
+    scene.ends("worker 1", -11)
+    assert not scene.monitor.is_explained
+    assert "worker 1 on h2 was killed by signal 11 (SIGSEGV)" in scene.cause()
+    time.sleep(1.1)
+    assert "worker 0 on h1 has reported no progress for 1 s" in scene.cause()
+
+
 def test_an_error_of_the_config_is_told_before_everything_else(tmp_path):
     scene = Scene(tmp_path)
     scene.ends("worker 0", 75, ECHO)

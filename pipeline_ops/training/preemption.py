@@ -25,7 +25,13 @@ class Preempted(MachineError):
 def stop_on_sigterm() -> threading.Event:
     """Returns an event that a SIGTERM to this process sets. Called in the main thread."""
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+
+    def request_stop(*_: object) -> None:
+        # A second signal must not interrupt `set`, which holds a lock.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, request_stop)
     return stop
 
 

@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -228,3 +229,17 @@ def test_memory_is_used_again():
     assert all(a is b for a, b in zip(first, again, strict=True))
     assert all((a == 1).all() for a in again)
     assert buffers.copy([np.zeros(4)])[0].shape == (4,)
+
+
+def test_a_rollback_waits_for_a_file_that_a_share_shows_late(tmp_path):
+    chief, other = Checkpoints(tmp_path / "here"), Checkpoints(tmp_path / "there")
+    (tmp_path / "there").mkdir()
+    chief.save(TrainingState(learning_rate=0.1, step=10), [np.ones(3)], [])
+    chief.wait()
+    [file] = (tmp_path / "here").glob("checkpoint-*")
+    timer = threading.Timer(0.3, file.rename, [tmp_path / "there" / file.name])
+    timer.start()
+    begin = time.monotonic()
+    other.wait_until_visible(10, timeout_seconds=30)
+    assert time.monotonic() - begin < 20 and other.restore(pytest.fail).state.step == 10
+    other.wait_until_visible(20, timeout_seconds=0.1)  # the workers agree on an older one

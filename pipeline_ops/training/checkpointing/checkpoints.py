@@ -22,6 +22,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,6 +52,7 @@ _STATE_KEY = "state"
 _LINKS = ".upload-"
 """Prefix of the folders with links to the files of an upload."""
 _READY = b"r"
+_POLL_SECONDS = 0.05
 _STORE_SECONDS = 20.0
 """The time for the last upload before a worker that was asked to stop is killed."""
 _Result = TypeVar("_Result")
@@ -134,6 +136,15 @@ class Checkpoints:
         self.wait()
         concurrent.futures.wait([self._uploaded], timeout_seconds)
         return self._uploaded.done() and self._uploaded.result()
+
+    def wait_until_visible(self, step: int, timeout_seconds: float) -> None:
+        """Waits until this host sees a checkpoint that the chief has written to a shared folder.
+
+        A share may show a new file late. After the timeout the workers agree on an older one.
+        """
+        file, deadline = self._get_path(CheckpointId(0, step)), time.monotonic() + timeout_seconds
+        while not self.store and not file.exists() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
 
     @property
     def is_exchanged(self) -> bool:
@@ -313,6 +324,7 @@ class CheckpointManager:
     initialize: Callable[[], TrainingState]
     best: Arrays = dataclasses.field(init=False)
     """The weights of the best epoch so far."""
+    _saved_step: int = dataclasses.field(default=0, init=False)
 
     def restore(self) -> TrainingState:
         """Restores the newest checkpoint that all workers can read, or begins a new training."""
@@ -324,7 +336,7 @@ class CheckpointManager:
             state = self.initialize()
             self.best = self.loop.get_best_weights()
         else:
-            state = restored.state
+            state, self._saved_step = restored.state, restored.state.step
             self.loop.assign(restored.weights, restored.optimizer)
             self.best = restored.weights if restored.best is None else restored.best
             self.progress.report(
@@ -347,6 +359,7 @@ class CheckpointManager:
                 f"{timeout_seconds:.0f} s (train.step_timeout_seconds). {self.files.remedy}"
             )
         self.gather(_READY)
+        self.files.wait_until_visible(self._saved_step, timeout_seconds)
         return self.restore()
 
     def save(self, state: TrainingState, best: Arrays | None = None) -> None:
@@ -357,6 +370,7 @@ class CheckpointManager:
         weights, optimizer_values = self.loop.get_views()
         if self.is_chief:
             self.files.save(state, weights, optimizer_values, best)
+        self._saved_step = state.step
 
     def find_common(self, warn: Callable[[str], None]) -> Restored | None:
         """Returns the newest checkpoint that all workers can read, or None if no worker finds one.

@@ -69,7 +69,7 @@ def make_agent_spec(folder: Path, **values: object) -> AgentSpec:
         **{
             "host": "here",
             "run": str(folder),
-            "lock": folder.name,
+            "lock": str(folder),
             "token_file": str(folder / "token"),
             "silence_timeout_seconds": 60,
         }

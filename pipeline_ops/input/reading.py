@@ -77,7 +77,7 @@ class SplitShards:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the split is too large to be read as a whole before the first step."""
+        """Returns whether the split is too large to be read as a whole before the first step."""
         return self.remote is not None and self.num_bytes > _MAX_STREAMED_BYTES_IN_MEMORY
 
     def release(self) -> None:

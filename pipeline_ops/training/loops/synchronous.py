@@ -40,7 +40,7 @@ from pipeline_ops.training.random_numbers import SeedGenerators
 
 
 class StepSums(NamedTuple):
-    """What the replicas add up in a step besides their gradients."""
+    """The sums that the replicas exchange in a step besides their gradients."""
 
     batch: BatchSums
     stop: tf.Tensor

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scenes import DETECTORS, DIGIT_SCENES
 
 from pipeline_ops.artifacts.results import SAVED_MODEL
 from pipeline_ops.config.export import Export
@@ -30,29 +31,14 @@ print(json.dumps({
 pytestmark = pytest.mark.training
 
 
-SMALL = {
-    "center_detector": {"width": 8},
-    "retinanet": {
-        "backbone": "MobileNetV2",
-        "backbone_parameters": {"alpha": 0.35},
-        "width": 16,
-        "depth": 1,
-        "normalization": "group",
-        "frozen_batch_normalization": True,
-        "anchor_scale": 2.0,
-    },
-}
-
-
 @pytest.fixture(
     scope="module",
-    params=SMALL,
+    params=DETECTORS,
 )
 def candidate(request, scenes, make_job_in, tmp_path_factory):
     """The artifact's folder, the detector in memory that it was made of, and its head. The weights
     are random, so the detector finds many boxes."""
     import keras
-    from scenes import DIGIT_SCENES
 
     from pipeline_ops import models
     from pipeline_ops.training.checkpointing.state import write_arrays
@@ -62,7 +48,7 @@ def candidate(request, scenes, make_job_in, tmp_path_factory):
     (folder / "work").mkdir()
     (folder / "made").mkdir()
     job = make_job_in(folder, scenes, DIGIT_SCENES)(
-        train__model=request.param, train__model_parameters=SMALL[request.param]
+        train__model=request.param, train__model_parameters=DETECTORS[request.param]
     )
     config = Train.model_validate(job.request.config)
     keras.utils.set_random_seed(3)

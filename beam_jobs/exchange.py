@@ -16,16 +16,13 @@ None is a pickle, so no message can run code.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import logging
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import IO, Generic, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -35,7 +32,6 @@ from beam_jobs.statistics.measure import Measurements
 from beam_jobs.statistics.summary import PlanSummary, Summary
 from pipeline_ops.errors import ExitCode, MachineError, TrainyardError, make_error
 from pipeline_ops.jobs.request import Status
-from pipeline_ops.storage.atomic import translate_write_errors
 from pipeline_ops.storage.parsing import describe_validation_error
 from pipeline_ops.storage.snapshot import map_requests
 from pipeline_ops.storage.store_options import wait_at_most
@@ -81,7 +77,7 @@ class Exchange:
         """
         plans = tuple(plans)
         tasks, position = [], 0
-        with self._open_plans() as file:
+        with (self.folder / _PLANS).open_for_writing() as file:
             for plan in plans:
                 line = _PLAN.dump_json(plan, exclude_defaults=True) + b"\n"
                 file.write(line)
@@ -177,21 +173,6 @@ class Exchange:
 
     def _write(self, kind: str, name: str, message: BaseModel) -> None:
         (self.folder / kind / f"{name}.json").write(message.model_dump_json().encode())
-
-    @contextlib.contextmanager
-    def _open_plans(self) -> Iterator[IO[bytes]]:
-        path = self.folder / _PLANS
-        if path.is_local:
-            with translate_write_errors(path.local):
-                path.local.parent.mkdir(parents=True, exist_ok=True)
-                with open(path.local, "wb") as file:
-                    yield file
-            return
-        with tempfile.NamedTemporaryFile(prefix="plans-") as file:
-            with translate_write_errors(Path(file.name)):
-                yield file
-                file.flush()
-            path.upload(Path(file.name))
 
 
 def digest_plans(plans: Iterable[ShardPlan]) -> str:

@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from pipeline_ops.artifacts.manifest import ManifestFile
-from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.atomic import translate_write_errors
 from pipeline_ops.storage.checksums import ChecksumAccumulator
 from pipeline_ops.storage.store_path import StorePath
@@ -118,34 +113,30 @@ def _read_length(file: BinaryIO, offset: int, size: int) -> int:
 _BLOCK_BYTES = 1 << 18  # fits into the cache of a core, where a block is read twice
 
 
-class TFRecordWriter:
-    """Writes one file, which gets its name when the `with` block ends without an error.
+@contextlib.contextmanager
+def write_tfrecord(path: StorePath) -> Iterator[TFRecordWriter]:
+    """Writes a file that gets its name when the block ends without an error.
 
-    There is no file after an error. The file of a bucket is in the temporary folder until then.
+    Its folder must exist: a worker that was left over does not create it again.
     """
+    if path.is_local:
+        with translate_write_errors(path.local):
+            path.local.parent.stat()
+    with path.open_for_writing() as file:
+        writer = TFRecordWriter(path, file)
+        yield writer
+        writer.flush()
 
-    def __init__(self, path: StorePath):
-        self._path, self._checksums = path, ChecksumAccumulator()
+
+class TFRecordWriter:
+    """Writes records to an open file, which `path` names."""
+
+    def __init__(self, path: StorePath, file: IO[bytes]):
+        self._path, self._file, self._checksums = path, file, ChecksumAccumulator()
         self._pending: list[bytes] = []
         self._num_pending = 0
         self.lengths: list[int] = []
         """The number of data bytes of each record."""
-
-    def __enter__(self) -> TFRecordWriter:
-        if self._path.is_local:
-            path = self._path.local
-            self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            self._shown = path
-        else:
-            self._shown = Path(tempfile.gettempdir(), self._path.name)
-        with translate_write_errors(self._shown):
-            if self._path.is_local:
-                self._file = open(self._temporary, "wb")
-            else:
-                descriptor, name = tempfile.mkstemp(prefix=f"{self._path.name}-")
-                self._temporary = Path(name)
-                self._file = open(descriptor, "wb")
-        return self
 
     def write(self, *parts: bytes) -> None:
         """Adds one record. It may come in parts, so that a large one needs no copy to join them."""
@@ -154,42 +145,19 @@ class TFRecordWriter:
         self._pending += frame_record(*parts)
         self._num_pending += num_bytes
         if self._num_pending >= _BLOCK_BYTES:
-            self._write_block()
+            self.flush()
 
-    def _write_block(self) -> None:
+    def flush(self) -> None:
+        """Writes the records that are still in memory."""
         block = b"".join(self._pending)
         self._pending, self._num_pending = [], 0
-        with translate_write_errors(self._shown):
-            self._file.write(block)
+        self._file.write(block)
         self._checksums.update(block)
 
     @property
     def file(self) -> ManifestFile:
-        """The file for a manifest, after the `with` block."""
+        """The file for a manifest, after `flush`."""
         name, folder = self._path.name, self._path.parent
         place = None if self._path.is_local else f"{folder.parent.name}/{folder.name}/{name}"
         checksums = dataclasses.asdict(self._checksums.result)
         return ManifestFile(path=name, **checksums, stored_at=place)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None:
-                self._write_block()
-                with translate_write_errors(self._shown):
-                    self._file.flush()
-                    if self._path.is_local:
-                        os.fsync(self._file.fileno())
-                        os.replace(self._temporary, self._path.local)
-                if not self._path.is_local:
-                    self._path.upload(self._temporary)
-        finally:
-            # The first error has been raised. A leftover is removed with its folder.
-            with contextlib.suppress(OSError, MachineError):
-                self._file.close()
-            with contextlib.suppress(OSError):
-                self._temporary.unlink()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from beam_jobs.io.example import pack
 from beam_jobs.io.raw import Raw, find_raw_file, read_beginning, read_raw
-from beam_jobs.io.tfrecord_files import TFRecordWriter
+from beam_jobs.io.tfrecord_files import TFRecordWriter, write_tfrecord
 from beam_jobs.planning.duplicates import CollectionDecision, is_removed_copy
 from beam_jobs.sources import SourceData
 from beam_jobs.stages.execution import BoundStage, map_class_names
@@ -167,7 +167,7 @@ class QuarantineWriter(contextlib.ExitStack):
         """Adds a bad record. Returns its line of the list, which names the file."""
         rejected = record.rejected
         if self._writer is None:
-            self._writer = self.enter_context(TFRecordWriter(self._path))
+            self._writer = self.enter_context(write_tfrecord(self._path))
         self._writer.write(
             pack(
                 {

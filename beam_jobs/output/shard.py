@@ -14,7 +14,7 @@ from typing import ClassVar
 from beam_jobs.exchange import Exchange, ProgressReporter
 from beam_jobs.io.example import serialise
 from beam_jobs.io.raw import RawReader, find_raw_file
-from beam_jobs.io.tfrecord_files import TFRecordWriter
+from beam_jobs.io.tfrecord_files import TFRecordWriter, write_tfrecord
 from beam_jobs.output.quarantine import QuarantineWriter
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import bind_stages
@@ -74,7 +74,7 @@ class ShardBuilder:
         reader = RawReader((record.file for record in plan.records), self._spec.raw_folder)
         with (
             QuarantineWriter(self._spec.target, plan.name) as quarantine,
-            TFRecordWriter(self._spec.target / plan.name) as writer,
+            write_tfrecord(self._spec.target / plan.name) as writer,
         ):
             for record in plan.records:
                 try:

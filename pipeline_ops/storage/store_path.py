@@ -6,13 +6,16 @@ made below: no operation leaves this root or follows a link below it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import posixpath
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
+from pipeline_ops.storage.atomic import open_atomically, translate_write_errors
 from pipeline_ops.storage.checksums import Checksums
 from pipeline_ops.storage.local_store import LocalStore
 from pipeline_ops.storage.store import Entry, LogWriter, Store
@@ -96,6 +99,22 @@ class StorePath:
 
     def upload(self, file: Path) -> None:
         self.store.upload(self.key, file)
+
+    @contextlib.contextmanager
+    def open_for_writing(self) -> Iterator[IO[bytes]]:
+        """Opens a large file that gets its name when the block ends without an error.
+
+        The file of a bucket is in the temporary folder until then. Raises MachineError.
+        """
+        if self.is_local:
+            with open_atomically(self.local) as file:
+                yield file
+            return
+        with tempfile.NamedTemporaryFile(prefix=f"{self.name}-") as temporary:
+            with translate_write_errors(Path(tempfile.gettempdir(), self.name)):
+                yield temporary
+                temporary.flush()
+            self.upload(Path(temporary.name))
 
     def download(self, target: Path, num_bytes: int) -> Checksums:
         return self.store.download(self.key, target, num_bytes)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.io.tfrecord_files import TFRecordWriter
+from beam_jobs.io.tfrecord_files import write_tfrecord
 from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.checksums import compute_checksums
 from pipeline_ops.storage.open_store import open_path
@@ -17,7 +17,7 @@ from pipeline_ops.storage.tfrecord import frame_record, unframe_record
 
 
 def test_a_record_is_framed_as_tensorflow_frames_it():
-    """`tf.io.TFRecordWriter` wrote these bytes for the record b"abc"."""
+    """`tf.io.write_tfrecord` wrote these bytes for the record b"abc"."""
     assert (
         b"".join(frame_record(b"abc")).hex()
         == b"".join(frame_record(b"a", b"", b"bc")).hex()
@@ -40,7 +40,7 @@ def test_a_part_of_a_record_is_not_a_record():
 
 @pytest.mark.parametrize("records", [[], [b""], [b"one", b"", b"three" * 1000]])
 def test_what_was_written_is_read(tmp_path: Path, read_records, records):
-    with TFRecordWriter(open_path(tmp_path / "x.tfrecord")) as writer:
+    with write_tfrecord(open_path(tmp_path / "x.tfrecord")) as writer:
         for record in records:
             writer.write(record)
     assert read_records(tmp_path / "x.tfrecord") == records
@@ -50,14 +50,14 @@ def test_what_was_written_is_read(tmp_path: Path, read_records, records):
 
 
 def test_an_error_on_the_way_leaves_nothing(tmp_path: Path):
-    with pytest.raises(KeyError), TFRecordWriter(open_path(tmp_path / "x.tfrecord")) as writer:
+    with pytest.raises(KeyError), write_tfrecord(open_path(tmp_path / "x.tfrecord")) as writer:
         writer.write(b"one")
         raise KeyError
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_name_appears_only_at_the_end(tmp_path: Path):
-    with TFRecordWriter(open_path(tmp_path / "x.tfrecord")) as writer:
+    with write_tfrecord(open_path(tmp_path / "x.tfrecord")) as writer:
         writer.write(b"one" * (1 << 20))
         assert not (tmp_path / "x.tfrecord").exists()
     assert (tmp_path / "x.tfrecord").exists()
@@ -66,7 +66,7 @@ def test_the_name_appears_only_at_the_end(tmp_path: Path):
 def test_a_folder_that_is_gone_is_a_machine_failure(tmp_path: Path):
     with (
         pytest.raises(MachineError, match="cannot write .*x.tfrecord: no such file"),
-        TFRecordWriter(open_path(tmp_path / "gone" / "x.tfrecord")),
+        write_tfrecord(open_path(tmp_path / "gone" / "x.tfrecord")),
     ):
         pass
 
@@ -77,12 +77,12 @@ def test_a_full_disk_is_a_machine_failure_and_leaves_nothing(tmp_path: Path, num
     which can't take it back."""
     code = f"""
 import pathlib, sys
-from beam_jobs.io.tfrecord_files import TFRecordWriter
+from beam_jobs.io.tfrecord_files import write_tfrecord
 from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.open_store import open_path
 folder = pathlib.Path(sys.argv[1])
 try:
-    with TFRecordWriter(open_path(folder / "x.tfrecord")) as writer:
+    with write_tfrecord(open_path(folder / "x.tfrecord")) as writer:
         writer.write(bytes({num_bytes}))
 except MachineError as error:
     assert "Free disk space or repair the disk, then retry." in str(error), error

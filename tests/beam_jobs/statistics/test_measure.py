@@ -134,13 +134,6 @@ def test_what_was_measured_survives_its_way_through_json():
     assert Measurements.model_validate_json(measurements.model_dump_json()) == measurements
 
 
-def measured(feature: str, values) -> Histogram:
-    histogram = Histogram.empty(feature)
-    for value in values:
-        histogram.add(feature, value)
-    return histogram
-
-
 @pytest.mark.parametrize("feature", FEATURES)
 def test_the_edges_of_every_feature_rise(feature):
     edges = FEATURES[feature].edges
@@ -153,12 +146,12 @@ def test_a_value_is_counted_as_numpy_counts_it(feature):
     edges = FEATURES[feature].edges
     values = [0.0, *edges, *(edge * 1.001 for edge in edges), edges[-1] * 100]
     wanted = np.histogram(values, [-math.inf, *edges, math.inf])[0].tolist()
-    assert measured(feature, values).counts == wanted
+    assert Histogram.measure(feature, values).counts == wanted
 
 
 def test_the_moments_are_those_of_numpy():
     values = np.random.default_rng(1).uniform(0, 255, 5000).round(6)
-    histogram = measured("brightness", values.tolist())
+    histogram = Histogram.measure("brightness", values.tolist())
     assert histogram.mean("brightness") == pytest.approx(values.mean(), abs=1e-9)
     assert histogram.deviation("brightness") == pytest.approx(values.std(), abs=1e-9)
     assert (histogram.minimum, histogram.maximum) == (values.min(), values.max())
@@ -166,23 +159,25 @@ def test_the_moments_are_those_of_numpy():
 
 def test_a_small_deviation_around_a_large_mean_does_not_cancel():
     values = [254.000001, 254.000003]
-    assert measured("brightness", values).deviation("brightness") == pytest.approx(1e-6)
+    assert Histogram.measure("brightness", values).deviation("brightness") == pytest.approx(1e-6)
 
 
 def test_parts_add_up_to_the_whole_to_the_last_digit_in_any_order():
     values = [random.Random(3).uniform(0, 2) for _ in range(300)]
-    parts = [measured("box_aspect", values[start : start + 7]) for start in range(0, 300, 7)]
+    parts = [
+        Histogram.measure("box_aspect", values[start : start + 7]) for start in range(0, 300, 7)
+    ]
     random.Random(4).shuffle(parts)
-    assert merge_histograms(parts) == measured("box_aspect", values)
+    assert merge_histograms(parts) == Histogram.measure("box_aspect", values)
 
 
 def test_nothing_adds_nothing():
-    some = measured("image_width", [20, 30])
-    assert merge_histograms([some, Histogram.empty("image_width")]) == some
-    assert Histogram.empty("image_width").mean("image_width") is None
-    assert Histogram.empty("image_width").deviation("image_width") is None
+    some, none = Histogram.measure("image_width", [20, 30]), Histogram([0] * 22)
+    assert merge_histograms([some, none]) == some
+    assert none.mean("image_width") is None
+    assert none.deviation("image_width") is None
 
 
 def test_histograms_of_different_features_do_not_add_up():
     with pytest.raises(ValueError):
-        merge_histograms([Histogram.empty("image_width"), Histogram.empty("brightness")])
+        merge_histograms([Histogram([0] * 22), Histogram([0] * 32)])

@@ -8,7 +8,6 @@ that is turned is a 9.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -91,7 +90,7 @@ def _make_copy(example: Example, number: int, parameters: Augment) -> Example:
     crop_share, crop_top, crop_left, horizontal, vertical, turns, brightness, contrast = (
         np.random.default_rng(int.from_bytes(seed, "big")).random(8)
     )
-    copy = dataclasses.replace(example, key=key)
+    copy = example.replace(key=key)
     if parameters.crop:
         copy = _crop(
             copy, 1 - parameters.crop * crop_share, crop_top, crop_left, parameters.min_visible

@@ -18,7 +18,6 @@ pixels were packed wrongly by the program that wrote it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import struct
 import zlib
@@ -83,7 +82,7 @@ def decode(example: Example, parameters: Decode) -> Example:
     boxes = example.boxes
     if boxes is not None:
         boxes = convert_boxes(boxes, example.frame, *header.read_orientation(data))
-    return dataclasses.replace(example, pixels=pixels, is_original=is_kept, boxes=boxes, frame=None)
+    return example.replace(pixels=pixels, is_original=is_kept, boxes=boxes, frame=None)
 
 
 def _decode(data: bytes, header: _Header, parameters: Decode) -> tuple[np.ndarray, bool]:

@@ -6,7 +6,6 @@ pixels no stage has changed keeps the bytes of its file, whatever this stage ask
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
 
 import pydantic
@@ -46,4 +45,4 @@ def encode(example: Example, parameters: Encode) -> Example:
     data = simplejpeg.encode_jpeg(
         np.ascontiguousarray(example.image), parameters.quality, colors, subsampling, fastdct=False
     )
-    return dataclasses.replace(example, encoded=data, is_original=True)
+    return example.replace(encoded=data, is_original=True)

@@ -38,7 +38,7 @@ def map_classes(example: Example, parameters: MapClasses) -> Example:
         label = map_class(example.label, parameters)
         if label is None:
             raise Skip("class")
-        return dataclasses.replace(example, label=label)
+        return example.replace(label=label)
     named = [(box, map_class(box.label, parameters)) for box in example.boxes]
     return example.with_boxes(
         [dataclasses.replace(box, label=label) for box, label in named if label is not None]

@@ -175,11 +175,17 @@ class Example:
     ) -> Example:
         """This example with other pixels, and with other boxes if a stage has moved them."""
         boxes = self.boxes if isinstance(boxes, EllipsisType) else boxes
-        return dataclasses.replace(self, pixels=image, boxes=boxes, is_original=False)
+        return self.replace(pixels=image, boxes=boxes, is_original=False)
 
     def with_boxes(self, boxes: Sequence[Box]) -> Example:
         """This example with other boxes."""
-        return dataclasses.replace(self, boxes=tuple(boxes))
+        return self.replace(boxes=tuple(boxes))
+
+    def replace(self, **changes: Any) -> Example:
+        """This example with other fields. Takes a fifth of the time of `dataclasses.replace`."""
+        example = object.__new__(Example)
+        example.__dict__.update(self.__dict__, **changes)
+        return example
 
 
 class Reject(Exception):

@@ -9,8 +9,6 @@ tile is as short as the image. For classification every tile has the label of it
 
 from __future__ import annotations
 
-import dataclasses
-
 import pydantic
 from pydantic import Field
 
@@ -66,4 +64,4 @@ def _cut_tile(example: Example, top: int, left: int, parameters: Tile) -> Exampl
     height, width, _ = example.shape
     tile_height, tile_width = min(parameters.height, height), min(parameters.width, width)
     part = cut_out(example, top, left, tile_height, tile_width, parameters.min_visible)
-    return dataclasses.replace(part, key=f"{example.key}#{left},{top}")
+    return part.replace(key=f"{example.key}#{left},{top}")

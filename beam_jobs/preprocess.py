@@ -8,9 +8,10 @@ previous data set, the job takes over the shards of everything that did not chan
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from beam_jobs.exchange import Exchange
@@ -80,9 +81,11 @@ from pipeline_ops.storage.open_store import open_root
 _UNUSED_MODULES = (
     "apache_beam.io.aws.s3filesystem",
     "apache_beam.io.azure.blobstoragefilesystem",
+    "apache_beam.io.gcp.bigquery",
     "apache_beam.io.gcp.gcsfilesystem",
+    "bson",
 )
-"""Beam's own clients of buckets, which take a third of the time that its import takes."""
+"""Beam's own clients of buckets and databases. They take half of the time that its import takes."""
 _log = logging.getLogger("beam_jobs.preprocess")
 
 
@@ -216,20 +219,28 @@ def _run_beam(
 
     num_processes = compute_num_processes(config.runner, plans)
     with open_pool(spec, exchange, num_processes):
-        # Importing Beam takes longer than everything above, which finds most mistakes. The import
-        # warns on the root logger that BigQuery's client libraries are missing.
-        logging.disable(logging.WARNING)
-        if config.runner.name == "embedded":  # Dataflow uses them, and an option of others may
-            for module in _UNUSED_MODULES:
-                sys.modules.setdefault(module, None)  # type: ignore[arg-type]  # is not found then
-        try:
-            from beam_jobs.engine import build_shards_on_engine
-            from beam_jobs.graph import build_shards
-        finally:
-            logging.disable(logging.NOTSET)
+        # Importing Beam takes longer than everything above, which finds most mistakes.
         if config.runner.name == "embedded":
+            with _hide_modules(_UNUSED_MODULES):
+                from beam_jobs.graph import build_shards
             return build_shards(plans, spec, exchange, num_processes, report)
+        with _hide_modules(()):  # Dataflow uses them, and an option of others may
+            from beam_jobs.engine import build_shards_on_engine
         return build_shards_on_engine(job, plans, spec, config.runner, exchange, report)
+
+
+@contextlib.contextmanager
+def _hide_modules(names: Iterable[str]) -> Iterator[None]:
+    """Has modules not found by an import of Beam, which warns of others that are not installed."""
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+        for name in hidden:
+            del sys.modules[name]
 
 
 def _check_outcome(

@@ -144,6 +144,44 @@ def test_a_bug_in_a_worker_process_names_stage_record_file_and_line(beside):
     )
 
 
+LOOKING = """
+import functools
+import sys
+from beam_jobs.stages.stage import Example, Reject, parameters
+
+CLIENTS = {"boto3", "google.cloud.bigquery", "google.cloud.storage", "pymongo"}
+
+@parameters
+class Look:
+    pass
+
+@functools.cache
+def find_loaded() -> set[str]:
+    loaded = CLIENTS & sys.modules.keys()
+    import bson
+    return loaded
+
+def look(example: Example, parameters: Look) -> Example:
+    if loaded := find_loaded():
+        raise Reject("loaded", str(loaded))
+    return example
+"""
+
+
+def test_beams_clients_of_clouds_are_not_imported_but_a_stage_may_do_so(
+    animals, tmp_path, monkeypatch
+):
+    """The stage runs in the process of Beam. It imports a module that was hidden from Beam."""
+    (tmp_path / "looking.py").write_text(LOOKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    plan = animals.plan(stages=["decode", "looking:look"], runner={"workers": 1})
+    process, attempt = animals.start(plan)
+    process.wait(timeout=120)
+    outcome = animals.outcome(plan, attempt)
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+
+
 def test_another_packages_parameters_are_checked_too(acme, animals):
     outcome = animals.run(stages=["decode", {"acme_stages.black:blacken": {"levle": 7}}])
     assert outcome.exit_code is ExitCode.CONFIG

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from beam_jobs.sources.parsing import SPLITS
+from beam_jobs.sources.parsing import find_split_names
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import ImageFolderSource
@@ -45,11 +45,7 @@ def _parse_label(
 
 def find_split_folders(source: ImageFolderSource, listing: Listing) -> dict[str, str]:
     """The splits by the names of their folders. Empty if the first folders are the classes."""
-    tree = _build_tree(listing)
-    found = {folder: SPLITS[folder.lower()] for folder in tree if folder.lower() in SPLITS}
-    splits = set(found.values())
-    is_layout = source.class_folder != "outer" and "train" in splits and len(splits) > 1
-    return found if is_layout else {}
+    return {} if source.class_folder == "outer" else find_split_names(_build_tree(listing))
 
 
 def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: bool = False) -> None:

@@ -41,6 +41,13 @@ SPLITS = {
 """Our splits by the names that annotations and folders have for them."""
 
 
+def find_split_names(folders: Iterable[str]) -> dict[str, str]:
+    """Our splits by the names of folders, if these are folders of splits: train and another one."""
+    found = {folder: SPLITS[folder.lower()] for folder in folders if folder.lower() in SPLITS}
+    splits = set(found.values())
+    return found if "train" in splits and len(splits) > 1 else {}
+
+
 def is_image_name(key: str) -> bool:
     return posixpath.splitext(key)[1].lower() in _IMAGE_SUFFIXES
 

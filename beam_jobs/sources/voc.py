@@ -1,4 +1,8 @@
-"""Pascal VOC: one XML file per image, and lists of images by split.
+"""Pascal VOC: one XML file per image, and lists of images or folders by split.
+
+An image and its annotation have the same name. The name of a file is its path without the suffix
+and without the folder of the images or of the annotations, wherever this folder stands in the path.
+So `train/images/1.jpg` belongs to `train/annotations/1.xml`, and its name begins with the split.
 
 VOC's own development kit counts pixels from 1. Coordinates are taken as they stand, without
 subtracting that 1, as TensorFlow's converters do and as most tools that write VOC mean them.
@@ -12,7 +16,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from beam_jobs.io.raw import RawReader
-from beam_jobs.sources.parsing import CORNERS, iterate_children, make_box, parse_size
+from beam_jobs.sources.parsing import (
+    CORNERS,
+    find_split_names,
+    is_image_name,
+    iterate_children,
+    make_box,
+    parse_size,
+)
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
@@ -21,22 +32,21 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
 
-_IMAGES, _ANNOTATIONS, _LISTS = "JPEGImages/", "Annotations/", "ImageSets/Main/"
+_LISTS = "ImageSets/Main/"
 _MAX_XML_BYTES = 16 << 20
 
 
 def read_entries(files: SourceFiles, source: VocSource) -> Iterator[SourceEntry]:
     listing = files.listing
-    images = _index_by_name(listing, _IMAGES)
-    annotations = {
-        name: found[0] for name, found in _index_by_name(listing, _ANNOTATIONS, ".xml").items()
-    }
+    images, annotations = find_voc_files(listing, source)
     if not images or not annotations:
         raise DataError(
-            f"{listing.folder}: a VOC source needs the folders JPEGImages and Annotations "
-            "with files in them. Correct preprocess.source.path."
+            f"{listing.folder}: a VOC source needs images in the folder {source.images} and XML "
+            f"files in {source.annotations}. Correct path, images or annotations of "
+            "preprocess.source."
         )
     lists = _read_lists(source.image_sets, files)
+    folders = find_split_names({name.partition("/")[0] for name in images.keys() & annotations})
     names = {*images, *annotations, *(lists or ())}
     if lists is not None and source.unlisted == "ignore":
         names &= lists.keys()
@@ -45,17 +55,34 @@ def read_entries(files: SourceFiles, source: VocSource) -> Iterator[SourceEntry]
     for name in sorted(names):
         candidates, annotation = images.get(name, []), annotations.get(name)
         file = candidates[0] if candidates else annotation
-        with files.entry(name, file.key if file else f"{_IMAGES}{name}"):
-            split = None if lists is None else _select_split(name, lists)
-            yield _make_entry(reader, candidates, annotation, split)
+        with files.entry(name, file.key if file else posixpath.join(source.images, name)):
+            split = folders.get(name.partition("/")[0])
+            if lists is not None:
+                split = _select_split(name, lists)
+            yield _make_entry(reader, candidates, annotation, split, source)
 
 
-def _index_by_name(listing: Listing, folder: str, suffix: str = "") -> dict[str, list[RawFile]]:
-    found: dict[str, list[RawFile]] = defaultdict(list)
+def find_voc_files(
+    listing: Listing, source: VocSource
+) -> tuple[dict[str, list[RawFile]], dict[str, RawFile]]:
+    """The images and the annotations by name. In one folder, suffixes tell which is which."""
+    images: dict[str, list[RawFile]] = defaultdict(list)
+    annotations: dict[str, RawFile] = {}
+    is_shared = "." in (source.images, source.annotations) or source.images == source.annotations
     for file in listing.files:
-        if file.key.startswith(folder) and file.key.endswith(suffix):
-            found[posixpath.splitext(file.key.removeprefix(folder))[0]].append(file)
-    return found
+        is_image = is_image_name(file.key) or not is_shared
+        if is_image and (name := _find_name(file.key, source.images)):
+            images[name].append(file)
+        is_annotation = file.key.lower().endswith(".xml")
+        if is_annotation and (name := _find_name(file.key, source.annotations)):
+            annotations.setdefault(name, file)
+    return images, annotations
+
+
+def _find_name(key: str, folder: str) -> str:
+    """The name of a file, or "" if the folder is no part of its path."""
+    before, _, after = f"/{key}".partition("/" if folder == "." else f"/{folder}/")
+    return posixpath.splitext(posixpath.join(before.lstrip("/"), after))[0] if after else ""
 
 
 def _read_lists(names: ImageSets | None, files: SourceFiles) -> dict[str, list[str]] | None:
@@ -83,12 +110,17 @@ def _select_split(name: str, lists: Mapping[str, list[str]]) -> str:
 
 
 def _make_entry(
-    reader: RawReader, images: list[RawFile], annotation: RawFile | None, split: str | None
+    reader: RawReader,
+    images: list[RawFile],
+    annotation: RawFile | None,
+    split: str | None,
+    source: VocSource,
 ) -> SourceEntry:
     if not images:
-        raise Reject("missing_image", "there is no image of this name in JPEGImages")
+        raise Reject("missing_image", f"there is no image of this name in {source.images}")
     if annotation is None:
-        raise Reject("no_annotation", "there is no XML file of this name in Annotations")
+        detail = f"there is no XML file of this name in {source.annotations}"
+        raise Reject("no_annotation", detail)
     if len(images) > 1:
         raise Reject(
             "ambiguous_image",

@@ -43,9 +43,16 @@ class ImageSets(Section):
 
 
 class VocSource(AnnotatedSource):
-    """Pascal VOC: `JPEGImages`, `Annotations`, and optionally `ImageSets/Main`."""
+    """Pascal VOC: an XML file for each image, and optionally lists in `ImageSets/Main`.
+
+    Without lists, folders train, val and test are the splits: `images/train` or `train/images`.
+    """
 
     type: Literal["voc"]
+    images: str = advanced_field("JPEGImages")
+    """The folder of the images, maybe the one with the annotations, too. `.` is `path` itself."""
+    annotations: str = advanced_field("Annotations")
+    """The folder of the XML files."""
     image_sets: ImageSets | None = advanced_field(ImageSets())
     """The lists that define the splits. With null the lists are ignored, and `split` decides."""
     unlisted: Literal["reject", "ignore"] = advanced_field("reject")

@@ -357,9 +357,7 @@ def test_a_folder_of_texts_is_told_with_what_it_holds_and_what_is_needed(data):
         f"{data.folder}: this is no data set that can be used as it is. "
         "It has 3 files (2 .txt, 1 .md), for example a.txt, b/c.txt, d.md.\n"
     )
-    assert (
-        "  voc           folders JPEGImages and Annotations, with an XML file per image" in errors
-    )
+    assert "  voc           images, and XML files of Pascal VOC with the same names" in errors
     assert "near" not in errors
 
 
@@ -375,8 +373,8 @@ def test_annotations_without_their_images_are_told_with_an_example(data):
     for number in range(3):
         data.add(f"Annotations/{number}.xml", "<annotation></annotation>")
     assert (
-        "JPEGImages/ has no image for the 3 XML files in Annotations, such as 0.jpg for 0.xml. "
-        "Put the images there."
+        "Annotations/0.xml is an annotation of Pascal VOC, but there is no image 0.jpg. "
+        "Add the images, or name the folder that holds both."
     ) in data.fail()
 
 
@@ -392,7 +390,7 @@ def test_images_of_one_class_are_too_few_classes(data):
         ("x.csv", "path,label\nb.jpg,cat\n", "none of its images (b.jpg) is below this folder"),
         ("x.jsonl", '{"file": "a.jpg"}\n', "the lines of x.jsonl have the keys file"),
         ("x.json", coco(["gone.jpg"]), "none of its images (gone.jpg) is below this folder"),
-        ("x.xml", voc("cat"), "x.xml is an annotation of Pascal VOC. Move the XML files"),
+        ("x.xml", voc("cat"), "x.xml is an annotation of Pascal VOC, but there is no image x.jpg"),
         ("x.tar.gz", "", "x.tar.gz is compressed. Use gunzip first"),
         ("x.tfrecord", "no records", "the file ends inside the head of the record"),
         ("labels/x.txt", "0 0.5 0.5 0.1 0.1\n", "no data.yaml, which names the classes"),

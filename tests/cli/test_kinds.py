@@ -176,6 +176,34 @@ def test_a_folder_of_voc_below_the_given_one_is_found(tmp_path):
     assert look(tmp_path, files).below == "VOC2012"
 
 
+ANNOTATION = "<annotation></annotation>"
+
+
+@pytest.mark.parametrize(
+    ("image", "xml", "below", "keys"),
+    [
+        ("x.jpg", "x.xml", "", (".", ".")),
+        ("images/x.jpg", "images/x.xml", "images", (".", ".")),
+        ("images/x.jpg", "annotations/xmls/x.xml", "", ("images", "annotations/xmls")),
+        ("a/x.jpg", "x.xml", "", ("a", ".")),
+        ("images/{}/x.jpg", "images/{}/x.xml", "images", (".", ".")),
+        ("set/{}/x.jpg", "set/{}/x.xml", "set", (".", ".")),
+        ("{}/images/x.jpg", "{}/labels/x.xml", "", ("images", "labels")),
+        ("pictures/{}/x.jpg", "labels/{}/x.xml", "", ("pictures", "labels")),
+    ],
+)
+def test_images_and_annotations_of_voc_are_found_in_any_two_folders(
+    tmp_path, image, xml, below, keys
+):
+    files = {}
+    for split in ("train", "test"):
+        files |= {image.format(split): "", xml.format(split): ANNOTATION}
+    match = look(tmp_path, files | {"README.txt": "about"})
+    assert (match.type, match.certainty, match.below) == ("voc", Certainty.CERTAIN, below)
+    assert match.keys == {"images": keys[0], "annotations": keys[1]}
+    assert ("in the folders test, train of the splits" in match.reason) == ("{}" in image)
+
+
 def test_a_data_yaml_in_a_folder_below_is_the_folder_of_the_source(tmp_path):
     files = {"set/data.yaml": YOLO, "set/images/a.jpg": "", "set/labels/a.txt": "1 .5 .5 .2 .2\n"}
     match = look(tmp_path, files)

@@ -18,7 +18,7 @@ import json
 import posixpath
 import re
 import tarfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,11 +29,18 @@ from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
 from beam_jobs.sources import read_records
 from beam_jobs.sources.image_folder import find_split_folders, validate_layout
 from beam_jobs.sources.packed import find_field
-from beam_jobs.sources.parsing import CORNERS, SPLITS, is_image_name, parse_json_object
+from beam_jobs.sources.parsing import (
+    CORNERS,
+    SPLITS,
+    find_split_names,
+    is_image_name,
+    parse_json_object,
+)
+from beam_jobs.sources.voc import find_voc_files
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.cli.first_config.folder_view import MAX_CANDIDATES, START_BYTES, FolderView, count
-from pipeline_ops.config.sources import ImageFolderSource
+from pipeline_ops.config.sources import ImageFolderSource, VocSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile
 
@@ -123,44 +130,71 @@ def _describe_classes(images: Counter[str], splits: list[str]) -> str:
 
 
 def recognise_voc(view: FolderView) -> Iterator[SourceMatch | str]:
-    """Finds folders with `JPEGImages` and `Annotations`."""
-    if view.named_file:
+    """Finds images with an XML file of the same name, in the same folder or in another one."""
+    files = [] if view.named_file else view.list_candidates(".xml")
+    if not any(
+        "/Annotations/" in f"/{file.key}" or b"<annotation>" in view.read_start(file)
+        for file in files[:MAX_CANDIDATES]
+    ):
         return
-    stems: dict[str, set[str]] = {}
-    for file in view.list_candidates(".xml"):
-        folder, separator, rest = f"/{file.key}".rpartition("/Annotations/")
-        if separator:
-            stems.setdefault(folder.lstrip("/"), set()).add(posixpath.splitext(rest)[0])
-    for below, annotated in sorted(stems.items()):
-        prefix = posixpath.join(below, "JPEGImages/")
-        pictures = {
-            posixpath.splitext(file.key.removeprefix(prefix))[0]
-            for file in view.images
-            if file.key.startswith(prefix)
-        }
-        number = count(len(annotated), "XML file")
-        if matched := len(pictures & annotated):
-            keys, remark = _read_voc_lists(view, below, pictures | annotated)
-            reason = (
-                f"{number} in Annotations, and {count(len(pictures), 'image')} in JPEGImages, of "
-                f"which {matched:,} have annotations{remark}"
-            )
-            yield SourceMatch("voc", Certainty.CERTAIN, reason, keys, below)
-        else:
-            first = min(annotated)
-            yield (
-                f"{prefix} has no image for the {number} in Annotations, such as {first}.jpg for "
-                f"{first}.xml. Put the images there"
-            )
-    if stems:
-        return
-    for file, start in view.iterate_starts(".xml"):
-        if b"<annotation>" in start:
-            yield (
-                f"{file.key} is an annotation of Pascal VOC. Move the XML files into a folder "
-                "Annotations, and their images into a folder JPEGImages beside it"
-            )
-            return
+    best: dict[str, tuple[int, VocSource]] = {}
+    for below, *folders in _pair_voc_folders(view, files):
+        images, annotations = folders
+        source = VocSource(type="voc", path=".", images=images, annotations=annotations)
+        pictures, annotated = find_voc_files(view.enter(below), source)
+        number = len(pictures.keys() & annotated)
+        best[below] = max(best.get(below, (0, source)), (number, source), key=lambda pair: pair[0])
+    if not best:
+        first = posixpath.splitext(posixpath.basename(files[0].key))[0]
+        yield (
+            f"{files[0].key} is an annotation of Pascal VOC, but there is no image {first}.jpg. "
+            "Add the images, or name the folder that holds both"
+        )
+    for below, (_, source) in sorted(best.items()):
+        yield _describe_voc(view, below, source)
+
+
+def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[str, str, str]]:
+    """The folders in which an image and an XML file of the same name can be.
+
+    Each is the folder of the source, and below it those of the images and of the annotations.
+    Folders of splits are neither: they are around them, or inside.
+    """
+    images, found = defaultdict[str, set[str]](set), set[tuple[str, str]]()
+    for file in view.images:
+        folder, name = posixpath.split(posixpath.splitext(file.key)[0])
+        images[name].add(folder)
+    for file in files:
+        folder, name = posixpath.split(posixpath.splitext(file.key)[0])
+        found.update((image, folder) for image in images[name])
+    return {_find_voc_folders(*pair) for pair in found}
+
+
+def _find_voc_folders(*folders: str) -> tuple[str, str, str]:
+    image, xml = ([part for part in folder.split("/") if part] for folder in folders)
+    common = len(posixpath.commonprefix([image, xml]))
+    before, image, xml = image[:common], image[common:], xml[common:]
+    while image and xml and image[-1] == xml[-1]:
+        image, xml = image[:-1], xml[:-1]
+    if before and before[-1].lower() in SPLITS:
+        before = before[:-1]
+    return "/".join(before), "/".join(image) or ".", "/".join(xml) or "."
+
+
+def _describe_voc(view: FolderView, below: str, source: VocSource) -> SourceMatch:
+    pictures, annotated = find_voc_files(view.enter(below), source)
+    keys, remark = _read_voc_lists(view, below, pictures.keys() | annotated.keys())
+    keys |= _unless("images", source.images, "JPEGImages")
+    keys |= _unless("annotations", source.annotations, "Annotations")
+    names = sorted({name.partition("/")[0] for name in pictures.keys() & annotated})
+    splits = find_split_names(names)
+    where = f", in the folders {_join_names(sorted(splits))} of the splits" if splits else ""
+    reason = (
+        f"{count(len(annotated), 'XML file')} in {source.annotations}, and "
+        f"{count(len(pictures), 'image')} in {source.images}, of which "
+        f"{len(pictures.keys() & annotated):,} have annotations{where}{'' if splits else remark}"
+    )
+    return SourceMatch("voc", Certainty.CERTAIN, reason, keys, below)
 
 
 def _read_voc_lists(view: FolderView, below: str, names: set[str]) -> tuple[dict[str, Any], str]:

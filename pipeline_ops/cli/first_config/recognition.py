@@ -35,7 +35,7 @@ KINDS = {
     ),
     "voc": Kind(
         recognisers.recognise_voc,
-        "folders JPEGImages and Annotations, with an XML file per image",
+        "images, and XML files of Pascal VOC with the same names",
     ),
     "coco": Kind(
         recognisers.recognise_coco,

@@ -211,5 +211,53 @@ def test_a_listed_name_without_files_is_named(listed):
 
 def test_a_folder_that_is_not_voc_is_told(raw):
     raw.add("cat/1.jpg")
-    with pytest.raises(DataError, match="a VOC source needs the folders JPEGImages and"):
+    with pytest.raises(DataError, match="a VOC source needs images in the folder JPEGImages and"):
         raw.read(type="voc")
+
+
+@pytest.mark.parametrize(
+    "image, xml, source",
+    [
+        ("images/1.jpg", "annotations/1.xml", {"images": "images", "annotations": "annotations"}),
+        ("images/1.jpg", "xml/voc/1.xml", {"images": "images", "annotations": "xml/voc"}),
+        ("1.jpg", "1.xml", {"images": ".", "annotations": "."}),
+        ("a/1.JPG", "a/1.XML", {"images": "a", "annotations": "a"}),
+        ("1.jpg", "labels/1.xml", {"images": ".", "annotations": "labels"}),
+    ],
+)
+def test_images_and_annotations_are_in_any_folders(raw, image, xml, source):
+    raw.add(image)
+    raw.add(xml, annotation(an_object()))
+    raw.add("table.csv", "no image")
+    records, rejected = raw.read(type="voc", **source)
+    assert ([*records], rejected) == ([image], {})
+    assert records[image].split is None
+
+
+@pytest.mark.parametrize(
+    "image, xml, source",
+    [
+        ("images/{}/1.jpg", "images/{}/1.xml", {"images": "images", "annotations": "images"}),
+        ("{}/1.jpg", "{}/1.xml", {"images": ".", "annotations": "."}),
+        ("{}/images/1.jpg", "{}/xml/1.xml", {"images": "images", "annotations": "xml"}),
+        ("images/{}/1.jpg", "xml/{}/1.xml", {"images": "images", "annotations": "xml"}),
+    ],
+)
+def test_folders_of_splits_are_the_splits_and_may_have_the_same_names(raw, image, xml, source):
+    for folder in ("train", "valid"):
+        raw.add(image.format(folder))
+        raw.add(xml.format(folder), annotation(an_object(name=folder)))
+    records, rejected = raw.read(type="voc", **source)
+    found = {key: (record.split, record.labels) for key, record in records.items()}
+    assert rejected == {}
+    assert found == {
+        image.format("train"): ("train", ["train"]),
+        image.format("valid"): ("validation", ["valid"]),
+    }
+
+
+def test_a_single_folder_of_a_split_is_only_a_folder(raw):
+    raw.add("train/1.jpg")
+    raw.add("train/1.xml", annotation(an_object()))
+    records, _ = raw.read(type="voc", images=".", annotations=".")
+    assert records["train/1.jpg"].split is None

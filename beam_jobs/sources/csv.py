@@ -1,6 +1,7 @@
-"""A CSV manifest: UTF-8, commas, and a header with the columns in any order.
+"""A CSV manifest: UTF-8, and a header with the columns in any order.
 
-The rows of one path may stand anywhere in the file. A row with a path and no other field of the box
+Commas, semicolons or tabs separate the columns: the most frequent of them in the header. The rows
+of one path may stand anywhere in the file. A row with a path and no other field of the box
 is an image without boxes.
 """
 
@@ -10,11 +11,11 @@ import collections
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from beam_jobs.sources.parsing import CORNERS, parse_box
-from beam_jobs.sources.source import SourceEntry, SourceFiles, make_manifest_entry
+from beam_jobs.sources.source import ManifestReader, SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import CsvSource
 from pipeline_ops.errors import DataError
@@ -36,25 +37,37 @@ class _Row(NamedTuple):
 
 
 def read_entries(files: SourceFiles, source: CsvSource) -> Iterator[SourceEntry]:
-    has_boxes = source.task == "detection"
+    for key, part in source.list_parts().items():
+        rows = _read_rows(files.read(part.manifest, key), part.manifest, source)
+        yield from _make_entries(ManifestReader(files, source, part), rows)
+
+
+def _make_entries(reader: ManifestReader, found: Iterable[_Row]) -> Iterator[SourceEntry]:
+    has_boxes = reader.source.task == "detection"
     groups: dict[str | int, list[_Row]] = defaultdict(list)
-    for row in _read_rows(files.read(source.manifest, "manifest"), source):
+    for row in found:
         groups[row.path if has_boxes and row.path else row.line].append(row)
     for rows in groups.values():
         first = rows[0]
-        key = files.find_key(first.path, source.images)
-        with files.entry(f"{source.manifest}:{first.line}", key):
+        key = reader.find_key(first.path)
+        with reader.files.entry(f"{reader.part.manifest}:{first.line}", key):
             for row in rows:
                 if row.fault:
                     raise row.fault
             boxes = _parse_boxes(rows) if has_boxes else None
-            yield make_manifest_entry(first.fields, boxes, source)
+            yield reader.make_entry(first.fields, boxes)
 
 
-def _read_rows(content: bytes, source: CsvSource) -> Iterator[_Row]:
-    text = io.StringIO(content.decode("utf-8-sig", "surrogateescape"), newline="")
-    reader = csv.reader(text, strict=True)
-    header = _read_header(reader, source)
+def find_delimiter(header: str) -> str:
+    """The separator of columns: the most frequent one in the first line, and first the comma."""
+    return max(",;\t", key=header.count)
+
+
+def _read_rows(content: bytes, name: str, source: CsvSource) -> Iterator[_Row]:
+    text = content.decode("utf-8-sig", "surrogateescape")
+    delimiter = find_delimiter(text.partition("\n")[0])
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header = _read_header(reader, name, source)
     while True:
         line = reader.line_num + 1
         try:
@@ -77,25 +90,30 @@ def _read_rows(content: bytes, source: CsvSource) -> Iterator[_Row]:
             yield _Row(line, path, fault=Reject("malformed", fault))
 
 
-def _read_header(reader: Iterator[list[str]], source: CsvSource) -> list[str]:
+def _read_header(reader: Iterator[list[str]], manifest: str, source: CsvSource) -> list[str]:
+    """Our names of the columns, or theirs for columns that the source does not need."""
     try:
         header = [name.strip() for name in next(reader, [])]
     except csv.Error as error:
         raise DataError(
-            f"{source.manifest}:1: not the header of a CSV file: {error}. Correct the file."
+            f"{manifest}:1: not the header of a CSV file: {error}. Correct the file."
         ) from None
-    required = _COLUMNS[source.task]
-    if missing := [name for name in required if name not in header]:
+    columns: dict[str, str] = dict(source.columns.items())
+    theirs = {name: columns.get(name, name) for name in _COLUMNS[source.task]}
+    if missing := [name for name in theirs.values() if name not in header]:
         raise DataError(
-            f"{source.manifest}:1: the header lacks {', '.join(missing)}. "
-            f"For {source.task} it needs {','.join(required)}, got {_shorten(','.join(header))}"
+            f"{manifest}:1: the header lacks {', '.join(missing)}. For {source.task} it needs "
+            f"{','.join(theirs.values())}, got {_shorten(','.join(header))}. Correct the file, or "
+            "name its columns in preprocess.source.columns."
         )
     if twice := sorted(n for n, count in collections.Counter(header).items() if n and count > 1):
         raise DataError(
-            f"{source.manifest}:1: the header has {', '.join(map(_shorten, twice))} more than "
+            f"{manifest}:1: the header has {', '.join(map(_shorten, twice))} more than "
             "once. Rename or remove the column."
         )
-    return header
+    ours = {name: column for column, name in columns.items()}
+    hidden = columns.keys() - ours.keys()
+    return ["" if name in hidden else ours.get(name, name) for name in header]
 
 
 def _shorten(header: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from beam_jobs.sources.parsing import parse_box, parse_json_object
-from beam_jobs.sources.source import SourceEntry, SourceFiles, make_manifest_entry
+from beam_jobs.sources.source import ManifestReader, SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import JsonlSource
 
@@ -14,22 +14,29 @@ _MAX_LINE_BYTES = 16 << 20
 
 
 def read_entries(files: SourceFiles, source: JsonlSource) -> Iterator[SourceEntry]:
-    for number, line in enumerate(files.read(source.manifest, "manifest").split(b"\n"), start=1):
+    for key, part in source.list_parts().items():
+        reader = ManifestReader(files, source, part)
+        yield from _make_entries(reader, files.read(part.manifest, key))
+
+
+def _make_entries(reader: ManifestReader, content: bytes) -> Iterator[SourceEntry]:
+    files, source, part = reader.files, reader.source, reader.part
+    for number, line in enumerate(content.split(b"\n"), start=1):
         if not line.strip():
             continue
-        with files.entry(f"{source.manifest}:{number}", prefix=f"line {number}: ") as entry:
+        with files.entry(f"{part.manifest}:{number}", prefix=f"line {number}: ") as entry:
             if len(line) > _MAX_LINE_BYTES:
                 raise Reject(
                     "too_large", f"a line of {len(line)} bytes, allowed are {_MAX_LINE_BYTES}"
                 )
             fields = parse_json_object(line)
-            entry.key = files.find_key(fields.get("path"), source.images)
-            yield make_manifest_entry(fields, _parse_boxes(fields, source), source)
+            fields |= {name: fields.get(theirs) for name, theirs in source.columns.items()}
+            entry.key = reader.find_key(fields.get("path"))
+            boxes = _parse_boxes(fields) if source.task == "detection" else None
+            yield reader.make_entry(fields, boxes)
 
 
-def _parse_boxes(value: dict[str, Any], source: JsonlSource) -> tuple[Box, ...] | None:
-    if source.task == "classification":
-        return None
+def _parse_boxes(value: dict[str, Any]) -> tuple[Box, ...]:
     boxes = value.get("boxes")
     if not isinstance(boxes, list):
         raise Reject("malformed", "must have a list of boxes, which may be empty")

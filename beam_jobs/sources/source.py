@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import posixpath
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from beam_jobs.io.raw import Raw, read_raw
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.parsing import (
     escape_surrogates,
+    is_image_name,
     iterate_path_ends,
     make_box,
     parse_size,
@@ -35,7 +37,7 @@ from beam_jobs.sources.parsing import (
 from beam_jobs.stages.boxes import FRACTIONS, UPRIGHT_FRACTIONS, check_box
 from beam_jobs.stages.stage import Box, Names, Reject, parameters
 from beam_jobs.statistics.summary import RejectedRecord
-from pipeline_ops.config.sources import ManifestSource
+from pipeline_ops.config.sources import ManifestPart, ManifestSource
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
@@ -225,6 +227,32 @@ class SourceFiles:
             raise Reject("missing_image", f"there is no file {key}")
         return file
 
+    def find_image_by_name(self, path: Any, folder: str = ".") -> RawFile:
+        """The image below a folder with the file name of a path, whose folders do not count.
+
+        The path may be of Windows, and may lack the suffix of the image. Raises Reject.
+        """
+        name = next(reversed([*iterate_path_ends(path)]), "")
+        prefix = "" if folder == "." else f"{folder}/"
+        found = [file for file in self._images_by_name.get(name, ()) if file.key.startswith(prefix)]
+        if len(found) > 1:
+            keys = ", ".join(file.key for file in found[:5])
+            raise Reject("ambiguous_image", f"{len(found)} images have the name {name}: {keys}")
+        if not found:
+            raise Reject("missing_image", f"there is no image of the name {name} below {folder}")
+        return found[0]
+
+    @functools.cached_property
+    def _images_by_name(self) -> dict[str, list[RawFile]]:
+        """The images by their file names, and by these without their suffixes."""
+        found: dict[str, list[RawFile]] = defaultdict(list)
+        for file in self.listing.files:
+            if is_image_name(file.key):
+                name = posixpath.basename(_to_path(file.key))
+                found[name].append(file)
+                found[posixpath.splitext(name)[0]].append(file)
+        return found
+
     def find_image_from_elsewhere(self, path: Any, folder: str = ".") -> RawFile:
         """The image with the longest end of a path on another machine. Raises Reject."""
         for end in iterate_path_ends(path):
@@ -376,19 +404,36 @@ def _parse_frame(frame: Any) -> tuple[float, float] | None:
     return parse_size(_to_plain(height), _to_plain(width))
 
 
-def make_manifest_entry(
-    fields: Mapping[str, Any], boxes: Sequence[Box] | None, source: ManifestSource
-) -> SourceEntry:
-    """The entry of a row of `csv`, or a line of `jsonl`. `boxes` is None for classification."""
-    label = parse_text(fields.get("label")) if boxes is None else None
-    path: Any = fields.get("path")
-    size = fields.get("height"), fields.get("width")
-    return SourceEntry(
-        path,
-        label,
-        boxes,
-        fields.get("split"),
-        fields.get("group"),
-        frame=FRACTIONS if source.units == "fractions" else size,
-        folder=source.images,
-    )
+@dataclasses.dataclass(frozen=True)
+class ManifestReader:
+    """Makes the entries of the rows of `csv`, or of the lines of `jsonl`."""
+
+    files: SourceFiles
+    source: ManifestSource
+    part: ManifestPart
+
+    def find_key(self, path: Any) -> str | None:
+        """The key of the image with this path, or None for what cannot be a path."""
+        if self.source.find_by == "path":
+            return self.files.find_key(path, self.part.images)
+        try:
+            return self.files.find_image_by_name(path, self.part.images).key
+        except Reject:
+            return None
+
+    def make_entry(self, fields: Mapping[str, Any], boxes: Sequence[Box] | None) -> SourceEntry:
+        """Makes the entry of an image. `boxes` is None for classification."""
+        label = parse_text(fields.get("label")) if boxes is None else None
+        path: Any = fields.get("path")
+        if self.source.find_by == "name":
+            path = self.files.find_image_by_name(path, self.part.images)
+        size = fields.get("height"), fields.get("width")
+        return SourceEntry(
+            path,
+            label,
+            boxes,
+            fields.get("split") or self.part.split,
+            fields.get("group"),
+            frame=FRACTIONS if self.source.units == "fractions" else size,
+            folder=self.part.images,
+        )

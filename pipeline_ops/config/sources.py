@@ -8,9 +8,9 @@ cover.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline_ops.config.base import Section, advanced_field, operational_field
 from pipeline_ops.config.labelling_sources import CvatSource, LabelStudioSource, YoloSource
@@ -82,26 +82,59 @@ class CocoSource(AnnotatedSource):
         }
 
 
-class ManifestSource(AnnotatedSource):
-    """A file that names every image with its class or its boxes."""
+class ManifestPart(Section):
+    """One file of several, and its images. Both are paths below `source.path`."""
 
     manifest: str
+    images: str = advanced_field(".")
+    split: SplitName | None = None
+    """The split of entries without one. With null, `preprocess.split` decides."""
+
+
+ColumnName = Literal[
+    "path", "label", "xmin", "ymin", "xmax", "ymax", "split", "group", "width", "height"
+]
+
+
+class ManifestSource(AnnotatedSource):
+    """A file, or several, that name every image with its class or its boxes."""
+
+    manifest: str | None = None
     """The file's path below `source.path`."""
     images: str = advanced_field(".")
     """The folder below `source.path` at which the paths in the manifest start."""
+    parts: list[ManifestPart] = advanced_field([])
+    """Several files, instead of `manifest` and `images`."""
+    find_by: Literal["path", "name"] = advanced_field("path")
+    """name: the image with the same file name, with or without its suffix, anywhere below `images`.
+    For paths of another machine, and names without their folders."""
+    columns: dict[ColumnName, str] = advanced_field({})
+    """The names in the file where they are not ours, such as `{path: filename, label: class}`."""
     task: Literal["classification", "detection"]
     units: Literal["pixels", "fractions"] = advanced_field("pixels")
     """Unit of the boxes' coordinates."""
 
     @property
     def required_files(self) -> dict[str, str]:
-        return {"manifest": self.manifest}
+        return {key: part.manifest for key, part in self.list_parts().items()}
+
+    def list_parts(self) -> dict[str, ManifestPart]:
+        """The parts by the key that names the file of each."""
+        if self.manifest is not None:
+            return {"manifest": ManifestPart(manifest=self.manifest, images=self.images)}
+        return {f"parts.{index}.manifest": part for index, part in enumerate(self.parts)}
+
+    @model_validator(mode="after")
+    def _validate_manifest(self) -> Self:
+        if (self.manifest is None) == (not self.parts):
+            raise ValueError("needs either manifest or parts")
+        return self
 
 
 class CsvSource(ManifestSource):
     """A CSV file with a header: `path,label`, or one row per box.
 
-    The header for boxes is `path,xmin,ymin,xmax,ymax,label`.
+    The header for boxes is `path,xmin,ymin,xmax,ymax,label`. `columns` gives other names.
     """
 
     type: Literal["csv"]

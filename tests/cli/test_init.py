@@ -386,7 +386,8 @@ def test_images_of_one_class_are_too_few_classes(data):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.csv", "filename,class\na.jpg,cat\n", "Rename filename to path, class to label"),
+        ("x.csv", "filename,class\na.jpg,cat\n", "none of its images (a.jpg) is below this folder"),
+        ("x.csv", "id,a,b\n000.jpg,1,2\n", "which of id, a, b has the classes is not clear"),
         ("x.csv", "path,label\nb.jpg,cat\n", "none of its images (b.jpg) is below this folder"),
         ("x.jsonl", '{"file": "a.jpg"}\n', "the lines of x.jsonl have the keys file"),
         ("x.json", coco(["gone.jpg"]), "none of its images (gone.jpg) is below this folder"),

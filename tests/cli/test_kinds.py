@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from pipeline_ops.cli.first_config.folder_view import view_folder
-from pipeline_ops.cli.first_config.recognisers import Certainty, SourceMatch
+from pipeline_ops.cli.first_config.recognisers import Certainty, SourceMatch, find_class_order
 from pipeline_ops.cli.first_config.recognition import recognise
 from pipeline_ops.errors import DataError
 
@@ -106,6 +106,53 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
                 "units": "fractions",
                 "image": "file",
                 "images": "a",
+            },
+        ),
+        (
+            {"photos/1.jpg": "", "labels.csv": "File Name;Breed\n1.jpg;cat\n"},
+            "csv",
+            {
+                "manifest": "labels.csv",
+                "images": "photos",
+                "task": "classification",
+                "columns": {"path": "File Name", "label": "Breed"},
+            },
+        ),
+        (
+            {"a/1.jpg": "", "b/2.jpg": "", "t.csv": "id,width,label\n1,9,cat\n2,9,dog\n"},
+            "csv",
+            {
+                "manifest": "t.csv",
+                "task": "classification",
+                "columns": {"path": "id"},
+                "find_by": "name",
+            },
+        ),
+        (
+            {
+                f"images/{name}": text
+                for split in ("train", "test")
+                for name, text in (
+                    (f"{split}/{split}_1.jpg", ""),
+                    (
+                        f"{split}_labels.csv",
+                        "filename,width,height,class,xmin,ymin,xmax,ymax\n"
+                        f"{split}_1.jpg,40,30,cat,1,2,30,20\n",
+                    ),
+                )
+            },
+            "csv",
+            {
+                "parts": [
+                    {
+                        "manifest": f"images/{split}_labels.csv",
+                        "images": f"images/{split}",
+                        "split": split,
+                    }
+                    for split in ("test", "train")
+                ],
+                "task": "detection",
+                "columns": {"path": "filename", "label": "class"},
             },
         ),
         (
@@ -202,6 +249,16 @@ def test_images_and_annotations_of_voc_are_found_in_any_two_folders(
     assert (match.type, match.certainty, match.below) == ("voc", Certainty.CERTAIN, below)
     assert match.keys == {"images": keys[0], "annotations": keys[1]}
     assert ("in the folders test, train of the splits" in match.reason) == ("{}" in image)
+
+
+def test_the_classes_are_in_the_order_of_a_label_map(tmp_path):
+    items = [("owl", 3), ("dog", 1), ("cat", 2)]
+    text = "".join(f'item {{ id: {number} name: "{name}" }}' for name, number in items)
+    for name, content in (("map.pbtxt", text), ("graph.pbtxt", "node {}")):
+        (tmp_path / name).write_text(content)
+    view = view_folder(tmp_path)
+    assert find_class_order(view, {"cat", "dog"}) == ["dog", "cat"]
+    assert find_class_order(view, {"cat", "cow"}) == []
 
 
 def test_a_data_yaml_in_a_folder_below_is_the_folder_of_the_source(tmp_path):

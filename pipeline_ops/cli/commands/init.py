@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from pipeline_ops.cli.first_config.recognisers import SourceMatch
 
 _MAX_REJECTS_SHOWN = 10
+_GENERIC_NAMES = ("data", "dataset", "images", "img")
+_NAMING_SOURCES = ("voc", "csv", "jsonl", "cvat")
+"""The sources whose annotations name the classes and do not number them."""
 _MAX_NAME_LENGTH = 63
 
 
@@ -60,6 +63,7 @@ def add_parser(commands: Commands) -> None:
 
 def init(arguments: argparse.Namespace) -> int:
     from pipeline_ops.cli.first_config.folder_view import view_folder
+    from pipeline_ops.cli.first_config.recognisers import find_class_order
     from pipeline_ops.cli.first_config.recognition import KINDS, recognise
 
     if arguments.type not in (None, *KINDS):
@@ -68,7 +72,8 @@ def init(arguments: argparse.Namespace) -> int:
     match = recognise(view, arguments.type)
     named = Path(os.path.abspath(arguments.path))
     folder = (named.parent if view.named_file else named) / match.below
-    pipeline = make_name(folder.name)
+    is_generic = match.below.lower() in _GENERIC_NAMES
+    pipeline = make_name((named if is_generic else folder).name)
     output: Path = arguments.output or Path("configs") / f"{pipeline}.yaml"
     if output.exists() and not arguments.force:
         raise _make_exists_error(output)
@@ -77,6 +82,8 @@ def init(arguments: argparse.Namespace) -> int:
         path = os.path.relpath(folder, os.path.abspath(output.parent))
     source = {"type": match.type, "path": path, **match.keys}
     data = _read_data({**source, "path": str(folder)}, match, view)
+    if match.type in _NAMING_SOURCES and (order := find_class_order(view, data.labels)):
+        source["class_names"] = order
     facts = ConfigFacts(pipeline, source, match.reason, data, choose_settings(data))
     text = render_config(facts)
     _validate_text(text, output)

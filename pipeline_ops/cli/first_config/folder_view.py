@@ -123,6 +123,19 @@ class FolderView:
         )
         return best, votes[best]
 
+    def count_images_named(self, names: Sequence[str]) -> int:
+        """The number of paths whose file name, maybe without its suffix, one image has."""
+        ends = (re.split(r"[/\\]", name)[-1] for name in names)
+        return sum(len(self._images_by_any_name.get(end, ())) == 1 for end in ends)
+
+    @functools.cached_property
+    def _images_by_any_name(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = defaultdict(list)
+        for name, keys in self._images_by_name.items():
+            found[name] += keys
+            found[posixpath.splitext(name)[0]] += keys
+        return found
+
     def enter(self, below: str) -> Listing:
         """The listing of a folder below this one, or of this folder for an empty name."""
         prefix = f"{below}/" if below else ""

@@ -19,14 +19,15 @@ import posixpath
 import re
 import tarfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from beam_jobs.io.example import parse
 from beam_jobs.io.parquet_rows import CorruptParquet, iterate_rows, open_parquet
 from beam_jobs.io.raw import open_raw
 from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
 from beam_jobs.sources import read_records
+from beam_jobs.sources.csv import find_delimiter
 from beam_jobs.sources.image_folder import find_split_folders, validate_layout
 from beam_jobs.sources.packed import find_field
 from beam_jobs.sources.parsing import (
@@ -36,6 +37,7 @@ from beam_jobs.sources.parsing import (
     is_image_name,
     parse_json_object,
 )
+from beam_jobs.sources.tfrecord import parse_label_map
 from beam_jobs.sources.voc import find_voc_files
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards
@@ -189,10 +191,12 @@ def _describe_voc(view: FolderView, below: str, source: VocSource) -> SourceMatc
     names = sorted({name.partition("/")[0] for name in pictures.keys() & annotated})
     splits = find_split_names(names)
     where = f", in the folders {_join_names(sorted(splits))} of the splits" if splits else ""
+    is_shared = source.images == source.annotations
     reason = (
-        f"{count(len(annotated), 'XML file')} in {source.annotations}, and "
-        f"{count(len(pictures), 'image')} in {source.images}, of which "
-        f"{len(pictures.keys() & annotated):,} have annotations{where}{'' if splits else remark}"
+        f"{count(len(annotated), 'XML file')} {'' if is_shared else f'in {source.annotations}, '}"
+        f"and {count(len(pictures), 'image')} in {'one place' if is_shared else source.images}, "
+        f"of which {len(pictures.keys() & annotated):,} have annotations"
+        f"{where}{'' if splits else remark}"
     )
     return SourceMatch("voc", Certainty.CERTAIN, reason, keys, below)
 
@@ -295,35 +299,134 @@ def _count_label_files(view: FolderView) -> Counter[str]:
 
 
 _OTHER_NAMES = {
-    "path": ("filename", "file", "file_name", "image", "image_path", "filepath", "img", "image_id"),
-    "label": ("class", "class_name", "category", "target", "y"),
+    "label": ("class", "class_name", "category", "label_name", "target", "y"),
     "xmin": ("x_min", "x1", "left"),
     "ymin": ("y_min", "y1", "top"),
     "xmax": ("x_max", "x2", "right"),
     "ymax": ("y_max", "y2", "bottom"),
+    "split": ("subset", "set", "partition"),
+    "width": (),
+    "height": (),
+    "group": (),
 }
-"""Names that other tools have for our columns."""
+"""Names that other tools have for our columns. The column with the paths is the one whose values
+are images."""
+
+
+class _Table(NamedTuple):
+    """A CSV file whose rows name images. `columns` has the names of our columns in the file."""
+
+    file: RawFile
+    columns: Mapping[str, str]
+    rows: Sequence[Mapping[str, Any]]
+    images: str
+    find_by: str
+    found: int
+
+    @property
+    def has_boxes(self) -> bool:
+        return {*CORNERS} <= self.columns.keys()
 
 
 def recognise_csv(view: FolderView) -> Iterator[SourceMatch | str]:
-    """Finds CSV files with our columns, or with the columns of other tools."""
-    known = {"path", "label"}.union(*_OTHER_NAMES.values())
+    """Finds CSV files with a column of images and one of classes, whatever their names are."""
+    tables = []
     for file, start in view.iterate_starts(".csv", ".tsv"):
-        header, rows = _read_table(start, is_cut=file.num_bytes > START_BYTES)
-        if {"path", "label"} <= {*header}:
-            yield _judge_manifest("csv", view, file, rows, has_boxes={*CORNERS} <= {*header})
-        elif any(name.lower() in known for name in header):
-            renamed = [
-                f"{name} to {ours}"
-                for ours, others in _OTHER_NAMES.items()
-                for name in header
-                if name.lower() in (*others, ours) and name != ours
+        table = _judge_table(view, file, *_read_table(start, file.num_bytes > START_BYTES))
+        if isinstance(table, _Table):
+            tables.append(table)
+        elif table:
+            yield table
+    splits = [find_split(table.file.key) for table in tables]
+    if "train" in splits and None not in splits and len({*splits}) == len(splits):
+        yield _match_tables(view, tables, splits)
+    else:
+        for table in tables:
+            yield _match_tables(view, [table], [None])
+
+
+def _judge_table(
+    view: FolderView, file: RawFile, header: Sequence[str], rows: Sequence[Mapping[str, Any]]
+) -> _Table | str | None:
+    """The table of a file, the reason why it is none, or None if it has nothing to do with it."""
+    best = ("", ".", "path", 0)
+    for name in header:
+        values = [row[name] for row in rows if row.get(name)]
+        folder, number = view.find_images_folder(values, file.key)
+        by_name = view.count_images_named(values)
+        best = max(best, (name, folder, "path", number), key=lambda found: found[3])
+        best = max(best, (name, ".", "name", by_name), key=lambda found: found[3])
+    path, images, find_by, found = best
+    columns = {"path": path} | _find_columns([name for name in header if name != path])
+    if found and "label" in columns:
+        return _Table(file, columns, rows, images, find_by, found)
+    usual = [name for name in header if name.lower() in ("path", "filename", "file_name", "image")]
+    if not found and usual and "label" in columns:
+        values = [row[usual[0]] for row in rows if row.get(usual[0])]
+        return (
+            f"{file.key} names images and classes, but none of its images"
+            f"{f' ({values[0]})' if values else ''} is below this folder. Correct the paths, or "
+            "name the folder that holds both"
+        )
+    if found:
+        return (
+            f"{file.key} names images in the column {path}, but which of {_join_names(header)} "
+            "has the classes is not clear. Name it in preprocess.source.columns, "
+            f"`{{path: {path}, label: ...}}`"
+        )
+    return None
+
+
+def _find_columns(header: Sequence[str]) -> dict[str, str]:
+    """The names in a header by ours. The only other column is the label's."""
+    columns: dict[str, str] = {}
+    for ours, others in _OTHER_NAMES.items():
+        for name in header:
+            if re.sub(r"[\s-]", "_", name.lower()) in (ours, *others):
+                columns.setdefault(ours, name)
+    rest = [name for name in header if name not in columns.values()]
+    if "label" not in columns and len(rest) == 1:
+        columns["label"] = rest[0]
+    return columns
+
+
+def _match_tables(
+    view: FolderView, tables: Sequence[_Table], splits: Sequence[str | None]
+) -> SourceMatch:
+    first = tables[0]
+    columns = {
+        ours: theirs
+        for ours, theirs in first.columns.items()
+        if ours != theirs and (first.has_boxes or ours not in (*CORNERS, "width", "height"))
+    }
+    keys: dict[str, Any] = {"manifest": first.file.key, **_unless("images", first.images, ".")}
+    if len(tables) > 1:
+        keys = {
+            "parts": [
+                {
+                    "manifest": table.file.key,
+                    **_unless("images", table.images, "."),
+                    "split": split,
+                }
+                for table, split in zip(tables, splits, strict=True)
             ]
-            yield (
-                f"{file.key} has the columns {', '.join(header)[:200]}. The source needs the "
-                "columns path and label, and xmin, ymin, xmax, ymax for boxes"
-                + (f". Rename {', '.join(renamed)}" if renamed else "")
-            )
+        }
+    keys |= _get_task(first.has_boxes) | _unless("columns", columns, {})
+    keys |= _unless("find_by", first.find_by, "path")
+    if first.has_boxes and _has_fractions(
+        {name: row[column] for name, column in first.columns.items()} for row in first.rows
+    ):
+        keys["units"] = "fractions"
+    kind = "boxes" if first.has_boxes else "labels"
+    reason = "; ".join(
+        f"{table.file.key} names images in {table.images} with {kind} "
+        f"({table.found:,} of the first {count(len(table.rows), 'row')} looked up were found)"
+        for table in tables
+    )
+    # A table with the columns of another tool may be a copy of the XML files beside it.
+    is_copy = columns and view.list_candidates(".xml")
+    certainty = Certainty.LIKELY if is_copy else Certainty.CERTAIN
+    return SourceMatch("csv", certainty, reason, keys)
 
 
 def _read_table(start: bytes, is_cut: bool) -> tuple[Sequence[str], list[dict[str, Any]]]:
@@ -331,7 +434,8 @@ def _read_table(start: bytes, is_cut: bool) -> tuple[Sequence[str], list[dict[st
     lines = start.decode("utf-8-sig", "replace").split("\n")
     if is_cut:
         lines.pop()
-    reader = csv.DictReader(io.StringIO("\n".join(lines[: _MAX_ROWS + 1]), newline=""))
+    text = io.StringIO("\n".join(lines[: _MAX_ROWS + 1]), newline="")
+    reader = csv.DictReader(text, delimiter=find_delimiter(lines[0] if lines else ""))
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         return reader.fieldnames, list(reader)
@@ -672,6 +776,17 @@ def find_split(path: str) -> str | None:
     words = re.findall(r"[a-z]+", path.lower())
     found = {SPLITS[word] for word in words if word in SPLITS}
     return found.pop() if len(found) == 1 else None
+
+
+def find_class_order(view: FolderView, labels: Collection[str]) -> list[str]:
+    """The classes in the order of a label map that names all of them. Empty if there is none."""
+    for file, start in view.iterate_starts(".pbtxt"):
+        with contextlib.suppress(DataError):  # of something else
+            names = parse_label_map(start, file.key).names
+            order = [names[number] for number in sorted(names) if names[number] in labels]
+            if len(order) == len(labels):
+                return order
+    return []
 
 
 def _get_task(has_boxes: bool) -> dict[str, Any]:

@@ -44,7 +44,7 @@ KINDS = {
     "yolo": Kind(recognisers.recognise_yolo, "a data.yaml, and folders images and labels"),
     "csv": Kind(
         recognisers.recognise_csv,
-        "a CSV file with the columns path,label or path,xmin,ymin,xmax,ymax,label",
+        "a CSV file with a column of images and one of classes, maybe with boxes",
     ),
     "jsonl": Kind(
         recognisers.recognise_jsonl, 'a .jsonl file with lines {"path": "1.jpg", "label": "cat"}'

@@ -88,7 +88,7 @@ _SOURCE_COMMENTS = {
     "unlisted": "images in no list are left out; `reject` would count them as unusable",
     "image_sets": "the lists that are our splits",
     "manifest": "the file that names every image; a path below `path`",
-    "images": "the folder in which the paths in the manifest start",
+    "images": "the folder of the images, at which the paths in a manifest start",
     "task": "one class for each image, or boxes",
     "units": "of the boxes",
     "box_format": "the order of the numbers of a box, as the first boxes suggest",
@@ -99,6 +99,10 @@ _SOURCE_COMMENTS = {
     "image": "the column with the images",
     "parts": "files, with the split that their names tell; without one, `split` decides",
     "label_map": "names of the classes",
+    "annotations": "the folder of the XML files",
+    "columns": "the names of our columns in the file",
+    "find_by": "images are found by their file names alone",
+    "class_names": "in the order of the label map",
 }
 
 

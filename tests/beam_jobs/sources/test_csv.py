@@ -185,3 +185,52 @@ def test_a_manifest_that_is_not_there_is_told(raw):
         DataError, match="n.csv: no such file. preprocess.source.manifest names this file"
     ):
         raw.read(type="csv", manifest="n.csv", task="classification")
+
+
+def test_columns_may_have_other_names_and_separators(read):
+    records, rejected = read(
+        "filename;width;height;class;xmin;ymin;xmax;ymax;label",
+        "1.jpg;40;30;cat;1;2;30;20;other",
+        task="detection",
+        columns={"path": "filename", "label": "class"},
+    )
+    assert rejected == {}
+    assert records["images/1.jpg"].boxes == (Box(2, 1, 20, 30, "cat"),)
+    assert records["images/1.jpg"].frame == (30, 40)
+
+
+def test_a_column_that_the_config_names_and_the_file_lacks_is_told(read):
+    with pytest.raises(DataError, match="m.csv:1: the header lacks kind.*name its columns in"):
+        read("path,label", "1.jpg,cat", columns={"label": "kind"})
+
+
+def test_several_tables_have_their_own_images_and_splits(raw):
+    for split in ("train", "test"):
+        raw.add(f"{split}/1.jpg")
+        raw.add(f"{split}.csv", "path,label,split\n1.jpg,cat,\n")
+    parts = [
+        {"manifest": "train.csv", "images": "train", "split": "train"},
+        {"manifest": "test.csv", "images": "test", "split": "test"},
+    ]
+    records, rejected = raw.read(type="csv", parts=parts, task="classification")
+    found = {key: record.split for key, record in records.items()}
+    assert (found, rejected) == ({"train/1.jpg": "train", "test/1.jpg": "test"}, {})
+
+
+@pytest.mark.parametrize("path", ["2.jpg", "2", "C:\\cards\\train\\2.jpg", "/home/me/x/2.jpg"])
+def test_an_image_is_found_by_its_name_alone(read, path):
+    records, rejected = read("path,label", f"{path},cat", find_by="name")
+    assert ([*records], rejected) == (["images/2.jpg"], {})
+
+
+def test_a_name_that_no_image_has_or_several_have_is_kept_out(raw):
+    for folder in ("a", "b"):
+        raw.add(f"{folder}/1.jpg")
+    raw.add("m.csv", "path,label\n1.jpg,cat\n2.jpg,cat\n")
+    source = {"manifest": "m.csv", "task": "classification", "find_by": "name"}
+    records, rejected = raw.read(type="csv", **source)
+    assert records == {}
+    assert rejected == {
+        "m.csv:2": ("ambiguous_image", "2 images have the name 1.jpg: a/1.jpg, b/1.jpg"),
+        "m.csv:3": ("missing_image", "there is no image of the name 2.jpg below ."),
+    }

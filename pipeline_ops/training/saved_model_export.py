@@ -2,17 +2,26 @@
 
 A separate process, forked after the gang has finished, builds the model again without a strategy.
 So the gang's devices and addresses stay out of the SavedModel.
+
+The preprocessing of training is part of the model, and so are limits on the images that it decodes:
+a file of 250 kB can hold a gigabyte of pixels. The size of each image is read from its header, and
+a request with an image that is too large is rejected before anything is decoded. TensorFlow Serving
+therefore has the limits, too. The formats are JPEG and PNG.
+
+Legend: N images, J of them JPEG, P of them PNG, H W C one image as the model takes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import abc
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import ENCODED
+from pipeline_ops.artifacts.dataset import ENCODED, STRETCH, Geometry, to_grey
 from pipeline_ops.artifacts.results import (
     REFERENCE_EXAMPLES,
     REFERENCE_OUTPUTS,
@@ -28,13 +37,28 @@ from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
 from pipeline_ops.jobs.host_dataset import HostDataset, open_host_cache, open_host_dataset
 from pipeline_ops.jobs.request import read_request
 from pipeline_ops.models import build_model, make_head
+from pipeline_ops.models.detection import Head
 from pipeline_ops.storage.atomic import translate_write_errors
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.training.checkpointing.state import read_arrays, write_arrays
-from pipeline_ops.training.served import ServedClassifier, ServedDetector, ServedImages
 
 _NUM_REFERENCE_EXAMPLES = 64
+_NUM_PARALLEL_DECODES = 10
+MAX_IMAGE_PIXELS = 64_000_000
+"""Limit of pixels of one image. The model shrinks images, so a smaller one serves as well."""
+MAX_REQUEST_PIXELS = 1_000_000_000
+"""Limit of pixels of all images of a request together, which bounds the time of a request."""
+MAX_PARALLEL_PIXELS = 64_000_000
+"""Limit of pixels in parallel. Images of larger requests are decoded one by one to save memory."""
+MAX_JPEG_SCANS = 64
+"""Limit of scans of a JPEG. Each is a pass over all pixels. Encoders write a dozen at most."""
+MAX_PNG_TEXTS = 16
+"""Limit of compressed texts in a PNG. Each can take 8 MB of memory without being visible."""
+
+_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+_PNG_HEADER_BYTES = len(_PNG) + 8
+"""Width and height follow as integers of four bytes each."""
 
 
 def export_saved_model(spec: CandidateSpec) -> None:
@@ -84,3 +108,239 @@ def _write_references(dataset: HostDataset, served: ServedImages, folder: Path) 
     )
     with translate_write_errors(folder / REFERENCE_OUTPUTS):
         np.save(folder / REFERENCE_OUTPUTS, outputs)
+
+
+class ServedImages(tf.Module, abc.ABC):
+    """A model of images with the signatures of `SAVED_MODEL` in `artifacts/results.py`.
+
+    `model` is a Keras model, or a tf.Module that is called like one, of images float32 [N, H, W, C]
+    in 0..255. `geometry` says how an image of another size becomes H, W.
+    """
+
+    def __init__(
+        self, model: tf.Module, image_shape: tuple[int, int, int], geometry: Geometry = STRETCH
+    ):
+        super().__init__()
+        self.model, self.image_shape, self._geometry = model, image_shape, geometry
+        batch_shape = (None, *image_shape)
+        self.images = _make_signature(self._predict, "images", batch_shape, tf.float32)
+        self.serving_default = _make_signature(self._predict_encoded, "image_bytes")
+        self.examples = _make_signature(self._predict_examples, "examples")
+        self.decode = _make_signature(self._decode_all, "image_bytes")
+
+    @property
+    def signatures(self) -> dict[str, Callable[..., Any]]:
+        names = ("serving_default", "images", "examples", "decode")
+        return {name: getattr(self, name) for name in names}
+
+    @abc.abstractmethod
+    def _predict(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the outputs for images float32 [N, H, W, C]. Their first axis is N."""
+
+    def _predict_encoded(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+        return dict(self.images(self.decode(image_bytes)["images"]))
+
+    def _predict_examples(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
+        features = {ENCODED: tf.io.FixedLenFeature([], tf.string)}
+        return dict(self.serving_default(tf.io.parse_example(examples, features)[ENCODED]))
+
+    def _decode_all(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Decodes images, and brings them to the size of the model: `images`, float32 [N, H, W, C].
+
+        `windows`, float32 [N, 4], are the parts that the model sees, as ymin, xmin, ymax, xmax in
+        fractions of each image. With the bars of letterbox, a window is larger than the image.
+        Raises InvalidArgumentError at run time for images beyond the limits.
+        """
+        height, width, _ = self.image_shape
+        pixels_N = validate_images(image_bytes, height * width)
+        spec = (tf.TensorSpec(self.image_shape, tf.float32), tf.TensorSpec([4], tf.float32))
+
+        def decode(count: int) -> tuple[tf.Tensor, tf.Tensor]:
+            return tf.map_fn(
+                self._decode, image_bytes, parallel_iterations=count, fn_output_signature=spec
+            )
+
+        is_large = tf.reduce_sum(pixels_N) > MAX_PARALLEL_PIXELS  # which waits for the checks
+        images, windows = tf.cond(
+            is_large, lambda: decode(1), lambda: decode(_NUM_PARALLEL_DECODES)
+        )
+        return {"images": images, "windows": windows}
+
+    def _decode(self, encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        height, width, channels = self.image_shape
+        image_HWC = tf.io.decode_image(encoded, channels=channels, expand_animations=False)
+        image_HWC = tf.ensure_shape(image_HWC, [None, None, channels])
+        size = tf.constant((height, width), tf.float64)
+        shape = tf.cast(tf.shape(image_HWC)[:2], tf.float64)
+        match self._geometry.mode:
+            case "letterbox":
+                image, window = self._letterbox(image_HWC, shape, size)
+            case "crop":
+                image, window = self._crop(image_HWC, shape, size)
+            case _:
+                image, window = _resize(image_HWC, (height, width)), tf.constant([0.0, 0, 1, 1])
+        return tf.ensure_shape(image, self.image_shape), tf.cast(window, tf.float32)
+
+    def _letterbox(
+        self, image_HWC: tf.Tensor, shape: tf.Tensor, size: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Does what the stage `resize` does, and returns the window."""
+        inner = tf.round(shape * tf.reduce_min(size / shape))
+        inner = tf.clip_by_value(inner, tf.ones_like(inner), size)
+        before = (size - inner) // 2
+        color = self._geometry.pad_color
+        bars = [to_grey(color)] if self.image_shape[2] == 1 else color
+        bars_C = tf.constant(bars, tf.float32)
+        resized = _resize(image_HWC, tf.cast(inner, tf.int32)) - bars_C
+        margins = tf.cast(tf.stack([before, size - inner - before], axis=1), tf.int32)
+        image = tf.pad(resized, tf.concat([margins, [[0, 0]]], axis=0)) + bars_C
+        return image, tf.concat([-before / inner, (size - before) / inner], axis=0)
+
+    def _crop(
+        self, image_HWC: tf.Tensor, shape: tf.Tensor, size: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Does what the stage `resize` does, and returns the window."""
+        part = tf.round(shape[::-1] * size / size[::-1])
+        part = tf.clip_by_value(part, tf.ones_like(part), shape)
+        before = (shape - part) // 2
+        (top, left), (height, width) = (
+            tf.unstack(tf.cast(pair, tf.int32)) for pair in (before, part)
+        )
+        image = image_HWC[top : top + height, left : left + width]
+        window = tf.concat([before / shape, (before + part) / shape], axis=0)
+        return _resize(image, self.image_shape[:2]), window
+
+
+def _resize(image_HWC: tf.Tensor, size: Any) -> tf.Tensor:
+    """Returns float32. An image of equal size keeps its values."""
+    return tf.image.resize(image_HWC, size, antialias=True)
+
+
+def _make_signature(
+    method: Callable[[tf.Tensor], dict[str, tf.Tensor]],
+    name: str,
+    shape: Sequence[int | None] = (None,),
+    dtype: tf.DType = tf.string,
+) -> tf.types.experimental.PolymorphicFunction:
+    # AutoGraph would only slow down the tracing of TensorFlow operations.
+    return tf.function(method, [tf.TensorSpec(shape, dtype, name)], autograph=False)
+
+
+class ServedClassifier(ServedImages):
+    """A classifier whose model returns logits [N, K] of K classes."""
+
+    def _predict(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
+        probabilities = tf.nn.softmax(self.model(images, training=False))
+        return {"probabilities": probabilities, "classes": tf.argmax(probabilities, axis=-1)}
+
+
+class ServedDetector(ServedImages):
+    """A detector for serving."""
+
+    def __init__(
+        self,
+        model: tf.Module,
+        image_shape: tuple[int, int, int],
+        head: Head,
+        geometry: Geometry = STRETCH,
+    ):
+        super().__init__(model, image_shape, geometry)
+        self._head = head
+        batch_shape = (None, *image_shape)
+        self.portable = _make_signature(self._predict_portably, "images", batch_shape, tf.float32)
+
+    @property
+    def signatures(self) -> dict[str, Callable[..., Any]]:
+        """Those of `ServedImages`, and `portable`, from which other formats are exported.
+
+        It is like `images`, but uses only operations that those formats have, too.
+        """
+        return super().signatures | {"portable": self.portable}
+
+    def _predict_encoded(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns boxes in fractions of the request's images, cut at their edges."""
+        decoded = self.decode(image_bytes)
+        detections = dict(self.images(decoded["images"]))
+        if self._geometry.mode == "stretch":
+            return detections
+        low_N12, high_N12 = tf.split(decoded["windows"][:, None], 2, axis=-1)
+        extent = tf.concat([high_N12 - low_N12] * 2, axis=-1)
+        boxes = tf.concat([low_N12] * 2, axis=-1) + detections["boxes"] * extent
+        is_padding = detections["scores"][..., None] <= 0
+        return detections | {"boxes": tf.where(is_padding, 0.0, tf.clip_by_value(boxes, 0.0, 1.0))}
+
+    def _predict(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self._head.detect(self.model(images, training=False))._asdict()
+
+    def _predict_portably(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self._head.detect_portably(self.model(images, training=False))._asdict()
+
+
+def validate_images(encoded_N: tf.Tensor, model_pixels: int) -> tf.Tensor:
+    """Returns the number of pixels of each image, int64 [N], once all may be decoded.
+
+    `model_pixels` is the size of the model's input. That number of pixels of each image does not
+    count towards the limit of a request. Raises InvalidArgumentError at run time if one image or
+    all images together are too large, or a format is unknown.
+    """
+    heads_N = tf.strings.substr(encoded_N + b"\0" * _PNG_HEADER_BYTES, 0, _PNG_HEADER_BYTES)
+    is_jpeg_N = tf.strings.substr(heads_N, 0, len(_JPEG)) == _JPEG
+    is_png_N = tf.strings.substr(heads_N, 0, len(_PNG)) == _PNG
+    jpegs_J, pngs_P = tf.boolean_mask(encoded_N, is_jpeg_N), tf.boolean_mask(encoded_N, is_png_N)
+    sides_N2 = tf.io.decode_raw(
+        tf.strings.substr(heads_N, len(_PNG), 8), tf.int32, little_endian=False
+    )
+    # A side from 2**31 on is negative here.
+    sides_N2 = tf.where(sides_N2 < 0, tf.int32.max, sides_N2)
+    png_pixels_N = tf.where(is_png_N, tf.reduce_prod(tf.cast(sides_N2, tf.int64), axis=1), 0)
+    jpeg_pixels_J = tf.map_fn(
+        lambda jpeg: tf.reduce_prod(tf.image.extract_jpeg_shape(jpeg, tf.int64)[:2]),
+        jpegs_J,
+        fn_output_signature=tf.TensorSpec([], tf.int64),
+    )
+    pixels_N = tf.tensor_scatter_nd_update(png_pixels_N, tf.where(is_jpeg_N), jpeg_pixels_J)
+    largest = tf.reduce_max(tf.pad(pixels_N, [[0, 1]]))
+    total = tf.reduce_sum(tf.maximum(pixels_N - model_pixels, 0))
+    texts = tf.maximum(
+        _count_marker(pngs_P, b"zTXt", MAX_PNG_TEXTS), _count_marker(pngs_P, b"iTXt", MAX_PNG_TEXTS)
+    )
+    checks = [
+        _require(
+            tf.reduce_all(is_jpeg_N | is_png_N),
+            "Unknown image file format. JPEG or PNG required, with a whole header.",
+        ),
+        _require(
+            largest <= MAX_IMAGE_PIXELS,
+            f"An image has {{}} pixels, at most {MAX_IMAGE_PIXELS} are allowed. "
+            "Send a smaller one.",
+            largest,
+        ),
+        _require(
+            total <= MAX_REQUEST_PIXELS,
+            "The images of the request have {} pixels, at most "
+            f"{MAX_REQUEST_PIXELS} are allowed. Send fewer at once.",
+            total,
+        ),
+        _require(
+            _count_marker(jpegs_J, b"\xff\xda", MAX_JPEG_SCANS) <= MAX_JPEG_SCANS,
+            f"A JPEG has more than {MAX_JPEG_SCANS} scans. Save it as a baseline JPEG.",
+        ),
+        _require(
+            texts <= MAX_PNG_TEXTS, f"A PNG has more than {MAX_PNG_TEXTS} texts. Save it without."
+        ),
+    ]
+    with tf.control_dependencies(checks):
+        return tf.identity(pixels_N)
+
+
+def _count_marker(encoded_N: tf.Tensor, marker: bytes, limit: int) -> tf.Tensor:
+    """Returns the largest number of markers in an image, at most `limit` + 1."""
+    # The raw operation, because a ragged tensor would take many more operations.
+    parts = tf.raw_ops.StringSplitV2(input=encoded_N, sep=marker, maxsplit=limit + 1)
+    return tf.maximum(parts.shape[1] - 1, 0)
+
+
+def _require(condition: tf.Tensor, message: str, *values: tf.Tensor) -> tf.Operation:
+    return tf.debugging.Assert(
+        condition, [tf.strings.format(message, values) if values else message]
+    )

@@ -46,7 +46,7 @@ def write_model(folder: Path, weights: np.ndarray, references: Sequence[bytes]) 
     """A SavedModel as `figures.SAVED_MODEL` has it, reference examples, and the model's own answers
     to them."""
     from pipeline_ops.input.tensorflow_start import tf
-    from pipeline_ops.training.served import ServedClassifier
+    from pipeline_ops.training.saved_model_export import ServedClassifier
 
     class Linear(tf.Module):
         def __init__(self):

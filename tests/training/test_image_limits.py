@@ -118,7 +118,7 @@ def folder(tmp_path_factory) -> Path:
     """A SavedModel that returns the mean of an image of three channels."""
     import tensorflow as tf
 
-    from pipeline_ops.training.served import ServedImages
+    from pipeline_ops.training.saved_model_export import ServedImages
 
     class Mean(ServedImages):
         def _predict(self, images):

@@ -30,7 +30,7 @@ def make_picture(height: int, width: int) -> tuple[np.ndarray, Box]:
 def test_an_image_is_brought_to_the_size_of_the_model_as_in_training(mode, channels):
     import tensorflow as tf
 
-    from pipeline_ops.training.served import ServedImages
+    from pipeline_ops.training.saved_model_export import ServedImages
 
     class Nothing(ServedImages):
         def _predict(self, images):
@@ -55,7 +55,7 @@ def test_a_box_comes_back_to_its_place_in_the_image_of_the_request(mode):
     import tensorflow as tf
 
     from pipeline_ops.models.detection import Detections
-    from pipeline_ops.training.served import ServedDetector
+    from pipeline_ops.training.saved_model_export import ServedDetector
 
     class Head:
         def detect(self, corners):

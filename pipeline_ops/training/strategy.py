@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -13,12 +12,8 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import disable_thread_spinning, override_local_devices
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
+from pipeline_ops.training.checkpointing.checkpoints import Gather
 
-Gather = Callable[[bytes], list[bytes]]
-"""Sends a message of this worker to all workers, and returns the messages of all, by worker.
-
-A message has at most 128 bytes, without blanks at its end.
-"""
 _MESSAGE_BYTES = 128
 
 

@@ -14,8 +14,10 @@ import dataclasses
 import math
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import KEY
@@ -27,7 +29,7 @@ from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.models.task import BatchSums, Task, compute_means
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.training.callbacks import UserCallbacks, end_epoch
-from pipeline_ops.training.checkpointing.checkpoints import CheckpointManager
+from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, Restored
 from pipeline_ops.training.checkpointing.state import (
     Arrays,
     DivergedStep,
@@ -66,26 +68,54 @@ class Trainer:
     task: Task
     loop: Loop
     input: InputPipeline
-    checkpoints: CheckpointManager
+    checkpoints: Checkpoints
+    initialize: Callable[[], TrainingState]
+    """Sets the loop's weights for a new training, and returns its state."""
     callbacks: UserCallbacks
     tensorboard: TensorboardWriter | None
     stop: threading.Event
     """Set if this worker was asked to stop."""
     progress: ProgressWriter
     state: TrainingState = dataclasses.field(init=False)
+    _best: Arrays = dataclasses.field(init=False)
+    """The weights of the best epoch so far."""
     _batches: Batches = dataclasses.field(init=False)
     _single_steps_until: int = dataclasses.field(default=0, init=False)
     """The step up to which each step has a call of its own, because one of them diverged."""
 
     def restore(self) -> None:
-        """Takes the state to resume from, which all workers share."""
-        self.state = self.checkpoints.restore()
+        """Restores the newest checkpoint that all workers can read, or begins a new training."""
+        self._resume(self.checkpoints.restore_common)
+
+    def _resume(self, restore: Callable[[Callable[[str], None]], Restored | None]) -> None:
+        warnings: list[str] = []
+        restored = restore(warnings.append)
+        for warning in warnings:
+            self.progress.report("warning", message=warning)
+        if restored is None:
+            self.state = self.initialize()
+            self._best = self.loop.get_best_weights()
+        else:
+            self.state = restored.state
+            self.loop.assign(restored.weights, restored.optimizer)
+            self._best = restored.weights if restored.best is None else restored.best
+            step = restored.state.step
+            message = f"resumes from step {step}"
+            self.progress.report("restored", step, unit="steps", message=message)
+        self.state.warnings += warnings
         self._batches = self.input.make_batches(self.state.step)
+
+    def _save(self, best: Arrays | None = None) -> None:
+        """Saves the loop and its state. `best` has the weights of a new best epoch."""
+        if best is not None:
+            self._best = best
+        # All workers read, because reading is an exchange between them for some variables.
+        self.checkpoints.save(self.state, *self.loop.get_views(), best)
 
     def run(self) -> None:
         """Trains from the restored state to the end."""
         if self.state.step == 0:
-            self.checkpoints.save(self.state)  # for a divergence in the first steps
+            self._save()  # for a divergence in the first steps
         self.callbacks.call("begin", self.state)
         while not self._is_done():
             try:
@@ -97,7 +127,7 @@ class Trainer:
                 break
             self._end_epoch(self.loop.evaluate(self.input.validation_batches))
         self.callbacks.call("end", self.state)
-        self.checkpoints.files.wait()
+        self.checkpoints.wait()
         if self.tensorboard:
             self.tensorboard.close()
 
@@ -108,7 +138,7 @@ class Trainer:
         """
         if self._has_reached_limit():
             return self.loop.get_best_weights()
-        return self.checkpoints.best
+        return self._best
 
     def _is_done(self) -> bool:
         has_all_epochs = len(self.state.history) >= self.config.epochs
@@ -127,14 +157,14 @@ class Trainer:
             steps_to_checkpoint = every - state.step % every
             max_steps = min(self.config.steps_per_call, end - state.step, steps_to_checkpoint)
             result = self._take_steps(max_steps)
-            self.checkpoints.files.raise_failure()
+            self.checkpoints.raise_failure()
             if time.monotonic() - reported > _REPORT_SECONDS or state.step == end:
                 self._report(self._compute_epoch_means())
                 reported = time.monotonic()
             if state.step % every == 0 or result.is_stop_requested:
-                self.checkpoints.save(state)
+                self._save()
             if result.is_stop_requested:
-                self.checkpoints.files.wait_until_stored()
+                self.checkpoints.wait_until_stored()
                 self.progress.report("preempted", state.step, unit="steps")
                 raise Preempted(state.step)
 
@@ -160,14 +190,18 @@ class Trainer:
                 state.step + num_steps, state.step if is_single else None, result.worst_loss
             )
         state.step += num_steps
-        state.epoch_sums = _add_steps(state.epoch_sums, result.sums)
+        sums, new = state.epoch_sums, result.sums
+        metrics = np.add(sums.metrics or 0.0, new.metrics).tolist()
+        state.epoch_sums = EpochSums(
+            sums.loss + float(new.loss), metrics, sums.count + float(new.count)
+        )
         return result
 
     def _recover(self, error: DivergedError) -> None:
         """Goes back to the last checkpoint, and applies the config's policy to a known step."""
-        epoch = len(self.state.history)
-        state = self.state = self.checkpoints.roll_back(self.config.step_timeout_seconds)
-        self._batches = self.input.make_batches(state.step)
+        epoch, timeout_seconds = len(self.state.history), self.config.step_timeout_seconds
+        self._resume(lambda warn: self.checkpoints.roll_back(warn, timeout_seconds))
+        state = self.state
         if error.step is None:
             self._single_steps_until = error.until
             message = (
@@ -178,7 +212,7 @@ class Trainer:
             self._single_steps_until = 0
             batch = self._save_batch(error.step, error.loss, epoch)
             _apply_divergence_policy(self.config, state, error.step, error.loss, batch)
-            self.checkpoints.save(state)  # the decision is part of the checkpoint
+            self._save()  # the decision is part of the checkpoint
             message = state.warnings[-1]
         self.progress.report("diverged", state.step, unit="steps", message=message)
 
@@ -232,7 +266,7 @@ class Trainer:
         # All workers read, because some variables are averaged over the workers when they are read.
         weights = self.loop.get_best_weights()
         if state.best_epoch == epoch.epoch:
-            self.checkpoints.save(state, weights)
+            self._save(weights)
         if self.tensorboard:
             self.tensorboard.write(epoch, weights)
         self._report(epoch.metrics, len(state.history))
@@ -280,12 +314,3 @@ def _apply_divergence_policy(
         DivergedStep(step=step, loss=repr(loss), is_skipped=policy.action == "skip_batch")
     )
     state.warnings.append(f"{description} {consequence}")
-
-
-def _add_steps(epoch: EpochSums, steps: BatchSums) -> EpochSums:
-    metrics = epoch.metrics or [0.0] * len(steps.metrics)
-    return EpochSums(
-        loss=epoch.loss + float(steps.loss),
-        metrics=[a + float(b) for a, b in zip(metrics, steps.metrics, strict=True)],
-        count=epoch.count + float(steps.count),
-    )

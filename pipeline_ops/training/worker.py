@@ -40,7 +40,7 @@ from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.training.callbacks import UserCallbacks
 from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointStore
-from pipeline_ops.training.checkpointing.checkpoints import CheckpointManager, Checkpoints
+from pipeline_ops.training.checkpointing.checkpoints import Checkpoints
 from pipeline_ops.training.checkpointing.state import (
     TrainingState,
     compute_weights_digest,
@@ -136,14 +136,8 @@ def build_trainer(
         task,
         loop,
         InputPipeline(config, splits, task, shard, cache, code, report_input),
-        CheckpointManager(
-            _open_checkpoints(spec, config, progress),
-            loop,
-            make_gather(chosen.strategy),
-            spec.is_chief,
-            progress,
-            lambda: initialize_training(config, request, loop, build_for_serving, progress),
-        ),
+        _open_checkpoints(spec, config, chosen, progress),
+        lambda: initialize_training(config, request, loop, build_for_serving, progress),
         UserCallbacks(config.callbacks, config_folder, loop.model, folder, spec.is_chief),
         TensorboardWriter(folder, config.tensorboard, splits, task, build_for_serving)
         if spec.is_chief
@@ -153,20 +147,24 @@ def build_trainer(
     )
 
 
-def _open_checkpoints(spec: WorkerSpec, config: Train, progress: ProgressWriter) -> Checkpoints:
-    """Opens the checkpoints on this host, and those in the bucket. Removes leftovers of writers."""
+def _open_checkpoints(
+    spec: WorkerSpec, config: Train, chosen: ChosenStrategy, progress: ProgressWriter
+) -> Checkpoints:
     work, keep, store = Path(spec.work), config.keep_checkpoints, None
     if spec.stored:
         work.mkdir(parents=True, exist_ok=True)
         root = open_root(spec.stored.uri)
         store = CheckpointStore(root, spec.stored.token, keep, spec.stored.is_exchanged)
     keep_best = config.best_checkpoint.keep if config.best_checkpoint else 1
-    files = Checkpoints(
-        work, keep, keep_best, store, lambda message: progress.report("warning", message=message)
+    return Checkpoints(
+        work,
+        keep,
+        keep_best,
+        store,
+        lambda message: progress.report("warning", message=message),
+        make_gather(chosen.strategy),
+        spec.is_chief,
     )
-    if spec.is_chief:
-        files.remove_leftovers()
-    return files
 
 
 def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:

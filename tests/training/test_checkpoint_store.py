@@ -19,25 +19,27 @@ import numpy as np
 import pytest
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.storage.local_store import LocalStore
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointId, CheckpointStore
-from pipeline_ops.training.checkpointing.checkpoints import CheckpointManager, Checkpoints, Restored
+from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, Restored
 from pipeline_ops.training.checkpointing.state import TrainingState
 
 
 class Host:
     """A host with a disk of its own."""
 
-    def __init__(self, folder: Path, store: StorePath, token: int, is_exchanged: bool = False):
+    def __init__(
+        self, folder: Path, store: StorePath, token: int, is_exchanged: bool = False, **options
+    ):
         folder.mkdir(exist_ok=True)
         self.folder, self.warnings = folder, []
         self.checkpoints = Checkpoints(
             folder,
             store=CheckpointStore(store / "work", token, 2, is_exchanged),
             warn=self.warnings.append,
+            **options,
         )
 
     def save(self, step: int, best_epoch: int = -1, best: float | None = None) -> None:
@@ -51,6 +53,9 @@ class Host:
 
     def restore(self) -> Restored | None:
         return self.checkpoints.restore(self.warnings.append)
+
+    def roll_back(self) -> TrainingState:
+        return self.checkpoints.roll_back(self.warnings.append, 60).state
 
 
 @pytest.fixture
@@ -285,25 +290,8 @@ def test_the_links_of_a_killed_upload_are_removed(make_host):
     host = make_host("first", 1)
     (host.folder / ".upload-abc").mkdir()
     (host.folder / ".upload-abc" / "checkpoint-00000001-000000010.npz").write_text("a leftover")
-    host.checkpoints.remove_leftovers()
+    make_host("first", 1)
     assert list(host.folder.iterdir()) == []
-
-
-class LoopWithoutModel:
-    """A loop of one weight."""
-
-    def get_views(self):
-        return [np.float32([1])], []
-
-    def assign(self, weights, optimizer) -> None:
-        assert weights == [np.float32([1])]
-
-
-def make_manager(host: Host, gather, is_chief: bool = True) -> CheckpointManager:
-    progress = ProgressWriter(host.folder / "progress.jsonl")
-    return CheckpointManager(
-        host.checkpoints, LoopWithoutModel(), gather, is_chief, progress, lambda: None
-    )
 
 
 def make_state(learning_rate: float) -> TrainingState:
@@ -314,7 +302,7 @@ def test_after_a_rollback_all_hosts_have_the_last_save_of_a_step_that_was_stored
     """The second save has the decision after a divergence. Its upload ends late."""
     slow, barrier, rows = SlowStore(tmp_path / "store"), threading.Barrier(2, timeout=60), [b""] * 2
 
-    def make_worker(worker: int) -> CheckpointManager:
+    def make_worker(worker: int) -> Host:
         def gather(message: bytes) -> list[bytes]:
             if worker == 1:
                 slow.is_open.set()  # it has restored the earlier copy by now, or it never will
@@ -324,19 +312,19 @@ def test_after_a_rollback_all_hosts_have_the_last_save_of_a_step_that_was_stored
             barrier.wait()
             return found
 
-        host = Host(tmp_path / f"host-{worker}", StorePath(slow), 1, is_exchanged=True)
-        return make_manager(host, gather, is_chief=worker == 0)
+        options = {"is_exchanged": True, "gather": gather, "is_chief": worker == 0}
+        return Host(tmp_path / f"host-{worker}", StorePath(slow), 1, **options)
 
-    managers = [make_worker(0), make_worker(1)]
+    hosts = [make_worker(0), make_worker(1)]
     slow.is_open.set()
     for learning_rate in (0.1, 0.05):
-        for manager in managers:
-            manager.save(make_state(learning_rate))
+        for host in hosts:
+            host.checkpoints.save(make_state(learning_rate), [np.float32([1])], [])
         if learning_rate == 0.1:
-            managers[0].files.wait_until_stored()
+            hosts[0].checkpoints.wait_until_stored()
             slow.is_open.clear()
     with ThreadPoolExecutor(2) as pool:
-        states = list(pool.map(lambda manager: manager.roll_back(60), managers))
+        states = list(pool.map(Host.roll_back, hosts))
     assert [state.learning_rate for state in states] == [0.05, 0.05]
 
 
@@ -346,15 +334,14 @@ def test_a_rollback_never_takes_an_earlier_copy_of_a_save_that_was_not_stored(
 ):
     store = StorePath(RefusingStore(tmp_path / "store", num_accepted=1))
     host = Host(tmp_path / "first", store, 1, is_exchanged=is_exchanged)
-    manager = make_manager(host, lambda message: [message])
     for learning_rate in (0.1, 0.05):
-        manager.save(make_state(learning_rate))
+        host.checkpoints.save(make_state(learning_rate), [np.float32([1])], [])
         host.checkpoints.wait_until_stored()
     if is_exchanged:
         with pytest.raises(MachineError, match=r"was not stored.* warnings say why"):
-            manager.roll_back(60)
+            host.roll_back()
     else:
-        assert manager.roll_back(60).learning_rate == 0.05, "the file on the one disk"
+        assert host.roll_back().learning_rate == 0.05, "the file on the one disk"
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_fetched_is_not_called_damaged(

@@ -218,7 +218,7 @@ def test_what_a_killed_writer_has_left_is_removed(tmp_path):
     (tmp_path / ".checkpoint-000000005.npz.123.tmp").write_bytes(b"half")
     (tmp_path / ".best-00001.npz.123.tmp").write_bytes(b"half")
     write_arrays(tmp_path / "best-00000.npz", WEIGHTS)
-    Checkpoints(tmp_path).remove_leftovers()
+    Checkpoints(tmp_path)
     assert names(tmp_path) == ["best-00000"]
 
 
@@ -232,14 +232,17 @@ def test_memory_is_used_again():
 
 
 def test_a_rollback_waits_for_a_file_that_a_share_shows_late(tmp_path):
-    chief, other = Checkpoints(tmp_path / "here"), Checkpoints(tmp_path / "there")
+    chief = Checkpoints(tmp_path / "here")
+    other = Checkpoints(tmp_path / "there", is_chief=False)
     (tmp_path / "there").mkdir()
-    chief.save(TrainingState(learning_rate=0.1, step=10), [np.ones(3)], [])
+    for each in (chief, other):
+        each.save(TrainingState(learning_rate=0.1, step=10), [np.ones(3)], [])
     chief.wait()
     [file] = (tmp_path / "here").glob("checkpoint-*")
     timer = threading.Timer(0.3, file.rename, [tmp_path / "there" / file.name])
     timer.start()
     begin = time.monotonic()
-    other.wait_until_visible(10, timeout_seconds=30)
-    assert time.monotonic() - begin < 20 and other.restore(pytest.fail).state.step == 10
-    other.wait_until_visible(20, timeout_seconds=0.1)  # the workers agree on an older one
+    assert other.roll_back(pytest.fail, timeout_seconds=30).state.step == 10
+    assert time.monotonic() - begin < 20
+    other.save(TrainingState(learning_rate=0.1, step=20), [np.ones(3)], [])
+    assert other.roll_back(pytest.fail, timeout_seconds=0.1).state.step == 10

@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.training.checkpointing.checkpoints import (
-    CheckpointManager,
-    Checkpoints,
-    Restored,
-)
+from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, Restored
 from pipeline_ops.training.checkpointing.state import TrainingState
 
 
@@ -47,9 +43,8 @@ class Workers:
             return rows
 
         try:
-            files = Checkpoints(self.folders[worker])
-            manager = CheckpointManager(files, None, gather, False, None, None)
-            return manager.find_common(self.warnings[worker].append)
+            checkpoints = Checkpoints(self.folders[worker], gather=gather, is_chief=False)
+            return checkpoints.restore_common(self.warnings[worker].append)
         except MachineError as error:
             return error
 

@@ -31,12 +31,16 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
         trained.extend(next(batches) for _ in learning_rates)
         return StepResult(BatchSums(3.0, (), 2.0), True, False, 1.5)
 
+    state = TrainingState(learning_rate=0.1, divergences=skipped)
     trainer = Trainer(
         SimpleNamespace(steps_limit=None, is_chief=True),
         config,
         SimpleNamespace(metrics=()),
         SimpleNamespace(
-            train=train, evaluate=lambda batches: BatchSums(1.0, (), 1.0), get_best_weights=list
+            train=train,
+            evaluate=lambda batches: BatchSums(1.0, (), 1.0),
+            get_best_weights=list,
+            get_views=lambda: ([], []),
         ),
         SimpleNamespace(
             make_batches=itertools.count,
@@ -44,9 +48,8 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
             total_steps=4,
             validation_batches=None,
         ),
-        mock.Mock(
-            **{"restore.return_value": TrainingState(learning_rate=0.1, divergences=skipped)}
-        ),
+        mock.Mock(**{"restore_common.return_value": None}),
+        lambda: state,
         mock.Mock(),
         None,
         threading.Event(),

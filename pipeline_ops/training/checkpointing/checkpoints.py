@@ -30,7 +30,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.storage.atomic import link_file
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointId, CheckpointStore
@@ -45,8 +44,6 @@ from pipeline_ops.training.checkpointing.state import (
     write_arrays,
     write_npz,
 )
-from pipeline_ops.training.loops.loop import Loop
-from pipeline_ops.training.strategy import Gather
 
 _STATE_KEY = "state"
 _LINKS = ".upload-"
@@ -56,6 +53,11 @@ _POLL_SECONDS = 0.05
 _STORE_SECONDS = 20.0
 """The time for the last upload before a worker that was asked to stop is killed."""
 _Result = TypeVar("_Result")
+Gather = Callable[[bytes], list[bytes]]
+"""Sends a message of this worker to all workers, and returns the messages of all, by worker.
+
+A message has at most 128 bytes, without blanks at its end.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +78,9 @@ class Restored:
 class Checkpoints:
     """The checkpoints in a folder of this host, by token and step.
 
+    All workers call `save`, `roll_back` and `restore_common` in the same order. Only the chief
+    writes.
+
     Args:
       keep: The number of newest checkpoints to keep, with the best weights that they refer to.
       keep_best: The minimum number of best weights to keep.
@@ -90,14 +95,19 @@ class Checkpoints:
         keep_best: int = 1,
         store: CheckpointStore | None = None,
         warn: Callable[[str], None] = lambda message: None,
+        gather: Gather = lambda message: [message],
+        is_chief: bool = True,
     ):
         self.folder, self._keep, self._keep_best = folder, keep, max(keep, keep_best)
-        self.store, self._warn = store, warn
+        self.store, self._warn, self._gather, self._is_chief = store, warn, gather, is_chief
+        self._saved_step = 0
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._written = _make_done(None)
         self._uploader = concurrent.futures.ThreadPoolExecutor(1, "upload")
         self._uploaded, self._links = _make_done(True), contextlib.ExitStack()
         self._weights, self._optimizer = Buffers(), Buffers()
+        if is_chief:
+            self._remove_leftovers()
 
     def save(
         self,
@@ -111,6 +121,9 @@ class Checkpoints:
         `best` has the weights of a new best epoch, which must not change afterwards. Raises
         MachineError if the previous checkpoint could not be written.
         """
+        self._saved_step = state.step
+        if not self._is_chief:
+            return
         self.wait()
         arrays = name_arrays("w", self._weights.copy(weights)) | name_arrays(
             "o", self._optimizer.copy(optimizer)
@@ -137,35 +150,83 @@ class Checkpoints:
         concurrent.futures.wait([self._uploaded], timeout_seconds)
         return self._uploaded.done() and self._uploaded.result()
 
-    def wait_until_visible(self, step: int, timeout_seconds: float) -> None:
-        """Waits until this host sees a checkpoint that the chief has written to a shared folder.
+    def roll_back(self, warn: Callable[[str], None], timeout_seconds: float) -> Restored | None:
+        """Restores the last saved checkpoint, which the chief may still be writing or storing.
 
-        A share may show a new file late. After the timeout the workers agree on an older one.
+        An earlier copy of the same step lacks the decision after the last divergence. Therefore no
+        worker restores before the chief has replaced it. Raises MachineError if workers on other
+        hosts need it from the store, and it was not stored.
         """
-        file, deadline = self._get_path(CheckpointId(0, step)), time.monotonic() + timeout_seconds
+        self.wait()
+        if self._is_exchanged and not self.wait_until_stored(timeout_seconds):
+            raise MachineError(
+                f"the last checkpoint in {self.folder} was not stored, or not within "
+                f"{timeout_seconds:.0f} s (train.step_timeout_seconds). {self._get_remedy()}"
+            )
+        self._gather(_READY)
+        # A share may show a new file late. After the timeout the workers agree on an older one.
+        file = self._get_path(CheckpointId(0, self._saved_step))
+        deadline = time.monotonic() + timeout_seconds
         while not self.store and not file.exists() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+        return self.restore_common(warn)
+
+    def restore_common(self, warn: Callable[[str], None]) -> Restored | None:
+        """Returns the newest checkpoint that all workers can read, or None if no worker finds one.
+
+        Workers that resumed with different weights would train nonsense without an error. A file
+        that is complete for one of them may be damaged or missing for another: a bad disk under a
+        cache, or a share with an older state. So they exchange name and digest of the checkpoint,
+        and go back together. `warn` is called for each one that is damaged here or unreadable for
+        others. Raises MachineError if only some workers find any, or if its contents differ.
+        """
+        at_most = None
+        while True:
+            restored = self.restore(warn, at_most)
+            own = f"{restored.id.stem} {restored.digest}" if restored else ""
+            messages = self._gather(own.encode())
+            if len(set(messages)) == 1:
+                self._saved_step = restored.state.step if restored else 0
+                return restored
+            found = [message.decode().partition(" ") for message in messages]
+            ids = [CheckpointId.parse(name) for name, _, _ in found]
+            newest = max(filter(None, ids))
+            if None in ids:
+                raise MachineError(
+                    f"{_format_workers(ids, None)} cannot read any checkpoint in {self.folder}, "
+                    f"but other workers read the one of step {newest.step}. {self._get_remedy()}"
+                )
+            at_most = min(filter(None, ids))
+            if at_most == newest:
+                digests = ", ".join(digest[:8] for _, _, digest in found)
+                raise MachineError(
+                    f"the checkpoint of step {newest.step} in {self.folder} is not the same for "
+                    f"all workers ({digests}). {self._get_remedy()}"
+                )
+            warn(
+                f"{_format_workers(ids, at_most)} cannot read a checkpoint in {self.folder} that "
+                f"is newer than step {at_most.step}, but other workers read the one of step "
+                f"{newest.step}. All workers resume from step {at_most.step}."
+            )
 
     @property
-    def is_exchanged(self) -> bool:
+    def _is_exchanged(self) -> bool:
         return self.store is not None and self.store.is_exchanged
 
-    @property
-    def remedy(self) -> str:
-        """The end of a message about a checkpoint that only some workers can read."""
-        if self.is_exchanged:
+    def _get_remedy(self) -> str:
+        if self._is_exchanged:
             return "The chief's warnings say why it was not stored."
         return "Mount the same folder on all hosts."
 
     def restore(
         self, warn: Callable[[str], None], at_most: CheckpointId | None = None
     ) -> Restored | None:
-        """Returns the newest undamaged checkpoint, or None if there is none.
+        """Returns the newest undamaged checkpoint of this host, or None if there is none.
 
         `warn` is called with a message for each damaged one.
         """
         stored = set(self.store.list_ids()) if self.store else set()
-        local = set() if self.is_exchanged else set(self._list_newest_first())
+        local = set() if self._is_exchanged else set(self._list_newest_first())
         for checkpoint in sorted(stored | local, reverse=True):
             if at_most is not None and checkpoint > at_most:
                 continue
@@ -188,15 +249,15 @@ class Checkpoints:
 
         A gang on several disks reads the store's copy, because other hosts have no other one.
         """
-        if not self.is_exchanged:
+        if not self._is_exchanged:
             with contextlib.suppress(Exception):
                 return self._read(checkpoint)
         if self.store and is_stored:
             self.store.download(checkpoint, self.folder)
         return self._read(checkpoint)
 
-    def remove_leftovers(self) -> None:
-        """Removes the files of a killed writer. The chief calls it before any save."""
+    def _remove_leftovers(self) -> None:
+        """Removes the files of a killed writer."""
         for file in self.folder.glob(".*.npz.*.tmp"):
             file.unlink(missing_ok=True)
         for links in self.folder.glob(f"{_LINKS}*"):
@@ -306,108 +367,6 @@ class Buffers:
         for buffer, view in zip(self._arrays, views, strict=True):
             np.copyto(buffer, view)
         return self._arrays
-
-
-@dataclasses.dataclass(eq=False)
-class CheckpointManager:
-    """Saves and restores weights, optimizer and state.
-
-    All workers call its methods in the same order. The chief alone writes. `initialize` sets the
-    loop's weights for a new training, and returns its state.
-    """
-
-    files: Checkpoints
-    loop: Loop
-    gather: Gather
-    is_chief: bool
-    progress: ProgressWriter
-    initialize: Callable[[], TrainingState]
-    best: Arrays = dataclasses.field(init=False)
-    """The weights of the best epoch so far."""
-    _saved_step: int = dataclasses.field(default=0, init=False)
-
-    def restore(self) -> TrainingState:
-        """Restores the newest checkpoint that all workers can read, or begins a new training."""
-        warnings: list[str] = []
-        restored = self.find_common(warnings.append)
-        for warning in warnings:
-            self.progress.report("warning", message=warning)
-        if restored is None:
-            state = self.initialize()
-            self.best = self.loop.get_best_weights()
-        else:
-            state, self._saved_step = restored.state, restored.state.step
-            self.loop.assign(restored.weights, restored.optimizer)
-            self.best = restored.weights if restored.best is None else restored.best
-            self.progress.report(
-                "restored", state.step, unit="steps", message=f"resumes from step {state.step}"
-            )
-        state.warnings += warnings
-        return state
-
-    def roll_back(self, timeout_seconds: float) -> TrainingState:
-        """Restores the last saved checkpoint, which the chief may still be writing or storing.
-
-        An earlier copy of the same step lacks the decision after the last divergence. Therefore no
-        worker restores before the chief has replaced it. Raises MachineError if workers on other
-        hosts need it from the store, and it was not stored.
-        """
-        self.files.wait()
-        if self.files.is_exchanged and not self.files.wait_until_stored(timeout_seconds):
-            raise MachineError(
-                f"the last checkpoint in {self.files.folder} was not stored, or not within "
-                f"{timeout_seconds:.0f} s (train.step_timeout_seconds). {self.files.remedy}"
-            )
-        self.gather(_READY)
-        self.files.wait_until_visible(self._saved_step, timeout_seconds)
-        return self.restore()
-
-    def save(self, state: TrainingState, best: Arrays | None = None) -> None:
-        """Saves the loop and its state. `best` has the weights of a new best epoch."""
-        if best is not None:
-            self.best = best
-        # All workers read, because reading is an exchange between them for some variables.
-        weights, optimizer_values = self.loop.get_views()
-        if self.is_chief:
-            self.files.save(state, weights, optimizer_values, best)
-        self._saved_step = state.step
-
-    def find_common(self, warn: Callable[[str], None]) -> Restored | None:
-        """Returns the newest checkpoint that all workers can read, or None if no worker finds one.
-
-        Workers that resumed with different weights would train nonsense without an error. A file
-        that is complete for one of them may be damaged or missing for another: a bad disk under a
-        cache, or a share with an older state. So they exchange name and digest of the checkpoint,
-        and go back together. `warn` is called for each one that is damaged here or unreadable for
-        others. Raises MachineError if only some workers find any, or if its contents differ.
-        """
-        at_most, folder = None, self.files.folder
-        while True:
-            restored = self.files.restore(warn, at_most)
-            own = f"{restored.id.stem} {restored.digest}" if restored else ""
-            messages = self.gather(own.encode())
-            if len(set(messages)) == 1:
-                return restored
-            found = [message.decode().partition(" ") for message in messages]
-            ids = [CheckpointId.parse(name) for name, _, _ in found]
-            newest = max(filter(None, ids))
-            if None in ids:
-                raise MachineError(
-                    f"{_format_workers(ids, None)} cannot read any checkpoint in {folder}, but "
-                    f"other workers read the one of step {newest.step}. {self.files.remedy}"
-                )
-            at_most = min(filter(None, ids))
-            if at_most == newest:
-                digests = ", ".join(digest[:8] for _, _, digest in found)
-                raise MachineError(
-                    f"the checkpoint of step {newest.step} in {folder} is not the same for all "
-                    f"workers ({digests}). {self.files.remedy}"
-                )
-            warn(
-                f"{_format_workers(ids, at_most)} cannot read a checkpoint in {folder} that is "
-                f"newer than step {at_most.step}, but other workers read the one of step "
-                f"{newest.step}. All workers resume from step {at_most.step}."
-            )
 
 
 def _format_workers(ids: Sequence[CheckpointId | None], behind: CheckpointId | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -27,12 +27,12 @@ class DivergedStep(BaseModel):
     is_skipped: bool
 
 
-class EpochSums(BaseModel):
-    """The sums of the running epoch, as `BatchSums` has them."""
+class EpochSums(NamedTuple):
+    """The `BatchSums` of the running epoch, without metrics before its first step."""
 
     loss: float = 0.0
     metrics: list[float] = []
-    count: float = 0.0
+    count: Any = 0.0
 
 
 class TrainingState(BaseModel):

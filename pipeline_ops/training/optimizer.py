@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.config.optimizer import (
@@ -124,17 +125,21 @@ class ShardedOptimizer:
     the location of an element makes no difference. The tests compare all of them with Keras.
     Clipping needs whole gradients and precedes the split.
 
-    `create_like` creates zeros on the device of a variable, or a scalar int64 counter for None.
+    `create_scalar` creates a variable with a value, and `create_zeros` one of the shape and on the
+    device of a shard.
     """
 
     def __init__(
         self,
         config: Optimizer,
         weights: Sequence[VariableShards],
-        create_like: Callable[[tf.Variable | None], tf.Variable],
+        create_scalar: Callable[[Any], tf.Variable],
+        create_zeros: Callable[[tf.Variable], tf.Variable],
     ):
         self._config, self._weights = config, weights
-        self.iterations = create_like(None)
+        self.iterations = create_scalar(np.int64(0))
+        self._learning_rate = create_scalar(np.float32(config.learning_rate))
+        """Only for checkpoints, because every step gets its own."""
         is_adam = config.name in ("adam", "adamw")
         slots = ["momentums"] if config.momentum or is_adam else []
         if config.name != "sgd":
@@ -142,7 +147,8 @@ class ShardedOptimizer:
         if config.average_weights:
             slots.append(_AVERAGES)
         self.slots: dict[str, list[VariableShards]] = {
-            name: [[create_like(shard) for shard in shards] for shards in weights] for name in slots
+            name: [[create_zeros(shard) for shard in shards] for shards in weights]
+            for name in slots
         }
         """The slots of all weights, by the names of `get_slots`."""
 
@@ -150,100 +156,84 @@ class ShardedOptimizer:
     def averages(self) -> list[VariableShards] | None:
         return self.slots.get(_AVERAGES)
 
-    def list_variables(self, model: keras.Model) -> list[VariableShards | None]:
-        """Returns all variables in the order of a Keras optimizer, None for its learning rate.
+    def list_variables(self, model: keras.Model) -> list[VariableShards]:
+        """Returns all variables in the order of a Keras optimizer.
 
         So a checkpoint has the same arrays in the same order under every strategy, and a training
         can resume under another one.
         """
         reference = make_optimizer(self._config)
         reference.build(model.trainable_variables)
-        found: dict[int, VariableShards | None] = {
+        found = {
             id(variable): shards
             for name, variables in get_slots(reference).items()
             for variable, shards in zip(variables, self.slots[name], strict=True)
         }
-        found |= {id(reference.iterations): [self.iterations], id(reference.learning_rate): None}
+        found[id(reference.iterations)] = [self.iterations]
+        found[id(reference.learning_rate)] = [self._learning_rate]
         return [found[id(variable)] for variable in reference.variables]
 
     def apply(self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> list[tf.Tensor]:
-        """Takes one step with the gradients of whole weights. Returns the new shards."""
+        """Takes one step with the gradients of whole weights. Returns the new shards.
+
+        Each variable is read once, and then written once. In a step that DTensor compiles, a read
+        may come before an earlier write.
+        """
         step, new_shards = self.iterations.read_value(), []
         if self._config.clip is not None:
             gradients = _clip_gradients(self._config.clip, gradients)
         for number, (shards, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
             parts = split_like(shards, gradient)
             for index, (shard, part) in enumerate(zip(shards, parts, strict=True)):
-                slots = {name: values[number][index] for name, values in self.slots.items()}
-                new_shards.append(self._update_weight(shard, part, slots, learning_rate, step))
+                variables = {name: slots[number][index] for name, slots in self.slots.items()}
+                slots = {name: variable.read_value() for name, variable in variables.items()}
+                value = _update(self._config, shard.read_value(), part, slots, learning_rate, step)
+                shard.assign(value)
+                for name, variable in variables.items():
+                    variable.assign(slots[name])
+                new_shards.append(value)
         self.iterations.assign(step + 1)
         return new_shards
 
-    def _update_weight(
-        self,
-        weight: tf.Variable,
-        gradient: tf.Tensor,
-        slots: dict[str, tf.Variable],
-        rate: tf.Tensor,
-        step: tf.Tensor,
-    ) -> tf.Tensor:
-        """Reads each variable once, and then writes it once.
 
-        In a step that DTensor compiles, a read may come before an earlier write.
-        """
-        value = weight.read_value()
-        if self._config.weight_decay:
-            value -= value * self._config.weight_decay * rate
-        match self._config.name:
-            case "sgd":
-                value += self._compute_momentum_update(gradient, slots, rate)
-            case "rmsprop":
-                value -= self._compute_rmsprop_step(gradient, slots, rate)
-            case _:
-                value += _compute_adam_update(gradient, slots, rate, step)
-        weight.assign(value)
-        if self._config.average_weights is not None:
-            decay = _compute_average_decay(self._config.average_weights, step)
-            slots[_AVERAGES].assign(decay * slots[_AVERAGES].read_value() + (1 - decay) * value)
-        return value
-
-    def _compute_momentum_update(
-        self, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor
-    ) -> tf.Tensor:
-        if not self._config.momentum:
-            return -gradient * rate
-        velocity = slots["momentums"].read_value() * self._config.momentum - gradient * rate
-        slots["momentums"].assign(velocity)
-        return velocity
-
-    def _compute_rmsprop_step(
-        self, gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor
-    ) -> tf.Tensor:
-        rho = self._config.rho
-        mean = rho * slots["velocities"].read_value() + (1 - rho) * tf.square(gradient)
-        slots["velocities"].assign(mean)
-        step = rate * gradient / tf.sqrt(mean + self._config.epsilon)
-        if self._config.momentum:
-            step += self._config.momentum * slots["momentums"].read_value()
-            slots["momentums"].assign(step)
-        return step
-
-
-def _compute_adam_update(
-    gradient: tf.Tensor, slots: dict[str, tf.Variable], rate: tf.Tensor, step: tf.Tensor
+def _update(
+    config: Optimizer,
+    weight: tf.Tensor,
+    gradient: tf.Tensor,
+    slots: dict[str, tf.Tensor],
+    rate: tf.Tensor,
+    step: tf.Tensor,
 ) -> tf.Tensor:
-    """Algorithm 1 of Kingma and Ba (2015).
-
-    The bias corrections are folded into the rate, as in Keras.
-    """
-    number = tf.cast(step + 1, tf.float32)
-    alpha = rate * tf.sqrt(1 - tf.pow(_BETA_2, number)) / (1 - tf.pow(_BETA_1, number))
-    momentum, velocity = slots["momentums"].read_value(), slots["velocities"].read_value()
-    momentum += (gradient - momentum) * (1 - _BETA_1)
-    velocity += (tf.square(gradient) - velocity) * (1 - _BETA_2)
-    slots["momentums"].assign(momentum)
-    slots["velocities"].assign(velocity)
-    return -momentum * alpha / (tf.sqrt(velocity) + _EPSILON)
+    """Returns the new value of a weight, and puts those of its slots into `slots`."""
+    if config.weight_decay:
+        weight -= weight * config.weight_decay * rate
+    match config.name:
+        case "sgd":
+            update = -gradient * rate
+            if config.momentum:
+                slots["momentums"] = update = slots["momentums"] * config.momentum + update
+        case "rmsprop":
+            mean = config.rho * slots["velocities"] + (1 - config.rho) * tf.square(gradient)
+            slots["velocities"] = mean
+            decrease = rate * gradient / tf.sqrt(mean + config.epsilon)
+            if config.momentum:
+                slots["momentums"] = decrease = config.momentum * slots["momentums"] + decrease
+            update = -decrease
+        case _:
+            # Algorithm 1 of Kingma and Ba (2015). The bias corrections are folded into the rate,
+            # as in Keras.
+            number = tf.cast(step + 1, tf.float32)
+            alpha = rate * tf.sqrt(1 - tf.pow(_BETA_2, number)) / (1 - tf.pow(_BETA_1, number))
+            momentum, velocity = slots["momentums"], slots["velocities"]
+            momentum += (gradient - momentum) * (1 - _BETA_1)
+            velocity += (tf.square(gradient) - velocity) * (1 - _BETA_2)
+            slots |= {"momentums": momentum, "velocities": velocity}
+            update = -momentum * alpha / (tf.sqrt(velocity) + _EPSILON)
+    weight += update
+    if config.average_weights is not None:
+        decay = _compute_average_decay(config.average_weights, step)
+        slots[_AVERAGES] = decay * slots[_AVERAGES] + (1 - decay) * weight
+    return weight
 
 
 def _clip_gradients(config: Clip, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:

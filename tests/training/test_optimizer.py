@@ -58,10 +58,9 @@ def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_pie
     )
     whole, pieces = tf.Variable(start), [tf.Variable(start[:2]), tf.Variable(start[2:])]
     optimizer = make_optimizer(config)
-    zeros = lambda like: (  # noqa: E731
-        tf.Variable(0, dtype=tf.int64) if like is None else tf.Variable(tf.zeros_like(like))
+    piecewise = ShardedOptimizer(
+        config, [pieces], tf.Variable, lambda like: tf.Variable(tf.zeros_like(like))
     )
-    piecewise = ShardedOptimizer(config, [pieces], zeros)
     by_hand, velocity = start.copy(), np.zeros(3, np.float32)
     for gradient in gradients:
         optimizer.apply_gradients([(tf.constant(gradient), whole)])
@@ -85,10 +84,9 @@ def test_averaged_weights_are_warmed_up_in_one_piece_and_in_several(num_steps, d
     config = Optimizer(name="sgd", learning_rate=0.1, average_weights=decay)
     whole, pieces = tf.Variable([100.0, -100.0]), [tf.Variable([100.0]), tf.Variable([-100.0])]
     optimizer = make_optimizer(config)
-    zeros = lambda like: (  # noqa: E731
-        tf.Variable(0, dtype=tf.int64) if like is None else tf.Variable(tf.zeros_like(like))
+    piecewise = ShardedOptimizer(
+        config, [pieces], tf.Variable, lambda like: tf.Variable(tf.zeros_like(like))
     )
-    piecewise = ShardedOptimizer(config, [pieces], zeros)
     by_hand, average = np.array([100.0, -100.0]), np.zeros(2)
     for step in range(num_steps):
         gradient = by_hand  # towards zero

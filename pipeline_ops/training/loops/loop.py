@@ -1,17 +1,20 @@
-"""The interface of the loops: a model, its optimizer, and the steps of a strategy."""
+"""The base of the loops: a model, its optimizer, and the steps of a strategy."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.models.task import BatchSums, add_sums
+from pipeline_ops.config.train import Train
+from pipeline_ops.models.task import BatchSums, Task, add_sums
 from pipeline_ops.training.checkpointing.state import Arrays
+from pipeline_ops.training.random_numbers import SeedGenerators
 
 Batches = Iterator[tuple[Any, Any]]
 """Training batches of features and labels."""
@@ -38,14 +41,23 @@ def to_arrays(sums: BatchSums) -> BatchSums:
     return BatchSums(*map(np.asarray, sums))
 
 
-class Loop(Protocol):
+class Loop(abc.ABC):
     """A model and its optimizer.
 
     All workers of a gang call the same methods in the same order.
     """
 
-    model: keras.Model
+    _weights: Sequence[Any]
+    """The variables of `model.weights`, whole or as shards."""
+    _best_weights: Sequence[Any]
+    """The same with averages instead of trained weights, if the optimizer keeps them."""
+    _optimizer_variables: Sequence[Any]
 
+    def __init__(self, model: keras.Model, task: Task, config: Train):
+        self.model, self._task, self._config = model, task, config
+        self._generators = SeedGenerators(model)
+
+    @abc.abstractmethod
     def train(
         self, batches: Batches, step: int, learning_rates: Sequence[float], stop: float = 0.0
     ) -> StepResult:
@@ -53,33 +65,47 @@ class Loop(Protocol):
 
         `stop` is 1 if this worker was asked to stop.
         """
-        ...
 
+    @abc.abstractmethod
     def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
         """Adds up the sums over this worker's batches and then over all workers.
 
         Uses the averaged weights if the optimizer keeps them.
         """
-        ...
+
+    @abc.abstractmethod
+    def _read(self, variable: Any) -> np.ndarray: ...
+
+    @abc.abstractmethod
+    def _write(self, variable: Any, value: np.ndarray) -> None: ...
+
+    def _compute_evaluation_sums(self, features: Any, labels: Any) -> BatchSums:
+        return self._task.compute_batch_sums(
+            self.model(cast_to_float(features), training=False), labels, training=False
+        )
 
     def get_weights(self) -> Arrays:
         """Returns all weights, in the order of `model.weights`."""
-        ...
+        return [self._read(variable) for variable in self._weights]
 
     def get_best_weights(self) -> Arrays:
         """Returns the weights to evaluate: the averaged ones if there are any."""
-        ...
+        return [self._read(variable) for variable in self._best_weights]
 
     def get_views(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """Returns weights and optimizer values as arrays or tensors, valid until the next step.
 
         They are not copied if the variables of the loop are whole.
         """
-        ...
+        return self.get_weights(), [self._read(each) for each in self._optimizer_variables]
 
     def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
         """Sets weights and optimizer values. None leaves the optimizer as it is."""
-        ...
+        pairs = [*zip(self._weights, weights, strict=True)]
+        if optimizer_values is not None:
+            pairs += zip(self._optimizer_variables, optimizer_values, strict=True)
+        for variable, value in pairs:
+            self._write(variable, value)
 
 
 Differentiate = Callable[[int | tf.Tensor, Any, Any], tuple[BatchSums, list[tf.Tensor]]]

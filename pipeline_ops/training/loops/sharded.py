@@ -25,9 +25,9 @@ from tensorflow.experimental import dtensor
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.task import BatchSums, Task, add_sums, zero_sums
-from pipeline_ops.training.checkpointing.state import Arrays
 from pipeline_ops.training.loops.loop import (
     Batches,
+    Loop,
     StepResult,
     accumulate_gradients,
     are_finite,
@@ -41,7 +41,6 @@ from pipeline_ops.training.optimizer import (
     split_like,
 )
 from pipeline_ops.training.placement import find_match, find_unmatched
-from pipeline_ops.training.random_numbers import SeedGenerators
 
 _AXIS = "devices"
 
@@ -57,36 +56,46 @@ def make_result(sums: Sequence[BatchSums], is_finite: bool, stop: float) -> Step
     return StepResult(total_sums(sums), is_finite, stop > 0, worst_loss)
 
 
-class ShardedLoop(abc.ABC):
-    """Weights and optimizer as shards, with the methods of `Loop` that read and set them."""
+class ShardedLoop(Loop):
+    """A loop with weights and optimizer as shards.
+
+    It evaluates with whole weights in the model, on the one device for which the model was built.
+    """
 
     def __init__(self, model: keras.Model, task: Task, config: Train):
-        self.model, self._task, self._config = model, task, config
-        self._generators = SeedGenerators(model)
+        super().__init__(model, task, config)
         self._shards = {
-            variable.path: self._create(variable)
+            variable.path: self._create(variable.numpy(), variable.path)
             for variable in (*model.trainable_variables, *self._generators.other_variables)
         }
-        self._trainable, self._other_variables = (
-            [self._shards[variable.path] for variable in variables]
-            for variables in (model.trainable_variables, self._generators.other_variables)
+        paths = [variable.path for variable in model.trainable_variables]
+        self._trainable = [self._shards[path] for path in paths]
+        self._other_variables = [
+            self._shards[variable.path] for variable in self._generators.other_variables
+        ]
+        self._optimizer = ShardedOptimizer(
+            config.optimizer,
+            self._trainable,
+            lambda value: self._create(value)[0],
+            self._create_zeros,
         )
-        self._optimizer = ShardedOptimizer(config.optimizer, self._trainable, self._create_like)
         self._optimizer_variables = self._optimizer.list_variables(model)
+        averages = self._optimizer.averages or self._trainable
+        best = self._shards | dict(zip(paths, averages, strict=True))
+        self._weights, self._best_weights = (
+            [shards[variable.path] for variable in model.weights] for shards in (self._shards, best)
+        )
+        self._evaluate_batch = tf.function(
+            self._compute_evaluation_sums, reduce_retracing=True, autograph=False
+        )
 
     @abc.abstractmethod
-    def _create(self, variable: keras.Variable) -> VariableShards:
-        """Creates the shards of a variable of the model, with its value."""
+    def _create(self, value: Any, path: str = "") -> VariableShards:
+        """Creates the shards of the variable with the given path in the model."""
 
     @abc.abstractmethod
-    def _create_like(self, shard: tf.Variable | None) -> tf.Variable:
-        """Creates zeros on the device of the given shard, or a scalar int64 counter for None."""
-
-    @abc.abstractmethod
-    def _read(self, shards: VariableShards) -> np.ndarray: ...
-
-    @abc.abstractmethod
-    def _write(self, shards: VariableShards, value: np.ndarray) -> None: ...
+    def _create_zeros(self, shard: tf.Variable) -> tf.Variable:
+        """Creates zeros of the shape of the given shard, and on its device."""
 
     def _differentiate(
         self,
@@ -115,28 +124,9 @@ class ShardedLoop(abc.ABC):
         gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return sums, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
-    def get_weights(self) -> Arrays:
-        return [self._read(self._shards[variable.path]) for variable in self.model.weights]
-
-    def get_best_weights(self) -> Arrays:
-        paths = (variable.path for variable in self.model.trainable_variables)
-        best = self._optimizer.averages or self._trainable
-        shards = self._shards | dict(zip(paths, best, strict=True))
-        return [self._read(shards[variable.path]) for variable in self.model.weights]
-
-    def get_views(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        rate = np.asarray(self._config.optimizer.learning_rate, np.float32)
-        return self.get_weights(), [
-            rate if shards is None else self._read(shards) for shards in self._optimizer_variables
-        ]
-
-    def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
-        for variable, value in zip(self.model.weights, weights, strict=True):
-            self._write(self._shards[variable.path], value)
-        if optimizer_values is not None:
-            for shards, value in zip(self._optimizer_variables, optimizer_values, strict=True):
-                if shards is not None:  # every step sets the learning rate
-                    self._write(shards, value)
+    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
+        self.model.set_weights(self.get_best_weights())
+        return total_sums([self._evaluate_batch(*batch) for batch in batches])
 
 
 class ParameterServerLoop(ShardedLoop):
@@ -156,17 +146,14 @@ class ParameterServerLoop(ShardedLoop):
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         super().__init__(model, task, config)
 
-    def _create(self, variable: keras.Variable) -> VariableShards:
+    def _create(self, value: Any, path: str = "") -> VariableShards:
         with self._strategy.scope():
-            created = tf.Variable(variable.numpy())
+            created = tf.Variable(value)
         return list(getattr(created, "variables", [created]))
 
-    def _create_like(self, shard: tf.Variable | None) -> tf.Variable:
-        with self._strategy.scope():
-            if shard is None:
-                return tf.Variable(np.int64(0))
-            with self._strategy.extended.colocate_vars_with(shard):
-                return tf.Variable(tf.zeros(shard.shape))
+    def _create_zeros(self, shard: tf.Variable) -> tf.Variable:
+        with self._strategy.scope(), self._strategy.extended.colocate_vars_with(shard):
+            return tf.Variable(tf.zeros(shard.shape))
 
     def _read(self, shards: VariableShards) -> np.ndarray:
         return np.array(read_variable(shards))
@@ -211,17 +198,6 @@ class ParameterServerLoop(ShardedLoop):
     @tf.function(autograph=False)
     def _are_finite(self) -> tf.Tensor:
         return are_finite([shard.read_value() for shards in self._trainable for shard in shards])
-
-    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
-        """Evaluates on the chief alone, with its own copy of the weights."""
-        self.model.set_weights(self.get_best_weights())
-        return total_sums([self._evaluate_batch(*batch) for batch in batches])
-
-    @tf.function(reduce_retracing=True, autograph=False)
-    def _evaluate_batch(self, features: Any, labels: Any) -> BatchSums:
-        return self._task.compute_batch_sums(
-            self.model(cast_to_float(features), training=False), labels, training=False
-        )
 
 
 def run_server(tf_config_resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
@@ -276,14 +252,12 @@ class DTensorLoop(ShardedLoop):
         self._specs = build_sharding_specs(shapes, config.sharding, len(devices))
         super().__init__(model, task, config)
 
-    def _create(self, variable: keras.Variable) -> VariableShards:
-        spec = self._specs.get(variable.path, [dtensor.UNSHARDED] * len(variable.shape))
+    def _create(self, value: Any, path: str = "") -> VariableShards:
+        spec = self._specs.get(path, [dtensor.UNSHARDED] * np.ndim(value))
         layout = dtensor.Layout(spec, self._mesh)
-        return [dtensor.DVariable(self._copy_to_mesh(variable.numpy(), layout))]
+        return [dtensor.DVariable(self._copy_to_mesh(value, layout))]
 
-    def _create_like(self, shard: tf.Variable | None) -> tf.Variable:
-        if shard is None:
-            return dtensor.DVariable(self._copy_to_mesh(np.int64(0)))
+    def _create_zeros(self, shard: tf.Variable) -> tf.Variable:
         zeros = np.zeros(shard.shape, np.float32)
         return dtensor.DVariable(self._copy_to_mesh(zeros, shard.layout))
 
@@ -301,9 +275,6 @@ class DTensorLoop(ShardedLoop):
         copied = dtensor.copy_to_mesh(value, replicated)
         return copied if layout is None else dtensor.relayout(copied, layout)
 
-    def _copy_all_to_mesh(self, *values: Any) -> Any:
-        return tf.nest.map_structure(self._copy_to_mesh, values)
-
     def _read_from_mesh(self, value: tf.Tensor) -> np.ndarray:
         gathered = dtensor.relayout(value, dtensor.Layout.replicated(self._mesh, len(value.shape)))
         return np.array(dtensor.unpack(gathered)[0])
@@ -311,24 +282,18 @@ class DTensorLoop(ShardedLoop):
     def train(
         self, batches: Batches, step: int, learning_rates: Sequence[float], stop: float = 0.0
     ) -> StepResult:
-        taken = [
-            self._take_step(next(batches), step + number, rate)
-            for number, rate in enumerate(learning_rates)
-        ]
-        is_finite = all(finite for _, finite in taken)
-        return make_result([sums for sums, _ in taken], is_finite, stop)
-
-    def _take_step(self, batch: Any, step: int, learning_rate: float) -> tuple[BatchSums, bool]:
-        """Returns the sums of a step, and whether the new weights are finite."""
-        states = self._generators.compute_states(step, 0)
-        try:
-            sums, is_finite = self._step(
-                *self._copy_all_to_mesh(*batch, states, np.float32(learning_rate))
-            )
-        except tf.errors.UnknownError as error:
-            raise self._explain_error(error) from error
-        sums = BatchSums(*map(self._read_from_mesh, sums))
-        return sums, bool(self._read_from_mesh(is_finite))
+        sums, is_finite = [], True
+        for number, rate in enumerate(learning_rates):
+            states = self._generators.compute_states(step + number, 0)
+            arguments = (*next(batches), states, np.float32(rate))
+            try:
+                results = self._step(*tf.nest.map_structure(self._copy_to_mesh, arguments))
+            except tf.errors.UnknownError as error:
+                raise self._explain_error(error) from error
+            sums_of_step, finite = tf.nest.map_structure(self._read_from_mesh, results)
+            sums.append(sums_of_step)
+            is_finite &= bool(finite)
+        return make_result(sums, is_finite, stop)
 
     def _explain_error(self, error: Exception) -> Exception:
         """Turns an error of DTensor's compiler, which lacks some operations, into a ConfigError."""
@@ -352,23 +317,3 @@ class DTensorLoop(ShardedLoop):
         # The new values are not read again, because a read may come before the write.
         new_values = self._optimizer.apply(gradients, learning_rate)
         return sums, are_finite(new_values)
-
-    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
-        # Draws no numbers, but the model as a function takes all of its variables.
-        unused = self._generators.compute_states(0, 0)
-        sums = [self._evaluate_batch(*self._copy_all_to_mesh(*batch, unused)) for batch in batches]
-        return total_sums([BatchSums(*map(self._read_from_mesh, each)) for each in sums])
-
-    @tf.function(reduce_retracing=True, autograph=False)
-    def _evaluate_batch(self, features: Any, labels: Any, states: list[tf.Tensor]) -> BatchSums:
-        weights = self._optimizer.averages or self._trainable
-        other_values = self._generators.merge_states(
-            states, [read_variable(shards) for shards in self._other_variables]
-        )
-        outputs, _ = self.model.stateless_call(
-            [read_variable(shards) for shards in weights],
-            other_values,
-            cast_to_float(features),
-            training=False,
-        )
-        return self._task.compute_batch_sums(outputs, labels, training=False)

@@ -25,9 +25,9 @@ import tensorflow as tf
 from pipeline_ops.config.train import Train
 from pipeline_ops.input.framework_internals import count_local_replicas, get_slots, keep_gradients
 from pipeline_ops.models.task import BatchSums, Task, add_sums, zero_sums
-from pipeline_ops.training.checkpointing.state import Arrays
 from pipeline_ops.training.loops.loop import (
     Batches,
+    Loop,
     StepResult,
     accumulate_gradients,
     are_finite,
@@ -36,7 +36,6 @@ from pipeline_ops.training.loops.loop import (
     to_arrays,
 )
 from pipeline_ops.training.optimizer import make_optimizer
-from pipeline_ops.training.random_numbers import SeedGenerators
 
 
 class StepSums(NamedTuple):
@@ -47,7 +46,7 @@ class StepSums(NamedTuple):
     """float32 [], the number of replicas that were asked to stop."""
 
 
-class SynchronousLoop:
+class SynchronousLoop(Loop):
     """The loop in which all replicas take each step together.
 
     `strategy` is the one in whose scope `model` was built.
@@ -56,13 +55,17 @@ class SynchronousLoop:
     def __init__(
         self, strategy: tf.distribute.Strategy, model: keras.Model, task: Task, config: Train
     ):
-        self._strategy, self.model, self._task, self._config = strategy, model, task, config
+        super().__init__(model, task, config)
+        self._strategy = strategy
         with strategy.scope():
             self.optimizer = make_optimizer(config.optimizer, config.precision == "float16")
             self.optimizer.build(model.trainable_variables)
         self._inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         keep_gradients(self._inner)
-        self._generators = SeedGenerators(model)
+        self._weights, self._optimizer_variables = model.weights, self.optimizer.variables
+        trained, averages = model.trainable_variables, get_slots(self._inner).get("averages", [])
+        best = {id(variable): average for variable, average in zip(trained, averages, strict=False)}
+        self._best_weights = [best.get(id(variable), variable) for variable in model.weights]
         self._local_replicas = count_local_replicas(strategy)
         self._compute_gradients = _compile(self._sum_gradients, config.xla == "gradients")
         self._step = _compile(self._replica_step, config.xla == "step")
@@ -205,10 +208,7 @@ class SynchronousLoop:
         """Returns the sums over the local replicas."""
 
         def evaluate(features: Any, labels: Any) -> BatchSums:
-            features, labels = self._slice_for_replica(features, labels)
-            return self._task.compute_batch_sums(
-                self.model(cast_to_float(features), training=False), labels, training=False
-            )
+            return self._compute_evaluation_sums(*self._slice_for_replica(features, labels))
 
         replicas = self._strategy.run(evaluate, args=(features, labels))
         return tf.nest.map_structure(
@@ -224,30 +224,20 @@ class SynchronousLoop:
 
         return BatchSums(*self._get_first(self._strategy.run(add_up)))
 
-    def get_weights(self) -> Arrays:
-        """All workers call it at the same step, because some variables are averaged over them."""
-        return [variable.numpy() for variable in self.model.weights]
-
-    def get_best_weights(self) -> Arrays:
-        if not self._config.optimizer.average_weights:
-            return self.get_weights()
-        trained, averages = self.model.trainable_variables, get_slots(self._inner)["averages"]
-        average_of = {id(v): average for v, average in zip(trained, averages, strict=True)}
-        return [average_of.get(id(v), v).numpy() for v in self.model.weights]
-
     def get_views(self) -> tuple[Sequence[Any], Sequence[Any]]:
         weights, optimizer_values = (
             [tf.convert_to_tensor(variable.value) for variable in variables]
-            for variables in (self.model.weights, self.optimizer.variables)
+            for variables in (self._weights, self._optimizer_variables)
         )
         return weights, optimizer_values
 
-    def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
-        pairs = [*zip(self.model.weights, weights, strict=True)]
-        if optimizer_values is not None:
-            pairs += zip(self.optimizer.variables, optimizer_values, strict=True)
-        for variable, value in pairs:
-            variable.assign(value)
+    def _read(self, variable: keras.Variable) -> np.ndarray:
+        """All workers call it at the same step, because some variables are averaged over them."""
+        values: np.ndarray = variable.numpy()
+        return values
+
+    def _write(self, variable: keras.Variable, value: np.ndarray) -> None:
+        variable.assign(value)
 
 
 def _all_reduce(tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import DatasetFigures, list_shards
+from pipeline_ops.artifacts.dataset import list_shards
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import DataError
 from pipeline_ops.input.augment import build_augmentation
@@ -18,7 +17,6 @@ from pipeline_ops.input.dataset import (
     read_step_examples,
 )
 from pipeline_ops.input.reading import (
-    SplitShards,
     make_order,
     open_encoded_source,
     open_example_source,
@@ -26,7 +24,6 @@ from pipeline_ops.input.reading import (
 )
 from pipeline_ops.jobs.host_dataset import HostDataset
 from pipeline_ops.models.task import Task
-from pipeline_ops.system.disk_cache import HostCache
 from pipeline_ops.training.loops.loop import Batches
 
 _VALIDATION_SHARE = 4
@@ -34,7 +31,9 @@ _VALIDATION_SHARE = 4
 
 
 class InputPipeline:
-    """The batches of one worker.
+    """The batches of one worker, and the data set's figures.
+
+    Raises DataError if there is less than one global batch to train on.
 
     Args:
       shard: The index of this process among the readers of the data, and the number of readers.
@@ -46,29 +45,39 @@ class InputPipeline:
     def __init__(
         self,
         config: Train,
-        splits: Splits,
+        dataset: HostDataset,
         task: Task,
         shard: tuple[int, int],
-        cache: HostCache,
         version: str,
         report: Callable[[str], None],
     ):
-        self._config, self._split, self._cache = config, splits.train, cache
+        self._config, self._cache, self.figures = config, dataset.cache, dataset.figures
+        limit = dataset.cache.limit_bytes
+        num_bytes = sum(each.num_bytes for each in list_shards(dataset.manifest, "validation"))
+        for_validation = min(num_bytes, limit // _VALIDATION_SHARE)
+        self._split = open_split(dataset, "train", limit - for_validation)
+        if self._split.num_examples < config.global_batch_size:
+            raise DataError(
+                f"the train split of {dataset.uri} has {self._split.num_examples} examples, fewer "
+                f"than one global_batch_size ({config.global_batch_size}). Lower "
+                "train.global_batch_size or add data."
+            )
         self._parse = task.parse
         self._slice = BatchSlice.for_worker(*shard, config.global_batch_size)
         self.total_steps = self.compute_epoch_end(config.epochs - 1)
-        self._order = make_order(splits.train, config.seed, config.input.window)
+        self._order = make_order(self._split, config.seed, config.input.window)
         self._source = open_example_source(
-            splits.train, task.parse, config.input, cache, version, report, self._order
+            self._split, task.parse, config.input, self._cache, version, report, self._order
         )
         self._augmentation = build_augmentation(
             config.input.augment,
-            splits.figures.task,
-            splits.train.num_examples,
+            self.figures.task,
+            self._split.num_examples,
             config.model_parameters.get("max_boxes"),
         )
+        self.validation = open_split(dataset, "validation", for_validation)
         self.validation_batches = build_evaluation_dataset(
-            splits.validation, task.parse, task.evaluation_batch_size, *shard
+            self.validation, task.parse, task.evaluation_batch_size, *shard
         )
 
     @tf.autograph.experimental.do_not_convert
@@ -102,26 +111,3 @@ class InputPipeline:
     def compute_epoch_end(self, epoch: int) -> int:
         """Returns the step before which the last example of an epoch has been used."""
         return self._split.compute_epoch_end_step(epoch, self._config.global_batch_size)
-
-
-@dataclasses.dataclass(frozen=True)
-class Splits:
-    """The splits that a training reads, and the data set's figures."""
-
-    train: SplitShards
-    validation: SplitShards
-    figures: DatasetFigures
-
-
-def open_splits(dataset: HostDataset, global_batch_size: int = 1) -> Splits:
-    """Opens the splits. Raises DataError if there is less than one global batch to train on."""
-    limit = dataset.cache.limit_bytes
-    num_bytes = sum(shard.num_bytes for shard in list_shards(dataset.manifest, "validation"))
-    for_validation = min(num_bytes, limit // _VALIDATION_SHARE)
-    train = open_split(dataset, "train", limit - for_validation)
-    if train.num_examples < global_batch_size:
-        raise DataError(
-            f"the train split of {dataset.uri} has {train.num_examples} examples, fewer than one "
-            f"global_batch_size ({global_batch_size}). Lower train.global_batch_size or add data."
-        )
-    return Splits(train, open_split(dataset, "validation", for_validation), dataset.figures)

@@ -23,7 +23,7 @@ from pipeline_ops.input.dataset import build_evaluation_dataset
 from pipeline_ops.models.detection import Boxes, Detection, Detections
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.checkpointing.state import Arrays
-from pipeline_ops.training.input_pipeline import Splits
+from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loops.loop import cast_to_float
 
 
@@ -33,7 +33,7 @@ class TensorboardWriter:
 
     folder: Path
     config: Tensorboard
-    splits: Splits
+    input: InputPipeline
     task: Task
     build: Callable[[], keras.Model]
 
@@ -64,19 +64,19 @@ class TensorboardWriter:
     @functools.cached_property
     def _examples(self) -> tuple[tf.Tensor, Any]:
         """Examples of the validation split: images uint8 [N, H, W, C], and their labels."""
-        images, validation = self.config.images, self.splits.validation
-        batches = build_evaluation_dataset(validation, self.task.parse, images)
+        validation, count = self.input.validation, self.config.images
+        batches = build_evaluation_dataset(validation, self.task.parse, count)
         return batches.take(1).get_single_element()
 
     def _write_graph(self) -> None:
         model = self._model
         # A model of a user's class does not declare its inputs.
-        images = tf.TensorSpec([None, *self.splits.figures.image_shape], tf.float32)
+        images = tf.TensorSpec([None, *self.input.figures.image_shape], tf.float32)
         call = tf.function(lambda images: model(images, training=False), autograph=False)
         tf.summary.graph(call.get_concrete_function(images).graph)
 
     def _write_images(self, weights: Arrays) -> None:
-        (images_NHWC, labels), names = self._examples, self.splits.figures.class_names
+        (images_NHWC, labels), names = self._examples, self.input.figures.class_names
         self._model.set_weights(weights)
         outputs = self._model(cast_to_float(images_NHWC), training=False)
         if isinstance(self.task, Detection):

@@ -47,7 +47,7 @@ from pipeline_ops.training.checkpointing.state import (
     write_arrays,
 )
 from pipeline_ops.training.debugging import enable_debugging
-from pipeline_ops.training.input_pipeline import InputPipeline, open_splits
+from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loops.loop import Loop
 from pipeline_ops.training.loops.sharded import DTensorLoop, ParameterServerLoop, run_server
 from pipeline_ops.training.loops.synchronous import SynchronousLoop
@@ -118,10 +118,8 @@ def build_trainer(
     def report_input(message: str) -> None:
         progress.report("input", message=message)
 
-    cache = open_host_cache(config.input)
-    uri = request.inputs["preprocess"].uri
+    uri, cache = request.inputs["preprocess"].uri, open_host_cache(config.input)
     dataset = open_host_dataset(uri, config.input, cache, report_input)
-    splits = open_splits(dataset, config.global_batch_size)
     config_folder, folder = Path(request.config_file).parent, Path(spec.work) / TENSORBOARD
     image_shape, num_classes = dataset.figures.image_shape, len(dataset.figures.class_names)
     build = functools.partial(build_model, config, image_shape, num_classes, config_folder)
@@ -130,16 +128,17 @@ def build_trainer(
     loop = make_loop(config, chosen, task, functools.partial(build, for_training=True))
     shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
     code = compute_digest(request.fingerprint.code)
+    input_pipeline = InputPipeline(config, dataset, task, shard, code, report_input)
     return Trainer(
         spec,
         config,
         task,
         loop,
-        InputPipeline(config, splits, task, shard, cache, code, report_input),
+        input_pipeline,
         _open_checkpoints(spec, config, chosen, progress),
         lambda: initialize_training(config, request, loop, build_for_serving, progress),
         UserCallbacks(config.callbacks, config_folder, loop.model, folder, spec.is_chief),
-        TensorboardWriter(folder, config.tensorboard, splits, task, build_for_serving)
+        TensorboardWriter(folder, config.tensorboard, input_pipeline, task, build_for_serving)
         if spec.is_chief
         else None,
         stop,

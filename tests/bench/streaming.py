@@ -91,7 +91,7 @@ def train(uri: str, shuffle: str, cache: Path, limit_bytes: int, num_steps: int)
     from pipeline_ops.jobs.host_dataset import open_host_cache, open_host_dataset
     from pipeline_ops.models import build_model
     from pipeline_ops.models.classification import Classification
-    from pipeline_ops.training.input_pipeline import InputPipeline, open_splits
+    from pipeline_ops.training.input_pipeline import InputPipeline
     from pipeline_ops.training.loops.synchronous import SynchronousLoop
 
     options = {
@@ -108,9 +108,8 @@ def train(uri: str, shuffle: str, cache: Path, limit_bytes: int, num_steps: int)
     )
     opened = time.monotonic()
     dataset = open_host_dataset(uri, config.input, open_host_cache(config.input), print)
-    splits = open_splits(dataset, BATCH)
     task = Classification((SIDE, SIDE, 3))
-    pipeline = InputPipeline(config, splits, task, (0, 1), dataset.cache, "1", print)
+    pipeline = InputPipeline(config, dataset, task, (0, 1), "1", print)
     batches = pipeline.make_batches(0)
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     with strategy.scope():

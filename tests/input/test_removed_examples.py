@@ -13,7 +13,7 @@ from pipeline_ops.system.disk_cache import HostCache
 
 def test_training_opens_a_data_set_without_what_was_removed_from_it(dataset, tmp_path):
     """The splits of a worker match its manifest."""
-    from pipeline_ops.training.input_pipeline import open_splits
+    from pipeline_ops.input.reading import open_split
 
     uri = remove_from_tests(dataset, tmp_path / "later", [1, 2])
     manifest = read_manifest(uri)
@@ -23,6 +23,6 @@ def test_training_opens_a_data_set_without_what_was_removed_from_it(dataset, tmp
         manifest.model_copy(update={"figures": manifest.figures | {"removed": {validation: [3]}}}),
     )
     cache = HostCache(tmp_path / "host", 1 << 30)
-    splits = open_splits(open_host_dataset(uri, InputOptions(), cache, print))
-    assert splits.train.removed == ((), (), (), ())
-    assert splits.validation.removed == ((), (3,), (), ())
+    opened = open_host_dataset(uri, InputOptions(), cache, print)
+    assert open_split(opened, "train").removed == ((), (), (), ())
+    assert open_split(opened, "validation").removed == ((), (3,), (), ())

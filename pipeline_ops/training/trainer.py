@@ -23,7 +23,7 @@ import tensorflow as tf
 from pipeline_ops.artifacts.dataset import KEY
 from pipeline_ops.artifacts.results import DIVERGED, Epoch
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.models.task import BatchSums, Task, compute_means
@@ -39,10 +39,20 @@ from pipeline_ops.training.checkpointing.state import (
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loops.loop import Batches, Loop, StepResult
 from pipeline_ops.training.optimizer import compute_schedule_factor
-from pipeline_ops.training.preemption import Preempted
 from pipeline_ops.training.tensorboard import TensorboardWriter
 
 _REPORT_SECONDS = 0.25
+
+
+class Preempted(MachineError):
+    """The gang has saved its state and left. The next one resumes from the same step.
+
+    The worker that gets SIGTERM adds it to the sums that all workers reduce at every step. All see
+    it in the same call of the compiled function, so no separate message could be late.
+    """
+
+    def __init__(self, step: int):
+        super().__init__(f"stopped by SIGTERM after step {step}. Its checkpoint is saved.")
 
 
 class DivergedError(Exception):

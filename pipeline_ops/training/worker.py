@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,8 +42,7 @@ from pipeline_ops.storage.atomic import write_atomically, write_json
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.training.callbacks import UserCallbacks
-from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointStore
-from pipeline_ops.training.checkpointing.checkpoints import Checkpoints
+from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, CheckpointStore
 from pipeline_ops.training.checkpointing.state import (
     TrainingState,
     compute_weights_digest,
@@ -52,7 +54,6 @@ from pipeline_ops.training.loops.loop import Loop
 from pipeline_ops.training.loops.sharded import DTensorLoop, ParameterServerLoop, run_server
 from pipeline_ops.training.loops.synchronous import SynchronousLoop
 from pipeline_ops.training.placement import place_layers, place_variables
-from pipeline_ops.training.preemption import report_on_sigterm, stop_on_sigterm
 from pipeline_ops.training.strategy import (
     ChosenStrategy,
     configure_threads,
@@ -98,11 +99,38 @@ def run_worker(spec: WorkerSpec) -> Trainer:
 
 
 def _serve(spec: WorkerSpec, progress: ProgressWriter) -> None:
-    """Serves the chief of a gang with parameter servers. Never returns."""
+    """Serves the chief of a gang with parameter servers. Never returns.
+
+    It reports the first SIGTERM and serves on, until the chief has saved. The main thread stays
+    inside TensorFlow, where no Python signal handler runs. A thread therefore waits for the byte
+    that the interpreter writes when a signal comes.
+    """
     configure_threads(spec)
-    message = "received SIGTERM. The chief will save the state."
-    report_on_sigterm(lambda: progress.report("preempted", message=message))
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+
+    def report_sigterm() -> None:
+        os.read(read_end, 1)
+        message = "received SIGTERM. The chief will save the state."
+        progress.report("preempted", message=message)
+
+    threading.Thread(target=report_sigterm, daemon=True).start()
     run_server(make_cluster_resolver(spec))
+
+
+def _stop_on_sigterm() -> threading.Event:
+    """Returns an event that a SIGTERM to this process sets. Called in the main thread."""
+    stop = threading.Event()
+
+    def request_stop(*_: object) -> None:
+        # A second signal must not interrupt `set`, which holds a lock.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, request_stop)
+    return stop
 
 
 def build_trainer(
@@ -113,7 +141,7 @@ def build_trainer(
     progress: ProgressWriter,
 ) -> Trainer:
     """Builds the parts of a training. Restores nothing."""
-    stop = stop_on_sigterm()
+    stop = _stop_on_sigterm()
 
     def report_input(message: str) -> None:
         progress.report("input", message=message)

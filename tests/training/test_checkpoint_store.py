@@ -22,8 +22,12 @@ from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.local_store import LocalStore
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointId, CheckpointStore
-from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, Restored
+from pipeline_ops.training.checkpointing.checkpoints import (
+    CheckpointId,
+    Checkpoints,
+    CheckpointStore,
+    Restored,
+)
 from pipeline_ops.training.checkpointing.state import TrainingState
 
 

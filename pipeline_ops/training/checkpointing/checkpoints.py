@@ -12,8 +12,17 @@ here raises an error of the background thread.
     best-00003.npz             the weights of an epoch that was the best when it ended
 
 With a bucket as storage root, the folder is on the host's own disk, and the names begin with the
-token of the job's lease. Another thread copies each checkpoint to the bucket. Training never waits
-for it. A failed copy is a warning, because the next checkpoint is another chance.
+token of the job's lease. Another thread copies each checkpoint to the bucket, for a host that lacks
+it or has lost its disk. Training never waits for it. A failed copy is a warning, because the next
+checkpoint is another chance. A copy is a small manifest, which is written last, and the files that
+it lists:
+
+    checkpoint-00000003-000000200.json    token and step, and the files with their checksums
+    00000003/<sha-256>.npz                a file, below the token of the job's lease
+
+The newest one is that of the highest token and, among these, of the highest step. So a launcher
+that was paused, and goes on after another one has taken over, cannot decide where a later gang
+resumes. Such a launcher removes only checkpoints of its own token, or of an earlier one.
 """
 
 from __future__ import annotations
@@ -21,18 +30,23 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, Field
 
-from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.storage.atomic import link_file
+from pipeline_ops.storage.checksums import Checksums, compute_checksums
+from pipeline_ops.storage.parsing import parse_json_as
 from pipeline_ops.storage.staging import remove_own_folder
-from pipeline_ops.training.checkpointing.checkpoint_store import CheckpointId, CheckpointStore
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.locks import exclusive_lock
 from pipeline_ops.training.checkpointing.state import (
     Arrays,
     TrainingState,
@@ -45,6 +59,10 @@ from pipeline_ops.training.checkpointing.state import (
     write_npz,
 )
 
+_STEM = re.compile(r"checkpoint-(?:([0-9]{8})-)?([0-9]{9})")
+_OBJECT = re.compile(r"([0-9]{8})/[0-9a-f]{64}\.npz")
+_LOCK_SECONDS = 3600.0
+_FileName = Annotated[str, Field(pattern=r"^(checkpoint-[0-9-]{9,18}|best-[0-9]{5})\.npz$")]
 _STATE_KEY = "state"
 _LINKS = ".upload-"
 """Prefix of the folders with links to the files of an upload."""
@@ -52,12 +70,144 @@ _READY = b"r"
 _POLL_SECONDS = 0.05
 _STORE_SECONDS = 20.0
 """The time for the last upload before a worker that was asked to stop is killed."""
-_Result = TypeVar("_Result")
 Gather = Callable[[bytes], list[bytes]]
 """Sends a message of this worker to all workers, and returns the messages of all, by worker.
 
 A message has at most 128 bytes, without blanks at its end.
 """
+
+
+class CheckpointId(NamedTuple):
+    """A checkpoint: the token of the lease under which it was made, and its step.
+
+    The token is 0 if the storage root is a folder.
+    """
+
+    token: int
+    step: int
+
+    @classmethod
+    def parse(cls, stem: str) -> CheckpointId | None:
+        """Parses the name of a file without its ending. Returns None for another file."""
+        match = _STEM.fullmatch(stem)
+        return cls(int(match[1] or 0), int(match[2])) if match else None
+
+    @property
+    def stem(self) -> str:
+        token = f"{self.token:08d}-" if self.token else ""
+        return f"checkpoint-{token}{self.step:09d}"
+
+
+class CheckpointManifest(BaseModel):
+    """A checkpoint in the store: its files, by their names on a host."""
+
+    files: dict[_FileName, Checksums]
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointStore:
+    """The checkpoints of one artifact in the store, in the artifact's work folder."""
+
+    folder: StorePath
+    token: int
+    """The token of the job's lease."""
+    keep: int
+    """The number of newest checkpoints to keep."""
+    is_exchanged: bool
+    """Whether a gang on several disks exchanges its checkpoints through the store. Then only those
+    in the store count, because all workers must read the same ones.
+    """
+
+    def list_ids(self) -> list[CheckpointId]:
+        """The complete checkpoints. Makes one request."""
+        return _parse_ids(entry.name for entry in self.folder.list_folder())
+
+    def download(self, checkpoint: CheckpointId, target: Path) -> None:
+        """Brings the files of a checkpoint into a folder. Files that are there already stay.
+
+        The first of a host's workers does it, and the others wait. Raises FileNotFoundError or
+        DataError if the manifest or a file is missing or damaged.
+        """
+        lock = target / ".download.lock"
+        with exclusive_lock(lock, f"the download of {checkpoint.stem}", _LOCK_SECONDS):
+            for name, expected in self._read_manifest(checkpoint).files.items():
+                file = target / name
+                if not (file.exists() and _compute_checksums(file) == expected):
+                    source = self.folder / _name_object(checkpoint.token, expected)
+                    _download(source, expected, file)
+
+    def upload(self, step: int, files: Mapping[str, Path]) -> None:
+        """Stores a checkpoint of this token, and removes those that it replaces.
+
+        `files` are its files on this host, by the names that they get on another one. After an
+        error, the checkpoints before are still there.
+        """
+        names = {entry.name for entry in self.folder.walk()}
+        checksums = {name: _compute_checksums(file) for name, file in files.items()}
+        for name, found in checksums.items():
+            key = _name_object(self.token, found)
+            if key not in names:
+                (self.folder / key).upload(files[name])
+        manifest = CheckpointManifest(files=checksums)
+        checkpoint = CheckpointId(self.token, step)
+        self._get_path(checkpoint).write(manifest.model_dump_json().encode())
+        self._remove_replaced(checkpoint, names)
+
+    def _remove_replaced(self, newest: CheckpointId, names: Collection[str]) -> None:
+        """Removes older checkpoints, then the files that belong to none.
+
+        A checkpoint of a later step is damaged, or the training has left it by a rollback. `names`
+        are those in the store before the newest checkpoint.
+        """
+        found = {newest, *(each for each in _parse_ids(names) if each.token <= self.token)}
+        abandoned = {each for each in found if each > newest or each.step > newest.step}
+        kept = sorted(found - abandoned, reverse=True)[: self.keep]
+        for checkpoint in found - set(kept):
+            self._get_path(checkpoint).remove()
+        used = set()
+        for checkpoint in kept:
+            with contextlib.suppress(FileNotFoundError, DataError):  # its manifest is gone, damaged
+                files = self._read_manifest(checkpoint).files.values()
+                used |= {_name_object(checkpoint.token, checksums) for checksums in files}
+        for name in names:
+            match = _OBJECT.fullmatch(name)
+            if match and int(match[1]) <= self.token and name not in used:
+                (self.folder / name).remove()
+
+    def _read_manifest(self, checkpoint: CheckpointId) -> CheckpointManifest:
+        path = self._get_path(checkpoint)
+        return parse_json_as(CheckpointManifest, path.read(), path)
+
+    def _get_path(self, checkpoint: CheckpointId) -> StorePath:
+        return self.folder / f"{checkpoint.stem}.json"
+
+
+def _parse_ids(names: Iterable[str]) -> list[CheckpointId]:
+    stems = (name.removesuffix(".json") for name in names if name.endswith(".json"))
+    return [found for found in map(CheckpointId.parse, stems) if found]
+
+
+def _name_object(token: int, checksums: Checksums) -> str:
+    return f"{token:08d}/{checksums.sha256}.npz"
+
+
+def _download(source: StorePath, expected: Checksums, file: Path) -> None:
+    """Downloads a file under another name, and gives it its own if its content is as expected."""
+    temporary = file.with_name(f".{file.name}.download")
+    temporary.unlink(missing_ok=True)
+    found = source.download(temporary, expected.num_bytes)
+    if found != expected:
+        temporary.unlink()
+        raise DataError(
+            f"{source} has {found.num_bytes} bytes with the checksum {found.crc32c}, "
+            f"but its manifest lists {expected.num_bytes} with {expected.crc32c}"
+        )
+    temporary.replace(file)
+
+
+def _compute_checksums(file: Path) -> Checksums:
+    with open(file, "rb") as opened:
+        return compute_checksums(opened)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +231,9 @@ class Checkpoints:
     All workers call `save`, `roll_back` and `restore_common` in the same order. Only the chief
     writes.
 
-    Args:
-      keep: The number of newest checkpoints to keep, with the best weights that they refer to.
-      keep_best: The minimum number of best weights to keep.
-      store: The checkpoints in the store. None if the folder is in the store.
-      warn: Called with a message for each failed upload, by another thread.
+    `keep` newest ones are kept with the best weights that they refer to, and at least `keep_best`
+    best weights. `store` is None if the folder itself is in the store. `warn` is called with a
+    message for each failed upload, by another thread.
     """
 
     def __init__(
@@ -137,9 +285,9 @@ class Checkpoints:
         self._written.result()
 
     def raise_failure(self) -> None:
-        """Raises the error of the last save if it is known already. Does not wait."""
+        """Raises the error of the last save if it is known already."""
         if self._written.done():
-            self._written.result()
+            self.wait()
 
     def wait_until_stored(self, timeout_seconds: float = _STORE_SECONDS) -> bool:
         """Waits like `wait`, and then until the last save is in the store or has failed.
@@ -148,7 +296,7 @@ class Checkpoints:
         """
         self.wait()
         concurrent.futures.wait([self._uploaded], timeout_seconds)
-        return self._uploaded.done() and self._uploaded.result()
+        return self._uploaded.done() and bool(self._uploaded.result())
 
     def roll_back(self, warn: Callable[[str], None], timeout_seconds: float) -> Restored | None:
         """Restores the last saved checkpoint, which the chief may still be writing or storing.
@@ -221,10 +369,7 @@ class Checkpoints:
     def restore(
         self, warn: Callable[[str], None], at_most: CheckpointId | None = None
     ) -> Restored | None:
-        """Returns the newest undamaged checkpoint of this host, or None if there is none.
-
-        `warn` is called with a message for each damaged one.
-        """
+        """Returns this host's newest undamaged checkpoint. Calls `warn` for each damaged one."""
         stored = set(self.store.list_ids()) if self.store else set()
         local = set() if self._is_exchanged else set(self._list_newest_first())
         for checkpoint in sorted(stored | local, reverse=True):
@@ -344,8 +489,8 @@ class Checkpoints:
         return sorted(filter(None, ids), reverse=True)
 
 
-def _make_done(result: _Result) -> concurrent.futures.Future[_Result]:
-    future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
+def _make_done(result: Any) -> concurrent.futures.Future[Any]:
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     future.set_result(result)
     return future
 
@@ -357,10 +502,7 @@ class Buffers:
         self._arrays: Arrays = []
 
     def copy(self, values: Sequence[Any]) -> Arrays:
-        """Copies the values into memory that stays valid until the next call.
-
-        Values with the shapes of the last call need no new memory.
-        """
+        """Copies the values into memory that stays valid until the next call."""
         views = [np.asarray(value) for value in values]  # does not copy an eager tensor
         if [(a.shape, a.dtype) for a in views] != [(a.shape, a.dtype) for a in self._arrays]:
             self._arrays = [np.empty_like(view) for view in views]

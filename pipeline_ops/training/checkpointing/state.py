@@ -70,6 +70,17 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         return dict(stored)
 
 
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes one .npz file, array by array, without a second copy in memory."""
+    with open_atomically(path) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # taken for `allow_pickle`
+
+
+def name_arrays(letter: str, arrays: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
+    """Names the arrays so that the names sort in the order of the arrays."""
+    return {f"{letter}{i:04d}": array for i, array in enumerate(arrays)}
+
+
 def select_arrays(letter: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
     """Returns the arrays that `name_arrays` named, in order."""
     return [arrays[name] for name in sorted(arrays) if name.startswith(letter)]
@@ -83,17 +94,6 @@ def read_arrays(path: Path) -> Arrays:
 def write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> None:
     """Writes weights as one .npz file."""
     write_npz(path, name_arrays("w", arrays))
-
-
-def name_arrays(letter: str, arrays: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
-    """Names the arrays so that the names sort in the order of the arrays."""
-    return {f"{letter}{i:04d}": array for i, array in enumerate(arrays)}
-
-
-def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes one .npz file, array by array, without a second copy in memory."""
-    with open_atomically(path) as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # taken for `allow_pickle`
 
 
 def compute_weights_digest(weights: Sequence[np.ndarray]) -> str:

@@ -12,7 +12,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline_ops.config.model_catalogue import is_user_function
 from pipeline_ops.config.train import Train
@@ -20,30 +20,33 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.model_check import ModelCheckRequest
 from pipeline_ops.storage.atomic import write_json
 
-if TYPE_CHECKING:
+_missing = ""
+try:
+    import pipeline_ops.input.tensorflow_start  # noqa: F401  (before other imports of TensorFlow)
+except ImportError as error:
+    _missing = f"{sys.executable} has no TensorFlow ({error})"
+else:
     import keras
     import tensorflow as tf
+
+    from pipeline_ops.models import build_model, make_head
+    from pipeline_ops.models.classification import compute_per_example, validate_logits
+    from pipeline_ops.training.callbacks import load_callback
+    from pipeline_ops.training.worker import load_user_functions
 
 _NUM_IMAGES = 2
 
 
 def check_model(request: ModelCheckRequest) -> None:
     """Checks the model. Raises ConfigError, whose message begins with a key of the config."""
-    import tensorflow as tf
-
-    from pipeline_ops.models import build_model, make_head
-    from pipeline_ops.training.callbacks import load_callback
-
     config, folder = Train.model_validate(request.train), Path(request.config_file).parent
     for path in config.callbacks:
         load_callback(path, folder)
-    is_user_code, size = is_user_function(config.model), (request.image_shape, request.num_classes)
-    with _convert_user_errors(f"train.model: {config.model}", is_user_code):
-        model = build_model(config, *size, folder, for_training=False)
-    shape = (_NUM_IMAGES, *request.image_shape)
+    size, shape = (request.image_shape, request.num_classes), (_NUM_IMAGES, *request.image_shape)
     pixels = tf.random.stateless_uniform(shape, [1, 2], 0, 256, tf.int32)  # always the same
     images = tf.cast(pixels, tf.float32)
-    with _convert_user_errors(f"train.model: {config.model}", is_user_code):
+    with _convert_user_errors(f"train.model: {config.model}", is_user_function(config.model)):
+        model = build_model(config, *size, folder, for_training=False)
         outputs = model(images, training=False)
     if request.task == "classification":
         _check_classifier(config, model, images, outputs, request.num_classes, folder)
@@ -59,11 +62,6 @@ def _check_classifier(
     num_classes: int,
     folder: Path,
 ) -> None:
-    import tensorflow as tf
-
-    from pipeline_ops.models.classification import validate_logits
-    from pipeline_ops.training.worker import load_user_functions
-
     validate_logits(tf.convert_to_tensor(logits).numpy(), config.model, num_classes)
     labels = tf.range(_NUM_IMAGES, dtype=tf.int64) % num_classes
     loss, metrics = load_user_functions(config, folder)
@@ -90,15 +88,7 @@ def _check_classifier(
 def _compute_values(
     key: str, path: str, function: Callable[..., Any], labels: tf.Tensor, logits: tf.Tensor
 ) -> tf.Tensor:
-    """Computes the values of a user's loss or metric, one for each example.
-
-    Raises:
-      ConfigError: The function fails, or does not return one value for each example.
-    """
-    import tensorflow as tf
-
-    from pipeline_ops.models.classification import compute_per_example
-
+    """Computes the values of a user's loss or metric, one for each example."""
     with _convert_user_errors(f"{key}: {path}", True, " when called with (labels, logits)"):
         values = compute_per_example(key, function, labels, logits)
     if values.shape[0] != _NUM_IMAGES:
@@ -125,16 +115,12 @@ def _convert_user_errors(subject: str, is_user_code: bool, suffix: str = "") -> 
 
 def main() -> None:
     request = ModelCheckRequest.model_validate_json(sys.stdin.read())
-    answer: dict[str, str] = {}
+    answer = {"missing": _missing} if _missing else {}
     try:
-        import pipeline_ops.input.tensorflow_start  # noqa: F401
-    except ImportError as error:
-        answer = {"missing": f"{sys.executable} has no TensorFlow ({error})"}
-    else:
-        try:
+        if not _missing:
             check_model(request)
-        except ConfigError as error:
-            answer = {"fault": str(error)}
+    except ConfigError as error:
+        answer = {"fault": str(error)}
     write_json(Path(sys.argv[1]), answer)
 
 

@@ -36,11 +36,8 @@ def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimiz
     """
     options: dict[str, Any] = {}
     if clip := config.clip:
-        options = {
-            "global_clipnorm": clip.global_norm,
-            "clipnorm": clip.norm,
-            "clipvalue": clip.value,
-        }
+        options |= {"global_clipnorm": clip.global_norm, "clipnorm": clip.norm}
+        options["clipvalue"] = clip.value
     if config.average_weights is not None:
         options |= {"use_ema": True, "ema_momentum": config.average_weights}
     if config.weight_decay or config.name == "adamw":
@@ -115,6 +112,11 @@ def read_variable(shards: VariableShards) -> tf.Tensor:
 def split_like(shards: VariableShards, value: Any) -> list[Any]:
     """Splits the value of a whole weight into the values of its shards."""
     return [value] if len(shards) == 1 else tf.split(value, [shard.shape[0] for shard in shards])
+
+
+def write_variable(shards: VariableShards, value: Any) -> None:
+    for shard, part in zip(shards, split_like(shards, value), strict=True):
+        shard.assign(part)
 
 
 class ShardedOptimizer:

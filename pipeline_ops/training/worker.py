@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import keras
+import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS
 from pipeline_ops.artifacts.input_names import WARM_START
@@ -51,7 +52,7 @@ from pipeline_ops.training.checkpointing.state import (
 from pipeline_ops.training.debugging import enable_debugging
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loops.loop import Loop
-from pipeline_ops.training.loops.sharded import DTensorLoop, ParameterServerLoop, run_server
+from pipeline_ops.training.loops.sharded import DTensorLoop, ParameterServerLoop
 from pipeline_ops.training.loops.synchronous import SynchronousLoop
 from pipeline_ops.training.placement import place_layers, place_variables
 from pipeline_ops.training.strategy import (
@@ -71,10 +72,8 @@ BuildModel = Callable[[], keras.Model]
 def run_worker(spec: WorkerSpec) -> Trainer:
     """Trains to the end, as one worker of the gang.
 
-    Returns:
-      The finished training. The caller must hold it until the process exits. Its destruction
-      exchanges messages with peers that may have left already, and then blocks for the ten seconds
-      of TensorFlow's timeout.
+    The caller must hold the result until the process exits. Its destruction exchanges messages with
+    peers that may have left already, and then blocks for the ten seconds of TensorFlow's timeout.
     """
     progress = ProgressWriter(Path(spec.progress), spec.index)
     progress.report("joining", message=f"{spec.name} of {spec.workers} joins")
@@ -117,7 +116,10 @@ def _serve(spec: WorkerSpec, progress: ProgressWriter) -> None:
         progress.report("preempted", message=message)
 
     threading.Thread(target=report_sigterm, daemon=True).start()
-    run_server(make_cluster_resolver(spec))
+    resolver = make_cluster_resolver(spec)
+    tf.distribute.Server(
+        resolver.cluster_spec(), resolver.task_type, resolver.task_id, protocol="grpc"
+    ).join()
 
 
 def _stop_on_sigterm() -> threading.Event:
@@ -218,24 +220,29 @@ def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:
 
 
 def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
-    """Makes the task of the data set.
-
-    Raises:
-      ConfigError: A function of the user does not exist, or the data set has no class weights.
-    """
+    """Makes the task of the data set. Raises ConfigError if the data set has no class weights."""
     figures = dataset.figures
     if figures.task == "detection":
         head = make_head(config, figures.image_shape, len(figures.class_names))
         return Detection(figures.image_shape, head)
     loss, metrics = load_user_functions(config, folder)
-    weights = _read_class_weights(dataset) if config.class_weights else None
+    weights = None
+    if config.class_weights:
+        content = dataset.read_file(CLASS_WEIGHTS)
+        if content is None:
+            raise ConfigError(
+                f"train.class_weights: the data set {dataset.uri} has no {CLASS_WEIGHTS}. "
+                "Set preprocess.balance: by_class."
+            )
+        by_class = json.loads(content)
+        weights = [by_class[name] for name in figures.class_names]
     return Classification(figures.image_shape, weights, config.label_smoothing, loss, metrics)
 
 
 def load_user_functions(
     config: Train, folder: Path
 ) -> tuple[PerExample | None, dict[str, PerExample]]:
-    """Loads the user's loss, and the user's metrics by name. Raises ConfigError."""
+    """Loads the user's loss, and the user's metrics by name."""
     metrics = {
         path.partition(":")[2]: load_per_example(path, "train.metrics", folder)
         for path in config.metrics
@@ -243,23 +250,8 @@ def load_user_functions(
     return load_per_example(config.loss, "train.loss", folder) if config.loss else None, metrics
 
 
-def _read_class_weights(dataset: HostDataset) -> list[float]:
-    content = dataset.read_file(CLASS_WEIGHTS)
-    if content is None:
-        raise ConfigError(
-            f"train.class_weights: the data set {dataset.uri} has no {CLASS_WEIGHTS}. "
-            "Set preprocess.balance: by_class."
-        )
-    weights = json.loads(content)
-    return [weights[name] for name in dataset.figures.class_names]
-
-
 def make_loop(config: Train, chosen: ChosenStrategy, task: Task, build: BuildModel) -> Loop:
-    """Makes a model with weights that depend on the seed alone, and the loop that trains it.
-
-    Raises:
-      ConfigError: The model cannot be built, or not in the way that the strategy needs.
-    """
+    """Makes a model with weights that depend on the seed alone, and the loop that trains it."""
     keras.utils.set_random_seed(config.seed)
     match chosen.name:
         case "dtensor":
@@ -279,11 +271,7 @@ def make_loop(config: Train, chosen: ChosenStrategy, task: Task, build: BuildMod
 def initialize_training(
     config: Train, request: Request, loop: Loop, build: BuildModel, progress: ProgressWriter
 ) -> TrainingState:
-    """Returns the state of a new training, and sets the initial weights if the request names any.
-
-    Raises:
-      ConfigError: The initial weights do not match the model.
-    """
+    """Returns the state of a new training, whose initial weights the request may name."""
     if WARM_START in request.inputs:
         uri = fetch_version(request.inputs[WARM_START]).uri
         warm_start = read_warm_start(uri, loop.model, loop.get_weights(), build)

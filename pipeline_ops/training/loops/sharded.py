@@ -38,7 +38,7 @@ from pipeline_ops.training.optimizer import (
     ShardedOptimizer,
     VariableShards,
     read_variable,
-    split_like,
+    write_variable,
 )
 from pipeline_ops.training.placement import find_match, find_unmatched
 
@@ -50,8 +50,10 @@ def total_sums(sums: Sequence[BatchSums]) -> BatchSums:
     return functools.reduce(add_sums, map(to_arrays, sums))
 
 
-def make_result(sums: Sequence[BatchSums], is_finite: bool, stop: float) -> StepResult:
-    """Makes the result of at least one step."""
+def make_result(steps: Sequence[tuple[BatchSums, Any]], stop: float) -> StepResult:
+    """Makes the result of at least one step from their sums, and whether the weights are finite."""
+    sums = [each for each, _ in steps]
+    is_finite = all(bool(finite) for _, finite in steps)
     worst_loss = max(float(each.loss / each.count) for each in sums)
     return StepResult(total_sums(sums), is_finite, stop > 0, worst_loss)
 
@@ -116,11 +118,9 @@ class ShardedLoop(Loop):
             )
             sums = self._task.compute_batch_sums(outputs, labels, training=True)
             loss = sums.loss / self._config.global_batch_size + sum(losses) / micro_batches
-        for shards, value in zip(
-            self._other_variables, self._generators.drop_states(other_values), strict=True
-        ):
-            for shard, part in zip(shards, split_like(shards, value), strict=True):
-                shard.assign(part)
+        other_values = self._generators.drop_states(other_values)
+        for shards, value in zip(self._other_variables, other_values, strict=True):
+            write_variable(shards, value)
         gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return sums, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
@@ -159,8 +159,7 @@ class ParameterServerLoop(ShardedLoop):
         return np.array(read_variable(shards))
 
     def _write(self, shards: VariableShards, value: np.ndarray) -> None:
-        for shard, part in zip(shards, split_like(shards, value), strict=True):
-            shard.assign(part)
+        write_variable(shards, value)
 
     def train(
         self, batches: Batches, step: int, learning_rates: Sequence[float], stop: float = 0.0
@@ -171,14 +170,12 @@ class ParameterServerLoop(ShardedLoop):
             arguments = *next(batches), tf.constant(step + number), tf.constant(rate, tf.float32)
             steps.append(self._coordinator.schedule(self._step, arguments))
         self._coordinator.join()
-        is_finite = self._coordinator.schedule(self._are_finite)
-        sums = self._coordinator.fetch(steps)
-        return make_result(sums, bool(self._coordinator.fetch(is_finite)), stop)
+        return make_result(self._coordinator.fetch(steps), stop)
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _step(
         self, features: Any, labels: Any, step: tf.Tensor, learning_rate: tf.Tensor
-    ) -> BatchSums:
+    ) -> tuple[BatchSums, tf.Tensor]:
         """Runs on a worker."""
         values = [read_variable(shards) for shards in self._trainable]
         count = self._config.micro_batches
@@ -192,23 +189,7 @@ class ParameterServerLoop(ShardedLoop):
         sums, gradients = accumulate_gradients(
             count, differentiate, features, labels, values, zero_sums(self._task)
         )
-        self._optimizer.apply(gradients, learning_rate)
-        return sums
-
-    @tf.function(autograph=False)
-    def _are_finite(self) -> tf.Tensor:
-        return are_finite([shard.read_value() for shards in self._trainable for shard in shards])
-
-
-def run_server(tf_config_resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
-    """Serves the chief until the launcher ends the process with the gang."""
-    tf.distribute.Server(
-        tf_config_resolver.cluster_spec(),
-        job_name=tf_config_resolver.task_type,
-        task_index=tf_config_resolver.task_id,
-        protocol="grpc",
-        start=True,
-    ).join()
+        return sums, are_finite(self._optimizer.apply(gradients, learning_rate))
 
 
 def build_sharding_specs(
@@ -282,7 +263,7 @@ class DTensorLoop(ShardedLoop):
     def train(
         self, batches: Batches, step: int, learning_rates: Sequence[float], stop: float = 0.0
     ) -> StepResult:
-        sums, is_finite = [], True
+        steps = []
         for number, rate in enumerate(learning_rates):
             states = self._generators.compute_states(step + number, 0)
             arguments = (*next(batches), states, np.float32(rate))
@@ -290,10 +271,8 @@ class DTensorLoop(ShardedLoop):
                 results = self._step(*tf.nest.map_structure(self._copy_to_mesh, arguments))
             except tf.errors.UnknownError as error:
                 raise self._explain_error(error) from error
-            sums_of_step, finite = tf.nest.map_structure(self._read_from_mesh, results)
-            sums.append(sums_of_step)
-            is_finite &= bool(finite)
-        return make_result(sums, is_finite, stop)
+            steps.append(tf.nest.map_structure(self._read_from_mesh, results))
+        return make_result(steps, stop)
 
     def _explain_error(self, error: Exception) -> Exception:
         """Turns an error of DTensor's compiler, which lacks some operations, into a ConfigError."""
@@ -315,5 +294,4 @@ class DTensorLoop(ShardedLoop):
         values = [read_variable(shards) for shards in self._trainable]
         sums, gradients = self._differentiate(values, states, features, labels)
         # The new values are not read again, because a read may come before the write.
-        new_values = self._optimizer.apply(gradients, learning_rate)
-        return sums, are_finite(new_values)
+        return sums, are_finite(self._optimizer.apply(gradients, learning_rate))

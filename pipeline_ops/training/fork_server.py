@@ -72,7 +72,7 @@ class ForkServer:
         signal.set_wakeup_fd(wake_write)
         self._send_event(Event(event="ready", pid=os.getpid()))
         while True:
-            send_heartbeat(FORK_SERVER)
+            _send_heartbeat(FORK_SERVER)
             readable, _, _ = select.select([0, wake_read], [], [], HEARTBEAT_SECONDS)
             if wake_read in readable:
                 os.read(wake_read, 4096)
@@ -108,9 +108,8 @@ class ForkServer:
             os.write(self._events, event.model_dump_json().encode() + b"\n")
 
 
-def send_heartbeat(name: str) -> None:
-    """Writes a heartbeat to the agent's pipe, short enough for an atomic write."""
-    # The agent may have ended. This process is killed next.
+def _send_heartbeat(name: str) -> None:
+    # Short enough for an atomic write. The agent may have ended, and this process is killed next.
     with contextlib.suppress(BrokenPipeError):
         os.write(int(os.environ[HEARTBEATS_VARIABLE]), name.encode() + b"\n")
 
@@ -121,7 +120,7 @@ def _send_heartbeats(name: str) -> NoReturn:
     They continue through a long step, and stop when the process is stopped or its machine hangs.
     """
     while True:
-        send_heartbeat(name)
+        _send_heartbeat(name)
         time.sleep(HEARTBEAT_SECONDS)
 
 
@@ -135,18 +134,17 @@ def _run_child(fork: Fork) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(fork.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (log, 1), (log, 2)):
+    for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.environ.update(fork.env)
     threading.Thread(target=_send_heartbeats, args=(fork.name,), daemon=True).start()
-    status, _result = run_entry(lambda: _run_entry_of(fork), Path(fork.status))
+    status, _result = run_entry(lambda: _run(fork), Path(fork.status))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status.exit_code)
 
 
-def _run_entry_of(fork: Fork) -> object:
+def _run(fork: Fork) -> object:
     from pipeline_ops.training import saved_model_export, worker
 
     if fork.entry == "worker":
@@ -156,10 +154,7 @@ def _run_entry_of(fork: Fork) -> object:
 
 
 def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, object]:
-    """Runs a fork's work and writes its status file.
-
-    Returns the status, and the work's result, which the caller keeps alive.
-    """
+    """Runs a fork's work and writes its status file. The caller keeps the result alive."""
     from tensorflow import errors
 
     result = None

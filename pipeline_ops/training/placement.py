@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -35,10 +36,7 @@ def find_unmatched(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def place_variables(placement: Mapping[str, str]) -> Iterator[None]:
-    """Creates variables on the devices of their layers while the block runs.
-
-    Raises ConfigError if a device does not exist.
-    """
+    """Creates variables on the devices of their layers while the block runs."""
     known = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
     asked = placement.values()
     if unknown := [device for device in asked if device.strip("/").upper() not in known]:
@@ -58,14 +56,11 @@ def place_variables(placement: Mapping[str, str]) -> Iterator[None]:
 
 
 def place_layers(model: keras.Model, placement: Mapping[str, str]) -> None:
-    """Makes every layer that has a device compute there.
-
-    Raises ConfigError if a pattern matches no layer.
-    """
+    """Makes every layer that has a device compute there."""
     layers = list_layers(model)
     for layer in layers:
         if device := find_match(layer.name, placement):
-            layer.call = _run_on_device(device, layer.call)
+            layer.call = functools.partial(_call_on_device, device, layer.call)
     names = [layer.name for layer in layers]
     if unused := find_unmatched(placement, names):
         raise ConfigError(
@@ -74,9 +69,6 @@ def place_layers(model: keras.Model, placement: Mapping[str, str]) -> None:
         )
 
 
-def _run_on_device(device: str, call: Any) -> Any:
-    def call_on_device(*arguments: Any, **options: Any) -> Any:
-        with tf.device(device):
-            return call(*arguments, **options)
-
-    return call_on_device
+def _call_on_device(device: str, call: Any, *arguments: Any, **options: Any) -> Any:
+    with tf.device(device):
+        return call(*arguments, **options)

@@ -11,10 +11,10 @@ run.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -33,8 +33,7 @@ _OBJECT_GRAPH, _VALUE = "_CHECKPOINTABLE_OBJECT_GRAPH", "VARIABLE_VALUE"
 _REMEDY = "Choose weights of the same model, or set train.model to the model of the weights."
 
 
-@dataclasses.dataclass(frozen=True)
-class WarmStart:
+class WarmStart(NamedTuple):
     """All weights of a model, in order, and the names of those that keep their initial values."""
 
     weights: Arrays
@@ -44,17 +43,11 @@ class WarmStart:
 def read_warm_start(
     uri: str, model: keras.Model, initial: Arrays, build: Callable[[], keras.Model]
 ) -> WarmStart:
-    """Reads the weights at a URI for a model.
+    """Reads the weights at a URI for a model, whose own weights are `initial`.
 
-    Args:
-      uri: A SavedModel's folder, the manifest in it, or a file: .npz as training writes it,
-        .weights.h5, .h5 or .keras.
-      initial: The model's weights, for those that are left out.
-      build: Builds another such model without a strategy.
-
-    Raises:
-      ConfigError: A weight does not match.
-      DataError: The URI cannot be read.
+    The URI is a SavedModel's folder, the manifest in it, or a file: .npz as training writes it,
+    .weights.h5, .h5 or .keras. `build` builds another such model without a strategy. Raises
+    ConfigError if a weight does not match, and DataError if the URI cannot be read.
     """
     path = Path(uri).parent if Path(uri).name == NAME else Path(uri)
     try:
@@ -89,7 +82,7 @@ def match_weights(
                 f"train.warm_start: {location} has {len(source)} weights and the model "
                 f"{len(names)}. None has the name {first}. {_REMEDY}"
             )
-        by_name = dict(zip(names, (array for _, array in source), strict=True))
+        by_name = {name: array for name, (_, array) in zip(names, source, strict=True)}
     head = _find_head(names)
     misfits = [name for name in names if by_name[name].shape != own[name].shape]
     for name in misfits:
@@ -140,8 +133,6 @@ def _read_variables(folder: Path, required: Mapping[str, np.ndarray]) -> NamedAr
     The graph is neither loaded nor run, because a SavedModel is a program, and even its
     initializers can write files. Only tensors with the shape and the type of the required array are
     read, so a shape in a file allocates no memory. Others come as zeros that take no memory.
-
-    Raises ValueError or tf.errors.OpError if there is no readable checkpoint.
     """
     reader = tf.train.load_checkpoint(str(folder / "variables" / "variables"))
     keys = _read_checkpoint_keys(reader.get_tensor(_OBJECT_GRAPH))
@@ -149,11 +140,10 @@ def _read_variables(folder: Path, required: Mapping[str, np.ndarray]) -> NamedAr
     found: NamedArrays = []
     for name, stored in _match_names(required, keys).items():
         key, like = keys[stored], required[name]
-        if key not in shapes or types[key].as_numpy_dtype != like.dtype:
-            continue
-        fits = tuple(shapes[key]) == like.shape
-        zeros = np.broadcast_to(like.dtype.type(0), shapes[key])
-        found.append((name, reader.get_tensor(key) if fits else zeros))
+        if key in shapes and types[key].as_numpy_dtype == like.dtype:
+            fits = tuple(shapes[key]) == like.shape
+            zeros = np.broadcast_to(like.dtype.type(0), shapes[key])
+            found.append((name, reader.get_tensor(key) if fits else zeros))
     return found
 
 
@@ -163,11 +153,9 @@ def _read_checkpoint_keys(serialized: bytes) -> dict[str, str]:
         graph = TrackableObjectGraph.FromString(serialized)
     except Exception as error:  # protobuf's own DecodeError, which is not imported here
         raise ValueError(f"its table of variables cannot be parsed: {error}") from None
-    keys: dict[str, str] = {}
-    for attribute in (each for node in graph.nodes for each in node.attributes):
-        if attribute.name == _VALUE:
-            keys.setdefault(attribute.full_name, attribute.checkpoint_key)
-    return keys
+    attributes = [each for node in graph.nodes for each in node.attributes if each.name == _VALUE]
+    # The first one of a name counts.
+    return {each.full_name: each.checkpoint_key for each in reversed(attributes)}
 
 
 def _match_names(required: Iterable[str], stored: Iterable[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.config.train_options import is_lower_better
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.models.user_functions import load_object
-from pipeline_ops.training.checkpointing.state import TrainingState
+from pipeline_ops.training.checkpoints import TrainingState
 
 _METHODS = ("begin", "after_epoch", "end")
 
@@ -61,10 +61,8 @@ def _update_patience(
 class Run:
     """The view of the training that a callback gets.
 
-    Attributes:
-      model: The Keras model. Read its weights on all workers or on none.
-      folder: A folder that becomes part of the artifact, next to TensorBoard's files. Only the
-        chief should write to it.
+    Read the weights of `model` on all workers or on none. `folder` becomes part of the artifact,
+    next to TensorBoard's files. Only the chief should write to it.
     """
 
     def __init__(
@@ -95,15 +93,15 @@ class Run:
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._check_runs_on_all_workers("changes the learning rate")
+        self._require_all_workers("changes the learning rate")
         self._state.learning_rate = float(value)
 
     def stop(self) -> None:
         """Ends the training after this epoch."""
-        self._check_runs_on_all_workers("stops the training")
+        self._require_all_workers("stops the training")
         self._state.stopped_early = True
 
-    def _check_runs_on_all_workers(self, effect: str) -> None:
+    def _require_all_workers(self, effect: str) -> None:
         if not self._may_change:
             raise ConfigError(
                 f"train.callbacks: {self._path} {effect}, so it must run on all workers. "

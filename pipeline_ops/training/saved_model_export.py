@@ -41,7 +41,7 @@ from pipeline_ops.models.detection import Head
 from pipeline_ops.storage.atomic import translate_write_errors
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.staging import remove_own_folder
-from pipeline_ops.training.checkpointing.state import read_arrays, write_arrays
+from pipeline_ops.training.checkpoints import read_arrays, write_arrays
 
 _NUM_REFERENCE_EXAMPLES = 64
 _NUM_PARALLEL_DECODES = 10

@@ -1,20 +1,38 @@
-"""The `tf.distribute` strategy of a worker, its share of the host, and the exchange of values."""
+"""The `tf.distribute` strategy of a worker, its share of the host, and the exchange of values.
+
+With the strategy `device_placement`, a large model is spread over several devices of one worker.
+`train.placement` maps patterns of layer names to devices. A layer's variables and its optimizer
+slots are created on its device, and the layer computes there. TensorFlow copies the tensors between
+layers.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fnmatch
+import functools
 import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.input.framework_internals import disable_thread_spinning, override_local_devices
+from pipeline_ops.input.framework_internals import (
+    disable_thread_spinning,
+    get_creation_path,
+    list_layers,
+    override_local_devices,
+)
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
-from pipeline_ops.training.checkpointing.checkpoints import Gather
+from pipeline_ops.training.checkpoints import Gather
 
 _MESSAGE_BYTES = 128
+_Value = TypeVar("_Value")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,3 +189,55 @@ def make_gather(strategy: tf.distribute.Strategy) -> Gather:
         return [row.tobytes().rstrip() for row in sums]
 
     return gather
+
+
+def find_match(name: str, by_pattern: Mapping[str, _Value]) -> _Value | None:
+    """Returns the value of the first pattern that matches a name."""
+    matches = (value for pattern, value in by_pattern.items() if fnmatch.fnmatchcase(name, pattern))
+    return next(matches, None)
+
+
+def find_unmatched(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Returns the patterns that match no name."""
+    names = list(names)
+    return [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
+
+
+@contextlib.contextmanager
+def place_variables(placement: Mapping[str, str]) -> Iterator[None]:
+    """Creates variables on the devices of their layers while the block runs."""
+    known = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
+    asked = placement.values()
+    if unknown := [device for device in asked if device.strip("/").upper() not in known]:
+        raise ConfigError(
+            f"train.placement: there is no device {', '.join(unknown)}. "
+            f"This worker has {', '.join(known)} (train.devices_per_worker)."
+        )
+
+    def create(next_creator: Any, **options: Any) -> tf.Variable:
+        layers = reversed((get_creation_path() or "").split("/"))
+        devices = filter(None, (find_match(layer, placement) for layer in layers))
+        with tf.device(next(devices, None)):
+            return next_creator(**options)
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def place_layers(model: keras.Model, placement: Mapping[str, str]) -> None:
+    """Makes every layer that has a device compute there."""
+    layers = list_layers(model)
+    for layer in layers:
+        if device := find_match(layer.name, placement):
+            layer.call = functools.partial(_call_on_device, device, layer.call)
+    names = [layer.name for layer in layers]
+    if unused := find_unmatched(placement, names):
+        raise ConfigError(
+            f"train.placement: no layer matches {', '.join(unused)}. "
+            f"The layers are {', '.join(names)}."
+        )
+
+
+def _call_on_device(device: str, call: Any, *arguments: Any, **options: Any) -> Any:
+    with tf.device(device):
+        return call(*arguments, **options)

@@ -22,7 +22,7 @@ from pipeline_ops.config.diagnostics import Tensorboard
 from pipeline_ops.input.dataset import build_evaluation_dataset
 from pipeline_ops.models.detection import Boxes, Detection, Detections
 from pipeline_ops.models.task import Task
-from pipeline_ops.training.checkpointing.state import Arrays
+from pipeline_ops.training.checkpoints import Arrays
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loops.loop import cast_to_float
 
@@ -64,8 +64,9 @@ class TensorboardWriter:
     @functools.cached_property
     def _examples(self) -> tuple[tf.Tensor, Any]:
         """Examples of the validation split: images uint8 [N, H, W, C], and their labels."""
-        validation, count = self.input.validation, self.config.images
-        batches = build_evaluation_dataset(validation, self.task.parse, count)
+        batches = build_evaluation_dataset(
+            self.input.validation, self.task.parse, self.config.images
+        )
         return batches.take(1).get_single_element()
 
     def _write_graph(self) -> None:
@@ -99,8 +100,7 @@ def draw_classes(
 ) -> np.ndarray:
     """Draws each image, uint8 with 1 or 3 channels, with its prediction below.
 
-    Returns:
-      uint8 [N, H', W', 3], on green where the prediction is right, or on red with the label.
+    Returns uint8 [N, H', W', 3], on green where the prediction is right, or on red with the label.
     """
     drawn, predictions_N = [], np.argmax(logits_NC, axis=-1)
     for image, label, prediction in zip(images_NHWC, labels_N.numpy(), predictions_N, strict=True):
@@ -122,24 +122,18 @@ def draw_boxes(
     Maps images uint8 with 1 or 3 channels to uint8 [N, H', 2 W', 3].
     """
     drawn = []
-    for number, image in enumerate(images_NHWC):
-        scores, found = detections.scores[number].numpy(), detections.classes[number].numpy()
+    detected_N = zip(*(values.numpy() for values in detections[:3]), strict=True)
+    labels_N = zip(labels.corners.numpy(), labels.classes.numpy(), strict=True)
+    for image, (boxes, scores, found), (corners, classes) in zip(
+        images_NHWC, detected_N, labels_N, strict=True
+    ):
         shown = np.flatnonzero(scores >= _MIN_SCORE)[:_MAX_DETECTIONS]
-        answers = _draw_boxes(
-            image,
-            detections.boxes[number].numpy()[shown],
-            [f"{class_names[found[i]]} {scores[i]:.2f}" for i in shown],
-            _CORRECT_COLOR,
-        )
-        classes = labels.classes[number].numpy()
+        captions = [f"{class_names[found[i]]} {scores[i]:.2f}" for i in shown]
+        left = _draw_boxes(image, boxes[shown], captions, _CORRECT_COLOR)
         labelled = np.flatnonzero(classes >= 0)
-        expected = _draw_boxes(
-            image,
-            labels.corners[number].numpy()[labelled],
-            [class_names[classes[i]] for i in labelled],
-            _LABEL_COLOR,
-        )
-        drawn.append(np.concatenate([answers, expected], axis=1))
+        captions = [class_names[classes[i]] for i in labelled]
+        right = _draw_boxes(image, corners[labelled], captions, _LABEL_COLOR)
+        drawn.append(np.concatenate([left, right], axis=1))
     return np.stack(drawn)
 
 

@@ -29,11 +29,12 @@ from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.models.task import BatchSums, Task, compute_means
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.training.callbacks import UserCallbacks, end_epoch
-from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, Restored
-from pipeline_ops.training.checkpointing.state import (
+from pipeline_ops.training.checkpoints import (
     Arrays,
+    Checkpoints,
     DivergedStep,
     EpochSums,
+    Restored,
     TrainingState,
 )
 from pipeline_ops.training.input_pipeline import InputPipeline
@@ -55,15 +56,13 @@ class Preempted(MachineError):
         super().__init__(f"stopped by SIGTERM after step {step}. Its checkpoint is saved.")
 
 
+@dataclasses.dataclass(eq=False)
 class DivergedError(Exception):
-    """Some steps have diverged.
+    """A step before `until` has diverged: `step`, once it is known."""
 
-    `until` is the step after the last of them. `step` is the one that diverged, once it is known.
-    """
-
-    def __init__(self, until: int, step: int | None, loss: float):
-        super().__init__(until, step, loss)
-        self.until, self.step, self.loss = until, step, loss
+    until: int
+    step: int | None
+    loss: float
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,11 +92,28 @@ class Trainer:
     _single_steps_until: int = dataclasses.field(default=0, init=False)
     """The step up to which each step has a call of its own, because one of them diverged."""
 
-    def restore(self) -> None:
-        """Restores the newest checkpoint that all workers can read, or begins a new training."""
+    def run(self) -> None:
+        """Trains from the newest checkpoint to the end."""
         self._resume(self.checkpoints.restore_common)
+        if self.state.step == 0:
+            self._save()  # for a divergence in the first steps
+        self.callbacks.call("begin", self.state)
+        while len(self.state.history) < self.config.epochs and not self.state.stopped_early:
+            try:
+                self._train_epoch()
+            except DivergedError as error:
+                self._recover(error)
+                continue
+            if self._has_reached_limit():
+                break
+            self._end_epoch(self.loop.evaluate(self.input.validation_batches))
+        self.callbacks.call("end", self.state)
+        self.checkpoints.wait()
+        if self.tensorboard:
+            self.tensorboard.close()
 
     def _resume(self, restore: Callable[[Callable[[str], None]], Restored | None]) -> None:
+        """Restores the newest checkpoint that all workers can read, or begins a new training."""
         warnings: list[str] = []
         restored = restore(warnings.append)
         for warning in warnings:
@@ -122,25 +138,6 @@ class Trainer:
         # All workers read, because reading is an exchange between them for some variables.
         self.checkpoints.save(self.state, *self.loop.get_views(), best)
 
-    def run(self) -> None:
-        """Trains from the restored state to the end."""
-        if self.state.step == 0:
-            self._save()  # for a divergence in the first steps
-        self.callbacks.call("begin", self.state)
-        while not self._is_done():
-            try:
-                self._train_epoch()
-            except DivergedError as error:
-                self._recover(error)
-                continue
-            if self._has_reached_limit():
-                break
-            self._end_epoch(self.loop.evaluate(self.input.validation_batches))
-        self.callbacks.call("end", self.state)
-        self.checkpoints.wait()
-        if self.tensorboard:
-            self.tensorboard.close()
-
     def get_trained_weights(self) -> Arrays:
         """Returns the weights of the best epoch, or the present ones at the limit of steps.
 
@@ -149,10 +146,6 @@ class Trainer:
         if self._has_reached_limit():
             return self.loop.get_best_weights()
         return self._best
-
-    def _is_done(self) -> bool:
-        has_all_epochs = len(self.state.history) >= self.config.epochs
-        return has_all_epochs or self.state.stopped_early or self._has_reached_limit()
 
     def _has_reached_limit(self) -> bool:
         return self.spec.steps_limit is not None and self.state.step >= self.spec.steps_limit
@@ -179,10 +172,7 @@ class Trainer:
                 raise Preempted(state.step)
 
     def _take_steps(self, max_steps: int) -> StepResult:
-        """Takes at most the given number of steps in one call, and counts them in the state.
-
-        A skipped step counts, too. Raises DivergedError if one of the steps diverged.
-        """
+        """Takes at most the given number of steps in one call, and counts them and skipped ones."""
         state, skipped = self.state, self.state.skipped
         while max_steps and state.step in skipped:
             next(self._batches)
@@ -227,10 +217,7 @@ class Trainer:
         self.progress.report("diverged", state.step, unit="steps", message=message)
 
     def _save_batch(self, step: int, loss: float, epoch: int) -> Path:
-        """Returns the path of a step's batch.
-
-        The chief writes the examples as a TFRecord file, and their keys as a JSON file.
-        """
+        """Writes a step's examples as a TFRecord file, and their keys as JSON. Returns its path."""
         file = Path(self.spec.work) / DIVERGED / f"step-{step:09d}.tfrecord"
         if not self.spec.is_chief:
             return file
@@ -296,10 +283,7 @@ class Trainer:
 def _apply_divergence_policy(
     config: Train, state: TrainingState, step: int, loss: float, batch: Path
 ) -> None:
-    """Applies the config's policy to the state.
-
-    Raises ConfigError if the policy is to stop, or the budget is spent.
-    """
+    """Raises ConfigError if the config's policy is to stop, or its budget is spent."""
     policy = config.on_divergence
     description = (
         f"the loss or the weights diverged at step {step} (loss {loss:g}, "

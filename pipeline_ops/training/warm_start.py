@@ -25,7 +25,7 @@ from pipeline_ops.artifacts.results import WEIGHTS
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import TrackableObjectGraph
 from pipeline_ops.storage.read_errors import make_read_error
-from pipeline_ops.training.checkpointing.state import Arrays, read_arrays
+from pipeline_ops.training.checkpoints import Arrays, read_arrays
 
 NamedArrays = list[tuple[str, np.ndarray]]
 """Weights in order. A name is empty if the file has none."""

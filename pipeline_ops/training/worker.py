@@ -43,8 +43,9 @@ from pipeline_ops.storage.atomic import write_atomically, write_json
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.training.callbacks import UserCallbacks
-from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, CheckpointStore
-from pipeline_ops.training.checkpointing.state import (
+from pipeline_ops.training.checkpoints import (
+    Checkpoints,
+    CheckpointStore,
     TrainingState,
     compute_weights_digest,
     write_arrays,
@@ -54,13 +55,14 @@ from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loops.loop import Loop
 from pipeline_ops.training.loops.sharded import DTensorLoop, ParameterServerLoop
 from pipeline_ops.training.loops.synchronous import SynchronousLoop
-from pipeline_ops.training.placement import place_layers, place_variables
 from pipeline_ops.training.strategy import (
     ChosenStrategy,
     configure_threads,
     make_cluster_resolver,
     make_gather,
     make_strategy,
+    place_layers,
+    place_variables,
 )
 from pipeline_ops.training.tensorboard import TensorboardWriter
 from pipeline_ops.training.trainer import Trainer
@@ -90,7 +92,6 @@ def run_worker(spec: WorkerSpec) -> Trainer:
         message = f"strategy {chosen.name} ({chosen.class_name}){reason}"
         progress.report("building", message=message)
         trainer = build_trainer(spec, request, config, chosen, progress)
-        trainer.restore()
         trainer.run()
         _write_results(trainer, chosen)
         progress.report("trained", trainer.state.step, trainer.state.step, "steps")
@@ -142,7 +143,6 @@ def build_trainer(
     chosen: ChosenStrategy,
     progress: ProgressWriter,
 ) -> Trainer:
-    """Builds the parts of a training. Restores nothing."""
     stop = _stop_on_sigterm()
 
     def report_input(message: str) -> None:

@@ -40,8 +40,10 @@ from pipeline_ops.input.reading import (  # noqa: E402
 from pipeline_ops.input.tensorflow_start import tf
 from pipeline_ops.models import build_model  # noqa: E402
 from pipeline_ops.models.classification import Classification  # noqa: E402
-from pipeline_ops.training.checkpointing.checkpoints import Checkpoints  # noqa: E402
-from pipeline_ops.training.checkpointing.state import TrainingState  # noqa: E402
+from pipeline_ops.training.checkpoints import (
+    Checkpoints,  # noqa: E402
+    TrainingState,  # noqa: E402
+)
 from pipeline_ops.training.loops.synchronous import SynchronousLoop  # noqa: E402
 
 ROUNDS, STEPS_BETWEEN, BATCH = 7, 10, 64

@@ -4,7 +4,7 @@ from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.train import Train
 from pipeline_ops.config.train_options import BestCheckpoint, EarlyStopping, ReduceLearningRate
 from pipeline_ops.training.callbacks import end_epoch
-from pipeline_ops.training.checkpointing.state import TrainingState
+from pipeline_ops.training.checkpoints import TrainingState
 
 
 def run(config: Train, validation: list[tuple[float, float]]) -> list[TrainingState]:

@@ -22,13 +22,13 @@ from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.local_store import LocalStore
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.training.checkpointing.checkpoints import (
+from pipeline_ops.training.checkpoints import (
     CheckpointId,
     Checkpoints,
     CheckpointStore,
     Restored,
+    TrainingState,
 )
-from pipeline_ops.training.checkpointing.state import TrainingState
 
 
 class Host:

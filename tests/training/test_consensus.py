@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.training.checkpointing.checkpoints import Checkpoints, Restored
-from pipeline_ops.training.checkpointing.state import TrainingState
+from pipeline_ops.training.checkpoints import Checkpoints, Restored, TrainingState
 
 
 class Workers:

@@ -41,7 +41,7 @@ def candidate(request, scenes, make_job_in, tmp_path_factory):
     import keras
 
     from pipeline_ops import models
-    from pipeline_ops.training.checkpointing.state import write_arrays
+    from pipeline_ops.training.checkpoints import write_arrays
     from pipeline_ops.training.saved_model_export import export_saved_model
 
     folder = tmp_path_factory.mktemp("candidate")

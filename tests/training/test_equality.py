@@ -18,7 +18,7 @@ import pytest
 from gangs import run_gang
 
 from pipeline_ops.jobs.gang_protocol import TRAINED, format_worker_digest_name
-from pipeline_ops.training.checkpointing.state import read_arrays
+from pipeline_ops.training.checkpoints import read_arrays
 
 STEPS = 20
 SAME = 1e-6

@@ -10,7 +10,7 @@ from gangs import ALONE, run_gang
 
 from pipeline_ops.artifacts.results import TENSORBOARD
 from pipeline_ops.jobs.gang_protocol import TRAINED
-from pipeline_ops.training.checkpointing.state import read_arrays
+from pipeline_ops.training.checkpoints import read_arrays
 from pipeline_ops.training.loops.loop import SeedGenerators
 
 FEW = {

@@ -16,7 +16,7 @@ def test_no_reference_is_an_example_that_was_removed(dataset, make_job_in, tmp_p
     import tensorflow as tf
 
     from pipeline_ops.models.digits_cnn import build
-    from pipeline_ops.training.checkpointing.state import write_arrays
+    from pipeline_ops.training.checkpoints import write_arrays
     from pipeline_ops.training.saved_model_export import export_saved_model
 
     work, folder = tmp_path / "work", tmp_path / "candidate"

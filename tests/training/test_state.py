@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline_ops.training.checkpointing.state import (
+from pipeline_ops.training.checkpoints import (
     compute_weights_digest,
     read_arrays,
     write_arrays,

@@ -173,7 +173,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.models.dense import build
 from pipeline_ops.training.loops.synchronous import SynchronousLoop
-from pipeline_ops.training.placement import place_layers, place_variables
+from pipeline_ops.training.strategy import place_layers, place_variables
 from pipeline_ops.training.loops.sharded import DTensorLoop
 from pipeline_ops.training.strategy import configure_devices
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.models.task import BatchSums
-from pipeline_ops.training.checkpointing.state import DivergedStep, TrainingState
+from pipeline_ops.training.checkpoints import DivergedStep, TrainingState
 from pipeline_ops.training.loops.loop import StepResult
 from pipeline_ops.training.trainer import Trainer
 
@@ -55,7 +55,6 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
         threading.Event(),
         mock.Mock(),
     )
-    trainer.restore()
     trainer.run()
     assert trained == [1, 3]
     assert trainer.state.step == 4

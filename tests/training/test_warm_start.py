@@ -93,7 +93,7 @@ def saved_model(model, folder):
 
 
 def npz(model, folder):
-    from pipeline_ops.training.checkpointing.state import write_arrays
+    from pipeline_ops.training.checkpoints import write_arrays
 
     write_arrays(folder / "weights.npz", model.get_weights())
     return folder / "weights.npz"

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.models.task import BatchSums, Task, add_sums
-from pipeline_ops.training.checkpointing.state import Arrays
+from pipeline_ops.training.checkpoints import Arrays
 
 _STATE = "seed_generator_state"
 Batches = Iterator[tuple[Any, Any]]

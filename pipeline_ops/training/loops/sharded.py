@@ -40,7 +40,7 @@ from pipeline_ops.training.optimizer import (
     read_variable,
     write_variable,
 )
-from pipeline_ops.training.placement import find_match, find_unmatched
+from pipeline_ops.training.strategy import find_match, find_unmatched
 
 _AXIS = "devices"
 
@@ -70,11 +70,11 @@ class ShardedLoop(Loop):
             variable.path: self._create(variable.numpy(), variable.path)
             for variable in (*model.trainable_variables, *self._generators.other_variables)
         }
-        paths = [variable.path for variable in model.trainable_variables]
-        self._trainable = [self._shards[path] for path in paths]
-        self._other_variables = [
-            self._shards[variable.path] for variable in self._generators.other_variables
-        ]
+        others = self._generators.other_variables
+        self._trainable, self._other_variables, self._weights = (
+            [self._shards[variable.path] for variable in variables]
+            for variables in (model.trainable_variables, others, model.weights)
+        )
         self._optimizer = ShardedOptimizer(
             config.optimizer,
             self._trainable,
@@ -82,11 +82,9 @@ class ShardedLoop(Loop):
             self._create_zeros,
         )
         self._optimizer_variables = self._optimizer.list_variables(model)
-        averages = self._optimizer.averages or self._trainable
-        best = self._shards | dict(zip(paths, averages, strict=True))
-        self._weights, self._best_weights = (
-            [shards[variable.path] for variable in model.weights] for shards in (self._shards, best)
-        )
+        averages = zip(self._trainable, self._optimizer.averages or self._trainable, strict=True)
+        average_of = {id(shards): average for shards, average in averages}
+        self._best_weights = [average_of.get(id(shards), shards) for shards in self._weights]
         self._evaluate_batch = tf.function(
             self._compute_evaluation_sums, reduce_retracing=True, autograph=False
         )

@@ -63,9 +63,10 @@ class SynchronousLoop(Loop):
         self._inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         keep_gradients(self._inner)
         self._weights, self._optimizer_variables = model.weights, self.optimizer.variables
-        trained, averages = model.trainable_variables, get_slots(self._inner).get("averages", [])
-        best = {id(variable): average for variable, average in zip(trained, averages, strict=False)}
-        self._best_weights = [best.get(id(variable), variable) for variable in model.weights]
+        trained = model.trainable_variables
+        averages = zip(trained, get_slots(self._inner).get("averages", trained), strict=True)
+        average_of = {id(variable): average for variable, average in averages}
+        self._best_weights = [average_of.get(id(each), each) for each in self._weights]
         self._local_replicas = count_local_replicas(strategy)
         self._compute_gradients = _compile(self._sum_gradients, config.xla == "gradients")
         self._step = _compile(self._replica_step, config.xla == "step")

@@ -1,1 +1,0 @@
-"""Checkpoints and the state of a training."""

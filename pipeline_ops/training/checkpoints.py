@@ -265,11 +265,9 @@ class Checkpoints:
     """The checkpoints in a folder of this host, by token and step.
 
     All workers call `save`, `roll_back` and `restore_common` in the same order. Only the chief
-    writes.
-
-    `keep` newest ones are kept with the best weights that they refer to, and at least `keep_best`
-    best weights. `store` is None if the folder itself is in the store. `warn` is called with a
-    message for each failed upload, by another thread.
+    writes. It keeps the `keep` newest with the best weights that they refer to, and at least
+    `keep_best` best weights. `store` is None if the folder itself is in the store. `warn` is called
+    with a message for each failed upload, by another thread.
     """
 
     def __init__(
@@ -284,14 +282,20 @@ class Checkpoints:
     ):
         self.folder, self._keep, self._keep_best = folder, keep, max(keep, keep_best)
         self.store, self._warn, self._gather, self._is_chief = store, warn, gather, is_chief
-        self._saved_step = 0
+        self._saved_step, self._is_exchanged = 0, store is not None and store.is_exchanged
+        self._remedy = "Mount the same folder on all hosts."
+        if self._is_exchanged:
+            self._remedy = "The chief's warnings say why it was not stored."
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._written = _make_done(None)
         self._uploader = concurrent.futures.ThreadPoolExecutor(1, "upload")
         self._uploaded, self._links = _make_done(True), contextlib.ExitStack()
         self._weights, self._optimizer = Buffers(), Buffers()
-        if is_chief:
-            self._remove_leftovers()
+        if is_chief:  # removes what a killed writer has left
+            for file in folder.glob(".*.npz.*.tmp"):
+                file.unlink(missing_ok=True)
+            for links in folder.glob(f"{_LINKS}*"):
+                remove_own_folder(links)
 
     def save(
         self,
@@ -309,9 +313,8 @@ class Checkpoints:
         if not self._is_chief:
             return
         self.wait()
-        arrays = name_arrays("w", self._weights.copy(weights)) | name_arrays(
-            "o", self._optimizer.copy(optimizer)
-        )
+        arrays = name_arrays("w", self._weights.copy(weights))
+        arrays |= name_arrays("o", self._optimizer.copy(optimizer))
         arrays[_STATE_KEY] = np.frombuffer(state.model_dump_json().encode(), np.uint8)
         checkpoint = CheckpointId(self.store.token if self.store else 0, state.step)
         self._written = self._writer.submit(self._write, checkpoint, arrays, state.best_epoch, best)
@@ -345,7 +348,7 @@ class Checkpoints:
         if self._is_exchanged and not self.wait_until_stored(timeout_seconds):
             raise MachineError(
                 f"the last checkpoint in {self.folder} was not stored, or not within "
-                f"{timeout_seconds:.0f} s (train.step_timeout_seconds). {self._get_remedy()}"
+                f"{timeout_seconds:.0f} s (train.step_timeout_seconds). {self._remedy}"
             )
         self._gather(_READY)
         # A share may show a new file late. After the timeout the workers agree on an older one.
@@ -378,29 +381,20 @@ class Checkpoints:
             if None in ids:
                 raise MachineError(
                     f"{_format_workers(ids, None)} cannot read any checkpoint in {self.folder}, "
-                    f"but other workers read the one of step {newest.step}. {self._get_remedy()}"
+                    f"but other workers read the one of step {newest.step}. {self._remedy}"
                 )
             at_most = min(filter(None, ids))
             if at_most == newest:
                 digests = ", ".join(digest[:8] for _, _, digest in found)
                 raise MachineError(
                     f"the checkpoint of step {newest.step} in {self.folder} is not the same for "
-                    f"all workers ({digests}). {self._get_remedy()}"
+                    f"all workers ({digests}). {self._remedy}"
                 )
             warn(
                 f"{_format_workers(ids, at_most)} cannot read a checkpoint in {self.folder} that "
                 f"is newer than step {at_most.step}, but other workers read the one of step "
                 f"{newest.step}. All workers resume from step {at_most.step}."
             )
-
-    @property
-    def _is_exchanged(self) -> bool:
-        return self.store is not None and self.store.is_exchanged
-
-    def _get_remedy(self) -> str:
-        if self._is_exchanged:
-            return "The chief's warnings say why it was not stored."
-        return "Mount the same folder on all hosts."
 
     def restore(
         self, warn: Callable[[str], None], at_most: CheckpointId | None = None
@@ -412,7 +406,14 @@ class Checkpoints:
             if at_most is not None and checkpoint > at_most:
                 continue
             try:
-                return self._read_or_download(checkpoint, checkpoint in stored)
+                if not self._is_exchanged:
+                    with contextlib.suppress(Exception):
+                        return self._read(checkpoint)
+                # The store's copy, whose upload may be late or failed. For a gang on several disks
+                # it is the only one that all hosts have.
+                if self.store and checkpoint in stored:
+                    self.store.download(checkpoint, self.folder)
+                return self._read(checkpoint)
             except (MachineError, ConfigError):
                 raise
             except Exception as error:
@@ -424,25 +425,6 @@ class Checkpoints:
                     f"({type(error).__name__}: {error}). Using the previous one."
                 )
         return None
-
-    def _read_or_download(self, checkpoint: CheckpointId, is_stored: bool) -> Restored:
-        """Reads a file of this host, or else the store's copy, whose upload may be late or failed.
-
-        A gang on several disks reads the store's copy, because other hosts have no other one.
-        """
-        if not self._is_exchanged:
-            with contextlib.suppress(Exception):
-                return self._read(checkpoint)
-        if self.store and is_stored:
-            self.store.download(checkpoint, self.folder)
-        return self._read(checkpoint)
-
-    def _remove_leftovers(self) -> None:
-        """Removes the files of a killed writer."""
-        for file in self.folder.glob(".*.npz.*.tmp"):
-            file.unlink(missing_ok=True)
-        for links in self.folder.glob(f"{_LINKS}*"):
-            remove_own_folder(links)
 
     def _write(
         self,
@@ -456,8 +438,7 @@ class Checkpoints:
         After a restart between the two, the epoch counts as unfinished and runs again.
         """
         for other in self._list_newest_first():
-            if other > checkpoint or other.step > checkpoint.step:
-                # an abandoned future: damaged, or rolled back
+            if other > checkpoint or other.step > checkpoint.step:  # damaged, or rolled back
                 self._get_path(other).unlink(missing_ok=True)
         file, best_file = self._get_path(checkpoint), self._get_best_path(max(best_epoch, 0))
         if best is not None:

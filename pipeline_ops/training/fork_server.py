@@ -59,9 +59,8 @@ class ForkServer:
     """Forks on request and reports how the forks end."""
 
     def __init__(self, events: int):
-        self._events = events
+        self._events, self._unread = events, b""
         self._names: dict[int, str] = {}
-        self._unread = b""
 
     def serve(self) -> None:
         wake_read, wake_write = os.pipe()
@@ -115,10 +114,7 @@ def _send_heartbeat(name: str) -> None:
 
 
 def _send_heartbeats(name: str) -> NoReturn:
-    """Sends heartbeats from a thread of each fork.
-
-    They continue through a long step, and stop when the process is stopped or its machine hangs.
-    """
+    """Sends a fork's heartbeats through a long step, until it is stopped or its machine hangs."""
     while True:
         _send_heartbeat(name)
         time.sleep(HEARTBEAT_SECONDS)

@@ -24,7 +24,7 @@ from pipeline_ops.input.reading import (
 )
 from pipeline_ops.jobs.host_dataset import HostDataset
 from pipeline_ops.models.task import Task
-from pipeline_ops.training.loops.loop import Batches
+from pipeline_ops.training.loop import Batches
 
 _VALIDATION_SHARE = 4
 """The validation split gets at most this part of the cache."""
@@ -41,7 +41,7 @@ class InputPipeline:
       report: Called with a message when the data are prepared.
     """
 
-    @tf.autograph.experimental.do_not_convert  # see `loops/synchronous.py`
+    @tf.autograph.experimental.do_not_convert  # see `loop.py`
     def __init__(
         self,
         config: Train,

@@ -37,13 +37,11 @@ _Value = TypeVar("_Value")
 
 @dataclasses.dataclass(frozen=True)
 class ChosenStrategy:
-    """A strategy with its name in the config and this process's devices.
-
-    `reason` explains the choice if the config leaves it to `auto`.
-    """
+    """A strategy with its name in the config and this process's devices."""
 
     name: str
     reason: str
+    """Explains the choice if the config leaves it to `auto`."""
     strategy: tf.distribute.Strategy
     devices: list[str]
 
@@ -56,11 +54,7 @@ class ChosenStrategy:
 
 
 def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
-    """Joins the gang and returns once every worker is there. Must precede any other operation.
-
-    Raises:
-      ConfigError: This worker lacks the devices that the strategy needs.
-    """
+    """Joins the gang and returns once every worker is there. Must precede any other operation."""
     configure_threads(spec)
     gpus = len(tf.config.list_physical_devices("GPU"))
     name: str = config.strategy
@@ -74,7 +68,14 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
         case "one_device":
             strategy = tf.distribute.OneDeviceStrategy(devices[0])
         case "multi_worker_mirrored" if spec.workers > 1:
-            strategy = _join_gang(config, spec, devices)
+            # A longer step means a lost peer. A killed peer is noticed at once.
+            options = tf.distribute.experimental.CommunicationOptions(
+                timeout_seconds=float(config.step_timeout_seconds)
+            )
+            with override_local_devices(devices):
+                strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                    make_cluster_resolver(spec), options
+                )
         case "mirrored" | "multi_worker_mirrored":
             strategy = tf.distribute.MirroredStrategy(devices)
         case "parameter_server":
@@ -132,19 +133,8 @@ def configure_devices(count: int, gpus: int) -> list[str]:
     return [f"/cpu:{number}" for number in range(count)]
 
 
-def _join_gang(config: Train, spec: WorkerSpec, devices: list[str]) -> tf.distribute.Strategy:
-    os.environ["TF_CONFIG"] = spec.tf_config
-    # A longer step means a lost peer. A killed peer is noticed at once.
-    options = tf.distribute.experimental.CommunicationOptions(
-        timeout_seconds=float(config.step_timeout_seconds)
-    )
-    with override_local_devices(devices):
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-
-
-def make_cluster_resolver(
-    spec: WorkerSpec,
-) -> tf.distribute.cluster_resolver.TFConfigClusterResolver:
+def make_cluster_resolver(spec: WorkerSpec) -> tf.distribute.cluster_resolver.ClusterResolver:
+    """Makes a resolver of the gang's addresses."""
     os.environ["TF_CONFIG"] = spec.tf_config
     return tf.distribute.cluster_resolver.TFConfigClusterResolver()
 

@@ -24,7 +24,7 @@ from pipeline_ops.models.detection import Boxes, Detection, Detections
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.checkpoints import Arrays
 from pipeline_ops.training.input_pipeline import InputPipeline
-from pipeline_ops.training.loops.loop import cast_to_float
+from pipeline_ops.training.loop import cast_to_float
 
 
 @dataclasses.dataclass

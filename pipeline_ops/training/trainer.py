@@ -38,7 +38,7 @@ from pipeline_ops.training.checkpoints import (
     TrainingState,
 )
 from pipeline_ops.training.input_pipeline import InputPipeline
-from pipeline_ops.training.loops.loop import Batches, Loop, StepResult
+from pipeline_ops.training.loop import Batches, Loop, StepResult
 from pipeline_ops.training.optimizer import compute_schedule_factor
 from pipeline_ops.training.tensorboard import TensorboardWriter
 

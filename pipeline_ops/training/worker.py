@@ -52,9 +52,8 @@ from pipeline_ops.training.checkpoints import (
 )
 from pipeline_ops.training.debugging import enable_debugging
 from pipeline_ops.training.input_pipeline import InputPipeline
-from pipeline_ops.training.loops.loop import Loop
-from pipeline_ops.training.loops.sharded import DTensorLoop, ParameterServerLoop
-from pipeline_ops.training.loops.synchronous import SynchronousLoop
+from pipeline_ops.training.loop import Loop, SynchronousLoop
+from pipeline_ops.training.sharded_loop import DTensorLoop, ParameterServerLoop
 from pipeline_ops.training.strategy import (
     ChosenStrategy,
     configure_threads,

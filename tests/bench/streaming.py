@@ -92,7 +92,7 @@ def train(uri: str, shuffle: str, cache: Path, limit_bytes: int, num_steps: int)
     from pipeline_ops.models import build_model
     from pipeline_ops.models.classification import Classification
     from pipeline_ops.training.input_pipeline import InputPipeline
-    from pipeline_ops.training.loops.synchronous import SynchronousLoop
+    from pipeline_ops.training.loop import SynchronousLoop
 
     options = {
         "cache": "none",

@@ -44,7 +44,7 @@ from pipeline_ops.training.checkpoints import (
     Checkpoints,  # noqa: E402
     TrainingState,  # noqa: E402
 )
-from pipeline_ops.training.loops.synchronous import SynchronousLoop  # noqa: E402
+from pipeline_ops.training.loop import SynchronousLoop  # noqa: E402
 
 ROUNDS, STEPS_BETWEEN, BATCH = 7, 10, 64
 SHAPE = (28, 28, 1)

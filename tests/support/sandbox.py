@@ -138,7 +138,7 @@ class Sandbox:
         fingerprint = Fingerprint(
             config={"model": name, "epochs": 15},
             inputs={},
-            code={"pipeline_ops/training/loops/synchronous.py": "0" * 16},
+            code={"pipeline_ops/training/loop.py": "0" * 16},
             versions={"keras": "3.15.1"},
         )
         folder = Layout(open_root(self.root), "digits").artifact(job, fingerprint.digest).local

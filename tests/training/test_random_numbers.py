@@ -11,7 +11,7 @@ from gangs import ALONE, run_gang
 from pipeline_ops.artifacts.results import TENSORBOARD
 from pipeline_ops.jobs.gang_protocol import TRAINED
 from pipeline_ops.training.checkpoints import read_arrays
-from pipeline_ops.training.loops.loop import SeedGenerators
+from pipeline_ops.training.loop import SeedGenerators
 
 FEW = {
     "train__model": "acme_vision.nets:dropping",

@@ -140,7 +140,7 @@ def test_a_worker_asks_for_no_more_gpus_than_it_sees():
     ],
 )
 def test_weights_that_cannot_be_divided_are_refused_by_name(sharding, problem):
-    from pipeline_ops.training.loops.sharded import build_sharding_specs
+    from pipeline_ops.training.sharded_loop import build_sharding_specs
 
     with pytest.raises(ConfigError, match=f"train.sharding: {problem}"):
         build_sharding_specs(
@@ -149,7 +149,7 @@ def test_weights_that_cannot_be_divided_are_refused_by_name(sharding, problem):
 
 
 def test_the_first_pattern_that_matches_a_weight_counts():
-    from pipeline_ops.training.loops.sharded import build_sharding_specs
+    from pipeline_ops.training.sharded_loop import build_sharding_specs
 
     specs = build_sharding_specs(
         {"a/kernel": (8, 4), "b/kernel": (8, 4), "b/bias": (4,)},
@@ -172,9 +172,9 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.models.dense import build
-from pipeline_ops.training.loops.synchronous import SynchronousLoop
+from pipeline_ops.training.loop import SynchronousLoop
 from pipeline_ops.training.strategy import place_layers, place_variables
-from pipeline_ops.training.loops.sharded import DTensorLoop
+from pipeline_ops.training.sharded_loop import DTensorLoop
 from pipeline_ops.training.strategy import configure_devices
 
 devices, placement, task = (

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.models.classification import Classification
-from pipeline_ops.training.loops.synchronous import SynchronousLoop
+from pipeline_ops.training.loop import SynchronousLoop
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2

@@ -10,7 +10,7 @@ from unittest import mock
 from pipeline_ops.config.train import Train
 from pipeline_ops.models.task import BatchSums
 from pipeline_ops.training.checkpoints import DivergedStep, TrainingState
-from pipeline_ops.training.loops.loop import StepResult
+from pipeline_ops.training.loop import StepResult
 from pipeline_ops.training.trainer import Trainer
 
 

@@ -25,7 +25,7 @@ from tensorflow.experimental import dtensor
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.task import BatchSums, Task, add_sums, zero_sums
-from pipeline_ops.training.loops.loop import (
+from pipeline_ops.training.loop import (
     Batches,
     Loop,
     StepResult,
@@ -103,7 +103,6 @@ class ShardedLoop(Loop):
         states: list[tf.Tensor],
         features: Any,
         labels: Any,
-        micro_batches: int = 1,
     ) -> tuple[BatchSums, list[tf.Tensor]]:
         """Returns sums and gradients of a batch, and updates the variables that are not trained."""
         with tf.GradientTape() as tape:
@@ -115,7 +114,9 @@ class ShardedLoop(Loop):
                 values, other_values, cast_to_float(features), training=True, return_losses=True
             )
             sums = self._task.compute_batch_sums(outputs, labels, training=True)
-            loss = sums.loss / self._config.global_batch_size + sum(losses) / micro_batches
+            # Regularizers are the same for every micro-batch.
+            loss = sums.loss / self._config.global_batch_size
+            loss += sum(losses) / self._config.micro_batches
         other_values = self._generators.drop_states(other_values)
         for shards, value in zip(self._other_variables, other_values, strict=True):
             write_variable(shards, value)
@@ -182,7 +183,7 @@ class ParameterServerLoop(ShardedLoop):
             number: int | tf.Tensor, features: Any, labels: Any
         ) -> tuple[BatchSums, list[tf.Tensor]]:
             states = self._generators.compute_states(step, number)
-            return self._differentiate(values, states, features, labels, count)
+            return self._differentiate(values, states, features, labels)
 
         sums, gradients = accumulate_gradients(
             count, differentiate, features, labels, values, zero_sums(self._task)

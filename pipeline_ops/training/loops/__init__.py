@@ -1,1 +1,0 @@
-"""The training loops, one for each kind of strategy."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ from pipeline_ops.training.optimizer import make_optimizer
 _STATE = "seed_generator_state"
 Batches = Iterator[tuple[Any, Any]]
 """Training batches of features and labels."""
+Differentiate = Callable[[int | tf.Tensor, Any, Any], tuple[BatchSums, list[tf.Tensor]]]
+"""Maps the number of a micro-batch, its features and its labels to sums and gradients."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,10 +112,7 @@ class SeedGenerators:
 
 
 class Loop(abc.ABC):
-    """A model and its optimizer.
-
-    All workers of a gang call the same methods in the same order.
-    """
+    """A model and its optimizer. All workers of a gang call the same methods in the same order."""
 
     _weights: Sequence[Any]
     """The variables of `model.weights`, whole or as shards."""
@@ -135,7 +135,7 @@ class Loop(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
-        """Adds up the sums over this worker's batches and then over all workers.
+        """Adds up the sums over this worker's batches, then over all workers.
 
         Uses the averaged weights if the optimizer keeps them.
         """
@@ -150,6 +150,26 @@ class Loop(abc.ABC):
         return self._task.compute_batch_sums(
             self.model(cast_to_float(features), training=False), labels, training=False
         )
+
+    def _accumulate_gradients(
+        self, differentiate: Differentiate, features: Any, labels: Any
+    ) -> tuple[BatchSums, list[tf.Tensor]]:
+        """Applies `differentiate` part by part, so that each part reuses the memory of the last."""
+        count = self._config.micro_batches
+        if count == 1:
+            return differentiate(0, features, labels)
+
+        def add_next(number: tf.Tensor, sums: BatchSums, gradients: list[tf.Tensor]) -> Any:
+            more, new = differentiate(number, *slice_batch((features, labels), number, count))
+            added = [a + b for a, b in zip(gradients, new, strict=True)]
+            return number + 1, add_sums(sums, more), added
+
+        zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
+        initial = (tf.constant(0), zero_sums(self._task), zeros)
+        _, sums, gradients = tf.while_loop(
+            lambda number, *_: number < count, add_next, initial, parallel_iterations=1
+        )
+        return sums, gradients
 
     def get_weights(self) -> Arrays:
         """Returns all weights, in the order of `model.weights`."""
@@ -173,10 +193,6 @@ class Loop(abc.ABC):
             pairs += zip(self._optimizer_variables, optimizer_values, strict=True)
         for variable, value in pairs:
             self._write(variable, value)
-
-
-Differentiate = Callable[[int | tf.Tensor, Any, Any], tuple[BatchSums, list[tf.Tensor]]]
-"""Maps the number of a micro-batch, its features and its labels to sums and gradients."""
 
 
 def cast_to_float(features: Any) -> Any:
@@ -208,30 +224,6 @@ def slice_batch(batch: Any, number: int | tf.Tensor, count: int) -> Any:
     return batch if count == 1 else tf.nest.map_structure(slice_tensor, batch)
 
 
-def accumulate_gradients(
-    count: int,
-    differentiate: Differentiate,
-    features: Any,
-    labels: Any,
-    variables: Sequence[Any],
-    no_sums: BatchSums,
-) -> tuple[BatchSums, list[tf.Tensor]]:
-    """Applies `differentiate` part by part, so that each part reuses the memory of the last."""
-    if count == 1:
-        return differentiate(0, features, labels)
-
-    def add_next(number: tf.Tensor, sums: BatchSums, gradients: list[tf.Tensor]) -> Any:
-        more, new = differentiate(number, *slice_batch((features, labels), number, count))
-        added = [a + b for a, b in zip(gradients, new, strict=True)]
-        return number + 1, add_sums(sums, more), added
-
-    initial = (tf.constant(0), no_sums, [tf.zeros(variable.shape) for variable in variables])
-    _, sums, gradients = tf.while_loop(
-        lambda number, *_: number < count, add_next, initial, parallel_iterations=1
-    )
-    return sums, gradients
-
-
 class StepSums(NamedTuple):
     """The sums that the replicas exchange in a step besides their gradients."""
 
@@ -241,10 +233,7 @@ class StepSums(NamedTuple):
 
 
 class SynchronousLoop(Loop):
-    """The loop in which all replicas take each step together.
-
-    `strategy` is the one in whose scope `model` was built.
-    """
+    """The loop in which all replicas take each step together, with a model of their strategy."""
 
     def __init__(
         self, strategy: tf.distribute.Strategy, model: keras.Model, task: Task, config: Train
@@ -262,7 +251,8 @@ class SynchronousLoop(Loop):
         average_of = {id(variable): average for variable, average in averages}
         self._best_weights = [average_of.get(id(each), each) for each in self._weights]
         self._local_replicas = count_local_replicas(strategy)
-        self._compute_gradients = _compile(self._sum_gradients, config.xla == "gradients")
+        accumulate = functools.partial(self._accumulate_gradients, self._differentiate)
+        self._compute_gradients = _compile(accumulate, config.xla == "gradients")
         self._step = _compile(self._replica_step, config.xla == "step")
 
     def train(
@@ -356,18 +346,7 @@ class SynchronousLoop(Loop):
         """Returns this replica's part of the worker's batch, which the worker's devices divide."""
         return slice_batch(batch, _get_replica_index() % self._local_replicas, self._local_replicas)
 
-    def _sum_gradients(self, features: Any, labels: Any) -> tuple[BatchSums, list[tf.Tensor]]:
-        """Sums and gradients of this replica's share."""
-        return accumulate_gradients(
-            self._config.micro_batches,
-            self._compute_micro_batch_gradients,
-            features,
-            labels,
-            self.model.trainable_variables,
-            zero_sums(self._task),
-        )
-
-    def _compute_micro_batch_gradients(
+    def _differentiate(
         self, _number: int | tf.Tensor, features: Any, labels: Any
     ) -> tuple[BatchSums, list[tf.Tensor]]:
         with tf.GradientTape() as tape:

@@ -30,10 +30,7 @@ _AVERAGES = "averages"
 
 
 def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimizers.Optimizer:
-    """Makes an optimizer for the gradient of the global batch, so that its clipping is right.
-
-    `scale_loss` is for float16.
-    """
+    """Makes an optimizer for the gradient of the global batch. `scale_loss` is for float16."""
     options: dict[str, Any] = {}
     if clip := config.clip:
         options |= {"global_clipnorm": clip.global_norm, "clipnorm": clip.norm}
@@ -74,10 +71,9 @@ def _warm_up_average(optimizer: keras.optimizers.Optimizer, decay: float) -> Non
 
     def update(variables: Sequence[keras.Variable]) -> None:
         kept = _compute_average_decay(decay, optimizer.iterations.value)
-        for variable, average in zip(variables, get_slots(optimizer)["averages"], strict=True):
-            average.assign(
-                kept * tf.convert_to_tensor(average) + (1 - kept) * tf.convert_to_tensor(variable)
-            )
+        for variable, average in zip(variables, get_slots(optimizer)[_AVERAGES], strict=True):
+            value, old = tf.convert_to_tensor(variable), tf.convert_to_tensor(average)
+            average.assign(kept * old + (1 - kept) * value)
 
     replace_average_update(optimizer, update)
 
@@ -127,53 +123,42 @@ class ShardedOptimizer:
     the location of an element makes no difference. The tests compare all of them with Keras.
     Clipping needs whole gradients and precedes the split.
 
-    `create_scalar` creates a variable with a value, and `create_zeros` one of the shape and on the
-    device of a shard.
+    `weights` are the shards of `variables`. `create_scalar` creates a variable with a value, and
+    `create_zeros` one of the shape and on the device of a shard.
     """
 
     def __init__(
         self,
         config: Optimizer,
+        variables: Sequence[keras.Variable],
         weights: Sequence[VariableShards],
         create_scalar: Callable[[Any], tf.Variable],
         create_zeros: Callable[[tf.Variable], tf.Variable],
     ):
         self._config, self._weights = config, weights
-        self.iterations = create_scalar(np.int64(0))
-        self._learning_rate = create_scalar(np.float32(config.learning_rate))
-        """Only for checkpoints, because every step gets its own."""
-        is_adam = config.name in ("adam", "adamw")
-        slots = ["momentums"] if config.momentum or is_adam else []
-        if config.name != "sgd":
-            slots.append("velocities")
-        if config.average_weights:
-            slots.append(_AVERAGES)
-        self.slots: dict[str, list[VariableShards]] = {
-            name: [[create_zeros(shard) for shard in shards] for shards in weights]
-            for name in slots
+        reference = make_optimizer(config)
+        reference.build(variables)
+        self._iterations = create_scalar(np.int64(0))
+        # Only for checkpoints, because every step gets its own.
+        learning_rate = create_scalar(np.float32(config.learning_rate))
+        found = {
+            id(reference.iterations): [self._iterations],
+            id(reference.learning_rate): [learning_rate],
         }
+        self.slots: dict[str, list[VariableShards]] = {}
         """The slots of all weights, by the names of `get_slots`."""
+        for name, slot in get_slots(reference).items():
+            self.slots[name] = [[create_zeros(shard) for shard in shards] for shards in weights]
+            found |= {id(each): made for each, made in zip(slot, self.slots[name], strict=True)}
+        self.variables: list[VariableShards] = [found[id(each)] for each in reference.variables]
+        """All variables in the order of a Keras optimizer.
+
+        So checkpoints are the same under every strategy, and a training can resume under another.
+        """
 
     @property
     def averages(self) -> list[VariableShards] | None:
         return self.slots.get(_AVERAGES)
-
-    def list_variables(self, model: keras.Model) -> list[VariableShards]:
-        """Returns all variables in the order of a Keras optimizer.
-
-        So a checkpoint has the same arrays in the same order under every strategy, and a training
-        can resume under another one.
-        """
-        reference = make_optimizer(self._config)
-        reference.build(model.trainable_variables)
-        found = {
-            id(variable): shards
-            for name, variables in get_slots(reference).items()
-            for variable, shards in zip(variables, self.slots[name], strict=True)
-        }
-        found[id(reference.iterations)] = [self.iterations]
-        found[id(reference.learning_rate)] = [self._learning_rate]
-        return [found[id(variable)] for variable in reference.variables]
 
     def apply(self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> list[tf.Tensor]:
         """Takes one step with the gradients of whole weights. Returns the new shards.
@@ -181,7 +166,7 @@ class ShardedOptimizer:
         Each variable is read once, and then written once. In a step that DTensor compiles, a read
         may come before an earlier write.
         """
-        step, new_shards = self.iterations.read_value(), []
+        step, new_shards = self._iterations.read_value(), []
         if self._config.clip is not None:
             gradients = _clip_gradients(self._config.clip, gradients)
         for number, (shards, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
@@ -194,7 +179,7 @@ class ShardedOptimizer:
                 for name, variable in variables.items():
                     variable.assign(slots[name])
                 new_shards.append(value)
-        self.iterations.assign(step + 1)
+        self._iterations.assign(step + 1)
         return new_shards
 
 

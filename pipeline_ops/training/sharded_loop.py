@@ -24,12 +24,11 @@ from tensorflow.experimental import dtensor
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.models.task import BatchSums, Task, add_sums, zero_sums
+from pipeline_ops.models.task import BatchSums, Task, add_sums
 from pipeline_ops.training.loop import (
     Batches,
     Loop,
     StepResult,
-    accumulate_gradients,
     are_finite,
     cast_to_float,
     to_arrays,
@@ -77,11 +76,12 @@ class ShardedLoop(Loop):
         )
         self._optimizer = ShardedOptimizer(
             config.optimizer,
+            model.trainable_variables,
             self._trainable,
             lambda value: self._create(value)[0],
             self._create_zeros,
         )
-        self._optimizer_variables = self._optimizer.list_variables(model)
+        self._optimizer_variables = self._optimizer.variables
         averages = zip(self._trainable, self._optimizer.averages or self._trainable, strict=True)
         average_of = {id(shards): average for shards, average in averages}
         self._best_weights = [average_of.get(id(shards), shards) for shards in self._weights]
@@ -98,11 +98,7 @@ class ShardedLoop(Loop):
         """Creates zeros of the shape of the given shard, and on its device."""
 
     def _differentiate(
-        self,
-        values: list[tf.Tensor],
-        states: list[tf.Tensor],
-        features: Any,
-        labels: Any,
+        self, values: list[tf.Tensor], states: list[tf.Tensor], features: Any, labels: Any
     ) -> tuple[BatchSums, list[tf.Tensor]]:
         """Returns sums and gradients of a batch, and updates the variables that are not trained."""
         with tf.GradientTape() as tape:
@@ -177,7 +173,6 @@ class ParameterServerLoop(ShardedLoop):
     ) -> tuple[BatchSums, tf.Tensor]:
         """Runs on a worker."""
         values = [read_variable(shards) for shards in self._trainable]
-        count = self._config.micro_batches
 
         def differentiate(
             number: int | tf.Tensor, features: Any, labels: Any
@@ -185,9 +180,7 @@ class ParameterServerLoop(ShardedLoop):
             states = self._generators.compute_states(step, number)
             return self._differentiate(values, states, features, labels)
 
-        sums, gradients = accumulate_gradients(
-            count, differentiate, features, labels, values, zero_sums(self._task)
-        )
+        sums, gradients = self._accumulate_gradients(differentiate, features, labels)
         return sums, are_finite(self._optimizer.apply(gradients, learning_rate))
 
 

@@ -59,7 +59,7 @@ def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_pie
     whole, pieces = tf.Variable(start), [tf.Variable(start[:2]), tf.Variable(start[2:])]
     optimizer = make_optimizer(config)
     piecewise = ShardedOptimizer(
-        config, [pieces], tf.Variable, lambda like: tf.Variable(tf.zeros_like(like))
+        config, [whole], [pieces], tf.Variable, lambda like: tf.Variable(tf.zeros_like(like))
     )
     by_hand, velocity = start.copy(), np.zeros(3, np.float32)
     for gradient in gradients:
@@ -85,7 +85,7 @@ def test_averaged_weights_are_warmed_up_in_one_piece_and_in_several(num_steps, d
     whole, pieces = tf.Variable([100.0, -100.0]), [tf.Variable([100.0]), tf.Variable([-100.0])]
     optimizer = make_optimizer(config)
     piecewise = ShardedOptimizer(
-        config, [pieces], tf.Variable, lambda like: tf.Variable(tf.zeros_like(like))
+        config, [whole], [pieces], tf.Variable, lambda like: tf.Variable(tf.zeros_like(like))
     )
     by_hand, average = np.array([100.0, -100.0]), np.zeros(2)
     for step in range(num_steps):

@@ -26,7 +26,6 @@ try:
 except ImportError as error:
     _missing = f"{sys.executable} has no TensorFlow ({error})"
 else:
-    import keras
     import tensorflow as tf
 
     from pipeline_ops.models import build_model, make_head
@@ -48,25 +47,14 @@ def check_model(request: ModelCheckRequest) -> None:
     with _convert_user_errors(f"train.model: {config.model}", is_user_function(config.model)):
         model = build_model(config, *size, folder, for_training=False)
         outputs = model(images, training=False)
-    if request.task == "classification":
-        _check_classifier(config, model, images, outputs, request.num_classes, folder)
-    else:
+    if request.task == "detection":
         make_head(config, *size).detect(outputs)
-
-
-def _check_classifier(
-    config: Train,
-    model: keras.Model,
-    images: tf.Tensor,
-    logits: tf.Tensor,
-    num_classes: int,
-    folder: Path,
-) -> None:
-    validate_logits(tf.convert_to_tensor(logits).numpy(), config.model, num_classes)
-    labels = tf.range(_NUM_IMAGES, dtype=tf.int64) % num_classes
+        return
+    validate_logits(tf.convert_to_tensor(outputs).numpy(), config.model, request.num_classes)
+    labels = tf.range(_NUM_IMAGES, dtype=tf.int64) % request.num_classes
     loss, metrics = load_user_functions(config, folder)
     for path, metric in zip(config.metrics, metrics.values(), strict=True):
-        _compute_values("train.metrics", path, metric, labels, tf.cast(logits, tf.float32))
+        _compute_values("train.metrics", path, metric, labels, tf.cast(outputs, tf.float32))
     if config.loss is None or loss is None:
         return
     with tf.GradientTape() as tape:

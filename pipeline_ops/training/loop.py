@@ -141,7 +141,8 @@ class Loop(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _read(self, variable: Any) -> np.ndarray: ...
+    def _read(self, variable: Any) -> Any:
+        """Returns an array or a tensor, not copied if the variable is whole."""
 
     @abc.abstractmethod
     def _write(self, variable: Any, value: np.ndarray) -> None: ...
@@ -173,18 +174,19 @@ class Loop(abc.ABC):
 
     def get_weights(self) -> Arrays:
         """Returns all weights, in the order of `model.weights`."""
-        return [self._read(variable) for variable in self._weights]
+        return [np.array(self._read(variable)) for variable in self._weights]
 
     def get_best_weights(self) -> Arrays:
         """Returns the weights to evaluate: the averaged ones if there are any."""
-        return [self._read(variable) for variable in self._best_weights]
+        return [np.array(self._read(variable)) for variable in self._best_weights]
 
     def get_views(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Returns weights and optimizer values as arrays or tensors, valid until the next step.
-
-        They are not copied if the variables of the loop are whole.
-        """
-        return self.get_weights(), [self._read(each) for each in self._optimizer_variables]
+        """Returns weights and optimizer values, uncopied if possible, valid until the next step."""
+        weights, optimizer_values = (
+            [self._read(variable) for variable in variables]
+            for variables in (self._weights, self._optimizer_variables)
+        )
+        return weights, optimizer_values
 
     def assign(self, weights: Arrays, optimizer_values: Arrays | None = None) -> None:
         """Sets weights and optimizer values. None leaves the optimizer as it is."""
@@ -398,17 +400,9 @@ class SynchronousLoop(Loop):
 
         return BatchSums(*self._get_first(self._strategy.run(add_up)))
 
-    def get_views(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        weights, optimizer_values = (
-            [tf.convert_to_tensor(variable.value) for variable in variables]
-            for variables in (self._weights, self._optimizer_variables)
-        )
-        return weights, optimizer_values
-
-    def _read(self, variable: keras.Variable) -> np.ndarray:
-        """All workers call it at the same step, because some variables are averaged over them."""
-        values: np.ndarray = variable.numpy()
-        return values
+    def _read(self, variable: keras.Variable) -> tf.Tensor:
+        # All workers do it at the same step, because some variables are averaged over them.
+        return tf.convert_to_tensor(variable.value)
 
     def _write(self, variable: keras.Variable, value: np.ndarray) -> None:
         variable.assign(value)

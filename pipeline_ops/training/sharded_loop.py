@@ -150,8 +150,8 @@ class ParameterServerLoop(ShardedLoop):
         with self._strategy.scope(), self._strategy.extended.colocate_vars_with(shard):
             return tf.Variable(tf.zeros(shard.shape))
 
-    def _read(self, shards: VariableShards) -> np.ndarray:
-        return np.array(read_variable(shards))
+    def _read(self, shards: VariableShards) -> tf.Tensor:
+        return read_variable(shards)
 
     def _write(self, shards: VariableShards, value: np.ndarray) -> None:
         write_variable(shards, value)

@@ -33,12 +33,9 @@ _VALIDATION_SHARE = 4
 class InputPipeline:
     """The batches of one worker, and the data set's figures.
 
-    Raises DataError if there is less than one global batch to train on.
-
-    Args:
-      shard: The index of this process among the readers of the data, and the number of readers.
-      version: A part of the cache key that changes with the code of the task.
-      report: Called with a message when the data are prepared.
+    `shard` is the index of this process among the readers of the data, and the number of readers.
+    `version` is a part of the cache key that changes with the code of the task. `report` is called
+    with a message when the data are prepared.
     """
 
     @tf.autograph.experimental.do_not_convert  # see `loop.py`

@@ -301,9 +301,8 @@ def validate_images(encoded_N: tf.Tensor, model_pixels: int) -> tf.Tensor:
     pixels_N = tf.tensor_scatter_nd_update(png_pixels_N, tf.where(is_jpeg_N), jpeg_pixels_J)
     largest = tf.reduce_max(tf.pad(pixels_N, [[0, 1]]))
     total = tf.reduce_sum(tf.maximum(pixels_N - model_pixels, 0))
-    texts = tf.maximum(
-        _count_marker(pngs_P, b"zTXt", MAX_PNG_TEXTS), _count_marker(pngs_P, b"iTXt", MAX_PNG_TEXTS)
-    )
+    has_few_scans = _has_at_most(MAX_JPEG_SCANS, b"\xff\xda", jpegs_J)
+    has_few_texts = [_has_at_most(MAX_PNG_TEXTS, kind, pngs_P) for kind in (b"zTXt", b"iTXt")]
     checks = [
         _require(
             tf.reduce_all(is_jpeg_N | is_png_N),
@@ -322,22 +321,22 @@ def validate_images(encoded_N: tf.Tensor, model_pixels: int) -> tf.Tensor:
             total,
         ),
         _require(
-            _count_marker(jpegs_J, b"\xff\xda", MAX_JPEG_SCANS) <= MAX_JPEG_SCANS,
+            has_few_scans,
             f"A JPEG has more than {MAX_JPEG_SCANS} scans. Save it as a baseline JPEG.",
         ),
         _require(
-            texts <= MAX_PNG_TEXTS, f"A PNG has more than {MAX_PNG_TEXTS} texts. Save it without."
+            tf.reduce_all(has_few_texts),
+            f"A PNG has more than {MAX_PNG_TEXTS} texts. Save it without.",
         ),
     ]
     with tf.control_dependencies(checks):
         return tf.identity(pixels_N)
 
 
-def _count_marker(encoded_N: tf.Tensor, marker: bytes, limit: int) -> tf.Tensor:
-    """Returns the largest number of markers in an image, at most `limit` + 1."""
+def _has_at_most(limit: int, marker: bytes, encoded_N: tf.Tensor) -> tf.Tensor:
     # The raw operation, because a ragged tensor would take many more operations.
     parts = tf.raw_ops.StringSplitV2(input=encoded_N, sep=marker, maxsplit=limit + 1)
-    return tf.maximum(parts.shape[1] - 1, 0)
+    return parts.shape[1] - 1 <= limit
 
 
 def _require(condition: tf.Tensor, message: str, *values: tf.Tensor) -> tf.Operation:

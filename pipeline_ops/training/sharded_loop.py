@@ -39,7 +39,7 @@ from pipeline_ops.training.optimizer import (
     read_variable,
     write_variable,
 )
-from pipeline_ops.training.strategy import find_match, find_unmatched
+from pipeline_ops.training.strategy import find_match, require_matches
 
 _AXIS = "devices"
 
@@ -206,11 +206,7 @@ def build_sharding_specs(
                 "multiple of train.devices_per_worker."
             )
         specs[path][axis] = _AXIS
-    if unused := find_unmatched(sharding, shapes):
-        raise ConfigError(
-            f"train.sharding: no weight matches {', '.join(unused)}. "
-            f"The weights are {', '.join(shapes)}."
-        )
+    require_matches("train.sharding", sharding, "weight", list(shapes))
     return specs
 
 

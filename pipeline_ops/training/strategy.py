@@ -13,7 +13,7 @@ import dataclasses
 import fnmatch
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import keras
@@ -187,10 +187,12 @@ def find_match(name: str, by_pattern: Mapping[str, _Value]) -> _Value | None:
     return next(matches, None)
 
 
-def find_unmatched(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Returns the patterns that match no name."""
-    names = list(names)
-    return [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
+def require_matches(option: str, patterns: Iterable[str], kind: str, names: Sequence[str]) -> None:
+    """Raises ConfigError if a pattern of an option matches none of the layers or weights."""
+    if unused := [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]:
+        raise ConfigError(
+            f"{option}: no {kind} matches {', '.join(unused)}. The {kind}s are {', '.join(names)}."
+        )
 
 
 @contextlib.contextmanager
@@ -220,12 +222,7 @@ def place_layers(model: keras.Model, placement: Mapping[str, str]) -> None:
     for layer in layers:
         if device := find_match(layer.name, placement):
             layer.call = functools.partial(_call_on_device, device, layer.call)
-    names = [layer.name for layer in layers]
-    if unused := find_unmatched(placement, names):
-        raise ConfigError(
-            f"train.placement: no layer matches {', '.join(unused)}. "
-            f"The layers are {', '.join(names)}."
-        )
+    require_matches("train.placement", placement, "layer", [layer.name for layer in layers])
 
 
 def _call_on_device(device: str, call: Any, *arguments: Any, **options: Any) -> Any:

@@ -173,17 +173,14 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
         )
         # The first lines. TensorFlow's messages can fill pages, and the log has them.
         lines = [line.strip() for line in str(error).strip().splitlines()[:4]]
+        # With the name that a temporary file of variables would get.
+        text = _TEMPORARY_VARIABLES.sub(r"\g<0> (to become \1\2)", " ".join(lines))
         status = Status(
             exit_code=ExitCode.RETRY if isinstance(error, retried) else to_exit_code(error),
-            message=f"{type(error).__name__}: {name_final_file(' '.join(lines))[:500]}",
+            message=f"{type(error).__name__}: {text[:500]}",
         )
     write_json(status_file, status.model_dump(mode="json"))
     return status, result
-
-
-def name_final_file(text: str) -> str:
-    """Adds to a message of TensorFlow the name that a temporary file of variables would get."""
-    return _TEMPORARY_VARIABLES.sub(r"\g<0> (to become \1\2)", text)
 
 
 if __name__ == "__main__":

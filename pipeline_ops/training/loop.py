@@ -43,16 +43,12 @@ class StepResult:
     """The result of one or more steps, the same on every worker."""
 
     sums: BatchSums
-    is_finite: bool
-    """Whether every weight is finite."""
+    is_sound: bool
+    """Whether the sums and every weight are finite."""
     is_stop_requested: bool
     """Whether some worker was asked to stop."""
     worst_loss: float
     """The largest mean loss of a step."""
-
-    @property
-    def is_sound(self) -> bool:
-        return self.is_finite and all(bool(np.isfinite(values).all()) for values in self.sums)
 
 
 def to_arrays(sums: BatchSums) -> BatchSums:
@@ -264,11 +260,11 @@ class SynchronousLoop(Loop):
         padded = np.zeros(max(self._config.steps_per_call, len(learning_rates)), np.float32)
         padded[: len(learning_rates)] = learning_rates
         count = tf.constant(len(learning_rates))
-        sums, is_finite, worst_loss = self._train(
+        sums, is_sound, worst_loss = self._train(
             batches, tf.constant(step), tf.constant(padded), count, tf.constant(stop)
         )
         return StepResult(
-            to_arrays(sums.batch), bool(is_finite), bool(sums.stop > 0), float(worst_loss)
+            to_arrays(sums.batch), bool(is_sound), bool(sums.stop > 0), float(worst_loss)
         )
 
     @tf.function(reduce_retracing=True, autograph=False)
@@ -295,7 +291,7 @@ class SynchronousLoop(Loop):
         _, sums, worst = tf.while_loop(lambda number, *_: number < num_steps, take, initial)
         self._synchronize_averages(sums)
         weights = [self._get_first(variable.value) for variable in self.model.trainable_variables]
-        return sums, are_finite(weights), worst
+        return sums, are_finite([*weights, *sums.batch]), worst
 
     def _get_first(self, replicas: Any) -> Any:
         """Returns the first local replica's values of a structure."""

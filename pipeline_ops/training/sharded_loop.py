@@ -50,11 +50,11 @@ def total_sums(sums: Sequence[BatchSums]) -> BatchSums:
 
 
 def make_result(steps: Sequence[tuple[BatchSums, Any]], stop: float) -> StepResult:
-    """Makes the result of at least one step from their sums, and whether the weights are finite."""
+    """Makes the result of at least one step from their sums, and whether each is sound."""
     sums = [each for each, _ in steps]
-    is_finite = all(bool(finite) for _, finite in steps)
+    is_sound = all(bool(sound) for _, sound in steps)
     worst_loss = max(float(each.loss / each.count) for each in sums)
-    return StepResult(total_sums(sums), is_finite, stop > 0, worst_loss)
+    return StepResult(total_sums(sums), is_sound, stop > 0, worst_loss)
 
 
 class ShardedLoop(Loop):
@@ -181,7 +181,7 @@ class ParameterServerLoop(ShardedLoop):
             return self._differentiate(values, states, features, labels)
 
         sums, gradients = self._accumulate_gradients(differentiate, features, labels)
-        return sums, are_finite(self._optimizer.apply(gradients, learning_rate))
+        return sums, are_finite([*self._optimizer.apply(gradients, learning_rate), *sums])
 
 
 def build_sharding_specs(
@@ -282,4 +282,4 @@ class DTensorLoop(ShardedLoop):
         values = [read_variable(shards) for shards in self._trainable]
         sums, gradients = self._differentiate(values, states, features, labels)
         # The new values are not read again, because a read may come before the write.
-        return sums, are_finite(self._optimizer.apply(gradients, learning_rate))
+        return sums, are_finite([*self._optimizer.apply(gradients, learning_rate), *sums])

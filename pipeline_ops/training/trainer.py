@@ -45,17 +45,6 @@ from pipeline_ops.training.tensorboard import TensorboardWriter
 _REPORT_SECONDS = 0.25
 
 
-class Preempted(MachineError):
-    """The gang has saved its state and left. The next one resumes from the same step.
-
-    The worker that gets SIGTERM adds it to the sums that all workers reduce at every step. All see
-    it in the same call of the compiled function, so no separate message could be late.
-    """
-
-    def __init__(self, step: int):
-        super().__init__(f"stopped by SIGTERM after step {step}. Its checkpoint is saved.")
-
-
 @dataclasses.dataclass(eq=False)
 class DivergedError(Exception):
     """A step before `until` has diverged: `step`, once it is known."""
@@ -151,7 +140,11 @@ class Trainer:
         return self.spec.steps_limit is not None and self.state.step >= self.spec.steps_limit
 
     def _train_epoch(self) -> None:
-        """Trains to the end of the running epoch, a few steps per call of the compiled function."""
+        """Trains to the end of the running epoch, a few steps per call of the compiled function.
+
+        A worker that got SIGTERM adds it to the sums that all workers reduce at every step. So all
+        see it in the same call, save the same step and leave. No separate message could be late.
+        """
         state, every = self.state, self.config.checkpoint_every_steps
         end = self.input.compute_epoch_end(len(state.history))
         end = min(end, self.spec.steps_limit or end)
@@ -169,7 +162,8 @@ class Trainer:
             if result.is_stop_requested:
                 self.checkpoints.wait_until_stored()
                 self.progress.report("preempted", state.step, unit="steps")
-                raise Preempted(state.step)
+                message = f"stopped by SIGTERM after step {state.step}. Its checkpoint is saved."
+                raise MachineError(message)
 
     def _take_steps(self, max_steps: int) -> StepResult:
         """Takes at most the given number of steps in one call, and counts them and skipped ones."""
@@ -269,15 +263,9 @@ class Trainer:
         self._report(epoch.metrics, len(state.history))
 
     def _report(self, metrics: dict[str, float], epoch: int | None = None) -> None:
-        self.progress.report(
-            "train",
-            self.state.step,
-            self.input.total_steps,
-            "steps",
-            metrics,
-            per_unit={"examples_per_second": self.config.global_batch_size},
-            epoch=epoch,
-        )
+        step, total = self.state.step, self.input.total_steps
+        rates = {"examples_per_second": self.config.global_batch_size}
+        self.progress.report("train", step, total, "steps", metrics, per_unit=rates, epoch=epoch)
 
 
 def _apply_divergence_policy(

@@ -6,12 +6,14 @@ All workers run the same code on the same state. Only the chief writes checkpoin
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import keras
@@ -42,6 +44,7 @@ from pipeline_ops.registry.registry import fetch_version
 from pipeline_ops.storage.atomic import write_atomically, write_json
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.training.callbacks import UserCallbacks
 from pipeline_ops.training.checkpoints import (
     Checkpoints,
@@ -50,7 +53,6 @@ from pipeline_ops.training.checkpoints import (
     compute_weights_digest,
     write_arrays,
 )
-from pipeline_ops.training.debugging import enable_debugging
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Loop, SynchronousLoop
 from pipeline_ops.training.sharded_loop import DTensorLoop, ParameterServerLoop
@@ -68,6 +70,11 @@ from pipeline_ops.training.trainer import Trainer
 from pipeline_ops.training.warm_start import read_warm_start
 
 BuildModel = Callable[[], keras.Model]
+_DUMP_FOLDER = "debugger"
+"""In TensorBoard's folder. Has a folder for each worker, because TensorBoard reads one process."""
+_DETECTED = re.compile(r"Detected Infinity or NaN.*? op \S+", re.S)
+_NOT_REPEATABLE = re.compile(r"^.*determinis.*$", re.M | re.I)
+_FRAME = re.compile(r"\+ (\S+ \(L\d+\) \S+)")
 
 
 def run_worker(spec: WorkerSpec) -> Trainer:
@@ -83,7 +90,7 @@ def run_worker(spec: WorkerSpec) -> Trainer:
     request = read_request(open_path(spec.request))
     config = Train.model_validate(request.config)
     with (
-        enable_debugging(config.debug, Path(spec.work) / TENSORBOARD, spec.name),
+        _enable_debugging(config.debug, Path(spec.work) / TENSORBOARD, spec.name),
         raise_read_errors(),
     ):
         chosen = make_strategy(config, spec)
@@ -95,6 +102,53 @@ def run_worker(spec: WorkerSpec) -> Trainer:
         _write_results(trainer, chosen)
         progress.report("trained", trainer.state.step, trainer.state.step, "steps")
     return trainer
+
+
+@contextlib.contextmanager
+def _enable_debugging(
+    switches: Sequence[str], tensorboard_folder: Path, worker: str
+) -> Iterator[None]:
+    """Enables the switches that `config/diagnostics.py` documents while the block runs.
+
+    The records of a lost incarnation are replaced by those of the next one. Raises ConfigError if
+    the numerics check stopped an operation, or if an operation has no repeatable form.
+    """
+    if "determinism" in switches:
+        tf.config.experimental.enable_op_determinism()
+    if "dump" in switches:
+        records = tensorboard_folder / _DUMP_FOLDER / worker.replace(" ", "-")
+        remove_own_folder(records)
+        tf.debugging.experimental.enable_dump_debug_info(
+            str(records), tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1
+        )
+    if "numerics" in switches:
+        tf.debugging.enable_check_numerics()
+    if "eager" in switches:
+        tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        detected = _DETECTED.search(str(error))
+        if "numerics" not in switches or detected is None:
+            raise
+        user_frames = [frame for frame in _FRAME.findall(str(error)) if "packages/" not in frame]
+        raise ConfigError(
+            f"train.debug: numerics: {' '.join(detected.group(0).split())}, "
+            f"computed in {' > '.join(user_frames)}. See the log for the whole message."
+        ) from error
+    except tf.errors.UnimplementedError as error:
+        refused = _NOT_REPEATABLE.search(str(error))
+        if "determinism" not in switches or refused is None:
+            raise
+        raise ConfigError(
+            f"train.debug: determinism: {refused.group(0).strip()} Leave out determinism, or "
+            "train.xla if it is set: fewer operations are repeatable under XLA."
+        ) from error
+    finally:
+        # Otherwise it writes its last records when the interpreter shuts down, which a worker's
+        # never does.
+        if "dump" in switches:
+            tf.debugging.experimental.disable_dump_debug_info()
 
 
 def _serve(spec: WorkerSpec, progress: ProgressWriter) -> None:

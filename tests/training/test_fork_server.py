@@ -5,16 +5,22 @@ from __future__ import annotations
 import sys
 
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.training.fork_server import name_final_file, run_entry
+from pipeline_ops.training.fork_server import run_entry
 
 
-def test_a_full_disk_names_the_file_as_it_would_be_called():
+def test_a_full_disk_names_the_file_as_it_would_be_called(tmp_path):
+    def run(text: str) -> str:
+        def fail() -> None:
+            raise RuntimeError(text)
+
+        return run_entry(fail, tmp_path / "status.json")[0].message
+
     text = "/x/variables/variables_temp/part-00000-of-00001.data-00000-of-00001; No space left"
-    assert name_final_file(text) == (
-        "/x/variables/variables_temp/part-00000-of-00001.data-00000-of-00001 (to become "
-        "variables.data-00000-of-00001); No space left"
+    assert run(text) == (
+        "RuntimeError: /x/variables/variables_temp/part-00000-of-00001.data-00000-of-00001 (to "
+        "become variables.data-00000-of-00001); No space left"
     )
-    assert name_final_file("/x/_temp/a; No space left") == "/x/_temp/a; No space left"
+    assert run("/x/_temp/a; No space left") == "RuntimeError: /x/_temp/a; No space left"
 
 
 def test_an_error_is_reported_also_if_the_log_is_on_the_full_disk(tmp_path, monkeypatch):

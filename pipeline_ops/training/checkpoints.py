@@ -86,10 +86,7 @@ class EpochSums(NamedTuple):
 
 
 class TrainingState(BaseModel):
-    """The state of the loop besides weights and optimizer. It is the same on every worker.
-
-    `patience` counts, by callback, the epochs without improvement.
-    """
+    """The state of the loop besides weights and optimizer. It is the same on every worker."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
@@ -99,6 +96,7 @@ class TrainingState(BaseModel):
     history: list[Epoch] = []
     best: dict[str, float] = {}
     patience: dict[str, int] = {}
+    """The number of epochs without improvement, by callback."""
     best_epoch: int = -1
     stopped_early: bool = False
     divergences: list[DivergedStep] = []
@@ -114,10 +112,7 @@ class TrainingState(BaseModel):
 
 
 class CheckpointId(NamedTuple):
-    """A checkpoint: the token of the lease under which it was made, and its step.
-
-    The token is 0 if the storage root is a folder.
-    """
+    """The token of the job's lease, or 0 if the storage root is a folder, and the step."""
 
     token: int
     step: int
@@ -248,15 +243,13 @@ def _compute_checksums(file: Path) -> Checksums:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """The contents of a checkpoint, and a digest of all of it.
-
-    `best` holds the weights of the state's best epoch. It is None before the first best epoch.
-    """
+    """The contents of a checkpoint, and a digest of all of it."""
 
     state: TrainingState
     weights: Arrays
     optimizer: Arrays
     best: Arrays | None
+    """The weights of the state's best epoch, or None before the first one."""
     digest: str
     id: CheckpointId
 
@@ -469,16 +462,15 @@ class Checkpoints:
                 link_file(file, links / file.name)
             if waiting.cancel():
                 self._links.close()
-            self._links = stack.pop_all()
-            self._uploaded = self._uploader.submit(self._upload, store, step, links, self._links)
+            self._links = pending = stack.pop_all()
 
-    def _upload(
-        self, store: CheckpointStore, step: int, folder: Path, links: contextlib.ExitStack
-    ) -> bool:
-        with links, self._warn_if_not_stored(step):
-            store.upload(step, {file.name: file for file in folder.iterdir()})
-            return True
-        return False
+            def upload() -> bool:
+                with pending, self._warn_if_not_stored(step):
+                    store.upload(step, {file.name: file for file in links.iterdir()})
+                    return True
+                return False
+
+            self._uploaded = self._uploader.submit(upload)
 
     @contextlib.contextmanager
     def _warn_if_not_stored(self, step: int) -> Iterator[None]:

@@ -76,15 +76,15 @@ class SeedGenerators:
         self.other_variables: list[keras.Variable] = self.drop_states(variables)
 
     def set_states(self, step: int | tf.Tensor, part: int | tf.Tensor) -> None:
-        """Sets the states for the beginning of a step. The layers advance them from there.
-
-        `part` is the replica or the micro-batch. Each draws different numbers.
-        """
+        """Sets the states for the beginning of a step. The layers advance them from there."""
         for state, value in zip(self._states, self.compute_states(step, part), strict=True):
             state.assign(value)
 
     def compute_states(self, step: int | tf.Tensor, part: int | tf.Tensor) -> list[tf.Tensor]:
-        """Returns the states at the beginning of a step, int64 [2] each."""
+        """Returns the states at the beginning of a step, int64 [2] each.
+
+        `part` is the replica or the micro-batch. Each draws different numbers.
+        """
         step, part = tf.cast(step, tf.int64), tf.cast(part, tf.int64)
         # Keras's seeds are smaller than 2**32.
         keys = [tf.stack([seed + part * 2**32, step]) for seed in self._seeds]
@@ -124,17 +124,11 @@ class Loop(abc.ABC):
     def train(
         self, batches: Batches, step: int, learning_rates: Sequence[float], stop: float = 0.0
     ) -> StepResult:
-        """Takes a step for each learning rate in one call of a compiled function.
-
-        `stop` is 1 if this worker was asked to stop.
-        """
+        """Takes a step for each learning rate. `stop` is 1 if this worker was asked to stop."""
 
     @abc.abstractmethod
     def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
-        """Adds up the sums over this worker's batches, then over all workers.
-
-        Uses the averaged weights if the optimizer keeps them.
-        """
+        """Adds up the sums of the best weights over the batches of all workers."""
 
     @abc.abstractmethod
     def _read(self, variable: Any) -> Any:
@@ -205,10 +199,7 @@ def are_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def slice_batch(batch: Any, number: int | tf.Tensor, count: int) -> Any:
-    """Returns the given one of `count` parts of every tensor, along its first axis.
-
-    The sizes of the parts differ by one example at most.
-    """
+    """Returns one of `count` parts of every tensor. Their sizes differ by one example at most."""
 
     def slice_tensor(values: tf.Tensor) -> tf.Tensor:
         size = values.shape[0] or tf.shape(values)[0]

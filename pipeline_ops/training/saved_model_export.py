@@ -44,7 +44,8 @@ from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.training.checkpoints import read_arrays, write_arrays
 
 _NUM_REFERENCE_EXAMPLES = 64
-_NUM_PARALLEL_DECODES = 10
+_NUM_DECODES = 10
+"""Number of images that are decoded in parallel, unless the request is large."""
 MAX_IMAGE_PIXELS = 64_000_000
 """Limit of pixels of one image. The model shrinks images, so a smaller one serves as well."""
 MAX_REQUEST_PIXELS = 1_000_000_000
@@ -100,14 +101,11 @@ def _write_references(dataset: HostDataset, served: ServedImages, folder: Path) 
         for example in examples:
             writer.write(example)
     features = tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})
-    predictions = served.serving_default(features[ENCODED])
-    outputs = (
-        pack_detections(predictions)
-        if isinstance(served, ServedDetector)
-        else predictions["probabilities"].numpy()
-    )
+    outputs = served.serving_default(features[ENCODED])
+    is_detector = isinstance(served, ServedDetector)
+    packed = pack_detections(outputs) if is_detector else outputs["probabilities"].numpy()
     with translate_write_errors(folder / REFERENCE_OUTPUTS):
-        np.save(folder / REFERENCE_OUTPUTS, outputs)
+        np.save(folder / REFERENCE_OUTPUTS, packed)
 
 
 class ServedImages(tf.Module, abc.ABC):
@@ -161,9 +159,7 @@ class ServedImages(tf.Module, abc.ABC):
             )
 
         is_large = tf.reduce_sum(pixels_N) > MAX_PARALLEL_PIXELS  # which waits for the checks
-        images, windows = tf.cond(
-            is_large, lambda: decode(1), lambda: decode(_NUM_PARALLEL_DECODES)
-        )
+        images, windows = tf.cond(is_large, lambda: decode(1), lambda: decode(_NUM_DECODES))
         return {"images": images, "windows": windows}
 
     def _decode(self, encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -251,10 +247,7 @@ class ServedDetector(ServedImages):
 
     @property
     def signatures(self) -> dict[str, Callable[..., Any]]:
-        """Those of `ServedImages`, and `portable`, from which other formats are exported.
-
-        It is like `images`, but uses only operations that those formats have, too.
-        """
+        """With `portable`, which is `images` in operations that all exported formats have."""
         return super().signatures | {"portable": self.portable}
 
     def _predict_encoded(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -58,10 +58,7 @@ def make_result(steps: Sequence[tuple[BatchSums, Any]], stop: float) -> StepResu
 
 
 class ShardedLoop(Loop):
-    """A loop with weights and optimizer as shards.
-
-    It evaluates with whole weights in the model, on the one device for which the model was built.
-    """
+    """A loop with weights and optimizer as shards, which evaluates whole weights on one device."""
 
     def __init__(self, model: keras.Model, task: Task, config: Train):
         super().__init__(model, task, config)
@@ -238,10 +235,7 @@ class DTensorLoop(ShardedLoop):
 
     def _copy_to_mesh(self, value: Any, layout: dtensor.Layout | None = None) -> tf.Tensor:
         """Copies a value from the host to all devices, and divides it there."""
-        replicated = dtensor.Layout.replicated(
-            self._mesh, np.ndim(value) if layout is None else layout.rank
-        )
-        copied = dtensor.copy_to_mesh(value, replicated)
+        copied = dtensor.copy_to_mesh(value, dtensor.Layout.replicated(self._mesh, np.ndim(value)))
         return copied if layout is None else dtensor.relayout(copied, layout)
 
     def _read_from_mesh(self, value: tf.Tensor) -> np.ndarray:

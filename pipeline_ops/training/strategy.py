@@ -155,15 +155,10 @@ def connect_tpu(config: Train) -> tf.distribute.Strategy:
     return tf.distribute.TPUStrategy(resolver)
 
 
-def make_gather(strategy: tf.distribute.Strategy) -> Gather:
-    """Makes a `Gather` of TensorFlow's collectives.
-
-    They add up matrices. Each worker contributes one with its message in its own row.
-    """
+def make_gather(strategy: tf.distribute.Strategy, spec: WorkerSpec) -> Gather:
+    """Makes a `Gather` that adds up matrices, in which each worker has a row of its own."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return lambda message: [message]
-    resolver = strategy.cluster_resolver
-    workers = len(resolver.cluster_spec().as_dict()["worker"])
     local_replicas = len(strategy.extended.worker_devices)
 
     @tf.function(autograph=False)
@@ -173,8 +168,8 @@ def make_gather(strategy: tf.distribute.Strategy) -> Gather:
         )
 
     def gather(message: bytes) -> list[bytes]:
-        rows = np.zeros((workers, _MESSAGE_BYTES), np.float32)
-        rows[resolver.task_id] = np.frombuffer(message.ljust(_MESSAGE_BYTES), np.uint8)
+        rows = np.zeros((spec.workers, _MESSAGE_BYTES), np.float32)
+        rows[spec.index] = np.frombuffer(message.ljust(_MESSAGE_BYTES), np.uint8)
         sums = np.rint(sum_rows(tf.constant(rows)).numpy()).astype(np.uint8)
         return [row.tobytes().rstrip() for row in sums]
 

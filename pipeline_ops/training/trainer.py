@@ -132,9 +132,7 @@ class Trainer:
 
         They come from this worker's memory, so equal digests show that all have trained alike.
         """
-        if self._has_reached_limit():
-            return self.loop.get_best_weights()
-        return self._best
+        return self.loop.get_best_weights() if self._has_reached_limit() else self._best
 
     def _has_reached_limit(self) -> bool:
         return self.spec.steps_limit is not None and self.state.step >= self.spec.steps_limit

@@ -244,16 +244,13 @@ def _open_checkpoints(
         keep_best,
         store,
         lambda message: progress.report("warning", message=message),
-        make_gather(chosen.strategy),
+        make_gather(chosen.strategy, spec),
         spec.is_chief,
     )
 
 
 def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:
-    """Writes this worker's digest of the weights, and as the chief the weights and the state.
-
-    For a launcher on another host, they are copied to the bucket.
-    """
+    """Writes this worker's digest of the weights, and as the chief the weights and the state."""
     spec, weights = trainer.spec, trainer.get_trained_weights()
     work, paths = Path(spec.work), [format_worker_digest_name(spec.index)]
     write_atomically(work / paths[0], compute_weights_digest(weights).encode())
@@ -268,7 +265,7 @@ def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:
         folders = (work / name for name in (TENSORBOARD, DIVERGED))
         files = (file for folder in folders for file in folder.rglob("*") if file.is_file())
         paths += [TRAINED, STATE, *(str(file.relative_to(work)) for file in files)]
-    if spec.stored and spec.stored.is_exchanged:
+    if spec.stored and spec.stored.is_exchanged:  # for a launcher on another host
         store_files(work, paths, open_root(spec.stored.locate_results(spec.name)))
 
 

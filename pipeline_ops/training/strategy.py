@@ -8,12 +8,11 @@ layers.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fnmatch
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import keras
@@ -190,9 +189,8 @@ def require_matches(option: str, patterns: Iterable[str], kind: str, names: Sequ
         )
 
 
-@contextlib.contextmanager
-def place_variables(placement: Mapping[str, str]) -> Iterator[None]:
-    """Creates variables on the devices of their layers while the block runs."""
+def build_placed(build: Callable[[], keras.Model], placement: Mapping[str, str]) -> keras.Model:
+    """Builds a model whose layers have their variables on their devices, and compute there."""
     known = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
     asked = placement.values()
     if unknown := [device for device in asked if device.strip("/").upper() not in known]:
@@ -208,16 +206,13 @@ def place_variables(placement: Mapping[str, str]) -> Iterator[None]:
             return next_creator(**options)
 
     with tf.variable_creator_scope(create):
-        yield
-
-
-def place_layers(model: keras.Model, placement: Mapping[str, str]) -> None:
-    """Makes every layer that has a device compute there."""
+        model = build()
     layers = list_layers(model)
     for layer in layers:
         if device := find_match(layer.name, placement):
             layer.call = functools.partial(_call_on_device, device, layer.call)
     require_matches("train.placement", placement, "layer", [layer.name for layer in layers])
+    return model
 
 
 def _call_on_device(device: str, call: Any, *arguments: Any, **options: Any) -> Any:

@@ -58,12 +58,11 @@ from pipeline_ops.training.loop import Loop, SynchronousLoop
 from pipeline_ops.training.sharded_loop import DTensorLoop, ParameterServerLoop
 from pipeline_ops.training.strategy import (
     ChosenStrategy,
+    build_placed,
     configure_threads,
     make_cluster_resolver,
     make_gather,
     make_strategy,
-    place_layers,
-    place_variables,
 )
 from pipeline_ops.training.tensorboard import TensorboardWriter
 from pipeline_ops.training.trainer import Trainer
@@ -309,9 +308,7 @@ def make_loop(config: Train, chosen: ChosenStrategy, task: Task, build: BuildMod
         case "parameter_server":
             return ParameterServerLoop(chosen.strategy, build(), task, config)
         case "device_placement":
-            with place_variables(config.placement):
-                model = build()
-            place_layers(model, config.placement)
+            model = build_placed(build, config.placement)
         case _:
             with chosen.strategy.scope():
                 model = build()

@@ -173,7 +173,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.models.dense import build
 from pipeline_ops.training.loop import SynchronousLoop
-from pipeline_ops.training.strategy import place_layers, place_variables
+from pipeline_ops.training.strategy import build_placed
 from pipeline_ops.training.sharded_loop import DTensorLoop
 from pipeline_ops.training.strategy import configure_devices
 
@@ -183,9 +183,7 @@ devices, placement, task = (
     Classification((4, 4, 1)),
 )
 report = {}
-with place_variables(placement):
-    model = build((4, 4, 1), 2)
-place_layers(model, placement)
+model = build_placed(lambda: build((4, 4, 1), 2), placement)
 loop = SynchronousLoop(
     tf.distribute.get_strategy(),
     model,
@@ -209,8 +207,7 @@ report["matmuls"] = [
 ]
 for wrong in ({"dense": "CPU:0"}, {"hidden*": "GPU:7"}):
     try:
-        with place_variables(wrong):
-            place_layers(build((4, 4, 1), 2), wrong)
+        build_placed(lambda: build((4, 4, 1), 2), wrong)
     except ConfigError as error:
         report.setdefault("refused", []).append(str(error))
 config = Train(

@@ -111,6 +111,7 @@ def split_like(shards: VariableShards, value: Any) -> list[Any]:
 
 
 def write_variable(shards: VariableShards, value: Any) -> None:
+    """Sets a whole weight, shard by shard."""
     for shard, part in zip(shards, split_like(shards, value), strict=True):
         shard.assign(part)
 

@@ -195,6 +195,7 @@ def build_trainer(
     chosen: ChosenStrategy,
     progress: ProgressWriter,
 ) -> Trainer:
+    """Builds the parts of a training."""
     stop = _stop_on_sigterm()
 
     def report_input(message: str) -> None:

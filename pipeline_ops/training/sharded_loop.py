@@ -58,7 +58,7 @@ def make_result(steps: Sequence[tuple[BatchSums, Any]], stop: float) -> StepResu
 
 
 class ShardedLoop(Loop):
-    """A loop with weights and optimizer as shards, which evaluates whole weights on one device."""
+    """A loop with weights and optimizer as shards."""
 
     def __init__(self, model: keras.Model, task: Task, config: Train):
         super().__init__(model, task, config)
@@ -82,9 +82,6 @@ class ShardedLoop(Loop):
         averages = zip(self._trainable, self._optimizer.averages or self._trainable, strict=True)
         average_of = {id(shards): average for shards, average in averages}
         self._best_weights = [average_of.get(id(shards), shards) for shards in self._weights]
-        self._evaluate_batch = tf.function(
-            self._compute_evaluation_sums, reduce_retracing=True, autograph=False
-        )
 
     @abc.abstractmethod
     def _create(self, value: Any, path: str = "") -> VariableShards:
@@ -115,10 +112,6 @@ class ShardedLoop(Loop):
             write_variable(shards, value)
         gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return sums, [tf.convert_to_tensor(gradient) for gradient in gradients]
-
-    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
-        self.model.set_weights(self.get_best_weights())
-        return total_sums([self._evaluate_batch(*batch) for batch in batches])
 
 
 class ParameterServerLoop(ShardedLoop):
@@ -179,6 +172,15 @@ class ParameterServerLoop(ShardedLoop):
 
         sums, gradients = self._accumulate_gradients(differentiate, features, labels)
         return sums, are_finite([*self._optimizer.apply(gradients, learning_rate), *sums])
+
+    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
+        """Evaluates on the chief alone, with its own copy of the weights."""
+        self.model.set_weights(self.get_best_weights())
+        return total_sums([self._evaluate_batch(*batch) for batch in batches])
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _evaluate_batch(self, features: Any, labels: Any) -> BatchSums:
+        return self._compute_evaluation_sums(features, labels)
 
 
 def build_sharding_specs(
@@ -277,3 +279,25 @@ class DTensorLoop(ShardedLoop):
         sums, gradients = self._differentiate(values, states, features, labels)
         # The new values are not read again, because a read may come before the write.
         return sums, are_finite([*self._optimizer.apply(gradients, learning_rate), *sums])
+
+    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
+        # Draws no numbers, but the model as a function takes all of its variables.
+        states = self._generators.compute_states(0, 0)
+        arguments = ((*batch, states) for batch in batches)
+        found = [
+            self._evaluate_batch(*tf.nest.map_structure(self._copy_to_mesh, each))
+            for each in arguments
+        ]
+        return total_sums([tf.nest.map_structure(self._read_from_mesh, sums) for sums in found])
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _evaluate_batch(self, features: Any, labels: Any, states: list[tf.Tensor]) -> BatchSums:
+        averages = self._optimizer.averages or self._trainable
+        other_values = [read_variable(shards) for shards in self._other_variables]
+        outputs, _ = self.model.stateless_call(
+            [read_variable(shards) for shards in averages],
+            self._generators.merge_states(states, other_values),
+            cast_to_float(features),
+            training=False,
+        )
+        return self._task.compute_batch_sums(outputs, labels, training=False)

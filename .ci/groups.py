@@ -56,7 +56,7 @@ GROUPS = {
     ),
     "hosts": Group(11, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),
     "kubernetes": Group(
-        20, ("docker/kubernetes", "pipeline_ops/jobs/places", "pipeline_ops/launch/kubernetes")
+        20, ("docker/kubernetes", "pipeline_ops/jobs/places", "pipeline_ops/launch/launchers")
     ),
     "containers": Group(
         20,

@@ -1,7 +1,8 @@
 """Launchers: get hosts, name the command that carries a pipe to an agent, release the hosts.
 
-They differ in nothing else: the messages through the pipes and the monitoring are the same. Here
-are the interface, this machine, hosts over ssh and the nodes of Slurm. `kubernetes.py` has pods.
+They differ in nothing else: the messages through the pipes and the monitoring are the same. An
+agent's specification is on no command line, which other users of a host see: it contains the
+environment, and follows through the pipe.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipeline_ops.config.hosts import SshHosts
-from pipeline_ops.config.hosts_base import Hosts
-from pipeline_ops.config.hosts_clusters import SlurmHosts
-from pipeline_ops.errors import MachineError, TrainyardError
+from pipeline_ops.config.hosts_clusters import KubernetesHosts, SlurmHosts
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.jobs.places.environment import build_python_command
+from pipeline_ops.jobs.places.kubernetes import is_running
+from pipeline_ops.jobs.places.kubernetes_client import Kind, KubernetesClient
+from pipeline_ops.jobs.places.kubernetes_manifest import build_gang, set_owner
+from pipeline_ops.jobs.places.kubernetes_rights import check_gang_rights
+from pipeline_ops.jobs.places.kubernetes_state import judge_pod, may_replace_pods
+from pipeline_ops.jobs.places.pod_exec import build_exec_command
 from pipeline_ops.jobs.places.slurm import UNKNOWN_JOB, WAITING, build_sbatch_command, run_slurm
 from pipeline_ops.jobs.places.ssh import build_ssh_command
 from pipeline_ops.launch.plan import Host
@@ -33,6 +39,9 @@ _HOLDER_MODULE = "pipeline_ops.launch.allocation_holder"
 _POLL_SECONDS = 0.5
 _KEEP_NODES_SECONDS = 60
 """A Slurm job without agents ends after that long."""
+_KEEP_PODS_SECONDS = 300
+_KINDS: Mapping[str, Kind] = {"Job": "job", "Service": "service", "NetworkPolicy": "network_policy"}
+_INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Launcher(Protocol):
@@ -41,11 +50,8 @@ class Launcher(Protocol):
     def allocate(self, check: Callable[[], None]) -> list[Host]:
         """Returns the hosts. May wait in a queue.
 
-        While it waits, it calls `check`, which raises if the hosts are no longer needed.
-
-        Raises:
-          MachineError: there are no hosts now.
-          ConfigError: there will never be any.
+        While it waits, it calls `check`, which raises if the hosts are no longer needed. Raises
+        MachineError if there are no hosts now, and ConfigError if there will never be any.
         """
 
     def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
@@ -99,7 +105,8 @@ class SshLauncher(Launcher):
         ]
 
     def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
-        return build_ssh_command(self._hosts, host.name, build_agent_command(self._hosts, agent))
+        command = build_python_command(self._hosts, AGENT_MODULE, agent.run)
+        return build_ssh_command(self._hosts, host.name, command)
 
 
 class SlurmLauncher(Launcher):
@@ -116,7 +123,7 @@ class SlurmLauncher(Launcher):
       is_shared: whether the nodes see that folder. The batch job's output goes there then.
     """
 
-    def __init__(self, hosts: SlurmHosts, name: str, run: Path, is_shared: bool = True):
+    def __init__(self, hosts: SlurmHosts, name: str, run: Path, is_shared: bool):
         self._hosts, self._name, self._run = hosts, name, run
         self._log = run / "slurm.log" if is_shared else Path(os.devnull)
         self._job: str | None = None
@@ -131,8 +138,19 @@ class SlurmLauncher(Launcher):
         except TrainyardError:
             self.release()
             raise
-        nodes = run_slurm("scontrol", "show", "hostnames", self._query("%N")).split()
-        return [self._describe_node(node) for node in nodes]
+        addresses = {
+            node: parse_node_address(run_slurm("scontrol", "show", "node", "--oneliner", node))
+            for node in run_slurm("scontrol", "show", "hostnames", self._query("%N")).split()
+        }
+        return [
+            Host(
+                name=node,
+                address=address or node,
+                workers=self._hosts.workers_per_node,
+                cores=self._hosts.cores_per_node or 0,
+            )
+            for node, address in addresses.items()
+        ]
 
     def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
         return [
@@ -145,7 +163,7 @@ class SlurmLauncher(Launcher):
             "--cpu-bind=none",
             "--mpi=none",
             "--quiet",
-            *build_agent_command(self._hosts, agent),
+            *build_python_command(self._hosts, AGENT_MODULE, agent.run),
         ]
 
     def is_intact(self) -> bool:
@@ -170,15 +188,6 @@ class SlurmLauncher(Launcher):
                 f"was used. Its output is {self._log}"
             )
 
-    def _describe_node(self, node: str) -> Host:
-        description = run_slurm("scontrol", "show", "node", "--oneliner", node)
-        return Host(
-            name=node,
-            address=parse_node_address(description) or node,
-            workers=self._hosts.workers_per_node,
-            cores=self._hosts.cores_per_node or 0,
-        )
-
     def _read_state(self) -> str:
         """The state of the Slurm job, or an empty string for a job that Slurm has forgotten."""
         return self._query("%T", "--states=all", ignored_error=UNKNOWN_JOB)
@@ -195,7 +204,7 @@ def count_nodes(hosts: SlurmHosts) -> str:
 
 def build_batch_script(hosts: SlurmHosts, run: Path) -> str:
     """The script of the batch job. All is quoted for the shell: a path may have any character."""
-    holder = build_holder_command(hosts, str(run), _KEEP_NODES_SECONDS)
+    holder = build_python_command(hosts, _HOLDER_MODULE, str(run), str(_KEEP_NODES_SECONDS))
     return f"#!/bin/sh\nexec {shlex.join(holder)}\n"
 
 
@@ -205,18 +214,107 @@ def parse_node_address(node: str) -> str | None:
     return match and match[1]
 
 
-def build_agent_command(hosts: Hosts, agent: AgentSpec) -> list[str]:
-    """The command that starts an agent on another host.
+class KubernetesLauncher(Launcher):
+    """Pods of an Indexed Job: created for a gang, reached through `pod_exec.py`, then deleted.
 
-    The agent's specification follows through the pipe, because other users of the hosts see command
-    lines and the specification contains the environment.
+    A headless Service gives each pod a name of its own, so a restarted pod has its old address.
+    `allocation_holder.py` holds the pods and does nothing else. Agents are started in them, as on
+    any other host.
+
+    Args:
+      hosts: the pods to create.
+      name: the base name of all objects. Each allocation appends a number. It must be unique among
+        live jobs.
+      run: the folder of the train job's attempt, which identifies the agents in the pods.
+      deadline_seconds: the cluster ends the pods after that long in any case.
     """
-    return build_python_command(hosts, AGENT_MODULE, agent.run)
+
+    def __init__(self, hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int):
+        self._hosts, self._base_name, self._run = hosts, name, run
+        self._deadline_seconds = deadline_seconds
+        self._num_allocations, self._name = 0, ""
+        self._client = KubernetesClient(hosts.namespace, hosts.context)
+
+    def allocate(self, check: Callable[[], None]) -> list[Host]:
+        hosts, client = self._hosts, self._client
+        if self._num_allocations == 0:
+            for finding in check_gang_rights(client):
+                raise ConfigError(finding.problem, finding.cure)
+        self._num_allocations += 1
+        name = self._name = f"{self._base_name}-{self._num_allocations}"
+        try:
+            manifest, *others = build_manifests(hosts, name, self._run, self._deadline_seconds)
+            job = client.create("job", manifest) or client.read("job", name)
+            if job is None:
+                raise MachineError(f"the Job {name} was deleted while it was made")
+            for other in others:
+                client.create(_KINDS[other["kind"]], set_owner(other, job))
+            self._wait_for_pods(check)
+        except BaseException:
+            self.release()
+            raise
+        return [
+            Host(
+                name=f"{name}-{index}",
+                address=f"{name}-{index}.{name}.{hosts.namespace}.svc",
+                workers=hosts.workers_per_pod,
+            )
+            for index in range(hosts.pods)
+        ]
+
+    def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
+        # A restarted pod has another name, with the same index.
+        name = host.name
+        with contextlib.suppress(MachineError):  # the pool tries each host again
+            for pod in filter(is_running, self._client.list_pods(self._name)):
+                metadata = pod["metadata"]
+                if host.name == f"{self._name}-{metadata['annotations'][_INDEX]}":
+                    name = metadata["name"]
+        command = build_python_command(self._hosts, AGENT_MODULE, agent.run)
+        return build_exec_command(self._hosts.namespace, self._hosts.context, name, command)
+
+    def is_intact(self) -> bool:
+        """Returns whether the Job still replaces each of its pods that is lost.
+
+        It does not once a pod has succeeded, as a pod does after a long time without an agent.
+        """
+        job = self._client.read("job", self._name) if self._name else None
+        return job is not None and may_replace_pods(job)
+
+    def release(self) -> None:
+        if self._name:
+            with log_failed_release(f"the pods of {self._name} were", _KEEP_PODS_SECONDS):
+                for kind in _KINDS.values():
+                    self._client.delete(kind, self._name)
+            self._name = ""
+
+    def _wait_for_pods(self, check: Callable[[], None]) -> None:
+        timeout_seconds = self._hosts.queue_timeout_seconds
+        if not wait_until(self._are_all_running, check, timeout_seconds):
+            pods, wanted = self._client.list_pods(self._name), self._hosts.pods
+            states = {judge_pod(pod, self._client.server_time).message for pod in pods}
+            cause = "; ".join(sorted(filter(None, states))) or "Kubernetes has made none"
+            raise MachineError(
+                f"{sum(map(is_running, pods))} of {wanted} pods of the Job {self._name} run after "
+                f"{timeout_seconds} s (queue_timeout_seconds in the hosts file). {cause}"
+            )
+
+    def _are_all_running(self) -> bool:
+        """Returns whether all pods run. Raises ConfigError if one of them never will."""
+        pods = self._client.list_pods(self._name)
+        for pod in pods:
+            state = judge_pod(pod, self._client.server_time)
+            if state.phase == "ended" and not state.exit_code.is_retried:
+                raise ConfigError(f"the pod {pod['metadata']['name']}: {state.message}")
+        return sum(map(is_running, pods)) >= self._hosts.pods
 
 
-def build_holder_command(hosts: Hosts, run: str, idle_seconds: int) -> list[str]:
-    """The command of the main process of an allocation, `allocation_holder.py`."""
-    return build_python_command(hosts, _HOLDER_MODULE, run, str(idle_seconds))
+def build_manifests(
+    hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int
+) -> list[dict[str, Any]]:
+    """The objects of a gang, which own its pods."""
+    command = build_python_command(hosts, _HOLDER_MODULE, run, str(_KEEP_PODS_SECONDS))
+    return build_gang(hosts, name, command, deadline_seconds)
 
 
 def wait_until(

@@ -42,8 +42,13 @@ from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
 from pipeline_ops.launch.gang import Gang, StopRequest
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.kubernetes import KubernetesLauncher
-from pipeline_ops.launch.launchers import Launcher, LocalLauncher, SlurmLauncher, SshLauncher
+from pipeline_ops.launch.launchers import (
+    KubernetesLauncher,
+    Launcher,
+    LocalLauncher,
+    SlurmLauncher,
+    SshLauncher,
+)
 from pipeline_ops.launch.plan import Host, LaunchPlan, get_status_path
 from pipeline_ops.storage.atomic import read_json
 from pipeline_ops.storage.digest import compute_digest

@@ -19,7 +19,7 @@ from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts_clusters import KubernetesHosts
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.jobs.gang_protocol import AgentSpec
-from pipeline_ops.launch.kubernetes import KubernetesLauncher, build_manifests
+from pipeline_ops.launch.launchers import KubernetesLauncher, build_manifests
 
 HERE = {
     "launcher": "kubernetes",

@@ -106,8 +106,7 @@ def _allocate_hosts(hosts: Hosts | None) -> list[Host]:
 def _render_cluster_requests(attempt: Attempt, config: PipelineConfig) -> list[str]:
     """The requests to a cluster."""
     from pipeline_ops.jobs.places.slurm import build_sbatch_command
-    from pipeline_ops.launch.kubernetes import build_manifests
-    from pipeline_ops.launch.launchers import build_batch_script, count_nodes
+    from pipeline_ops.launch.launchers import build_batch_script, build_manifests, count_nodes
 
     name, folder, hosts = f"trainyard-{config.pipeline}", attempt.folder, config.hosts
     match hosts:

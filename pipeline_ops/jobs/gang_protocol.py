@@ -116,12 +116,12 @@ class HostReport(Message):
     """Digest of the code of this project."""
     token: str | None
     """The content of the token file. None if there is no such file."""
-    own_attempt: str = ""
+    local_attempt: str = ""
     """The folder of the attempt on a host that shares only a bucket with the launcher."""
-    own_work: str = ""
+    local_work: str = ""
     """The folder of the checkpoints on such a host."""
     cores: int
-    gpus: list[str] = []
+    gpus: tuple[str, ...] = ()
     time: float = 0.0
     """The host's clock, in seconds since 1970."""
     open_ports: str = ""

@@ -85,7 +85,7 @@ def main() -> None:
     adopt_orphans()
     os.environ |= spec.environment  # a temporary folder may be among it
     try:
-        report = {"open_ports": isolate(spec)} | open_own_disk(spec)
+        report = {"open_ports": isolate(spec)} | open_local_folders(spec)
         sweep()
         scratch = lock_host(spec)
     except (BlockingIOError, MachineError, ConfigError) as error:
@@ -98,8 +98,8 @@ def main() -> None:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_descendants(0.0)
-        if own_attempt := report.get("own_attempt"):
-            remove_own_folder(Path(own_attempt))
+        if local_attempt := report.get("local_attempt"):
+            remove_own_folder(Path(local_attempt))
         scratch.remove()
         sweep()
 
@@ -119,8 +119,8 @@ class Agent:
         self, spec: AgentSpec, events: int, scratch: ScratchFolder, report: Mapping[str, str]
     ):
         self._spec, self._events, self._report_fields = spec, events, report
-        own_attempt = report.get("own_attempt")
-        self._relay = FileRelay(Path(own_attempt), events) if own_attempt else None
+        local_attempt = report.get("local_attempt")
+        self._relay = FileRelay(Path(local_attempt), events) if local_attempt else None
         self._pids: dict[str, int] = {}
         self._memory_kills = count_memory_kills()
         self._reserved_sockets: list[socket.socket] = []
@@ -202,8 +202,8 @@ class Agent:
                     send_message(self._requests.fileno(), command.fork)
                 case "signal":
                     self._signal(command.signal, command.name)
-                case "clean" if own_work := self._report_fields.get("own_work"):
-                    remove_own_folder(Path(own_work))
+                case "clean" if local_work := self._report_fields.get("local_work"):
+                    remove_own_folder(Path(local_work))
         return lines is not None
 
     def _forward_events(self) -> bool:
@@ -243,7 +243,7 @@ def describe_host(spec: AgentSpec) -> HostReport:
         code=digest_all_sources(),
         token=token.read_text() if token.exists() else None,
         cores=count_cores(),
-        gpus=find_gpus(),
+        gpus=tuple(find_gpus()),
         time=time.time(),
         problems=list(describe_problems(check_host({}))),
     )
@@ -277,7 +277,7 @@ def explain_kill(event: Event, kills_before: int) -> Event:
     return event.model_copy(update={"message": OUT_OF_MEMORY})
 
 
-def open_own_disk(spec: AgentSpec) -> dict[str, str]:
+def open_local_folders(spec: AgentSpec) -> dict[str, str]:
     """Makes the folders of a host that shares nothing but a bucket with the launcher.
 
     It reads the request from the bucket, which proves that this host reaches the same store with
@@ -301,7 +301,7 @@ def open_own_disk(spec: AgentSpec) -> dict[str, str]:
     except (ConfigError, MachineError) as error:
         raise type(error)(f"it does not see the storage root: {error}") from None
     work = make_local_folder(open_root(spec.stored_work))
-    return {"own_attempt": str(workspace.folder), "own_work": str(work)}
+    return {"local_attempt": str(workspace.folder), "local_work": str(work)}
 
 
 def lock_host(spec: AgentSpec) -> ScratchFolder:

@@ -3,8 +3,7 @@
 It knows nothing of TensorFlow. When one process fails, the supervisor ends the whole gang, and a
 new gang continues from the last checkpoint. The new gang has new addresses, runs on the hosts that
 are there now, and is as large as these and the config allow. The global batch and the learning rate
-never change, so every incarnation continues the same curve. `worker_monitor.py` finds the cause of
-a failure.
+never change, so every incarnation continues the same curve.
 """
 
 from __future__ import annotations
@@ -21,9 +20,24 @@ from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError, MachineError, Pruned, TrainyardError, make_error
-from pipeline_ops.jobs.gang_protocol import Command, StoredWork
-from pipeline_ops.jobs.progress import ProgressEvent
+from pipeline_ops.errors import (
+    ConfigError,
+    DataError,
+    ExitCode,
+    MachineError,
+    Pruned,
+    TrainyardError,
+    make_error,
+)
+from pipeline_ops.jobs.gang_protocol import (
+    HEARTBEAT_SECONDS,
+    Command,
+    Event,
+    StoredWork,
+    WorkerSpec,
+)
+from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
+from pipeline_ops.jobs.request import Status
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.pipes import read_new_lines
 from pipeline_ops.launch.plan import (
@@ -32,8 +46,9 @@ from pipeline_ops.launch.plan import (
     compute_gang_size,
     get_status_path,
 )
-from pipeline_ops.launch.worker_monitor import Failure, WorkerMonitor
 from pipeline_ops.storage.atomic import translate_write_errors, write_json
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.system.network_namespace import CLOSE_PORTS, OPEN_PORTS
 
 _log = logging.getLogger(__name__)
@@ -42,6 +57,7 @@ _PORTS_SECONDS = 10.0
 _CONNECT_SECONDS = 20.0
 _PEER_REPORT_SECONDS = 1.0
 """The time that the other workers get after the first failure: one of them may know the reason."""
+_MISSED_HEARTBEATS = 3
 _KILL_SECONDS = 3.0
 _SAVE_SECONDS = 25.0
 """Machines that are about to be taken away usually give thirty seconds."""
@@ -104,8 +120,8 @@ class GangLog:
     """`gang.log` of an attempt: the messages of all processes of all incarnations in one file.
 
     Each line has its time and its worker. It is copied from the workers' logs and progress while
-    the gang runs, so the messages of a killed process are kept. The time of a log line is that of
-    its copy. After a failed gang, the first failure is the last line.
+    the gang runs, so the messages of a killed process are kept. A line of a worker's log has the
+    time of its copy. After a failed gang, the first failure is the last line.
     """
 
     def __init__(self, attempt: Attempt):
@@ -128,7 +144,7 @@ class GangLog:
         self._write(sorted(lines, key=lambda line: line[0]))
 
     def write_message(self, text: str) -> None:
-        """Writes a line of the supervisor's own."""
+        """Writes a message of the supervisor."""
         self._write([(time.time(), "gang", line) for line in text.splitlines()])
 
     def _write(self, lines: Iterable[tuple[float, str, str]]) -> None:
@@ -139,6 +155,214 @@ class GangLog:
         if text:
             with translate_write_errors(self.path), open(self.path, "a", encoding="utf-8") as file:
                 file.write(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """The first failure in a gang, with an exit code that decides whether a retry may help."""
+
+    message: str
+    exit_code: ExitCode = ExitCode.RETRY
+
+
+@dataclasses.dataclass(eq=False)
+class _Process:
+    """The state of one process. Times are those of the monotonic clock."""
+
+    spec: WorkerSpec
+    last_heartbeat: float
+    last_progress: float
+    phase: str = ""
+    step: int | None = None
+    """None until it has taken one."""
+    is_stopped: bool = False
+    """Whether a signal has stopped it, from the last report of its agent."""
+    exit_code: int | None = None
+    """None while it runs."""
+    cause_of_end: str = ""
+    """Its host's explanation of its end."""
+
+    def __post_init__(self) -> None:
+        self.reader = ProgressReader(open_path(Path(self.spec.progress)))
+        self.reader.seek_end()  # earlier incarnations have written to the same file
+
+    @property
+    def has_crashed(self) -> bool:
+        """Returns whether it crashed, as TensorFlow may when it gives up a collective."""
+        return self.exit_code in (-signal.SIGSEGV, -signal.SIGABRT)
+
+    @property
+    def was_killed(self) -> bool:
+        return self.exit_code is not None and self.exit_code < 0 and not self.has_crashed
+
+
+class WorkerMonitor:
+    """The processes of one incarnation: their state, and the one that failed first.
+
+    A process is judged by its exit, its heartbeat, its progress file and, before its first step,
+    the clock. When a process is lost, its peers fail a moment later with a connection error. Such
+    an echo counts as the cause only if nothing else explains the failure.
+    """
+
+    def __init__(self, plan: LaunchPlan, config: Train, attempt: Attempt):
+        self.plan = plan
+        self._config, self._attempt = config, attempt
+        self._started = now = time.monotonic()
+        self._processes = {spec.name: _Process(spec, now, now) for spec in plan.workers}
+        self._ended: list[_Process] = []
+        """In the order in which they ended."""
+        self.start_step = 0
+        """The step of the checkpoint from which the gang continued."""
+        self.is_growing = False
+        """Whether the gang was asked to stop for a larger one."""
+        self.has_saved = False
+        """Whether the chief has saved its state and left, because a process was asked to stop."""
+
+    @property
+    def unfinished(self) -> list[str]:
+        """The processes that must still end. Servers never do by themselves."""
+        return [process.spec.name for process in self._running if not process.spec.is_server]
+
+    @property
+    def running_hosts(self) -> set[str]:
+        return {process.spec.host for process in self._running}
+
+    @property
+    def has_stepped(self) -> bool:
+        return any(process.step is not None for process in self._processes.values())
+
+    @property
+    def is_explained(self) -> bool:
+        """Returns whether a process was killed, so that reports of its peers add nothing."""
+        return any(process.was_killed for process in self._ended)
+
+    @property
+    def _running(self) -> list[_Process]:
+        return [process for process in self._processes.values() if process.exit_code is None]
+
+    def record_event(self, host: str, event: Event) -> None:
+        match event.event:
+            case "ended" if process := self._processes.get(event.name):
+                if process.exit_code is None:
+                    process.exit_code, process.cause_of_end = event.code, event.message
+                    self._ended.append(process)
+            case "alive":
+                for process in self._processes.values():
+                    if process.spec.host == host:
+                        process.is_stopped = process.spec.name in event.stopped
+                        # It waits for its peers inside TensorFlow, where none of its threads
+                        # advances. It is alive unless it is stopped.
+                        is_joining = process.phase == "joining" and not process.is_stopped
+                        if is_joining or process.spec.name in event.names:
+                            process.last_heartbeat = time.monotonic()
+
+    def read_progress(self) -> list[tuple[WorkerSpec, ProgressEvent]]:
+        """Returns the reports of all processes since the last call, and records them."""
+        events = []
+        for process in self._processes.values():
+            for event in process.reader.read_new():
+                events.append((process.spec, event))
+                process.last_progress, process.phase = time.monotonic(), event.phase
+                match event.phase:
+                    case "train":
+                        process.step = event.done or 0
+                    case "restored" if process.spec.is_chief:
+                        self.start_step = event.done or 0
+                    case "preempted" if process.spec.is_chief:
+                        self.has_saved = True
+        return events
+
+    def find_failure(self) -> Failure | None:
+        """The first process that ended badly, hangs or has not started."""
+        for process in self._ended:
+            if process.exit_code != 0 or process.spec.is_server:
+                return self._explain_exit(process)
+        return (
+            self._find_silent_worker(self._config.heartbeat_timeout_seconds)
+            or self._find_late_worker()
+        )
+
+    def find_cause(self, first: Failure) -> Failure:
+        """The failure that explains most, after the peers have had a moment to report theirs.
+
+        An error of config, data or code comes before a killed process, and a killed process before
+        one that hangs. Then comes a crash, and last a peer's report of a lost connection.
+        """
+        exits = [(each, self._explain_exit(each)) for each in self._ended if each.exit_code]
+        permanent = [failure for _, failure in exits if not failure.exit_code.is_retried]
+        killed = [failure for process, failure in exits if process.was_killed]
+        if permanent or killed:
+            return [*permanent, *killed][0]
+        if silent := self._find_silent_worker(_MISSED_HEARTBEATS * HEARTBEAT_SECONDS):
+            return silent
+        crashed = [failure for process, failure in exits if process.has_crashed]
+        return (self._find_late_worker() or crashed[0]) if crashed else first
+
+    def _explain_exit(self, process: _Process) -> Failure:
+        code, step = process.exit_code or 0, f"at step {process.step or 0}"
+        if code < 0:
+            killer = f"signal {-code} ({signal.Signals(-code).name})"
+            cause = f": {process.cause_of_end}" if process.cause_of_end else ""
+            return self._blame(process, f"was killed by {killer} {step}{cause}")
+        file = get_status_path(self._attempt, process.spec.name)
+        try:
+            status = read_json_as(Status, open_path(file))
+        except DataError as error:
+            return self._blame(process, f"ended with {code} {step}: {error}")
+        if status is None:
+            return self._blame(process, f"ended with {code} {step} and left no {file.name}")
+        if status.exit_code == ExitCode.SUCCESS:
+            return self._blame(process, f"ended {step}, but it must serve until the training ends")
+        return self._blame(process, f"failed {step}: {status.message}", status.exit_code)
+
+    def _blame(
+        self, process: _Process, problem: str, exit_code: ExitCode = ExitCode.RETRY
+    ) -> Failure:
+        name, log = process.spec.name, self._attempt.worker_log(process.spec.name)
+        message = f"{name} on {process.spec.host} {problem.rstrip('.')}. Its log is {log}"
+        return Failure(message, exit_code)
+
+    def _find_silent_worker(self, limit_seconds: float) -> Failure | None:
+        """Finds a process without heartbeat.
+
+        A chief that waits for a stopped server starves with it and may seem silent first. The cause
+        is the process that is stopped.
+        """
+        now, running = time.monotonic(), self._running
+        silent = [process for process in running if now - process.last_heartbeat > limit_seconds]
+        if not silent:
+            return None
+        process = next((process for process in running if process.is_stopped), silent[0])
+        return self._blame(
+            process,
+            f"has sent no heartbeat for {now - process.last_heartbeat:.0f} s "
+            f"(train.heartbeat_timeout_seconds is {self._config.heartbeat_timeout_seconds}). "
+            "It is stopped, or its machine hangs",
+        )
+
+    def _find_late_worker(self) -> Failure | None:
+        now, awaited = time.monotonic(), [self._processes[name] for name in self.unfinished]
+        late = [process.spec.name for process in awaited if process.step is None]
+        if late and now - self._started > self._config.start_timeout_seconds:
+            states = ", ".join(
+                f"{process.spec.name} on {process.spec.host} "
+                + (f"is {process.phase}" if process.phase else "has not started")
+                for process in self._running
+            )
+            return Failure(
+                f"no step within {self._config.start_timeout_seconds} s "
+                f"(train.start_timeout_seconds): {states}. "
+                f"The log of {late[0]} is {self._attempt.worker_log(late[0])}"
+            )
+        for process in awaited:
+            silent = now - process.last_progress
+            if process.step is not None and silent > self._config.step_timeout_seconds:
+                return self._blame(
+                    process,
+                    f"has reported no progress for {silent:.0f} s "
+                    f"(train.step_timeout_seconds is {self._config.step_timeout_seconds})",
+                )
+        return None
 
 
 @dataclasses.dataclass
@@ -170,10 +394,8 @@ class Gang:
         self._log = GangLog(self.attempt)
         self._restart_policy = RestartPolicy(self.config.max_restarts)
         self._start_step = 0
-        self._is_growing = self._has_left_to_grow = False
+        self._has_left_to_grow = self._has_warned_of_ports = False
         self._failed_at: float | None = None
-        self._warned: set[str] = set()
-        """The hosts whose open ports were named."""
 
     def run(self) -> LaunchPlan:
         """Returns the plan of the incarnation in which every worker has ended well.
@@ -202,7 +424,7 @@ class Gang:
     def _run_incarnation(self) -> LaunchPlan | Failure:
         """Runs one incarnation from start to end. On return, none of its processes is left."""
         monitor = None
-        self._start_step, self._is_growing, self._has_left_to_grow = 0, False, False
+        self._start_step, self._has_left_to_grow = 0, False
         try:
             self._wait_for_hosts()
             plan = self._plan()
@@ -218,7 +440,7 @@ class Gang:
                 self._kill(monitor)
                 self._log_progress(monitor)
                 self._start_step = monitor.start_step
-                self._has_left_to_grow = self._is_growing and monitor.has_saved
+                self._has_left_to_grow = monitor.is_growing and monitor.has_saved
 
     def _wait_for_hosts(self) -> None:
         """Waits for as many hosts as the gang may have, but not for those whose last try failed.
@@ -237,7 +459,8 @@ class Gang:
             hosts = pool.hosts.values()
             size = compute_gang_size(config, pool.ready)
             is_settled = size == config.effective_max_workers or all(
-                host.is_ready or host.has_failed_since(tries[host.spec.name]) for host in hosts
+                host.is_ready or (host.connection is None and host.tries > tries[host.spec.name])
+                for host in hosts
             )
             if size and is_settled and not any(host.is_fenced for host in hosts):
                 return
@@ -255,15 +478,9 @@ class Gang:
 
     def _plan(self) -> LaunchPlan:
         """Plans the largest gang for the hosts that are ready."""
-        hosts = self.host_pool.ready
+        hosts, config = self.host_pool.ready, self.config
         plan = build_launch_plan(
-            self.config,
-            hosts,
-            compute_gang_size(self.config, hosts),
-            self.attempt,
-            self.work,
-            self.steps_limit,
-            self.stored,
+            config, hosts, self.attempt, self.work, self.steps_limit, self.stored
         )
         if not plan.needs_ports:
             return plan
@@ -308,14 +525,16 @@ class Gang:
             self.host_pool.send(worker.host, Command(action="fork", fork=plan.fork(worker)))
 
     def _warn_of_open_ports(self, plan: LaunchPlan) -> None:
-        for name in {worker.host for worker in plan.workers} - self._warned:
-            report = self.host_pool.hosts[name].report
-            if report and report.open_ports and len(plan.workers) > 1:
-                self._warned.add(name)
-                warning = f"{OPEN_PORTS}, because {report.open_ports}. {CLOSE_PORTS}, or accept it "
-                warning += "with `network: trusted` in a hosts file that train.hosts names"
-                _log.warning("%s", warning)
-                self._report_event("warning", warning)
+        """Warns once. Only a gang on one host may have ports that are closed."""
+        report = self.host_pool.hosts[plan.chief.host].report
+        if report and report.open_ports and plan.needs_ports and not self._has_warned_of_ports:
+            self._has_warned_of_ports = True
+            warning = (
+                f"{OPEN_PORTS}, because {report.open_ports}. {CLOSE_PORTS}, or accept it with "
+                "`network: trusted` in a hosts file that train.hosts names"
+            )
+            _log.warning("%s", warning)
+            self._report_event("warning", warning)
 
     def _supervise(self, monitor: WorkerMonitor) -> Failure | None:
         while monitor.unfinished:
@@ -330,37 +549,32 @@ class Gang:
 
     def _process_events(self, monitor: WorkerMonitor) -> None:
         """Waits briefly for the gang's events and passes them on."""
-        self._record_events(monitor)
+        for host, event in self.host_pool.poll():
+            monitor.record_event(host, event)
         had_stepped = monitor.has_stepped
-        progress = self._log_progress(monitor)
-        for name, event in progress:
-            if name == monitor.plan.chief.name:
-                self.report(event)
+        for worker, progress in self._log_progress(monitor):
+            if worker.is_chief:
+                self.report(progress)
+            elif worker.is_server and progress.phase == "preempted":
+                # A server cannot notify the chief.
+                self._save_and_leave(monitor, "stopping", f"{worker.name} received SIGTERM")
         if monitor.has_stepped and not had_stepped and self._failed_at:
             seconds = time.monotonic() - self._failed_at
             message = f"first new step {seconds:.1f} s after the failure was noticed"
             self._report_event("recovered", message, seconds=round(seconds, 3))
-        servers = {worker.name for worker in monitor.plan.workers if worker.is_server}
-        if preempted := {name for name, event in progress if event.phase == "preempted"} & servers:
-            # A server cannot notify the chief.
-            reason = f"{', '.join(sorted(preempted))} received SIGTERM"
-            self._save_and_leave(monitor, "stopping", reason)
 
-    def _log_progress(self, monitor: WorkerMonitor) -> list[tuple[str, ProgressEvent]]:
+    def _log_progress(self, monitor: WorkerMonitor) -> list[tuple[WorkerSpec, ProgressEvent]]:
         progress = monitor.read_progress()
-        self._log.copy_new_lines((worker.name for worker in monitor.plan.workers), progress)
+        events = [(worker.name, event) for worker, event in progress]
+        self._log.copy_new_lines([worker.name for worker in monitor.plan.workers], events)
         return progress
-
-    def _record_events(self, monitor: WorkerMonitor) -> None:
-        for host, event in self.host_pool.poll():
-            monitor.record_event(host, event)
 
     def _grow_if_possible(self, monitor: WorkerMonitor) -> None:
         """Stops the gang for a larger one once hosts have come back."""
         size = len(monitor.plan.cluster["worker"])
         possible = compute_gang_size(self.config, self.host_pool.ready)
-        if not self._is_growing and monitor.has_stepped and possible > size:
-            self._is_growing = True
+        if not monitor.is_growing and monitor.has_stepped and possible > size:
+            monitor.is_growing = True
             reason = f"the hosts can take {possible} workers instead of {size}"
             self._save_and_leave(monitor, "grow", reason)
 
@@ -403,11 +617,12 @@ class Gang:
         deadline = time.monotonic() + _KILL_SECONDS
         self.host_pool.send_all(Command(action="signal", signal=signal.SIGKILL))
         while hosts := [h for h in monitor.running_hosts if self.host_pool.hosts[h].is_ready]:
-            self._record_events(monitor)
+            for host, event in self.host_pool.poll():
+                monitor.record_event(host, event)
             if time.monotonic() > deadline:
                 problem = f"its processes still run {_KILL_SECONDS:.0f} s after they were killed"
                 for host in hosts:
-                    self.host_pool.drop(host, problem)
+                    self.host_pool.disconnect(host, problem)
 
     def _wait_before_restart(self, failure: Failure) -> None:
         wait_seconds = self._restart_policy.record_failure(self._start_step)

@@ -71,8 +71,7 @@ class AgentConnection:
 
     def send(self, message: Message) -> None:
         """Sends a message. A broken pipe is not an error here: it shows in `is_open`."""
-        if not self._stdin.closed:
-            send_message(self._stdin.fileno(), message)
+        send_message(self._stdin.fileno(), message)
 
     def ping(self) -> None:
         if time.monotonic() - self.last_ping >= HEARTBEAT_SECONDS:
@@ -104,19 +103,16 @@ class AgentConnection:
         with contextlib.suppress(OSError):
             self._stdin.close()
 
-    def close(self) -> None:
-        """Closes the input and waits for the far end. Kills the command if there is no answer."""
+    def end(self, wait_seconds: float = 0.0) -> None:
+        """Closes the input, waits for the far end to follow, and kills the command if it does not.
+
+        The far end may hang or be out of reach.
+        """
         self.close_input()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_CLOSE_SECONDS)
-        self.kill()
-
-    def kill(self) -> None:
-        """Kills the command without waiting for the far end, which may hang or be out of reach."""
+            self._process.wait(wait_seconds)
         self._process.kill()
         self._process.wait()
-        self.is_open = False
-        self.close_input()
         self._stdout.close()
 
 
@@ -129,6 +125,7 @@ class ConnectedHost:
     """
 
     spec: Host
+    log: Path
     connection: AgentConnection | None = None
     report: HostReport | None = None
     is_ready: bool = False
@@ -143,10 +140,6 @@ class ConnectedHost:
     @property
     def is_fenced(self) -> bool:
         return not self.is_ready and time.monotonic() < self.fenced_until
-
-    def has_failed_since(self, tries: int) -> bool:
-        """Returns whether a try after the first `tries` has failed."""
-        return self.connection is None and self.tries > tries
 
 
 class HostPool:
@@ -172,7 +165,10 @@ class HostPool:
         if self.hosts and self._launcher.is_intact():
             return
         self.close()
-        self.hosts = {host.name: ConnectedHost(host) for host in self._launcher.allocate(check)}
+        self.hosts = {
+            host.name: ConnectedHost(host, self._folder / f"host-{host.name}.log")
+            for host in self._launcher.allocate(check)
+        }
 
     @property
     def ready(self) -> list[Host]:
@@ -184,13 +180,9 @@ class HostPool:
         address = {} if self._spec.isolation == "never" else {"address": "127.0.0.1"}
         return [
             host.spec.model_copy(
-                update=address
-                | {
-                    "cores": host.spec.cores or host.report.cores,
-                    "gpus": tuple(host.report.gpus),
-                    "own_attempt": host.report.own_attempt,
-                    "own_work": host.report.own_work,
-                }
+                update=host.report.model_dump(include={"gpus", "local_attempt", "local_work"})
+                | {"cores": host.spec.cores or host.report.cores}
+                | address
             )
             for host in self.hosts.values()
             if host.is_ready and host.report
@@ -212,7 +204,7 @@ class HostPool:
             if host.connection:
                 host.connection.ping()
                 if problem := self._find_problem(host, host.connection):
-                    self._disconnect(host, problem)
+                    self.disconnect(host.spec.name, problem)
         return events
 
     def send(self, host: str, command: Command) -> None:
@@ -248,9 +240,19 @@ class HostPool:
                     replies[host] = event
         return replies
 
-    def drop(self, host: str, problem: str) -> None:
-        """Ends everything on a host that cannot be trusted. The host is tried again."""
-        self._disconnect(self.hosts[host], problem)
+    def disconnect(self, name: str, problem: str, is_permanent_failure: bool = False) -> None:
+        """Ends everything on a host that is lost or cannot be trusted. It is tried again."""
+        host = self.hosts[name]
+        if host.connection is None:
+            return
+        if host.report:
+            last_ping, silence = host.connection.last_ping, self._spec.silence_timeout_seconds
+            host.fenced_until = last_ping + silence + _FENCE_SLACK_SECONDS
+        host.connection.end()
+        host.retry_at = time.monotonic() + (0.0 if host.is_ready else _RETRY_SECONDS)
+        host.connection = host.report = None
+        host.is_ready, host.is_permanent_failure = False, is_permanent_failure
+        host.problem = f"host {host.spec.name}: {problem}. Its log is {host.log}"
 
     def close(self) -> None:
         """Ends everything on all hosts and releases them."""
@@ -258,7 +260,7 @@ class HostPool:
         for connection in connections:
             connection.close_input()
         for connection in connections:
-            connection.close()
+            connection.end(_CLOSE_SECONDS)
         if self.hosts:
             self._launcher.release()
         self.hosts = {}
@@ -269,18 +271,19 @@ class HostPool:
                 spec = self._spec.model_copy(update={"host": host.spec.name})
                 command = self._launcher.build_command(host.spec, spec)
                 host.tries += 1
-                host.connection = AgentConnection(command, spec, self._get_log_path(host))
+                host.connection = AgentConnection(command, spec, host.log)
 
     def _handle_event(self, host: ConnectedHost, event: Event) -> list[tuple[str, Event]]:
+        name = host.spec.name
         match event.event:
             case "hello" if event.host:
                 # The agent has the host's lock, so nothing of an earlier gang is left there.
                 host.fenced_until = 0.0
                 host.report = event.host
                 if problem := describe_incompatibility(self._local_report, event.host, self._token):
-                    self._disconnect(host, problem, is_permanent_failure=True)
+                    self.disconnect(name, problem, is_permanent_failure=True)
             case "refused":
-                self._disconnect(host, event.message, event.is_permanent_failure)
+                self.disconnect(name, event.message, event.is_permanent_failure)
             case "ready":
                 host.is_ready, host.last_heartbeat = True, time.monotonic()
                 host.problem, host.is_permanent_failure = "", False
@@ -288,12 +291,11 @@ class HostPool:
                 append_to_file(self._folder, event)
             case "ended" if event.name == FORK_SERVER:
                 cause = f", {event.message}" if event.message else ""
-                self._disconnect(host, f"its fork server ended with {event.code}{cause}")
-            case "alive" if FORK_SERVER in event.names:
-                host.last_heartbeat = time.monotonic()
-                return [(host.spec.name, event)]
-            case _:
-                return [(host.spec.name, event)]
+                self.disconnect(name, f"its fork server ended with {event.code}{cause}")
+            case kind:
+                if kind == "alive" and FORK_SERVER in event.names:
+                    host.last_heartbeat = time.monotonic()
+                return [(name, event)]
         return []
 
     def _find_problem(self, host: ConnectedHost, connection: AgentConnection) -> str:
@@ -320,27 +322,10 @@ class HostPool:
             )
         return ""
 
-    def _disconnect(
-        self, host: ConnectedHost, problem: str, is_permanent_failure: bool = False
-    ) -> None:
-        if host.connection is None:
-            return
-        if host.report:
-            last_ping, silence = host.connection.last_ping, self._spec.silence_timeout_seconds
-            host.fenced_until = last_ping + silence + _FENCE_SLACK_SECONDS
-        host.connection.kill()
-        host.retry_at = time.monotonic() + (0.0 if host.is_ready else _RETRY_SECONDS)
-        host.connection = host.report = None
-        host.is_ready, host.is_permanent_failure = False, is_permanent_failure
-        host.problem = f"host {host.spec.name}: {problem}. Its log is {self._get_log_path(host)}"
-
-    def _get_log_path(self, host: ConnectedHost) -> Path:
-        return self._folder / f"host-{host.spec.name}.log"
-
 
 def describe_incompatibility(local: HostReport, other: HostReport, token: str) -> str:
     """Returns why a host cannot train with this one, and what to do; empty if it can."""
-    if other.token != token and not other.own_attempt:
+    if other.token != token and not other.local_attempt:
         return (
             "it does not see the storage root: a file that was written here is missing there. "
             "Mount the same file system at the same path, or keep the storage root in a bucket"

@@ -6,6 +6,7 @@ completed with those that the hosts have found (`LaunchPlan.with_ports`).
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,20 +32,17 @@ class Host(BaseModel):
     cores: int = 0
     """0: as many as the host reports."""
     gpus: tuple[str, ...] = ()
-    """The devices that its processes share, as CUDA_VISIBLE_DEVICES names them.
-
-    Empty if there are none, or if they are not to be divided.
-    """
-    own_attempt: str = ""
+    """The devices that its processes share, as CUDA_VISIBLE_DEVICES names them."""
+    local_attempt: str = ""
     """Its folder of the attempt, if it shares only a bucket with the launcher."""
-    own_work: str = ""
-    """Its folder of checkpoints, if it shares only a bucket with the launcher."""
+    local_work: str = ""
+    """Its folder of checkpoints in this case."""
 
     def get_attempt(self, shared: Attempt[Any]) -> Attempt[Any]:
-        return Attempt(Path(self.own_attempt)) if self.own_attempt else shared
+        return Attempt(Path(self.local_attempt)) if self.local_attempt else shared
 
     def get_work(self, shared: Path) -> Path:
-        return Path(self.own_work) if self.own_work else shared
+        return Path(self.local_work) if self.local_work else shared
 
 
 class LaunchPlan(BaseModel):
@@ -76,7 +74,7 @@ class LaunchPlan(BaseModel):
         return self.cluster[worker.role][worker.index]
 
     def with_ports(self, ports: Mapping[str, Iterable[int]]) -> LaunchPlan:
-        """Gives each process the next one of the free ports of its host, which are by host."""
+        """Gives each process the next free port of its host. `ports` has the free ones by host."""
         free = {host: iter(numbers) for host, numbers in ports.items()}
         cluster: dict[Role, list[str]] = {}
         for worker in self.workers:
@@ -125,22 +123,21 @@ def compute_gang_size(config: Train, hosts: Sequence[Host]) -> int:
 def build_launch_plan(
     config: Train,
     hosts: Sequence[Host],
-    num_workers: int,
     attempt: Attempt[Any],
     work: Path,
     steps_limit: int | None = None,
     stored: StoredWork | None = None,
 ) -> LaunchPlan:
-    """Plans a gang, without ports.
+    """Plans the largest gang that hosts and config allow, without ports.
 
     Args:
       attempt, work: the launcher's folders of the train job and of checkpoints.
       steps_limit: stop after that many steps.
       stored: the folder of checkpoints in a bucket.
     """
-    if stored and any(host.own_attempt for host in hosts):
+    if stored and any(host.local_attempt for host in hosts):
         stored = stored.model_copy(update={"is_exchanged": True})
-    workers = _spread_workers(hosts, num_workers)
+    workers = _spread_workers(hosts, compute_gang_size(config, hosts))
     gang: list[tuple[Role, int, Host]] = [
         ("worker", index, host) for index, host in enumerate(workers)
     ]
@@ -152,31 +149,28 @@ def build_launch_plan(
     for role, _, host in gang:
         cluster.setdefault(role, []).append(f"{host.address}:none")
     sharers = Counter(host.name for host in workers)
-    specs = [
-        WorkerSpec(
-            request=str(host.get_attempt(attempt).request),
-            cluster=cluster,
-            role=role,
-            index=index,
-            host=host.name,
-            work=str(host.get_work(work)),
-            stored=stored,
-            progress=str(
-                host.get_attempt(attempt).worker_progress(format_worker_name(role, index))
-            ),
-            threads=max(1, host.cores // max(1, sharers[host.name])),
-            devices=config.devices_per_worker,
-            steps_limit=steps_limit,
-        )
-        for role, index, host in gang
-    ]
     devices = _share_devices(config, workers)
-    environment = {
-        # A process that does not train must not hold a device.
-        spec.name: {_DEVICE_VARIABLE: devices[spec.index] if spec.role == "worker" else ""}
-        for spec, (_, _, host) in zip(specs, gang, strict=True)
-        if host.gpus
-    }
+    specs, environment = [], {}
+    for role, index, host in gang:
+        name, files = format_worker_name(role, index), host.get_attempt(attempt)
+        specs.append(
+            WorkerSpec(
+                request=str(files.request),
+                cluster=cluster,
+                role=role,
+                index=index,
+                host=host.name,
+                work=str(host.get_work(work)),
+                stored=stored,
+                progress=str(files.worker_progress(name)),
+                threads=max(1, host.cores // max(1, sharers[host.name])),
+                devices=config.devices_per_worker,
+                steps_limit=steps_limit,
+            )
+        )
+        if host.gpus:
+            # A process that does not train must not hold a device.
+            environment[name] = {_DEVICE_VARIABLE: devices[index] if role == "worker" else ""}
     return LaunchPlan(workers=specs, environment=environment)
 
 
@@ -185,28 +179,20 @@ def _spread_workers(hosts: Sequence[Host], num_workers: int) -> list[Host]:
 
     The spread is as even as the hosts' capacities allow. So the first host has worker 0.
     """
-    if num_workers > (capacity := sum(host.workers for host in hosts)):
-        raise ValueError(
-            f"{num_workers} workers exceed the capacity of the hosts, which is {capacity}"
-        )
-    assigned: Counter[str] = Counter()
-    for _ in range(num_workers):
-        free = [host for host in hosts if assigned[host.name] < host.workers]
-        assigned[min(free, key=lambda host: assigned[host.name]).name] += 1
-    return [host for host in hosts for _ in range(assigned[host.name])]
+    places = [(turn, index) for index, host in enumerate(hosts) for turn in range(host.workers)]
+    chosen = sorted(index for _, index in sorted(places)[:num_workers])
+    return [hosts[index] for index in chosen]
 
 
 def _share_devices(config: Train, workers: Sequence[Host]) -> list[str]:
     """The devices of each worker. Those of one host get one part after another."""
-    sharers, num_placed = Counter(host.name for host in workers), Counter[str]()
     shares = []
-    for host in workers:
+    for host, group in itertools.groupby(workers):
+        sharers = len(list(group))
         is_auto = config.strategy == "auto"
-        count = len(host.gpus) // sharers[host.name] if is_auto else config.devices_per_worker
-        start = num_placed[host.name] * count
-        shares.append(",".join(host.gpus[start : start + count]))
-        num_placed[host.name] += 1
-    return shares
+        count = len(host.gpus) // sharers if is_auto else config.devices_per_worker
+        shares += [host.gpus[index * count : (index + 1) * count] for index in range(sharers)]
+    return [",".join(share) for share in shares]
 
 
 def get_status_path(attempt: Attempt, name: str) -> Path:

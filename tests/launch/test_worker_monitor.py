@@ -12,8 +12,8 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import Event
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Status
+from pipeline_ops.launch.gang import WorkerMonitor
 from pipeline_ops.launch.plan import Host, build_launch_plan, get_status_path
-from pipeline_ops.launch.worker_monitor import WorkerMonitor
 from pipeline_ops.storage.atomic import write_json
 
 HOSTS = [
@@ -29,7 +29,7 @@ class Scene:
     def __init__(self, folder, **values):
         config = Train(**{"model": "digits_cnn", "workers": 2, "global_batch_size": 8} | values)
         self.attempt = Attempt(folder)
-        self.plan = build_launch_plan(config, HOSTS, 2, self.attempt, folder)
+        self.plan = build_launch_plan(config, HOSTS, self.attempt, folder)
         self.monitor = WorkerMonitor(self.plan, config, self.attempt)
 
     def ends(self, name: str, code: int, message: str = "") -> None:

@@ -55,12 +55,11 @@ def render_plan(config: PipelineConfig) -> str:
 
     It names each value that a host determines itself: its ports and its number of cores.
     """
-    from pipeline_ops.launch.plan import build_launch_plan, compute_gang_size
+    from pipeline_ops.launch.plan import build_launch_plan
 
     hosts = _allocate_hosts(config.hosts)
     attempt = Attempt(Layout(config.root, config.pipeline).attempts(_PLACEHOLDER_RUN_ID, "train"))
-    size = compute_gang_size(config.train, hosts)
-    plan = build_launch_plan(config.train, hosts, size, attempt, Path("WORK"))
+    plan = build_launch_plan(config.train, hosts, attempt, Path("WORK"))
     if plan.needs_ports:
         first = config.hosts.ports[0] if config.hosts and config.hosts.ports else 0
         plan = plan.with_ports(

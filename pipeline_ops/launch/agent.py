@@ -10,6 +10,10 @@ main duty is the cleanup of its host. No process of the gang stays there after t
 closes, after the launcher has been silent for `silence_timeout_seconds` (the network may be cut),
 or after the agent is killed. It imports no TensorFlow. The launcher chooses the transport of its
 input and output: ssh, srun or a plain pipe.
+
+A host that shares no disk with the launcher also sends what its processes append to their logs,
+progress and status. The launcher appends it to its own files of the same names, so it reads local
+files only, and the bucket gets no requests.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import select
 import signal
 import socket
@@ -25,6 +30,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO, cast
 
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.layout import Attempt
@@ -40,10 +46,10 @@ from pipeline_ops.jobs.gang_protocol import (
     Command,
     Event,
     HostReport,
+    Message,
 )
 from pipeline_ops.jobs.workspace import copy_request, make_local_folder
-from pipeline_ops.launch.pipes import RELAY_SECONDS, FileRelay, LineReader, get_pipes, send_message
-from pipeline_ops.storage.atomic import read_json, write_json
+from pipeline_ops.storage.atomic import read_json, translate_write_errors, write_json
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.staging import remove_own_folder
@@ -72,6 +78,13 @@ _OWNER_FILE = "owner.json"
 _CONNECT_SECONDS = 3.0
 _LOCK_SECONDS = 5.0
 """The forks of a killed predecessor need a moment to exit."""
+_RELAY_SECONDS = 0.25
+_RELAYED = re.compile(r"[a-z0-9-]+(\.log|\.jsonl|\.status\.json)")
+_CHUNK_BYTES = 2700
+"""As base64 in a message, these are less than a pipe's 4096 bytes."""
+_MAX_CHUNKS = 100
+"""The limit for one call. A process that writes without end must not occupy the agent."""
+_LAST_SECONDS = 1.0
 
 
 def main() -> None:
@@ -105,14 +118,10 @@ def main() -> None:
 
 
 class Agent:
-    """Serves one launcher.
+    """Serves one launcher, and reports to the descriptor `events`.
 
-    Args:
-      spec: the specification that it was started with.
-      events: the descriptor to report to.
-      scratch: the lock on this host. The fork server and all forks inherit it, so the host is
-        free only when all of them are gone.
-      report: the fields of the HostReport that are known already.
+    `scratch` is the lock on this host. The fork server and all forks inherit it, so the host is
+    free only when all of them are gone. `report` has the fields of the HostReport that are known.
     """
 
     def __init__(
@@ -153,7 +162,7 @@ class Agent:
         last_received = last_report = time.monotonic()
         inputs = [self._commands, self._fork_events, self._heartbeats]
         while True:
-            timeout = RELAY_SECONDS if self._relay else HEARTBEAT_SECONDS
+            timeout = _RELAY_SECONDS if self._relay else HEARTBEAT_SECONDS
             readable, _, _ = select.select(inputs, [], [], timeout)
             now = time.monotonic()
             if self._commands in readable:
@@ -172,12 +181,9 @@ class Agent:
             if self._relay:
                 self._relay.send_new()
             if now - last_received > self._spec.silence_timeout_seconds:
-                print(
-                    f"the launcher has been silent for {now - last_received:.0f} s. "
-                    f"All processes of the gang on {self._spec.host} are ended.",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                silent = f"the launcher has been silent for {now - last_received:.0f} s"
+                ended = f"All processes of the gang on {self._spec.host} are ended"
+                print(f"{silent}. {ended}.", file=sys.stderr, flush=True)
                 return
 
     def _handle_commands(self) -> bool:
@@ -234,6 +240,95 @@ class Agent:
         send_message(self._events, event)
 
 
+def get_pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    """The input and the output of a process that was started with pipes for both."""
+    return cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+
+
+class LineReader:
+    """Splits the bytes of a pipe into lines. Blocks only if nothing has arrived."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+        self._unread = b""
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def read_lines(self) -> list[bytes] | None:
+        """Returns the complete lines that have arrived; None at the end of the input."""
+        data = os.read(self._descriptor, 1 << 16)
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        return lines if data else None
+
+
+def send_message(descriptor: int, message: Message) -> None:
+    """Writes a message. A reader that is gone is not an error: it shows in the other direction."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(descriptor, message.model_dump_json(exclude_defaults=True).encode() + b"\n")
+
+
+def read_new_lines(path: Path, offset: int, max_bytes: int) -> bytes:
+    """Reads the complete lines after an offset. A line of more than `max_bytes` comes in parts."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        data = file.read(max_bytes)
+    return data if len(data) == max_bytes else data[: data.rfind(b"\n") + 1]
+
+
+class FileRelay:
+    """Sends the launcher what is appended to the files of an attempt, on the agent's side.
+
+    The agent must notice a launcher that is silent, so nothing here blocks while the launcher does
+    not read: a message is small enough for the free part of a pipe. What the folder contains at the
+    start is not sent.
+    """
+
+    def __init__(self, folder: Path, events: int):
+        self._folder, self._events = folder, events
+        self._offsets = {file.name: file.stat().st_size for file in folder.iterdir()}
+
+    def send_new(self) -> bool:
+        """Sends new whole lines while the pipe has room. Returns whether something was sent."""
+        chunks = 0
+        for name in sorted(filter(_RELAYED.fullmatch, os.listdir(self._folder))):
+            while chunks < _MAX_CHUNKS and self._send_chunk(name):
+                chunks += 1
+        return chunks > 0
+
+    def send_all(self) -> None:
+        """Sends everything up to now, or as much as the launcher reads within a second."""
+        deadline = time.monotonic() + _LAST_SECONDS
+        while time.monotonic() < deadline:
+            if not self.send_new() and self._has_room(deadline - time.monotonic()):
+                return
+
+    def remove(self, name: str) -> None:
+        """Removes a file of an earlier process."""
+        (self._folder / name).unlink(missing_ok=True)
+        self._offsets.pop(name, None)
+
+    def _send_chunk(self, name: str) -> bool:
+        offset = self._offsets.get(name, 0)
+        data = read_new_lines(self._folder / name, offset, _CHUNK_BYTES)
+        if not data or not self._has_room(0.0):
+            return False
+        send_message(self._events, Event(event="appended", name=name, data=data))
+        self._offsets[name] = offset + len(data)
+        return True
+
+    def _has_room(self, timeout_seconds: float) -> bool:
+        return bool(select.select([], [self._events], [], max(0.0, timeout_seconds))[1])
+
+
+def append_to_file(folder: Path, event: Event) -> None:
+    """Appends the data of a relayed file, on the launcher's side."""
+    if _RELAYED.fullmatch(event.name):
+        path = folder / event.name
+        with translate_write_errors(path), open(path, "ab") as file:
+            file.write(event.data)
+
+
 def describe_host(spec: AgentSpec) -> HostReport:
     """Describes this host, before any training starts here."""
     token = Path(spec.token_file)
@@ -270,7 +365,7 @@ def isolate(spec: AgentSpec) -> str:
 def explain_kill(event: Event, kills_before: int) -> Event:
     """Adds the cause to the end of a process that the kernel has killed for memory.
 
-    `kills_before` is the number of processes that it had killed here when the agent started.
+    `kills_before` is the number of such kills when the agent started.
     """
     if event.code != -signal.SIGKILL or count_memory_kills() <= kills_before:
         return event
@@ -282,10 +377,8 @@ def open_local_folders(spec: AgentSpec) -> dict[str, str]:
 
     It reads the request from the bucket, which proves that this host reaches the same store with
     the same rights. Raises ConfigError if it does not, and MachineError if store or disk failed.
-
-    Returns:
-      The fields of the HostReport: the folder of the attempt, and that of the checkpoints, which
-      outlives the agent. Empty if the host sees the launcher's disk.
+    Returns the fields of the HostReport, none if the host sees the launcher's disk. The folder of
+    the checkpoints outlives the agent.
     """
     if not spec.stored_attempt or Path(spec.token_file).exists():
         return {}
@@ -310,10 +403,7 @@ def lock_host(spec: AgentSpec) -> ScratchFolder:
     This works even if the locks of the storage do not reach other hosts. The lock is on the gang's
     folder for temporary files. Every process of the gang inherits it, so a new owner knows that no
     process of an earlier gang lives here. A predecessor of the same launcher that hangs is killed.
-
-    Raises:
-      BlockingIOError: a gang of another launcher has locked the host. The message is for a person.
-      MachineError: this host's temporary folder must not be used.
+    Raises BlockingIOError, with a message for a person, if a gang of another launcher has the lock.
     """
     name = f"gang-{compute_digest([spec.lock, spec.host])[:12]}"
     deadline = time.monotonic() + _LOCK_SECONDS

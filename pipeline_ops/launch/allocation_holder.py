@@ -3,10 +3,10 @@
     python -m pipeline_ops.launch.allocation_holder RUN SECONDS
 
 It is the main process of an allocation: of Slurm's batch job, and of a pod. A launcher that is
-killed cannot give its hosts back. Its agents end by themselves, and this process ends once there
-has been no agent for SECONDS. It forwards SIGTERM to the agents, because the other processes of a
-pod do not get it. Its exit code is then that of a failure: Kubernetes replaces a pod that was
-drained, evicted or deleted only if it has not succeeded.
+killed cannot give its hosts back. Its agents end by themselves, and this process ends once it has
+seen no agent for SECONDS. It forwards SIGTERM to the agents, because the other processes of a pod
+do not get it. It then fails, because Kubernetes replaces a pod that was drained, evicted or
+deleted only if it has not succeeded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.5
 
 
 def hold_allocation(run: str, idle_timeout_seconds: float) -> int:
-    """Waits until the run has had no agent for that long. After SIGTERM, one moment is enough.
+    """Waits until no agent of the run was seen for so long. After SIGTERM, a moment is enough.
 
     Returns the exit code: 0, or 143 after SIGTERM.
     """

@@ -38,8 +38,8 @@ from pipeline_ops.jobs.gang_protocol import (
 )
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.request import Status
+from pipeline_ops.launch.agent import read_new_lines
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.pipes import read_new_lines
 from pipeline_ops.launch.plan import (
     LaunchPlan,
     build_launch_plan,
@@ -369,13 +369,9 @@ class WorkerMonitor:
 class Gang:
     """All processes of one training, through all incarnations.
 
-    Args:
-      attempt: the train job's folder.
-      work: the folder of checkpoints on this host.
-      report: is called with the chief's progress. It may raise Pruned, which ends the gang.
-      steps_limit: stop after that many steps.
-      stored: the folder of checkpoints in a bucket.
-      check_lease: raises if another job has taken over the artifact.
+    Checkpoints are in `work`, a folder of this host, and `stored` is their folder in a bucket.
+    `report` is called with the chief's progress. It may raise Pruned, which ends the gang.
+    `check_lease` raises if another job has taken over the artifact.
     """
 
     config: Train
@@ -400,9 +396,7 @@ class Gang:
     def run(self) -> LaunchPlan:
         """Returns the plan of the incarnation in which every worker has ended well.
 
-        Raises:
-          TrainyardError: the training has failed. Its class follows the exit code of the failure.
-          Pruned: `report` has raised it.
+        Raises the TrainyardError of the exit code of a failure that ends the training.
         """
         try:
             while isinstance(outcome := self._run_incarnation(), Failure):
@@ -445,9 +439,8 @@ class Gang:
     def _wait_for_hosts(self) -> None:
         """Waits for as many hosts as the gang may have, but not for those whose last try failed.
 
-        Raises:
-          MachineError: too few hosts have come in time.
-          ConfigError: too few hosts can ever come, because a person has to fix the others.
+        Raises MachineError if too few hosts have come in time, and ConfigError if too few can ever
+        come, because a person has to fix the others.
         """
         config, pool = self.config, self.host_pool
         pool.allocate(self.stop.check)

@@ -26,9 +26,14 @@ from pipeline_ops.jobs.gang_protocol import (
     HostReport,
     Message,
 )
-from pipeline_ops.launch.agent import describe_host
+from pipeline_ops.launch.agent import (
+    LineReader,
+    append_to_file,
+    describe_host,
+    get_pipes,
+    send_message,
+)
 from pipeline_ops.launch.launchers import Launcher
-from pipeline_ops.launch.pipes import LineReader, append_to_file, get_pipes, send_message
 from pipeline_ops.launch.plan import Host
 from pipeline_ops.storage.atomic import write_atomically
 from pipeline_ops.system.readiness import wait_until_ready
@@ -42,15 +47,10 @@ _MAX_SKEW_SECONDS = 120.0
 
 
 class AgentConnection:
-    """The launcher's end of one pipe. A host that comes back gets a new one.
+    """The launcher's end of one pipe, which the command `argv` carries. Only `end` blocks.
 
-    The specification goes through the pipe, because it contains the environment. Nothing blocks,
-    except for the wait in `close`.
-
-    Args:
-      argv: the command that carries the pipe.
-      spec: the specification of the agent.
-      log: the output of the command, the agent and the fork server.
+    A host that comes back gets a new one. `log` has the output of the command, the agent and the
+    fork server.
     """
 
     def __init__(self, argv: Sequence[str], spec: AgentSpec, log: Path):
@@ -70,7 +70,7 @@ class AgentConnection:
         return self._events.fileno()
 
     def send(self, message: Message) -> None:
-        """Sends a message. A broken pipe is not an error here: it shows in `is_open`."""
+        """Sends a message. A broken pipe shows in `is_open`."""
         send_message(self._stdin.fileno(), message)
 
     def ping(self) -> None:
@@ -145,11 +145,8 @@ class ConnectedHost:
 class HostPool:
     """The hosts of a training.
 
-    Args:
-      launcher: the source of the hosts.
-      spec: the specification of all agents, without a host. Its run is the folder of the attempt,
-        where the logs of the hosts are.
-      start_timeout_seconds: a host that is not ready after that long is lost.
+    `spec` is the specification of all agents, without a host. Its run is the folder of the attempt,
+    where the logs of the hosts are. A host that is not ready after `start_timeout_seconds` is lost.
     """
 
     def __init__(self, launcher: Launcher, spec: AgentSpec, start_timeout_seconds: float = 300.0):
@@ -220,8 +217,7 @@ class HostPool:
     ) -> dict[str, Event]:
         """Sends a command to each of some hosts, and returns the reply of each.
 
-        Raises:
-          MachineError: a host is lost, or has not replied in time.
+        Raises MachineError if a host is lost, or has not replied in time.
         """
         for host, command in commands.items():
             self.send(host, command)
@@ -306,20 +302,14 @@ class HostPool:
         heartbeat_age = connection.last_received - host.last_heartbeat
         if not connection.is_open:
             return connection.describe_end()
+        option = "train.heartbeat_timeout_seconds"
         if host.report and silent_seconds > limit_seconds:
-            return (
-                f"it has been silent for {silent_seconds:.0f} s (train.heartbeat_timeout_seconds)"
-            )
+            return f"it has been silent for {silent_seconds:.0f} s ({option})"
         if host.is_ready and heartbeat_age > limit_seconds:
-            return (
-                f"its fork server has sent no heartbeat for {heartbeat_age:.0f} s "
-                "(train.heartbeat_timeout_seconds)"
-            )
-        if not host.is_ready and now - connection.started_at > self._start_timeout_seconds:
-            return (
-                f"it was not ready within {self._start_timeout_seconds:.0f} s "
-                "(train.start_timeout_seconds)"
-            )
+            return f"its fork server has sent no heartbeat for {heartbeat_age:.0f} s ({option})"
+        limit_seconds = self._start_timeout_seconds
+        if not host.is_ready and now - connection.started_at > limit_seconds:
+            return f"it was not ready within {limit_seconds:.0f} s (train.start_timeout_seconds)"
         return ""
 
 

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline_ops.config.hosts import SshHosts
+from pipeline_ops.config.hosts import LocalHosts, SshHosts
+from pipeline_ops.config.hosts_base import Hosts
 from pipeline_ops.config.hosts_clusters import KubernetesHosts, SlurmHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
@@ -31,7 +32,9 @@ from pipeline_ops.jobs.places.kubernetes_state import judge_pod, may_replace_pod
 from pipeline_ops.jobs.places.pod_exec import build_exec_command
 from pipeline_ops.jobs.places.slurm import UNKNOWN_JOB, WAITING, build_sbatch_command, run_slurm
 from pipeline_ops.jobs.places.ssh import build_ssh_command
+from pipeline_ops.jobs.runner import Job
 from pipeline_ops.launch.plan import Host
+from pipeline_ops.storage.digest import compute_digest
 
 _log = logging.getLogger(__name__)
 
@@ -67,10 +70,9 @@ class Launcher(Protocol):
 
 
 class LocalLauncher(Launcher):
-    """This machine as the only host.
+    """This machine as the only host, for at most so many `workers`, which share its `cores`.
 
-    Its agent is in the job's process group, so a signal to the job reaches the gang, too. `workers`
-    is the most that it can take, and `cores` what they share, 0 for all cores.
+    Its agent is in the job's process group, so a signal to the job reaches the gang, too.
     """
 
     def __init__(self, workers: int = 1024, cores: int = 0):
@@ -116,16 +118,13 @@ class SlurmLauncher(Launcher):
     sorts names as text, so that n10 comes before n2. The end of a process is reported by its agent
     and never by srun, which reports the end of the peers as its own.
 
-    Args:
-      hosts: the request to Slurm.
-      name: the name of the Slurm job.
-      run: the folder of the train job's attempt.
-      is_shared: whether the nodes see that folder. The batch job's output goes there then.
+    The output of the batch job goes to the folder of the attempt if the nodes see it.
     """
 
-    def __init__(self, hosts: SlurmHosts, name: str, run: Path, is_shared: bool):
-        self._hosts, self._name, self._run = hosts, name, run
-        self._log = run / "slurm.log" if is_shared else Path(os.devnull)
+    def __init__(self, hosts: SlurmHosts, job: Job):
+        self._hosts, self._run = hosts, job.attempt.folder
+        self._name = f"trainyard-{job.request.pipeline}"
+        self._log = Path(os.devnull) if job.stored_attempt else self._run / "slurm.log"
         self._job: str | None = None
 
     def allocate(self, check: Callable[[], None]) -> list[Host]:
@@ -221,12 +220,8 @@ class KubernetesLauncher(Launcher):
     `allocation_holder.py` holds the pods and does nothing else. Agents are started in them, as on
     any other host.
 
-    Args:
-      hosts: the pods to create.
-      name: the base name of all objects. Each allocation appends a number. It must be unique among
-        live jobs.
-      run: the folder of the train job's attempt, which identifies the agents in the pods.
-      deadline_seconds: the cluster ends the pods after that long in any case.
+    All objects have `name`, with the number of the allocation. It must be unique among live jobs.
+    `run` identifies the agents. The cluster ends the pods after `deadline_seconds` in any case.
     """
 
     def __init__(self, hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int):
@@ -315,6 +310,24 @@ def build_manifests(
     """The objects of a gang, which own its pods."""
     command = build_python_command(hosts, _HOLDER_MODULE, run, str(_KEEP_PODS_SECONDS))
     return build_gang(hosts, name, command, deadline_seconds)
+
+
+def make_launcher(hosts: Hosts, job: Job) -> Launcher:
+    """The launcher of a hosts file."""
+    match hosts:
+        case SshHosts():
+            return SshLauncher(hosts)
+        case SlurmHosts():
+            return SlurmLauncher(hosts, job)
+        case KubernetesHosts():
+            # A DNS name, and unique among the objects of the cluster.
+            pipeline, run = job.request.pipeline.replace("_", "-")[:30], str(job.attempt.folder)
+            name = f"trainyard-{pipeline}-{compute_digest(run)[:8]}"
+            return KubernetesLauncher(hosts, name, run, job.request.deadline_seconds)
+        case LocalHosts():
+            return LocalLauncher(hosts.workers, hosts.cores or 0)
+        case _:
+            raise TypeError(f"unknown launcher: {hosts}")
 
 
 def wait_until(

@@ -130,10 +130,8 @@ def build_launch_plan(
 ) -> LaunchPlan:
     """Plans the largest gang that hosts and config allow, without ports.
 
-    Args:
-      attempt, work: the launcher's folders of the train job and of checkpoints.
-      steps_limit: stop after that many steps.
-      stored: the folder of checkpoints in a bucket.
+    `attempt` and `work` are the launcher's folders of the train job and of checkpoints, and
+    `stored` is the folder of checkpoints in a bucket.
     """
     if stored and any(host.local_attempt for host in hosts):
         stored = stored.model_copy(update={"is_exchanged": True})

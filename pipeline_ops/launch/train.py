@@ -10,16 +10,15 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD, TrainingFigures
-from pipeline_ops.config.hosts import LocalHosts, SshHosts, parse_hosts
+from pipeline_ops.config.hosts import LocalHosts, parse_hosts
 from pipeline_ops.config.hosts_base import Hosts
-from pipeline_ops.config.hosts_clusters import KubernetesHosts, SlurmHosts
 from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, Pruned, TrainyardError
@@ -42,13 +41,7 @@ from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
 from pipeline_ops.launch.gang import Gang, StopRequest
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.launchers import (
-    KubernetesLauncher,
-    Launcher,
-    LocalLauncher,
-    SlurmLauncher,
-    SshLauncher,
-)
+from pipeline_ops.launch.launchers import make_launcher
 from pipeline_ops.launch.plan import Host, LaunchPlan, get_status_path
 from pipeline_ops.storage.atomic import read_json
 from pipeline_ops.storage.digest import compute_digest
@@ -68,18 +61,22 @@ def train(job: Job) -> ExitCode:
         dataset = check_dataset(job, config)
         stop.check()
         job.make_work()
-        stored = work_folder(job.folder)
-        with open_host_pool(job, config) as host_pool:
+        checkpoints = work_folder(job.folder)
+        stored = StoredWork(uri=str(checkpoints), token=job.lease.token)
+        report: Callable[[ProgressEvent], None] = job.progress.forward
+        if job.request.trial:
+            from pipeline_ops.jobs.study import TrialReport
+
+            report = TrialReport(job.request.trial, config.epochs, report)
+        with contextlib.closing(open_host_pool(job, config)) as host_pool:
             gang = Gang(
                 config,
                 job.attempt,
                 job.work,
                 host_pool,
-                open_trial_report(job, config),
+                report,
                 stop=stop,
-                stored=None
-                if stored.is_local
-                else StoredWork(uri=str(stored), token=job.lease.token),
+                stored=None if checkpoints.is_local else stored,
                 check_lease=job.lease.check,
             )
             try:
@@ -105,25 +102,11 @@ def train(job: Job) -> ExitCode:
     return ExitCode.SUCCESS
 
 
-def open_trial_report(job: Job, config: Train) -> Callable[[ProgressEvent], None]:
-    """The receiver of the chief's progress, which stops a trial that the pruner gives up.
-
-    Raises:
-      Pruned: an earlier try, or another run, was stopped.
-    """
-    if job.request.trial is None:
-        return job.progress.forward
-    from pipeline_ops.jobs.study import TrialReport
-
-    return TrialReport(job.request.trial, config.epochs, job.progress.forward)
-
-
 def check_dataset(job: Job, config: Train) -> DatasetFigures:
     """Rejects a data set that would train a wrong model, or none. Returns its figures.
 
-    Raises:
-      ConfigError: the data are for another task than the model.
-      MachineError: shards do not match their manifest. Preprocessing can repair that.
+    Raises ConfigError if the data are for another task than the model, and MachineError if shards
+    do not match their manifest, which preprocessing can repair.
     """
     uri = job.request.inputs["preprocess"].uri
     dataset = DatasetFigures.model_validate(read_manifest(open_path(uri)).figures)
@@ -142,14 +125,12 @@ def check_dataset(job: Job, config: Train) -> DatasetFigures:
     return dataset
 
 
-@contextlib.contextmanager
-def open_host_pool(job: Job, config: Train) -> Iterator[HostPool]:
-    """Yields the hosts that the request names, and ends all processes of the gang on them."""
+def open_host_pool(job: Job, config: Train) -> HostPool:
+    """The hosts that the request names."""
     hosts = parse_hosts(job.request.hosts or {"launcher": "local"})
     spec = AgentSpec(
         host="",
         run=str(job.attempt.folder),
-        # The same training below another storage root has another lock.
         lock=build_lock_name(job),
         token_file=str(job.attempt.folder / "hosts.token"),
         stored_attempt=str(job.stored_attempt or ""),
@@ -159,18 +140,11 @@ def open_host_pool(job: Job, config: Train) -> Iterator[HostPool]:
         environment=build_host_environment(job, hosts),
         isolation=choose_isolation(config, hosts),
     )
-    host_pool = HostPool(make_launcher(hosts, job), spec, config.start_timeout_seconds)
-    try:
-        yield host_pool
-    finally:
-        host_pool.close()
+    return HostPool(make_launcher(hosts, job), spec, config.start_timeout_seconds)
 
 
 def build_host_environment(job: Job, hosts: Hosts) -> dict[str, str]:
-    """The variables of the gang's processes, with the access to a bucket. They are secret.
-
-    On this host, its processes inherit them.
-    """
+    """The secret variables of the gang's processes, which inherit the rest on this host."""
     own = read_hosts_variable(os.environ)
     if job.stored_attempt is None or isinstance(hosts, LocalHosts):
         return own
@@ -179,10 +153,7 @@ def build_host_environment(job: Job, hosts: Hosts) -> dict[str, str]:
 
 
 def choose_isolation(config: Train, hosts: Hosts) -> Isolation:
-    """Decides whether the gang gets a network namespace of its own.
-
-    A gang with servers of TensorFlow gets one on a single host, where that is possible.
-    """
+    """A gang with servers of TensorFlow gets its own network namespace on a single host."""
     is_alone = config.effective_max_workers == 1 and config.strategy != "parameter_server"
     if is_alone or hosts.num_hosts > 1 or hosts.network == "trusted":
         return "never"
@@ -190,27 +161,11 @@ def choose_isolation(config: Train, hosts: Hosts) -> Isolation:
 
 
 def build_lock_name(job: Job) -> str:
-    """The name of the lock that keeps a second gang from training the same artifact."""
+    """The name of the lock that keeps a second gang from training the same artifact.
+
+    The same training below another storage root has another lock.
+    """
     return f"{job.request.pipeline}-{compute_digest(str(job.folder))}"
-
-
-def make_launcher(hosts: Hosts, job: Job) -> Launcher:
-    run = job.attempt.folder
-    match hosts:
-        case SshHosts():
-            return SshLauncher(hosts)
-        case SlurmHosts():
-            name = f"trainyard-{job.request.pipeline}"
-            return SlurmLauncher(hosts, name, run, is_shared=not job.stored_attempt)
-        case KubernetesHosts():
-            # A DNS name, and unique among the objects of the cluster.
-            pipeline = job.request.pipeline.replace("_", "-")[:30]
-            name = f"trainyard-{pipeline}-{compute_digest(str(run))[:8]}"
-            return KubernetesLauncher(hosts, name, str(run), job.request.deadline_seconds)
-        case LocalHosts():
-            return LocalLauncher(hosts.workers, hosts.cores or 0)
-        case _:
-            raise TypeError(f"unknown launcher: {hosts}")
 
 
 def export_candidate(
@@ -272,18 +227,17 @@ def _run_candidate(
 def _specify_candidate(
     job: Job, plan: LaunchPlan, host: Host, folder: Path, number: int
 ) -> CandidateSpec:
-    attempt, work = host.get_attempt(job.attempt), host.get_work(job.work)
-    spec = CandidateSpec(request=str(attempt.request), work=str(work), folder=str(folder))
+    attempt, work = host.get_attempt(job.attempt), str(host.get_work(job.work))
     stored = plan.chief.stored
     if stored is None or not stored.is_exchanged:
-        return spec
+        return CandidateSpec(request=str(attempt.request), work=work, folder=str(folder))
     # Some hosts have disks of their own: weights and candidate go through the bucket.
-    return spec.model_copy(
-        update={
-            "folder": str(attempt.folder / _CANDIDATE),
-            "source": stored.locate_results(plan.chief.name),
-            "target": stored.locate_results(f"{_CANDIDATE} {number}"),
-        }
+    return CandidateSpec(
+        request=str(attempt.request),
+        work=work,
+        folder=str(attempt.folder / _CANDIDATE),
+        source=stored.locate_results(plan.chief.name),
+        target=stored.locate_results(f"{_CANDIDATE} {number}"),
     )
 
 
@@ -295,8 +249,7 @@ def summarize_training(
     restarts: int,
     seconds: float,
 ) -> TrainingFigures:
-    """Raises TrainyardError if the workers have not ended with the same weights."""
-    state = read_json(job.work / STATE)
+    """The figures of the job. Raises TrainyardError if the workers' final weights differ."""
     workers = len(plan.cluster["worker"])
     digests = [
         (job.work / format_worker_digest_name(worker)).read_text()
@@ -307,24 +260,21 @@ def summarize_training(
             f"the workers ended with different weights: {', '.join(digests)}. "
             "This is a bug of Trainyard"
         )
-    return TrainingFigures(
-        strategy=state["strategy"],
-        strategy_reason=state["strategy_reason"],
-        workers=workers,
-        steps=state["step"],
-        restarts=restarts,
-        weights_digest=digests[0],
-        worker_weights_digests=digests,
-        num_parameters=state["num_parameters"],
-        best_epoch=state["best_epoch"],
-        best_monitor=config.best_monitor,
-        stopped_early=state["stopped_early"],
-        history=state["history"],
-        warnings=state["warnings"],
-        seconds=round(seconds, 2),
-        class_names=dataset.class_names,
-        image_shape=dataset.image_shape,
-        task=dataset.task,
+    state = read_json(job.work / STATE)
+    return TrainingFigures.model_validate(
+        state
+        | {
+            "workers": workers,
+            "steps": state["step"],
+            "restarts": restarts,
+            "weights_digest": digests[0],
+            "worker_weights_digests": digests,
+            "best_monitor": config.best_monitor,
+            "seconds": round(seconds, 2),
+            "class_names": dataset.class_names,
+            "image_shape": dataset.image_shape,
+            "task": dataset.task,
+        }
     )
 
 

@@ -9,7 +9,6 @@ them. TRAINYARD_RANDOM_CONFIGS says how many configs there are, and their number
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -101,12 +100,11 @@ def jobs(folder, monkeypatch, tmp_path_factory, pools) -> dict:
     from pipeline_ops.evaluation.evaluate import evaluate
     from pipeline_ops.export.export import export
 
-    @contextlib.contextmanager
-    def open_host_pool(job: Job, config) -> Iterator[SharedPool]:
+    def open_host_pool(job: Job, config) -> SharedPool:
         from pipeline_ops.config.hosts import parse_hosts
 
         hosts = parse_hosts({"launcher": "local"})
-        yield SharedPool(pools(train_job.choose_isolation(config, hosts)))
+        return SharedPool(pools(train_job.choose_isolation(config, hosts)))
 
     monkeypatch.setattr(train_job, "open_host_pool", open_host_pool)
     return {

@@ -25,7 +25,7 @@ from pipeline_ops.jobs.places.environment import build_python_command
 from pipeline_ops.jobs.places.open_place import make_place
 from pipeline_ops.jobs.places.ssh import SshPlace, build_ssh_command
 from pipeline_ops.jobs.remote_host import Answer, Question
-from pipeline_ops.launch.pipes import get_pipes
+from pipeline_ops.launch.agent import get_pipes
 from pipeline_ops.launch.train import choose_isolation
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.system.host_check import Finding

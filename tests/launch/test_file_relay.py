@@ -10,7 +10,7 @@ import pytest
 
 from pipeline_ops.jobs.gang_protocol import Event
 from pipeline_ops.jobs.places.environment import collect_store_environment
-from pipeline_ops.launch.pipes import FileRelay, LineReader, append_to_file
+from pipeline_ops.launch.agent import FileRelay, LineReader, append_to_file
 
 
 class Relay:

@@ -30,14 +30,11 @@ RUN_VARIABLE = "TRAINYARD_RUN"
 FORK_SERVER = "fork server"
 """The name of the fork server in the heartbeats."""
 
-
 Role = Literal["chief", "worker", "ps"]
 """TensorFlow's names of roles.
 
 Only a gang with parameter servers has its own chief. Otherwise worker 0 is the chief.
 """
-
-
 Isolation = Literal["never", "where possible", "always"]
 
 
@@ -62,21 +59,16 @@ class Fork(Message):
 class AgentSpec(Message):
     """The start parameters of an agent.
 
-    Args:
-      host: the host's name in the plan.
-      run: identifies the launch. A new agent replaces an older agent with the same value and exits
-        if it finds one with a different value.
-      lock: identifies the training, which only one gang may run at a time. It is a valid part of
-        a file name.
-      token_file: a file of the launcher. A host that shares its disk sees its content.
-      stored_attempt: the folder of the train job's attempt, if it is in a bucket.
-      stored_work: the folder of its checkpoints, if it is in a bucket.
-      silence_timeout_seconds: an agent that receives no message for this time ends all processes
-        on its host.
-      ports: the first and the last port that may be used. None for any free port.
-      environment: for the agent, the fork server and all of its forks.
-      isolation: when the processes get their own network namespace. TensorFlow's servers listen
-        on all interfaces.
+    `run` identifies the launch. A new agent replaces an older agent with the same value and exits
+    if it finds one with a different value. `lock` identifies the training, which only one gang may
+    run at a time. It is a valid part of a file name. `token_file` is a file of the launcher, which
+    a host sees if it shares the launcher's disk. `stored_attempt` and `stored_work` are the folders
+    of the train job's attempt and of its checkpoints, if they are in a bucket.
+
+    An agent that receives no message for `silence_timeout_seconds` ends all processes on its host.
+    `ports` are the first and the last port that may be used; None for any free port. `environment`
+    is for the agent, the fork server and all of its forks. With `isolation`, they get their own
+    network namespace, because TensorFlow's servers listen on all interfaces.
     """
 
     host: str

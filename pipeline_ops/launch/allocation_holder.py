@@ -24,10 +24,7 @@ _POLL_SECONDS = 0.5
 
 
 def hold_allocation(run: str, idle_timeout_seconds: float) -> int:
-    """Waits until no agent of the run was seen for so long. After SIGTERM, a moment is enough.
-
-    Returns the exit code: 0, or 143 after SIGTERM.
-    """
+    """Returns 0 after that long without an agent. After SIGTERM, returns 143 once there is none."""
     timeout_seconds, last_seen, exit_code = idle_timeout_seconds, time.monotonic(), 0
 
     def forward_signal(number: int, _frame: object) -> None:

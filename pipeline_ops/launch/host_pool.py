@@ -1,9 +1,8 @@
 """All hosts of a training and the pipes to their agents: which are ready, lost or reconnected.
 
 A command carries each pipe: the agent itself on this machine, or ssh, srun or Kubernetes's API with
-the agent at the far end. `poll` does everything, a little at a time, and never waits longer than
-its timeout. A lost host is tried again for as long as the pool exists. Decisions about gangs are
-made elsewhere.
+the agent at the far end. `poll` does everything, a little at a time, and waits only briefly. A lost
+host is tried again for as long as the pool exists. `gang.py` decides about gangs.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from pipeline_ops.launch.plan import Host
 from pipeline_ops.storage.atomic import write_atomically
 from pipeline_ops.system.readiness import wait_until_ready
 
-POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _RETRY_SECONDS = 5.0
 _FENCE_SLACK_SECONDS = 2.0
 _CLOSE_SECONDS = 3.0
@@ -152,8 +151,7 @@ class HostPool:
     def __init__(self, launcher: Launcher, spec: AgentSpec, start_timeout_seconds: float = 300.0):
         self._launcher, self._spec, self._folder = launcher, spec, Path(spec.run)
         self._start_timeout_seconds = start_timeout_seconds
-        self._token = secrets.token_hex(8)
-        write_atomically(Path(spec.token_file), self._token.encode())
+        write_atomically(Path(spec.token_file), secrets.token_hex(8).encode())
         self._local_report = describe_host(spec)
         self.hosts: dict[str, ConnectedHost] = {}
 
@@ -188,11 +186,16 @@ class HostPool:
     def describe_problems(self) -> str:
         return ". ".join(host.problem for host in self.hosts.values() if host.problem)
 
-    def poll(self, timeout_seconds: float = POLL_SECONDS) -> list[tuple[str, Event]]:
+    def poll(self) -> list[tuple[str, Event]]:
         """Connects, reads, pings and judges the hosts. Returns the events of processes by host."""
-        self._open_connections()
+        for host in self.hosts.values():
+            if host.connection is None and time.monotonic() >= host.retry_at:
+                spec = self._spec.model_copy(update={"host": host.spec.name})
+                command = self._launcher.build_command(host.spec, spec)
+                host.tries += 1
+                host.connection = AgentConnection(command, spec, host.log)
         connections = {host.connection: host for host in self.hosts.values() if host.connection}
-        readable, _ = wait_until_ready(list(connections), timeout_seconds=timeout_seconds)
+        readable, _ = wait_until_ready(list(connections), timeout_seconds=_POLL_SECONDS)
         events = []
         for connection in readable:
             for event in connection.read_events():
@@ -261,14 +264,6 @@ class HostPool:
             self._launcher.release()
         self.hosts = {}
 
-    def _open_connections(self) -> None:
-        for host in self.hosts.values():
-            if host.connection is None and time.monotonic() >= host.retry_at:
-                spec = self._spec.model_copy(update={"host": host.spec.name})
-                command = self._launcher.build_command(host.spec, spec)
-                host.tries += 1
-                host.connection = AgentConnection(command, spec, host.log)
-
     def _handle_event(self, host: ConnectedHost, event: Event) -> list[tuple[str, Event]]:
         name = host.spec.name
         match event.event:
@@ -276,7 +271,7 @@ class HostPool:
                 # The agent has the host's lock, so nothing of an earlier gang is left there.
                 host.fenced_until = 0.0
                 host.report = event.host
-                if problem := describe_incompatibility(self._local_report, event.host, self._token):
+                if problem := describe_incompatibility(self._local_report, event.host):
                     self.disconnect(name, problem, is_permanent_failure=True)
             case "refused":
                 self.disconnect(name, event.message, event.is_permanent_failure)
@@ -313,9 +308,9 @@ class HostPool:
         return ""
 
 
-def describe_incompatibility(local: HostReport, other: HostReport, token: str) -> str:
+def describe_incompatibility(local: HostReport, other: HostReport) -> str:
     """Returns why a host cannot train with this one, and what to do; empty if it can."""
-    if other.token != token and not other.local_attempt:
+    if other.token != local.token and not other.local_attempt:
         return (
             "it does not see the storage root: a file that was written here is missing there. "
             "Mount the same file system at the same path, or keep the storage root in a bucket"

@@ -99,17 +99,10 @@ class LaunchPlan(BaseModel):
         rows = [("process", "host", "address", "threads", "devices", "environment")]
         for worker in self.workers:
             host, _, port = self.get_address(worker).rpartition(":")
-            variables = self.environment.get(worker.name, {}).items()
-            rows.append(
-                (
-                    worker.name,
-                    worker.host,
-                    host + {"none": " (no port)", "0": ":(a free one)"}.get(port, f":{port}"),
-                    str(worker.threads),
-                    str(worker.devices),
-                    " ".join(map("=".join, variables)),
-                )
-            )
+            address = host + {"none": " (no port)", "0": ":(a free one)"}.get(port, f":{port}")
+            shares = str(worker.threads), str(worker.devices)
+            variables = " ".join(map("=".join, self.environment.get(worker.name, {}).items()))
+            rows.append((worker.name, worker.host, address, *shares, variables))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
@@ -136,20 +129,16 @@ def build_launch_plan(
     if stored and any(host.local_attempt for host in hosts):
         stored = stored.model_copy(update={"is_exchanged": True})
     workers = _spread_workers(hosts, compute_gang_size(config, hosts))
-    gang: list[tuple[Role, int, Host]] = [
-        ("worker", index, host) for index, host in enumerate(workers)
-    ]
+    gang: dict[Role, list[Host]] = {"worker": workers}
     if config.strategy == "parameter_server":
         servers = [hosts[index % len(hosts)] for index in range(config.parameter_servers)]
-        gang.insert(0, ("chief", 0, hosts[0]))
-        gang += [("ps", index, host) for index, host in enumerate(servers)]
-    cluster: dict[Role, list[str]] = {}
-    for role, _, host in gang:
-        cluster.setdefault(role, []).append(f"{host.address}:none")
+        gang = {"chief": [hosts[0]], "worker": workers, "ps": servers}
+    cluster = {role: [f"{host.address}:none" for host in placed] for role, placed in gang.items()}
     sharers = Counter(host.name for host in workers)
     devices = _share_devices(config, workers)
     specs, environment = [], {}
-    for role, index, host in gang:
+    processes = [(role, *each) for role, placed in gang.items() for each in enumerate(placed)]
+    for role, index, host in processes:
         name, files = format_worker_name(role, index), host.get_attempt(attempt)
         specs.append(
             WorkerSpec(

@@ -157,7 +157,7 @@ def test_a_host_that_differs_is_told_what_differs_and_what_mends_it(other, probl
     now = {"time": time.time()}
     if "time" in other:
         now["time"] += other["time"]
-    message = describe_incompatibility(REPORT, REPORT.model_copy(update=other | now), "t")
+    message = describe_incompatibility(REPORT, REPORT.model_copy(update=other | now))
     assert message.startswith(problem) and bool(message) == bool(problem)
 
 

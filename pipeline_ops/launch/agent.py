@@ -277,11 +277,11 @@ def read_new_lines(path: Path, offset: int, max_bytes: int) -> bytes:
 
 
 class FileRelay:
-    """Sends the launcher what is appended to the files of an attempt, on the agent's side.
+    """Sends the launcher new data of an attempt's files, on the agent's side.
 
     The agent must notice a launcher that is silent, so nothing here blocks while the launcher does
-    not read: a message is small enough for the free part of a pipe. What the folder contains at the
-    start is not sent.
+    not read: a message is small enough for the free part of a pipe. Data from before the start are
+    not sent.
     """
 
     def __init__(self, folder: Path, events: int):
@@ -403,7 +403,7 @@ def lock_host(spec: AgentSpec) -> ScratchFolder:
     This works even if the locks of the storage do not reach other hosts. The lock is on the gang's
     folder for temporary files. Every process of the gang inherits it, so a new owner knows that no
     process of an earlier gang lives here. A predecessor of the same launcher that hangs is killed.
-    Raises BlockingIOError, with a message for a person, if a gang of another launcher has the lock.
+    Raises BlockingIOError with the owner if a gang of another launcher has the lock.
     """
     name = f"gang-{compute_digest([spec.lock, spec.host])[:12]}"
     deadline = time.monotonic() + _LOCK_SECONDS
@@ -432,15 +432,10 @@ def reserve_ports(count: int, port_range: tuple[int, int] | None) -> list[socket
     ports = range(port_range[0], port_range[1] + 1) if port_range else [0] * count
     sockets: list[socket.socket] = []
     for port in ports:
-        if len(sockets) == count:
-            break
-        candidate = socket.socket()
-        try:
-            candidate.bind(("", port))
-            candidate.listen()  # other hosts try whether they can connect
-            sockets.append(candidate)
-        except OSError:  # taken
-            candidate.close()
+        if len(sockets) < count:
+            with contextlib.suppress(OSError):  # taken
+                # It listens, because other hosts try whether they can connect.
+                sockets.append(socket.create_server(("", port)))
     return sockets
 
 

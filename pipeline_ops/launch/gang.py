@@ -157,14 +157,6 @@ class GangLog:
                 file.write(text)
 
 
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """The first failure in a gang, with an exit code that decides whether a retry may help."""
-
-    message: str
-    exit_code: ExitCode = ExitCode.RETRY
-
-
 @dataclasses.dataclass(eq=False)
 class _Process:
     """The state of one process. Times are those of the monotonic clock."""
@@ -272,7 +264,7 @@ class WorkerMonitor:
                         self.has_saved = True
         return events
 
-    def find_failure(self) -> Failure | None:
+    def find_failure(self) -> TrainyardError | None:
         """The first process that ended badly, hangs or has not started."""
         for process in self._ended:
             if process.exit_code != 0 or process.spec.is_server:
@@ -282,7 +274,7 @@ class WorkerMonitor:
             or self._find_late_worker()
         )
 
-    def find_cause(self, first: Failure) -> Failure:
+    def find_cause(self, first: TrainyardError) -> TrainyardError:
         """The failure that explains most, after the peers have had a moment to report theirs.
 
         An error of config, data or code comes before a killed process, and a killed process before
@@ -298,7 +290,7 @@ class WorkerMonitor:
         crashed = [failure for process, failure in exits if process.has_crashed]
         return (self._find_late_worker() or crashed[0]) if crashed else first
 
-    def _explain_exit(self, process: _Process) -> Failure:
+    def _explain_exit(self, process: _Process) -> TrainyardError:
         code, step = process.exit_code or 0, f"at step {process.step or 0}"
         if code < 0:
             killer = f"signal {-code} ({signal.Signals(-code).name})"
@@ -317,12 +309,12 @@ class WorkerMonitor:
 
     def _blame(
         self, process: _Process, problem: str, exit_code: ExitCode = ExitCode.RETRY
-    ) -> Failure:
+    ) -> TrainyardError:
         name, log = process.spec.name, self._attempt.worker_log(process.spec.name)
         message = f"{name} on {process.spec.host} {problem.rstrip('.')}. Its log is {log}"
-        return Failure(message, exit_code)
+        return make_error(exit_code, message)
 
-    def _find_silent_worker(self, limit_seconds: float) -> Failure | None:
+    def _find_silent_worker(self, limit_seconds: float) -> TrainyardError | None:
         """Finds a process without heartbeat.
 
         A chief that waits for a stopped server starves with it and may seem silent first. The cause
@@ -340,7 +332,7 @@ class WorkerMonitor:
             "It is stopped, or its machine hangs",
         )
 
-    def _find_late_worker(self) -> Failure | None:
+    def _find_late_worker(self) -> TrainyardError | None:
         now, awaited = time.monotonic(), [self._processes[name] for name in self.unfinished]
         late = [process.spec.name for process in awaited if process.step is None]
         if late and now - self._started > self._config.start_timeout_seconds:
@@ -349,7 +341,7 @@ class WorkerMonitor:
                 + (f"is {process.phase}" if process.phase else "has not started")
                 for process in self._running
             )
-            return Failure(
+            return MachineError(
                 f"no step within {self._config.start_timeout_seconds} s "
                 f"(train.start_timeout_seconds): {states}. "
                 f"The log of {late[0]} is {self._attempt.worker_log(late[0])}"
@@ -399,12 +391,12 @@ class Gang:
         Raises the TrainyardError of the exit code of a failure that ends the training.
         """
         try:
-            while isinstance(outcome := self._run_incarnation(), Failure):
+            while isinstance(outcome := self._run_incarnation(), TrainyardError):
                 self._failed_at = time.monotonic()
                 self.stop.check()
                 self.check_lease()
                 if not outcome.exit_code.is_retried:
-                    raise make_error(outcome.exit_code, outcome.message)
+                    raise outcome
                 if not self._has_left_to_grow:
                     self._wait_before_restart(outcome)
             return outcome
@@ -415,7 +407,7 @@ class Gang:
             self._log.write_message(f"FAILED: {error}")
             raise type(error)(f"{error}. The log of all workers is {self._log.path}") from error
 
-    def _run_incarnation(self) -> LaunchPlan | Failure:
+    def _run_incarnation(self) -> LaunchPlan | TrainyardError:
         """Runs one incarnation from start to end. On return, none of its processes is left."""
         monitor = None
         self._start_step, self._has_left_to_grow = 0, False
@@ -428,7 +420,7 @@ class Gang:
             self._fork(plan)
             return self._supervise(monitor) or plan
         except MachineError as error:
-            return Failure(str(error))
+            return error
         finally:
             if monitor:
                 self._kill(monitor)
@@ -529,7 +521,7 @@ class Gang:
             _log.warning("%s", warning)
             self._report_event("warning", warning)
 
-    def _supervise(self, monitor: WorkerMonitor) -> Failure | None:
+    def _supervise(self, monitor: WorkerMonitor) -> TrainyardError | None:
         while monitor.unfinished:
             self._process_events(monitor)
             self.check_lease()
@@ -578,7 +570,7 @@ class Gang:
         command = Command(action="signal", name=chief.name, signal=signal.SIGTERM)
         self.host_pool.send(chief.host, command)
 
-    def _save_and_stop(self, monitor: WorkerMonitor) -> Failure:
+    def _save_and_stop(self, monitor: WorkerMonitor) -> TrainyardError:
         self._report_event("stopping", "the job received SIGTERM. The gang saves its state")
         self.host_pool.send_all(Command(action="signal", signal=signal.SIGTERM))
         deadline = time.monotonic() + _SAVE_SECONDS
@@ -586,13 +578,13 @@ class Gang:
             monitor.unfinished and not self._find_lost_host(monitor) and time.monotonic() < deadline
         ):
             self._process_events(monitor)
-        return Failure("stopped by SIGTERM")
+        return MachineError("stopped by SIGTERM")
 
-    def _find_lost_host(self, monitor: WorkerMonitor) -> Failure | None:
+    def _find_lost_host(self, monitor: WorkerMonitor) -> TrainyardError | None:
         hosts = (self.host_pool.hosts[worker.host] for worker in monitor.plan.workers)
-        return next((Failure(host.problem) for host in hosts if not host.is_ready), None)
+        return next((MachineError(host.problem) for host in hosts if not host.is_ready), None)
 
-    def _wait_for_cause(self, monitor: WorkerMonitor, first: Failure) -> Failure:
+    def _wait_for_cause(self, monitor: WorkerMonitor, first: TrainyardError) -> TrainyardError:
         """Returns the first failure, unless a worker that ends a moment later reports its cause.
 
         A peer's exit is only an echo of the failure.
@@ -617,17 +609,17 @@ class Gang:
                 for host in hosts:
                     self.host_pool.disconnect(host, problem)
 
-    def _wait_before_restart(self, failure: Failure) -> None:
+    def _wait_before_restart(self, failure: TrainyardError) -> None:
         wait_seconds = self._restart_policy.record_failure(self._start_step)
         if wait_seconds is None:
             raise MachineError(
-                f"{failure.message}\nThe gang was restarted {self.restarts} times. "
+                f"{failure}\nThe gang was restarted {self.restarts} times. "
                 f"train.max_restarts is {self.config.max_restarts}, counted from the last "
                 "checkpoint that a restart has passed"
             )
         self.restarts += 1
         delay = f" in {wait_seconds:.0f} s" if wait_seconds else ""
-        message = f"{failure.message}. Restart {self.restarts}{delay}"
+        message = f"{failure}. Restart {self.restarts}{delay}"
         _log.warning(message)
         self._report_event("restart", message)
         until = time.monotonic() + wait_seconds

@@ -70,7 +70,7 @@ class Launcher(Protocol):
 
 
 class LocalLauncher(Launcher):
-    """This machine as the only host, for at most so many `workers`, which share its `cores`.
+    """This machine as the only host. At most `workers` share its `cores`, 0 for all cores.
 
     Its agent is in the job's process group, so a signal to the job reaches the gang, too.
     """

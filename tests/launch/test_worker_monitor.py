@@ -50,11 +50,11 @@ class Scene:
             for host, event in alive.items():
                 self.monitor.record_event(host, event)
             if failure := self.monitor.find_failure():
-                return failure.message
+                return str(failure)
             time.sleep(0.1)
 
     def cause(self) -> str:
-        return self.monitor.find_cause(self.monitor.find_failure()).message
+        return str(self.monitor.find_cause(self.monitor.find_failure()))
 
 
 def test_the_echo_of_a_killed_peer_is_not_taken_for_the_cause(tmp_path):
@@ -83,7 +83,7 @@ def test_an_error_of_the_config_is_told_before_everything_else(tmp_path):
     scene.ends("worker 0", 75, ECHO)
     scene.ends("worker 1", 78, "there is no such model")
     failure = scene.monitor.find_cause(scene.monitor.find_failure())
-    assert (failure.exit_code, failure.message.split(". ")[0]) == (
+    assert (failure.exit_code, str(failure).split(". ")[0]) == (
         ExitCode.CONFIG,
         "worker 1 on h2 failed at step 0: there is no such model",
     )
@@ -135,7 +135,7 @@ def test_a_gang_that_makes_no_step_is_told_with_everybodys_state(tmp_path):
     assert (
         "no step within 1 s (train.start_timeout_seconds): worker 0 on h1 is joining, "
         "worker 1 on h2 has not started"
-    ) in scene.monitor.find_failure().message
+    ) in str(scene.monitor.find_failure())
 
 
 @pytest.mark.parametrize(

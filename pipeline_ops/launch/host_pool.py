@@ -99,8 +99,7 @@ class AgentConnection:
 
     def close_input(self) -> None:
         """Ends the agent by closing its input, and with it everything on its host."""
-        with contextlib.suppress(OSError):
-            self._stdin.close()
+        self._stdin.close()
 
     def end(self, wait_seconds: float = 0.0) -> None:
         """Closes the input, waits for the far end to follow, and kills the command if it does not.

@@ -18,8 +18,6 @@ from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
 from pipeline_ops.jobs.gang_protocol import Fork, Role, StoredWork, WorkerSpec, format_worker_name
 
-_DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
-
 
 class Host(BaseModel):
     """A host as the plan sees it: its address for the others, and how many workers it can take."""
@@ -157,7 +155,8 @@ def build_launch_plan(
         )
         if host.gpus:
             # A process that does not train must not hold a device.
-            environment[name] = {_DEVICE_VARIABLE: devices[index] if role == "worker" else ""}
+            visible = devices[index] if role == "worker" else ""
+            environment[name] = {"CUDA_VISIBLE_DEVICES": visible}
     return LaunchPlan(workers=specs, environment=environment)
 
 

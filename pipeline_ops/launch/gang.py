@@ -510,7 +510,7 @@ class Gang:
             self.host_pool.send(worker.host, Command(action="fork", fork=plan.fork(worker)))
 
     def _warn_of_open_ports(self, plan: LaunchPlan) -> None:
-        """Warns once. Only a gang on one host may have ports that are closed."""
+        """Warns once. A gang on several hosts was declared to be on a trusted network."""
         report = self.host_pool.hosts[plan.chief.host].report
         if report and report.open_ports and plan.needs_ports and not self._has_warned_of_ports:
             self._has_warned_of_ports = True

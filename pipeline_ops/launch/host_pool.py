@@ -46,10 +46,10 @@ _MAX_SKEW_SECONDS = 120.0
 
 
 class AgentConnection:
-    """The launcher's end of one pipe, which the command `argv` carries. Only `end` blocks.
+    """The launcher's end of one pipe, which the command `argv` carries.
 
     A host that comes back gets a new one. `log` has the output of the command, the agent and the
-    fork server.
+    fork server. Only the methods that wait for the end of the command block.
     """
 
     def __init__(self, argv: Sequence[str], spec: AgentSpec, log: Path):

@@ -1,8 +1,8 @@
 """Launchers: get hosts, name the command that carries a pipe to an agent, release the hosts.
 
-They differ in nothing else: the messages through the pipes and the monitoring are the same. An
-agent's specification is on no command line, which other users of a host see: it contains the
-environment, and follows through the pipe.
+They differ in nothing else: the messages through the pipes and the monitoring are the same. The
+specification of an agent contains secrets. It follows through the pipe, because other users of a
+host see command lines.
 """
 
 from __future__ import annotations

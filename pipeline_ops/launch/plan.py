@@ -34,7 +34,7 @@ class Host(BaseModel):
     local_attempt: str = ""
     """Its folder of the attempt, if it shares only a bucket with the launcher."""
     local_work: str = ""
-    """Its folder of checkpoints in this case."""
+    """Its folder of checkpoints, if it shares only a bucket with the launcher."""
 
     def get_attempt(self, shared: Attempt[Any]) -> Attempt[Any]:
         return Attempt(Path(self.local_attempt)) if self.local_attempt else shared
@@ -72,7 +72,7 @@ class LaunchPlan(BaseModel):
         return self.cluster[worker.role][worker.index]
 
     def with_ports(self, ports: Mapping[str, Iterable[int]]) -> LaunchPlan:
-        """Gives each process the next free port of its host. `ports` has the free ones by host."""
+        """Gives each process the next free port of its host, from the free ports by host."""
         free = {host: iter(numbers) for host, numbers in ports.items()}
         cluster: dict[Role, list[str]] = {}
         for worker in self.workers:

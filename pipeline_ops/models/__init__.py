@@ -1,7 +1,9 @@
-"""Models and tasks.
+"""Models of the catalogue, and a user's own models, losses and metrics.
 
 `config/model_catalogue.py` lists the names. Each module that it lists has
-`build(image_shape, num_classes, **parameters)`.
+`build(image_shape, num_classes, **parameters)`. A user's function is named as
+`my_package.my_module:function`. Its module is found like any Python module, or next to the config
+file. `user_code/models.py` determines which of their code belongs to a fingerprint.
 
 A model takes float32 images in 0..255, shape [batch, height, width, channels], scales them itself,
 and returns logits [batch, num_classes]. The same holds for a user's own function. A detector
@@ -12,9 +14,14 @@ returns the input of its head, and its module also has
 from __future__ import annotations
 
 import importlib
+import inspect
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 from pipeline_ops.config.model_catalogue import CATALOGUE, get_model_task, is_user_function
 from pipeline_ops.config.train import Train
@@ -22,9 +29,14 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import list_layers
 from pipeline_ops.models.classification import validate_outputs
 from pipeline_ops.models.detection import Head
-from pipeline_ops.models.user_functions import load_function
+from pipeline_ops.user_code import modules
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+_PER_EXAMPLE_HINT = (
+    "Write a function of labels and logits that returns a value for each example: "
+    "def loss(labels, logits): return "
+    "keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)"
+)
 
 
 def build_model(
@@ -34,12 +46,10 @@ def build_model(
     folder: Path,
     for_training: bool,
 ) -> keras.Model:
-    """Returns the model of a config, with new weights.
+    """Returns the model of a config, with new weights. `folder` is that of the config file.
 
-    Args:
-      folder: the folder of the config file. It may contain a user's module.
-      for_training: computes with the config's precision. Otherwise the model computes in float32,
-          as the served model does.
+    For training, the model computes with the config's precision. Otherwise it computes in float32,
+    as the served model does.
     """
     keras.config.set_dtype_policy(_POLICIES[config.precision] if for_training else "float32")
     parameters = config.model_parameters
@@ -90,3 +100,44 @@ def _synchronize_batch_normalization(config: Train, model: keras.Model) -> None:
         )
     for layer in normalizations:
         layer.synchronized = True
+
+
+def load_object(path: str, key: str, folder: Path) -> Any:
+    """Returns the object behind a module path. `folder` is that of the config file."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # last, so that nothing there hides an installed package
+    return modules.load_object(
+        path,
+        key,
+        "Install its package for the job, add its folder to PYTHONPATH, "
+        f"or put it next to the config in {folder}",
+    )
+
+
+def load_function(path: str, key: str, folder: Path) -> Callable[..., Any]:
+    """Returns the function behind a module path."""
+    found: Callable[..., Any] = load_object(path, key, folder)
+    if not callable(found):
+        raise ConfigError(f"{key}: {path} is a {type(found).__name__}. It must be a function")
+    return found
+
+
+def load_per_example(path: str, key: str, folder: Path) -> Callable[..., Any]:
+    """Returns the loss or the metric behind a module path.
+
+    Rejects objects and classes of Keras, and its functions that take probabilities by default.
+    """
+    found = load_function(path, key, folder)
+    kind = found if isinstance(found, type) else type(found)
+    if issubclass(kind, (keras.losses.Loss, keras.metrics.Metric)):
+        raise ConfigError(
+            f"{key}: {path} is {'the class' if kind is found else 'an object of the class'} "
+            f"{kind.__name__} of Keras, which reduces a batch to one number. {_PER_EXAMPLE_HINT}"
+        )
+    is_of_keras = (getattr(found, "__module__", None) or "").partition(".")[0] == "keras"
+    if is_of_keras and "from_logits" in inspect.signature(found).parameters:
+        raise ConfigError(
+            f"{key}: {path} takes probabilities, "
+            f"and the outputs of a model are logits. {_PER_EXAMPLE_HINT}"
+        )
+    return tf.function(found)  # translated by AutoGraph, which is off in the loops

@@ -123,10 +123,9 @@ class CenterHead(Head):
         targets = self.build_targets(labels)
         # The focal loss of CornerNet (Law and Deng 2018, equation 1, alpha 2, beta 4).
         background = tf.where(targets.is_ignored[..., None], 0.0, (1 - targets.heat) ** 4)
-        logits = tf.cast(outputs["heat"], tf.float32)
-        losses = compute_focal_losses(logits, targets.heat >= 0.999, 1.0, background)
+        losses = compute_focal_losses(outputs["heat"], targets.heat >= 0.999, 1.0, background)
         heat_loss = tf.reduce_sum(losses)
-        corners = self._to_corners(tf.cast(outputs["sides"], tf.float32))
+        corners = self._to_corners(outputs["sides"])
         intersections, unions = compute_overlaps(corners, targets.corners)
         ious = (intersections + 1e-4) / (unions + 1e-4)
         count = tf.reduce_sum(tf.cast(labels.is_learned, tf.float32))
@@ -158,14 +157,14 @@ class CenterHead(Head):
 
     def find_candidates(self, outputs: dict[str, tf.Tensor]) -> Candidates:
         """Returns the peaks of the heat maps with their boxes."""
-        scores = tf.sigmoid(tf.cast(outputs["heat"], tf.float32))
+        scores = tf.sigmoid(outputs["heat"])
         peaks = tf.where(scores >= tf.nn.max_pool2d(scores, 3, 1, "SAME"), scores, 0.0)
         rows, columns = self.grid
         cells = rows * columns
         flat = tf.reshape(peaks, [-1, cells, self.num_classes])
         best, positions, classes = select_best(flat, _MAX_CANDIDATES)
         size = tf.constant([rows, columns, rows, columns], tf.float32) * STRIDE
-        corners = self._to_corners(tf.cast(outputs["sides"], tf.float32)) / size
+        corners = self._to_corners(outputs["sides"]) / size
         boxes = tf.gather(tf.reshape(corners, [-1, cells, 4]), positions, batch_dims=1)
         return boxes, best, classes
 

@@ -1,9 +1,8 @@
 """Object detection: boxes with classes for each image. Common parts of all detectors.
 
-The task is the same for every detector. The model's head (`center_detector.py`, `anchor_head.py`)
-interprets the outputs. Boxes reach the step unchanged, a few hundred bytes for an image, and the
-head makes its targets there. On a GPU that is cheaper than making the maps on the CPU and copying
-them.
+The task is the same for every detector. The model's head (`CenterHead`, `AnchorHead`) interprets
+the outputs. Boxes reach the step unchanged, a few hundred bytes for an image, and the head makes
+its targets there. On a GPU that is cheaper than making the maps on the CPU and copying them.
 
 The loss counts boxes, not examples. The sums over all workers are divided by the head's count,
 because an image with one object and one with a hundred must not weigh the same.
@@ -83,18 +82,15 @@ Candidates = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
 class Head(Protocol):
-    """The interpretation of a detector's outputs.
-
-    Attributes:
-      num_classes: the number of classes in the data set.
-      metrics: the names of the sums between the loss and the count.
-      max_boxes: the number of boxes to which the labels of every batch are padded. An image with
-          more boxes is an error. None pads to the image with the most boxes.
-    """
+    """The interpretation of a detector's outputs."""
 
     num_classes: int
     metrics: tuple[str, ...]
+    """The names of the sums between the loss and the count."""
     max_boxes: int | None
+    """The number of boxes to which the labels of every batch are padded. An image with more boxes
+    is an error. None pads to the image with the most boxes.
+    """
 
     def compute_sums(self, outputs: Any, labels: Boxes) -> tf.Tensor:
         """Returns float32 [2 + metrics]: the sums of the loss and of each metric, and the count."""
@@ -146,15 +142,7 @@ class Detection:
         """
         features = tf.io.parse_example(serialized_b, _FEATURES)
         images_bHWC = decode_images(features[ENCODED], self._image_shape)
-        shape = [None, self._check_max_boxes(features[BOX_LABEL])]
-        corners = tf.stack([features[edge].to_tensor(shape=shape) for edge in BOX_EDGES], axis=-1)
-        classes = tf.cast(features[BOX_LABEL].to_tensor(-1, shape=shape), tf.int32)
-        return images_bHWC, Boxes(
-            corners, classes, features[BOX_IS_CROWD].to_tensor(shape=shape) > 0
-        )
-
-    def _check_max_boxes(self, labels: tf.RaggedTensor) -> int | None:
-        max_boxes = self.head.max_boxes
+        labels, max_boxes = features[BOX_LABEL], self.head.max_boxes
         if max_boxes is not None:
             tf.debugging.assert_less_equal(
                 labels.row_lengths(),
@@ -162,7 +150,12 @@ class Detection:
                 f"train.model_parameters.max_boxes is {max_boxes}, "
                 "and an image has more boxes. Raise it",
             )
-        return max_boxes
+        shape = [None, max_boxes]
+        corners = tf.stack([features[edge].to_tensor(shape=shape) for edge in BOX_EDGES], axis=-1)
+        classes = tf.cast(labels.to_tensor(-1, shape=shape), tf.int32)
+        return images_bHWC, Boxes(
+            corners, classes, features[BOX_IS_CROWD].to_tensor(shape=shape) > 0
+        )
 
     def compute_batch_sums(self, outputs: Any, labels: Boxes, training: bool) -> BatchSums:
         sums = self.head.compute_sums(outputs, labels)

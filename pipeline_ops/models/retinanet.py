@@ -2,28 +2,56 @@
 cell.
 
 Each anchor has a class and a box, as in Lin, Goyal, Girshick, He and Dollár, "Focal Loss for Dense
-Object Detection" (2017), section 4, on the pyramid of Lin et al., "Feature Pyramid Networks for
-Object Detection" (2017). The model is for GPUs. On CPU cores, `center_detector` learns in a tenth
-of the time. Training starts from scratch, or with the weights of a local file (`train.warm_start`:
-a file of `keras.applications` fills the backbone). Nothing is downloaded.
+Object Detection" (2017), section 4, with the details of the authors' own program, Detectron. The
+pyramid is that of Lin et al., "Feature Pyramid Networks for Object Detection" (2017). The model is
+for GPUs. On CPU cores, `center_detector` learns in a tenth of the time. Training starts from
+scratch, or with the weights of a local file (`train.warm_start`: a file of `keras.applications`
+fills the backbone). Nothing is downloaded.
 
-Losses, targets and decoding are in `anchor_head.py`.
+The loss has two parts: focal loss on the classes of all anchors, and smooth L1 or generalised IoU
+on the boxes of the anchors that stand for an object. Both are divided by the number of these
+anchors, which is the last of the sums, after all workers have counted theirs. Every shape except
+the number of boxes is fixed. With `max_boxes`, that number is fixed, too, and XLA compiles a step
+once.
+
+A box is (ymin, xmin, ymax, xmax) in pixels of the image that the network sees.
+
+Legend: B batch, A anchors of an image, N boxes of an image (padded), C classes.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import keras
+import numpy as np
+import tensorflow as tf
 from keras import Input, KerasTensor, Model, initializers, layers
 
 from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.models.anchor_head import ANCHORS_PER_CELL, AnchorHead, BoxLoss
 from pipeline_ops.models.backbones import preprocess_images
-from pipeline_ops.models.detection import require, require_multiple
+from pipeline_ops.models.detection import (
+    Boxes,
+    Candidates,
+    Head,
+    compute_areas,
+    compute_focal_losses,
+    compute_intersections,
+    compute_overlaps,
+    compute_pairwise_ious,
+    require,
+    require_multiple,
+    select_best,
+)
+
+Normalization = Literal["none", "group"]
+BoxLoss = Literal["smooth_l1", "giou"]
 
 _EFFICIENT_NET = ("block4a_expand_activation", "block6a_expand_activation", "top_activation")
 ENDPOINTS: Mapping[str, tuple[str, str, str]] = {
@@ -44,7 +72,37 @@ _INITIAL_LOGIT = -math.log((1 - 0.01) / 0.01)
 background anchors do not dominate the first steps.
 """
 
-Normalization = Literal["none", "group"]
+LEVELS = range(3, 8)
+"""The levels of the pyramid. Level l has a cell for every 2**l pixels."""
+SCALES = (2**0, 2 ** (1 / 3), 2 ** (2 / 3))
+RATIOS = (0.5, 1.0, 2.0)
+"""Height by width."""
+ANCHORS_PER_CELL = len(SCALES) * len(RATIOS)
+
+_IS_OBJECT_IOU, _IS_BACKGROUND_IOU = 0.5, 0.4
+_MIN_CROWD_FRACTION = 0.7
+"""The share of an anchor's area in a crowd from which on the anchor is ignored: Detectron's
+TRAIN.CROWD_FILTER_THRESH.
+"""
+_MAX_LOG_SCALE = math.log(1000 / 16)
+"""The largest logarithm of a box's size relative to its anchor: Detectron's BBOX_XFORM_CLIP. Keeps
+`exp` finite.
+"""
+_MIN_SIDE = 1e-3
+_ALPHA = 0.25
+"""The weight of the focal loss of objects. That of background is 1 - _ALPHA."""
+_BETA = 0.11
+"""The error at which smooth L1 turns from a parabola into a line: Detectron's
+RETINANET.BBOX_REG_BETA.
+"""
+_MAX_CANDIDATES = 1000
+"""The number of best scores that are kept for each level, and then for all levels together. The
+portable suppression compares all of them with all others.
+"""
+_NUM_PARALLEL_IMAGES = 2
+"""The number of images that are matched at once. Each takes some 60 MB of memory at 640x640 pixels
+and 100 boxes.
+"""
 
 
 def build(
@@ -60,7 +118,7 @@ def build(
     box_loss: BoxLoss = "smooth_l1",
     max_boxes: int | None = None,
 ) -> Model:
-    """Builds a model from images to logits and deltas, in the order of `anchor_head.make_anchors`.
+    """Builds a model from images to logits and deltas, in the order of `make_anchors`.
 
     The outputs are {"logits": [B, A, classes], "deltas": [B, A, 4]}.
 
@@ -195,3 +253,206 @@ def _build_predictions(
             x = layers.ReLU()(normalize(conv(x)))
         flat.append(layers.Reshape((-1, values), dtype="float32")(last(x)))
     return layers.Concatenate(axis=1, dtype="float32", name=f"{name}_outputs")(flat)
+
+
+class AnchorTargets(NamedTuple):
+    """The targets of the anchors of an image. Those of a batch have B as first axis.
+
+    An anchor that is neither an object nor ignored is background.
+
+    Attributes:
+      classes: int32 [A], -1 where `is_object` is false.
+      corners: float32 [A, 4] in pixels: the box that the anchor overlaps most, the first of equals.
+          It counts where `is_object` is true.
+      is_object, is_ignored: bool [A].
+    """
+
+    classes: tf.Tensor
+    corners: tf.Tensor
+    is_object: tf.Tensor
+    is_ignored: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class AnchorHead(Head):
+    """Computes losses and detections from {"logits": [B, A, C], "deltas": [B, A, 4]}.
+
+    `image_size` is height and width in pixels, `anchor_scale` the scale of `make_anchors`. The loss
+    of the boxes is `smooth_l1` of the result of `encode_boxes`, summed over the four values, or
+    `giou`: 1 - GIoU (Rezatofighi et al. 2019).
+    """
+
+    image_size: tuple[int, int]
+    num_classes: int
+    anchor_scale: float = 4.0
+    box_loss: BoxLoss = "smooth_l1"
+    max_boxes: int | None = None
+    metrics = ("class_loss", "box_iou")
+
+    @functools.cached_property
+    def anchors(self) -> np.ndarray:
+        """float32 [A, 4] in pixels."""
+        return make_anchors(self.image_size, self.anchor_scale)
+
+    def compute_sums(self, outputs: dict[str, tf.Tensor], labels: Boxes) -> tf.Tensor:
+        """Returns float32 [4]: the sums of the loss, of the classes' part of it and of the IoU of
+        the boxes with their objects, and the number of anchors that stand for an object.
+        """
+        targets = self.build_targets(labels)
+        is_class = tf.one_hot(targets.classes, self.num_classes, on_value=True, off_value=False)
+        losses = compute_focal_losses(outputs["logits"], is_class, _ALPHA, 1 - _ALPHA)
+        class_losses = tf.reduce_sum(losses, axis=-1)
+        class_loss = tf.reduce_sum(tf.where(targets.is_ignored, 0.0, class_losses))
+        ious, gious = _compute_ious(decode_boxes(outputs["deltas"], self.anchors), targets.corners)
+        if self.box_loss == "giou":
+            box_losses = 1 - gious
+        else:
+            errors = outputs["deltas"] - encode_boxes(targets.corners, self.anchors)
+            box_losses = _compute_smooth_l1(errors)
+        box_loss = tf.reduce_sum(tf.where(targets.is_object, box_losses, 0.0))
+        iou = tf.reduce_sum(tf.where(targets.is_object, ious, 0.0))
+        count = tf.reduce_sum(tf.cast(targets.is_object, tf.float32))
+        return tf.stack([class_loss + box_loss, class_loss, iou, count])
+
+    def build_targets(self, labels: Boxes) -> AnchorTargets:
+        """Returns the targets of all anchors.
+
+        Matches a few images at a time, so that they can use the same memory one after another.
+        """
+        # Each image gets a padding box, so that an image without boxes has one, too.
+        one_more = [[0, 0], [0, 1]]
+        corners = tf.pad(labels.to_pixels(*self.image_size), [*one_more, [0, 0]])
+        classes = tf.pad(labels.classes, one_more, constant_values=-1)
+        count = len(self.anchors)
+        targets: AnchorTargets = tf.map_fn(
+            lambda each: match_anchors(tf.constant(self.anchors), *each),
+            (corners, classes, tf.pad(labels.is_crowd, one_more)),
+            parallel_iterations=_NUM_PARALLEL_IMAGES,
+            fn_output_signature=AnchorTargets(
+                tf.TensorSpec([count], tf.int32),
+                tf.TensorSpec([count, 4], tf.float32),
+                tf.TensorSpec([count], tf.bool),
+                tf.TensorSpec([count], tf.bool),
+            ),
+        )
+        return targets
+
+    def find_candidates(self, outputs: dict[str, tf.Tensor]) -> Candidates:
+        """Returns the best candidates of all levels."""
+        scores = tf.sigmoid(outputs["logits"])
+        sizes = [rows * columns for rows, columns in compute_grid_shapes(self.image_size)]
+        ends = [ANCHORS_PER_CELL * cells for cells in itertools.accumulate(sizes, initial=0)]
+        levels = []
+        for start, end in itertools.pairwise(ends):
+            best, positions, classes = select_best(scores[:, start:end], _MAX_CANDIDATES)
+            levels.append((best, start + positions, classes))
+        best, anchors, classes = (tf.concat(parts, axis=1) for parts in zip(*levels, strict=True))
+        best, indices = tf.math.top_k(best, min(_MAX_CANDIDATES, best.shape[1]))
+        anchors, classes = (tf.gather(each, indices, batch_dims=1) for each in (anchors, classes))
+        deltas = tf.gather(outputs["deltas"], anchors, batch_dims=1)
+        corners = decode_boxes(deltas, tf.gather(tf.constant(self.anchors), anchors))
+        height, width = self.image_size
+        return corners / tf.constant([height, width, height, width], tf.float32), best, classes
+
+
+def compute_grid_shapes(image_size: tuple[int, int]) -> list[tuple[int, int]]:
+    """Returns the rows and columns of each level, for an image of this height and width."""
+    height, width = image_size
+    return [(math.ceil(height / 2**level), math.ceil(width / 2**level)) for level in LEVELS]
+
+
+def make_anchors(image_size: tuple[int, int], scale: float) -> np.ndarray:
+    """Returns float32 [A, 4] in pixels: level by level, row by row, cell by cell.
+
+    Within a cell, anchors are ordered by scale and then by ratio. An anchor of level l has the area
+    (scale * 2**l * s)**2 for each s of SCALES. Its centre is that of its cell. It may reach out of
+    the image. `scale` is the side of a level's smallest square anchor, in cells. The paper's value
+    is 4, which makes 32 to 813 pixels in all.
+    """
+    levels = []
+    for level, shape in zip(LEVELS, compute_grid_shapes(image_size), strict=True):
+        stride = 2**level
+        sizes = [(scale * stride * s, math.sqrt(ratio)) for s in SCALES for ratio in RATIOS]
+        sides = np.array([(size * root, size / root) for size, root in sizes])
+        y, x = ((np.arange(count) + 0.5) * stride for count in shape)
+        centers = np.stack(np.meshgrid(y, x, indexing="ij"), axis=-1)[:, :, None, :]
+        corners = np.concatenate([centers - sides / 2, centers + sides / 2], axis=-1)
+        levels.append(corners.reshape(-1, 4).astype(np.float32))
+    return np.concatenate(levels)
+
+
+def match_anchors(
+    anchors: tf.Tensor, corners: tf.Tensor, classes: tf.Tensor, is_crowd: tf.Tensor
+) -> AnchorTargets:
+    """Matches anchors to the boxes of one image.
+
+    An anchor stands for an object from an IoU of 0.5 on, and for background below 0.4. The anchors
+    that overlap an object most, all of equals, stand for an object at any overlap ("low-quality
+    matches", Ren et al. 2015, section 3.1.2). This object is the one that the anchor itself
+    overlaps most, as in Detectron. A crowd is not an object, and anchors inside a crowd are not
+    background.
+
+    Args:
+      anchors, corners: float32 [A, 4] and [N, 4], N at least 1.
+      classes, is_crowd: int32 and bool [N]. A padding box has the class -1.
+    """
+    is_box = classes >= 0
+    is_learned = is_box & ~is_crowd
+    ious = tf.where(is_learned[None, :], compute_pairwise_ious(anchors, corners), 0.0)
+    best_iou = tf.reduce_max(ious, axis=1)
+    best_iou_per_box = tf.reduce_max(ious, axis=0, keepdims=True)
+    is_best = tf.reduce_any((ious == best_iou_per_box) & (best_iou_per_box > 0), axis=1)
+    is_object = (best_iou >= _IS_OBJECT_IOU) | is_best
+    common = compute_intersections(anchors[:, None, :], corners[None, :, :])
+    is_inside = common / compute_areas(anchors)[:, None] >= _MIN_CROWD_FRACTION
+    is_in_crowd = tf.reduce_any(is_inside & (is_box & is_crowd)[None, :], axis=1)
+    is_ignored = ~is_object & ((best_iou >= _IS_BACKGROUND_IOU) | is_in_crowd)
+    box = tf.argmax(ious, axis=1, output_type=tf.int32)
+    return AnchorTargets(
+        tf.where(is_object, tf.gather(classes, box), -1),
+        tf.gather(corners, box),
+        is_object,
+        is_ignored,
+    )
+
+
+def encode_boxes(corners: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:
+    """Returns float32 [..., A, 4]: boxes in the encoding of the network's outputs.
+
+    (dy, dx) of the centre are in units of the anchor's height and width. (dh, dw) are the
+    logarithms of the box's size relative to the anchor's (Girshick et al. 2014, appendix C).
+    """
+    centers, sizes = _to_centers_and_sizes(corners)
+    from_centers, from_sizes = _to_centers_and_sizes(anchors)
+    shifts = (centers - from_centers) / from_sizes
+    return tf.concat([shifts, tf.math.log(tf.maximum(sizes, _MIN_SIDE) / from_sizes)], axis=-1)
+
+
+def decode_boxes(deltas: tf.Tensor, anchors: tf.Tensor) -> tf.Tensor:
+    """Returns float32 [..., A, 4]: the inverse of `encode_boxes`, in pixels."""
+    from_centers, from_sizes = _to_centers_and_sizes(anchors)
+    centers = from_centers + deltas[..., :2] * from_sizes
+    halves = tf.exp(tf.minimum(deltas[..., 2:], _MAX_LOG_SCALE)) * from_sizes / 2
+    return tf.concat([centers - halves, centers + halves], axis=-1)
+
+
+def _to_centers_and_sizes(corners: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    low, high = corners[..., :2], corners[..., 2:]
+    return (low + high) / 2, high - low
+
+
+def _compute_smooth_l1(errors: tf.Tensor) -> tf.Tensor:
+    """Returns the smooth L1 loss (Girshick 2015, equation 3), summed over the last axis."""
+    sizes = tf.abs(errors)
+    losses = tf.where(sizes < _BETA, sizes**2 / (2 * _BETA), sizes - _BETA / 2)
+    return tf.reduce_sum(losses, axis=-1)
+
+
+def _compute_ious(corners: tf.Tensor, others: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns IoU and generalised IoU of boxes, one by one."""
+    low = tf.minimum(corners[..., :2], others[..., :2])
+    high = tf.maximum(corners[..., 2:], others[..., 2:])
+    hull = tf.reduce_prod(high - low, axis=-1)
+    intersection, union = compute_overlaps(corners, others)
+    iou = tf.math.divide_no_nan(intersection, union)
+    return iou, iou - tf.math.divide_no_nan(hull - union, hull)

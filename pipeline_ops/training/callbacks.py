@@ -18,7 +18,7 @@ from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.train import Train
 from pipeline_ops.config.train_options import is_lower_better
 from pipeline_ops.errors import ConfigError, TrainyardError
-from pipeline_ops.models.user_functions import load_object
+from pipeline_ops.models import load_object
 from pipeline_ops.training.checkpoints import TrainingState
 
 _METHODS = ("begin", "after_epoch", "end")

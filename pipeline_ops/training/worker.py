@@ -35,11 +35,10 @@ from pipeline_ops.jobs.gang_protocol import (
 from pipeline_ops.jobs.host_dataset import HostDataset, open_host_cache, open_host_dataset
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Request, read_request
-from pipeline_ops.models import build_model, make_head
+from pipeline_ops.models import build_model, load_per_example, make_head
 from pipeline_ops.models.classification import Classification, PerExample
 from pipeline_ops.models.detection import Detection
 from pipeline_ops.models.task import Task
-from pipeline_ops.models.user_functions import load_per_example
 from pipeline_ops.registry.registry import fetch_version
 from pipeline_ops.storage.atomic import write_atomically, write_json
 from pipeline_ops.storage.digest import compute_digest

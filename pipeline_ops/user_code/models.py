@@ -5,7 +5,7 @@
 
 A module is found as Python finds any module, or next to the config file. If it is in a package,
 every source file of that package counts, because a model is seldom in one file. This module does
-not run that code, except for the packages around a module. `models/user_functions.py` runs it.
+not run that code, except for the packages around a module. `pipeline_ops.models` runs it.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def perfect_outputs(truth):
     """Returns the outputs of a perfect network."""
     import tensorflow as tf
 
-    from pipeline_ops.models.anchor_head import encode_boxes
+    from pipeline_ops.models.retinanet import encode_boxes
 
     targets = head().build_targets(truth)
     logits = tf.where(tf.one_hot(targets.classes, CLASSES) > 0, 12.0, -12.0)

@@ -48,32 +48,37 @@ def matched(anchors, boxes, learned=None, crowd=None):
     """Returns the box, None for background, or "ignored" for each anchor."""
     import tensorflow as tf
 
-    from pipeline_ops.models.anchor_head import match_anchors
+    from pipeline_ops.models.retinanet import match_anchors
 
     count = len(boxes)
     crowd = crowd or [False] * count
     learned = learned or [not each for each in crowd]
+    numbers = [i if learned[i] or crowd[i] else -1 for i in range(count)]
     found = match_anchors(
         tf.constant(anchors, tf.float32),
         tf.constant(boxes, tf.float32),
-        tf.constant(learned),
+        tf.constant(numbers),
         tf.constant(crowd),
     )
-    return [
-        int(box) if is_object else "ignored" if is_ignored else None
-        for box, is_object, is_ignored in zip(*(each.numpy() for each in found), strict=True)
-    ]
+    corners = found.corners.numpy()
+    matches = []
+    for anchor, number in enumerate(found.classes.numpy()):
+        is_ignored = found.is_ignored.numpy()[anchor]
+        assert found.is_object.numpy()[anchor] == (number >= 0)
+        assert number < 0 or (corners[anchor] == np.array(boxes[number], np.float32)).all()
+        matches.append(int(number) if number >= 0 else "ignored" if is_ignored else None)
+    return matches
 
 
 @pytest.mark.parametrize(("size", "scale"), [((64, 96), 4.0), ((128, 128), 2.0), ((640, 640), 4.0)])
 def test_anchors_are_those_of_the_paper(size, scale):
-    from pipeline_ops.models.anchor_head import make_anchors
+    from pipeline_ops.models.retinanet import make_anchors
 
     assert make_anchors(size, scale) == pytest.approx(plain_anchors(*size, scale), abs=1e-3)
 
 
 def test_the_papers_anchors_cover_32_to_813_pixels():
-    from pipeline_ops.models.anchor_head import make_anchors
+    from pipeline_ops.models.retinanet import make_anchors
 
     anchors = make_anchors((640, 640), 4.0)
     assert len(anchors) == 9 * (80**2 + 40**2 + 20**2 + 10**2 + 5**2)
@@ -144,7 +149,7 @@ def test_an_image_without_boxes_is_background():
 
 
 def test_matching_is_the_definition_on_random_boxes():
-    from pipeline_ops.models.anchor_head import make_anchors
+    from pipeline_ops.models.retinanet import make_anchors
 
     random = np.random.default_rng(5)
     anchors = make_anchors((64, 64), 2.0)
@@ -170,7 +175,7 @@ def test_matching_is_the_definition_on_random_boxes():
 def test_boxes_as_distances_from_anchors_and_back():
     import tensorflow as tf
 
-    from pipeline_ops.models.anchor_head import decode_boxes, encode_boxes
+    from pipeline_ops.models.retinanet import decode_boxes, encode_boxes
 
     anchors = tf.constant([[0, 0, 10, 20], [5, 5, 15, 9]], tf.float32)
     boxes = tf.constant([[1, 2, 21, 12], [5, 5, 15, 9]], tf.float32)

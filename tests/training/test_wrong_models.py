@@ -84,7 +84,7 @@ def test_a_model_that_returns_logits_is_built(user_package, function):
 def test_a_loss_that_is_no_function_of_labels_and_logits_is_refused_with_the_cure(
     user_package, path, message
 ):
-    from pipeline_ops.models.user_functions import load_per_example
+    from pipeline_ops.models import load_per_example
 
     with pytest.raises(ConfigError, match="^train.loss: ") as refused:
         load_per_example(path, "train.loss", NOWHERE)

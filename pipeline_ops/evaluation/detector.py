@@ -33,8 +33,13 @@ from pipeline_ops.evaluation.matching import (
 )
 from pipeline_ops.evaluation.measures import measure_models
 from pipeline_ops.evaluation.metrics import compute_class_figures
-from pipeline_ops.input.detections import OUTPUTS, TrueBoxes, read_true_boxes
-from pipeline_ops.input.saved_model_client import EncodedBatch, SavedModelClient
+from pipeline_ops.input.saved_model_client import (
+    DETECTOR_OUTPUTS,
+    EncodedBatch,
+    SavedModelClient,
+    TrueBoxes,
+    read_true_boxes,
+)
 from pipeline_ops.jobs.runner import Job
 
 _MAX_BATCH_IMAGES = 32
@@ -75,7 +80,7 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
     figures = inputs.dataset.figures
     size, names = figures.image_shape[:2], figures.class_names
     clients = [
-        SavedModelClient(model.saved_model, model.name, len(names), OUTPUTS)
+        SavedModelClient(model.saved_model, model.name, len(names), DETECTOR_OUTPUTS)
         for model in inputs.models
     ]
     scenes = _read_scenes(inputs.dataset)
@@ -153,7 +158,9 @@ def _detect_all(
 def to_image_detections(outputs: dict[str, np.ndarray]) -> list[ImageDetections]:
     return [
         ImageDetections(boxes[:count], classes[:count], scores[:count])
-        for boxes, scores, classes, count in zip(*(outputs[name] for name in OUTPUTS), strict=True)
+        for boxes, scores, classes, count in zip(
+            *(outputs[name] for name in DETECTOR_OUTPUTS), strict=True
+        )
     ]
 
 

@@ -14,7 +14,7 @@ from pipeline_ops.evaluation.pictures import to_data_uri
 from pipeline_ops.evaluation.report import MAX_MATRIX_CLASSES, ReportData, render_report
 from pipeline_ops.evaluation.report_charts import draw_precision_recall_charts
 from pipeline_ops.evaluation.report_rows import build_confusion_cells, limit_class_rows
-from pipeline_ops.input.detections import TrueBoxes
+from pipeline_ops.input.saved_model_client import TrueBoxes
 
 _SECTIONS = [
     ("scores", "Precision and recall"),

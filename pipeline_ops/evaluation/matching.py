@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline_ops.input.detections import TrueBoxes
+from pipeline_ops.input.saved_model_client import TrueBoxes
 
 MIN_IOU = 0.5
 _LOWEST_SCORE, _HIGHEST_SCORE = 0.05, 0.95

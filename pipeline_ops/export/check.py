@@ -27,10 +27,11 @@ from pipeline_ops.config.export import Export
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.errors import DataError
 from pipeline_ops.export.formats import FORMAT_PATHS, load_format
-from pipeline_ops.input import detections
 from pipeline_ops.input.saved_model_client import (
+    DETECTOR_OUTPUTS,
     EncodedBatch,
     SavedModelClient,
+    pack_detections,
     read_encoded_batches,
     read_serialized,
 )
@@ -39,7 +40,7 @@ from pipeline_ops.storage.read_errors import make_read_error
 _BATCH = 64
 _OUTPUTS: dict[Task, Sequence[str]] = {
     "classification": ("probabilities", "classes"),
-    "detection": detections.OUTPUTS,
+    "detection": DETECTOR_OUTPUTS,
 }
 _SCORE = 4  # the index in box, score and class
 _TIMED_CALLS, _UNTIMED_CALLS = 30, 3
@@ -115,7 +116,7 @@ class References:
     def pack(self, prediction: Mapping[str, np.ndarray]) -> np.ndarray:
         """Packs an answer in the form of the reference outputs."""
         if self.task == "detection":
-            return detections.pack_detections(prediction)
+            return pack_detections(prediction)
         return np.asarray(prediction["probabilities"], np.float32)
 
     def check_saved_model(self, rule: AgreementRule) -> Agreement:

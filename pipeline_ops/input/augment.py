@@ -13,16 +13,12 @@ an axis, N boxes of an image (padded), H W C image, and canvas of the same size.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 from pipeline_ops.config.input import AugmentOptions
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.input.order import StatelessRandom
 from pipeline_ops.input.tensorflow_start import tf
-
-Load = Callable[[tf.Tensor], tuple[Any, Any]]
-"""A function from example numbers, int64, to features and labels."""
 
 Part = tuple[tf.Tensor, tf.Tensor]
 """The first and the last edge of the shown part along an axis, in pixels: float32 [k] each."""
@@ -68,12 +64,11 @@ class ImageAugmentation:
     config: AugmentOptions
 
     def get_example_indices(self, rng: StatelessRandom) -> tf.Tensor:
-        """Returns the numbers of all examples that `load` uses, int64."""
+        """Returns the numbers of all examples that `apply` needs, int64."""
         return rng.examples_b
 
-    def load(self, load: Load, rng: StatelessRandom) -> tuple[Any, Any]:
-        """Returns the examples of the draws, changed."""
-        images_bHWC, labels = load(rng.examples_b)
+    def apply(self, images_bHWC: tf.Tensor, labels: Any, rng: StatelessRandom) -> tuple[Any, Any]:
+        """Returns the images of the draws, changed, and the labels."""
         if _has_geometric_transforms(self.config):
             windows = _draw_windows(self.config, images_bHWC.shape[1:3], rng)
             images_bHWC = _render(images_bHWC, *windows)
@@ -101,24 +96,21 @@ class SceneAugmentation:
     max_boxes: int | None = None
 
     def get_example_indices(self, rng: StatelessRandom) -> tf.Tensor:
-        """Returns the numbers of all examples that `load` uses, int64."""
+        """Returns the numbers of all examples that `apply` needs, int64."""
         return self._draw_mosaics(rng).examples_k if self.config.mosaic else rng.examples_b
 
-    def load(self, load: Load, rng: StatelessRandom) -> tuple[Any, Any]:
-        """Returns the examples of the draws, changed."""
+    def apply(self, images: tf.Tensor, labels: Any, rng: StatelessRandom) -> tuple[Any, Any]:
+        """Returns the batch of the draws, made of the images of `get_example_indices`."""
+        shape = images.shape[1:3]
         if self.config.mosaic:
             mosaics = self._draw_mosaics(rng)
-            images, labels = load(mosaics.examples_k)
-            shape = images.shape[1:3]
             parts = mosaics.compute_parts(*shape)
             windows = _draw_windows(self.config, shape, mosaics.rng_k, parts)
             images, labels = self._transform(images, labels, *windows)
             images, labels = mosaics.merge_images(images, *windows), mosaics.merge_boxes(labels)
-        else:
-            images, labels = load(rng.examples_b)
-            if _has_geometric_transforms(self.config):
-                windows = _draw_windows(self.config, images.shape[1:3], rng)
-                images, labels = self._transform(images, labels, *windows)
+        elif _has_geometric_transforms(self.config):
+            windows = _draw_windows(self.config, shape, rng)
+            images, labels = self._transform(images, labels, *windows)
         return _adjust_colors(self.config, images, rng), self._compact_boxes(labels)
 
     def _draw_mosaics(self, rng: StatelessRandom) -> _Mosaics:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -79,18 +78,6 @@ def _mix(value: tf.Tensor) -> tf.Tensor:
     return xor_shift(value, 31)
 
 
-class ExampleOrder(Protocol):
-    """The numbers of the examples at the positions of the order."""
-
-    def compute(self, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns (epochs_b, examples_b) of positions, all int64."""
-        ...
-
-    def list_upcoming_shards(self, position: int) -> Sequence[int]:
-        """Returns the numbers of all shards, in the order of their first use from a position on."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class GlobalOrder:
     """A permutation of the whole split in each epoch."""
@@ -100,7 +87,10 @@ class GlobalOrder:
     num_shards: int = 0
 
     def compute(self, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Maps a position within an epoch to an example by a cipher with the key (seed, epoch)."""
+        """Returns (epochs_b, examples_b) of positions, all int64.
+
+        A cipher with the key (seed, epoch) maps a position within an epoch to an example.
+        """
         epochs_b = positions_b // self.num_examples
         ones_b = tf.ones_like(epochs_b)
         keys_b3 = tf.stack([_CIPHER_WORD * ones_b, self.seed * ones_b, epochs_b], axis=1)
@@ -108,7 +98,7 @@ class GlobalOrder:
         return epochs_b, _permute(positions_b % self.num_examples, keys_b3, last)
 
     def list_upcoming_shards(self, position: int) -> Sequence[int]:
-        """Returns all shards by number: within a few steps, all of them are used."""
+        """Returns all shards by number: from any position on, all are used within a few steps."""
         return range(self.num_shards)
 
 
@@ -131,7 +121,9 @@ class WindowOrder:
         self._compute_shard_order = functools.lru_cache(maxsize=8)(self._sort_shards)
 
     def compute(self, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Finds the window of each position, permutes it there, and finds the shard.
+        """Returns (epochs_b, examples_b) of positions, all int64.
+
+        Finds the window of each position, permutes it there, and finds the shard.
 
         The examples of the epochs u, in the order of their shards, have consecutive numbers, which
         are called places here.
@@ -188,6 +180,10 @@ class WindowOrder:
             return rng.uniform_int(_KEY_LIMIT, _KEY_DRAW)
 
         return tf.stack([draw_word(word) for word in range(3)], axis=1)
+
+
+ExampleOrder = GlobalOrder | WindowOrder
+"""The numbers of the examples at the positions of the order."""
 
 
 def _permute(indices_b: tf.Tensor, keys_b3: tf.Tensor, last: tf.Tensor) -> tf.Tensor:

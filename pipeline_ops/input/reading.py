@@ -1,32 +1,43 @@
-"""The examples of a split: all of them in the order of the shards, or some by their numbers.
+"""Batches of tensors from a data set's shards, in an order that depends only on seed and step.
+
+Records are read at random places instead of by `interleave`, `shuffle` and `batch`, so that a gang
+of any size resumes at any step with exactly the next examples, and reads no earlier ones. A
+pipeline of stateful transformations would have to save and restore buffers of every worker. The
+field's equivalent is Grain with ArrayRecord.
+
+Every epoch is a permutation of the split (`order.py`), and the epochs follow one another without a
+gap. A batch may hold the end of one epoch and the beginning of the next, so every example comes
+exactly once in an epoch with any global batch, and all batches have the same size. The examples of
+a step follow from arithmetic. Therefore a worker reads only its own slice of each global batch, and
+the global batches are the same sets for any number of workers. The task (`models/task.py`) defines
+the contents of an example.
 
 Small data are held in memory. Of large data, single records are read at their offsets in shards.
 Decoded images can be kept as well, in memory or in a file of the host. Shards in a store are
 streamed (`streaming.py`). A step gets the same tensors in every case. Examples that a later
-generation of the data set has removed are skipped and have no numbers.
+generation of the data set has removed are skipped and have no numbers. Except for shards in a
+store, all of it is graph code: nothing here calls back into Python while batches are made.
 
-Except for shards in a store, all of it is graph code: nothing here calls back into Python while
-batches are made.
-
-Legend: b examples, k examples that they are made of, N examples of the split.
+Legend: B global batch, b this worker's part of it, k examples that it is made of, N examples of the
+split.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from pipeline_ops.artifacts.dataset import list_removed_positions, list_shard_paths, list_shards
-from pipeline_ops.config.input import InputOptions
+from pipeline_ops.config.input import AugmentOptions, InputOptions
 from pipeline_ops.errors import DataError
-from pipeline_ops.input.order import ExampleOrder, GlobalOrder, WindowOrder
+from pipeline_ops.input.augment import Augmentation, ImageAugmentation
+from pipeline_ops.input.order import ExampleOrder, GlobalOrder, StatelessRandom, WindowOrder
 from pipeline_ops.input.streaming import (
     RecordReader,
     RemoteShard,
@@ -55,6 +66,9 @@ _MAX_STREAMED_BYTES_IN_MEMORY = 32 << 20
 _MAX_BATCHES_AHEAD, _MAX_BYTES_AHEAD = 16, 64 << 20
 _PATIENCE_SECONDS = 1.0
 _PARSE_BATCH = 64
+_OFFSETS = "offsets.npz"
+_MAX_STEPS = 1 << 40
+UNCHANGED = ImageAugmentation(AugmentOptions())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,11 +172,13 @@ def read_records(paths: Sequence[str], removed: Sequence[Sequence[int]] = ()) ->
     return tf.data.Dataset.range(len(paths)).flat_map(read)
 
 
-@contextlib.contextmanager
-def translate_read_errors(paths: Sequence[str]) -> Iterator[None]:
-    """Turns TensorFlow's errors while shards are read into DataError, or MachineError."""
+def iterate_records(records: tf.data.Dataset, paths: Sequence[str]) -> Iterator[Any]:
+    """Yields what is made of the records of shards, as arrays.
+
+    Raises DataError or MachineError if a shard cannot be read.
+    """
     try:
-        yield
+        yield from records.as_numpy_iterator()
     except tf.errors.OpError as error:
         place = paths[0] if len(paths) == 1 else f"{Path(paths[0]).parent}: a shard"
         raise make_read_error(
@@ -181,19 +197,18 @@ def read_batches(
         return read_records(split.paths, split.removed).shard(workers, worker).batch(batch)
     read = functools.partial(_read_remote, split.remote.sequential_reader)
     numbers = tf.data.Dataset.range(worker, split.num_examples, workers).batch(batch)
-    return map_reads(numbers, lambda examples_b: read(examples_b, examples_b[0]), split, batch)
+    return _map_reads(numbers, lambda examples_b: read(examples_b, examples_b[0]), split, batch)
 
 
-def read_parsed_batches(
+def build_evaluation_dataset(
     split: SplitShards, parse: Parse, batch: int = _PARSE_BATCH, worker: int = 0, workers: int = 1
 ) -> tf.data.Dataset:
     """Returns the features and labels of the batches of `read_batches`."""
-    return read_batches(split, batch, worker, workers).map(
-        parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-    )
+    batches = read_batches(split, batch, worker, workers)
+    return batches.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
 
 
-def map_reads(
+def _map_reads(
     numbers: tf.data.Dataset, read: Callable[..., Any], split: SplitShards, batch: int
 ) -> tf.data.Dataset:
     """Maps steps or numbers to records of a store, several batches ahead of their use.
@@ -221,25 +236,15 @@ def _read_remote(
     return tf.ensure_shape(records_k, examples_k.shape)
 
 
-class ExampleSource(Protocol):
-    """Random access to the examples of a split."""
-
-    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
-        """Returns features and labels, made by the task's `parse`, of examples by number, int64."""
-        ...
-
-
 class StreamedSource:
     """The shards of a store, fetched ahead in an order. Every example is parsed when its turn
     comes.
     """
 
-    def __init__(self, split: SplitShards, parse: Parse, order: ExampleOrder):
-        if split.remote is None:
-            raise ValueError(f"{split.paths[:1]}: the shards of this split are not streamed")
+    def __init__(self, remote: RemoteSplit, parse: Parse, order: ExampleOrder):
         self.parse = parse
         self._reader = RecordReader(
-            split.remote, order.list_upcoming_shards, _choose_patience(split.remote, order)
+            remote, order.list_upcoming_shards, _choose_patience(remote, order)
         )
 
     def read(self, examples_k: tf.Tensor, position: tf.Tensor | int = 0) -> tf.Tensor:
@@ -277,7 +282,7 @@ class EncodedSource:
         self,
         split: SplitShards,
         parse: Parse,
-        cache: HostCache | None = None,
+        cache: HostCache,
         max_bytes_in_memory: int = MAX_BYTES_IN_MEMORY,
     ):
         self._parse = parse
@@ -287,7 +292,7 @@ class EncodedSource:
             split.release()
             self.read: Read = functools.partial(tf.gather, records_N)
         else:
-            self.read = _build_reader(list(split.paths), _read_offsets(split, cache))
+            self.read = _build_reader(list(split.paths), _list_offsets(split, cache))
 
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
         return self._parse(self.read(examples_b))
@@ -302,7 +307,9 @@ class MemorySource:
 
     def __init__(self, split: SplitShards, parse: Parse):
         with tf.device("/cpu:0"):
-            self._all = read_parsed_batches(split, parse, split.num_examples).get_single_element()
+            self._all = build_evaluation_dataset(
+                split, parse, split.num_examples
+            ).get_single_element()
         split.release()
 
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
@@ -317,10 +324,10 @@ class DiskSource:
     arithmetic. `version` is part of the cache key and changes whenever `parse` changes.
     """
 
-    _FEATURES, _LABELS = "features.tfrecord", "labels-{}.npy"
+    _FEATURES, _LABELS = "features.tfrecord", "labels.npz"
 
     def __init__(self, split: SplitShards, parse: Parse, cache: HostCache, version: str):
-        self._spec, labels_spec = read_parsed_batches(split, parse).element_spec
+        self._spec, labels_spec = build_evaluation_dataset(split, parse).element_spec
         identity = compute_digest(
             [_compute_split_digest(split), version, str(self._spec), str(labels_spec)]
         )
@@ -332,10 +339,7 @@ class DiskSource:
         )
         self._read = _build_reader([str(folder / self._FEATURES)], [offsets_N])
         with tf.device("/cpu:0"):
-            leaves = [
-                tf.convert_to_tensor(np.load(folder / self._LABELS.format(i)))
-                for i in range(len(tf.nest.flatten(labels_spec)))
-            ]
+            leaves = [tf.constant(each) for each in _load_arrays(folder / self._LABELS)]
         self._labels = tf.nest.pack_sequence_as(labels_spec, leaves)
 
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
@@ -349,13 +353,17 @@ class DiskSource:
     def _write(cls, split: SplitShards, parse: Parse, folder: Path) -> None:
         all_labels = []
         with tf.io.TFRecordWriter(str(folder / cls._FEATURES)) as writer:
-            for features, labels in read_parsed_batches(split, parse).as_numpy_iterator():
+            for features, labels in build_evaluation_dataset(split, parse).as_numpy_iterator():
                 all_labels.append(tf.nest.flatten(labels))
                 for one in features:
                     writer.write(one.tobytes())
         split.release()
-        for number, parts in enumerate(zip(*all_labels, strict=True)):
-            _save(folder / cls._LABELS.format(number), np.concatenate(parts))
+        _save_arrays(folder / cls._LABELS, map(np.concatenate, zip(*all_labels, strict=True)))
+
+
+ExampleSource = StreamedSource | EncodedSource | MemorySource | DiskSource
+"""Random access to the examples of a split. `load` returns what the task's `parse` makes of them.
+"""
 
 
 def open_example_source(
@@ -370,7 +378,6 @@ def open_example_source(
     """Returns the source that the config asks for, if the data to keep fit its limits.
 
     Args:
-      parse: the task's `parse`.
       version: the version of the code behind `parse`. It is part of the cache key on disk.
       on_message: receives the reason why data are not kept.
       order: the order of the examples, in which a store is read.
@@ -389,8 +396,8 @@ def open_encoded_source(
     split: SplitShards, parse: Parse, cache: HostCache, order: ExampleOrder
 ) -> EncodedSource | StreamedSource:
     """Returns a source that keeps nothing decoded."""
-    if split.is_streamed:
-        return StreamedSource(split, parse, order)
+    if split.remote is not None and split.is_streamed:
+        return StreamedSource(split.remote, parse, order)
     return EncodedSource(split, parse, cache)
 
 
@@ -400,7 +407,7 @@ def _find_reason_against_cache(
     """Returns the reason why decoded examples are not kept, or None if they are."""
     if split.is_streamed and config.cache == "memory":
         return "decoded images are not cached, because the shards are streamed"
-    features, labels = read_parsed_batches(split, parse).element_spec
+    features, labels = build_evaluation_dataset(split, parse).element_spec
     if _has_variable_shape(features) or (
         config.cache == "disk"
         and (_has_variable_shape(labels) or not isinstance(features, tf.TensorSpec))
@@ -458,29 +465,31 @@ def _build_reader(paths: list[str], offsets: list[np.ndarray]) -> Read:
     return read
 
 
-def _read_offsets(split: SplitShards, cache: HostCache | None) -> list[np.ndarray]:
+def _list_offsets(split: SplitShards, cache: HostCache) -> list[np.ndarray]:
     """Returns the offsets of the records that count, for each shard."""
-    if cache is None:
-        found = [read_record_offsets(Path(path)) for path in split.paths]
-    else:
-        folder = cache.get_or_create(
-            "offsets", _compute_split_digest(split), lambda folder: _write_offsets(split, folder)
+
+    def write(folder: Path) -> None:
+        removed = split.removed or [()] * len(split.paths)
+        _save_arrays(
+            folder / _OFFSETS,
+            (
+                np.delete(read_record_offsets(Path(path)), list(positions))
+                for path, positions in zip(split.paths, removed, strict=True)
+            ),
         )
-        found = [np.load(folder / f"{number:05d}.npy") for number in range(len(split.paths))]
-    return [
-        np.delete(each, list(removed))
-        for each, removed in zip(found, split.removed or [()] * len(found), strict=True)
-    ]
+
+    digest = compute_digest([_OFFSETS, _compute_split_digest(split)])
+    return _load_arrays(cache.get_or_create("offsets", digest, write) / _OFFSETS)
 
 
-def _write_offsets(split: SplitShards, folder: Path) -> None:
-    for number, path in enumerate(split.paths):
-        _save(folder / f"{number:05d}.npy", read_record_offsets(Path(path)))
-
-
-def _save(path: Path, array: np.ndarray) -> None:
+def _save_arrays(path: Path, arrays: Iterable[np.ndarray]) -> None:
     with translate_write_errors(path):
-        np.save(path, array)
+        np.savez(path, *arrays)
+
+
+def _load_arrays(path: Path) -> list[np.ndarray]:
+    with np.load(path) as file:
+        return [file[name] for name in file.files]
 
 
 def _compute_split_digest(split: SplitShards) -> str:
@@ -494,3 +503,76 @@ def _compute_split_digest(split: SplitShards) -> str:
         [[path, s.st_size, s.st_mtime_ns] for path, s in zip(split.paths, status, strict=True)]
         + [list(map(list, split.removed))]
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSlice:
+    """This worker's part of each global batch: `[start, end)`."""
+
+    start: int
+    end: int
+
+    @classmethod
+    def for_worker(cls, worker: int, workers: int, global_batch_size: int) -> BatchSlice:
+        return cls(
+            worker * global_batch_size // workers, (worker + 1) * global_batch_size // workers
+        )
+
+
+def build_training_dataset(
+    split: SplitShards,
+    source: ExampleSource,
+    global_batch_size: int,
+    batch_slice: BatchSlice,
+    seed: int,
+    start_step: int,
+    augmentation: Augmentation = UNCHANGED,
+    window: int | None = None,
+) -> tf.data.Dataset:
+    """Returns endless batches from `start_step` on: this worker's part of each.
+
+    `window` is the number of shards whose examples are permuted together. None is the whole split.
+    """
+    order = make_order(split, seed, window)
+    slice_b = tf.range(batch_slice.start, batch_slice.end, dtype=tf.int64)
+
+    def draw(step: tf.Tensor) -> StatelessRandom:
+        return StatelessRandom(seed, *order.compute(step * global_batch_size + slice_b))
+
+    def load(step: tf.Tensor) -> tuple[Any, Any]:
+        rng = draw(step)
+        return augmentation.apply(*source.load(augmentation.get_example_indices(rng)), rng)
+
+    batches = tf.data.Dataset.range(start_step, _MAX_STEPS)
+    prepare: Callable[..., tuple[Any, Any]] = load
+    if isinstance(source, StreamedSource):
+        read, parse = source.read, source.parse
+
+        def fetch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            examples_k = augmentation.get_example_indices(draw(step))
+            return step, read(examples_k, step * global_batch_size)
+
+        def finish(step: tf.Tensor, records_k: tf.Tensor) -> tuple[Any, Any]:
+            return augmentation.apply(*parse(records_k), draw(step))
+
+        batches, prepare = _map_reads(batches, fetch, split, global_batch_size), finish
+    return batches.map(prepare, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
+
+
+def read_step_examples(
+    split: SplitShards,
+    global_batch_size: int,
+    seed: int,
+    step: int,
+    source: EncodedSource | StreamedSource,
+    augmentation: Augmentation = UNCHANGED,
+    window: int | None = None,
+) -> list[bytes]:
+    """Returns the whole global batch of one step, as it lies in the shards.
+
+    The batch consists of serialised tf.train.Examples, in the order of the batch. The three other
+    examples of a mosaic follow its own example.
+    """
+    positions_B = step * global_batch_size + tf.range(global_batch_size, dtype=tf.int64)
+    rng = StatelessRandom(seed, *make_order(split, seed, window).compute(positions_B))
+    return list(source.read(augmentation.get_example_indices(rng)).numpy())

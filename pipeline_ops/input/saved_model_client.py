@@ -1,26 +1,28 @@
-"""A served model, and examples in the form that it takes: encoded images in, probabilities out.
+"""A served model, and examples in the form that it takes: encoded images in, predictions out.
 
-Evaluation uses it to give champion and challenger the same inputs. Export uses it to give the
-SavedModel the inputs that training gave the model in memory. The SavedModel itself decodes the
-images.
+Evaluation uses it to give champion and challenger the same inputs, and to compare detections with
+true boxes. Export uses it to give the SavedModel the inputs that training gave the model in memory.
+The SavedModel itself decodes the images.
 
-Legend: N images, C classes.
+Legend: N images, C classes, D detections of an image.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
+from pipeline_ops.artifacts.dataset import BOX_EDGES, BOX_IS_CROWD, BOX_LABEL, ENCODED, KEY, LABEL
 from pipeline_ops.errors import DataError
 from pipeline_ops.storage.read_errors import make_read_error, summarize_error
 
 _SIGNATURE, _INPUT, _OUTPUTS = "serving_default", "image_bytes", ("probabilities", "classes")
+DETECTOR_OUTPUTS = ("boxes", "scores", "classes", "num_detections")
+"""The outputs of a detector's `serving_default`, described in `artifacts.results.SAVED_MODEL`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,7 @@ def read_encoded_batches(
     `removed` has the positions to skip, for each shard. `features` has the names of the other
     features to read from each example.
     """
-    from pipeline_ops.input.reading import read_records, translate_read_errors
+    from pipeline_ops.input.reading import iterate_records, read_records
     from pipeline_ops.input.tensorflow_start import tf
 
     fixed = {
@@ -62,22 +64,18 @@ def read_encoded_batches(
             serialized_N, fixed
         )
 
-    with translate_read_errors(paths):
-        for serialized_N, parsed in (
-            read_records(paths, removed).batch(batch).map(parse).prefetch(1).as_numpy_iterator()
-        ):
-            keys = [key.decode("utf-8", "backslashreplace") for key in parsed[KEY]]
-            yield EncodedBatch(
-                keys, parsed[ENCODED], parsed[LABEL], _read_features(serialized_N, features)
-            )
+    batches = read_records(paths, removed).batch(batch).map(parse).prefetch(1)
+    for serialized_N, parsed in iterate_records(batches, paths):
+        keys = [key.decode("utf-8", "backslashreplace") for key in parsed[KEY]]
+        found = _read_features(serialized_N, features)
+        yield EncodedBatch(keys, parsed[ENCODED], parsed[LABEL], found)
 
 
 def read_serialized(path: str) -> list[bytes]:
     """Returns every record of a shard. Raises DataError if the shard cannot be read."""
-    from pipeline_ops.input.reading import read_records, translate_read_errors
+    from pipeline_ops.input.reading import iterate_records, read_records
 
-    with translate_read_errors([path]):
-        return list(read_records([path]).as_numpy_iterator())
+    return list(iterate_records(read_records([path]), [path]))
 
 
 def _read_features(
@@ -93,6 +91,52 @@ def _read_features(
 
     found = [tf.train.Example.FromString(one).features.feature for one in serialized_N]
     return {name: [read(features, name) for features in found] for name in names}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrueBoxes:
+    """One image and its true boxes.
+
+    Attributes:
+      boxes: float [n, 4], ymin xmin ymax xmax as fractions.
+      classes: int [n].
+      is_crowd: bool [n].
+    """
+
+    key: str
+    image: bytes
+    boxes: np.ndarray
+    classes: np.ndarray
+    is_crowd: np.ndarray
+
+
+def read_true_boxes(
+    paths: Sequence[str], removed: Sequence[Sequence[int]] = ()
+) -> Iterator[TrueBoxes]:
+    """Yields every example of the shards, in their order."""
+    from pipeline_ops.input.reading import iterate_records, read_records
+    from pipeline_ops.input.tensorflow_start import tf
+
+    features = {name: tf.io.FixedLenFeature([], tf.string) for name in (ENCODED, KEY)}
+    features |= {name: tf.io.VarLenFeature(tf.float32) for name in BOX_EDGES}
+    features |= {name: tf.io.VarLenFeature(tf.int64) for name in (BOX_LABEL, BOX_IS_CROWD)}
+
+    def parse(serialized: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        parsed = tf.io.parse_single_example(serialized, features)
+        corners = tf.stack([parsed[edge].values for edge in BOX_EDGES], -1)
+        return (
+            parsed[KEY],
+            parsed[ENCODED],
+            corners,
+            parsed[BOX_LABEL].values,
+            parsed[BOX_IS_CROWD].values,
+        )
+
+    records = read_records(paths, removed).map(parse).prefetch(8)
+    for key, image, boxes, classes, is_crowd in iterate_records(records, paths):
+        yield TrueBoxes(
+            key.decode("utf-8", "backslashreplace"), image, boxes, classes, is_crowd > 0
+        )
 
 
 class SavedModelClient:
@@ -160,3 +204,11 @@ class SavedModelClient:
                 f"{self._name} failed in the signature {signature}: {summarize_error(error)}"
             ) from error
         return {name: output.numpy() for name, output in outputs.items()}
+
+
+def pack_detections(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns float32 [N, D, 6]: ymin, xmin, ymax, xmax, score, class. Padding is all 0."""
+    scores, classes = (
+        np.asarray(outputs[name], np.float32)[..., None] for name in ("scores", "classes")
+    )
+    return np.concatenate([np.asarray(outputs["boxes"], np.float32), scores, classes], axis=-1)

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -301,23 +302,9 @@ class RemoteSplit:
     budget_bytes: int
 
     @functools.cached_property
-    def sizes(self) -> np.ndarray:
-        """The number of examples of each shard."""
-        return np.array([shard.num_examples for shard in self.shards], np.int64)
-
-    @functools.cached_property
     def sequential_reader(self) -> RecordReader:
         """A reader for an order that is shard after shard."""
-        ends, num_shards = np.cumsum(self.sizes), len(self.shards)
-
-        @functools.lru_cache(maxsize=1)
-        def list_from(first: int) -> Sequence[int]:
-            return (*range(first, num_shards), *range(first))
-
-        def list_upcoming(position: int) -> Sequence[int]:
-            return list_from(int(np.searchsorted(ends, position, "right")) % num_shards)
-
-        return RecordReader(self, list_upcoming)
+        return RecordReader(self)
 
     def close(self) -> None:
         """Closes the sequential reader, if it is open. The next use opens another one."""
@@ -325,38 +312,37 @@ class RemoteSplit:
             reader.close()
 
 
-@dataclasses.dataclass
-class _Range:
-    """A part of a shard that is read with one request, and the records in it.
-
-    Each record has its position in the batch, its start and its end.
-    """
+class _Located(NamedTuple):
+    """A record to read from the store: its bytes `[start, end)`, and its place in the batch."""
 
     shard: int
     start: int
     end: int
-    records: list[tuple[int, int, int]]
+    place: int
 
 
 class RecordReader:
     """Reads examples by number. Several threads may use it.
 
     Args:
-      split: the split.
-      list_upcoming: the order in which shards are needed.
+      list_upcoming: the order in which shards are needed. None is one after another.
       patience_seconds: how long a batch waits for shards that are on their way, before it reads its
         records one by one.
     """
 
     def __init__(
-        self, split: RemoteSplit, list_upcoming: ListUpcoming, patience_seconds: float = 0.0
+        self,
+        split: RemoteSplit,
+        list_upcoming: ListUpcoming | None = None,
+        patience_seconds: float = 0.0,
     ):
-        self._split, self._list_upcoming = split, list_upcoming
+        self._split, self._list_upcoming = split, list_upcoming or self._list_from
         self._patience_seconds = patience_seconds
         self._fetcher = ShardFetcher(split.shards, split.cache, split.budget_bytes)
         self._pool = ThreadPoolExecutor(_PARALLEL_READS, "records")
         self._offsets: dict[int, np.ndarray] = {}
-        self._starts = np.cumsum(split.sizes) - split.sizes
+        sizes = np.array([shard.num_examples for shard in split.shards], np.int64)
+        self._starts = np.cumsum(sizes) - sizes
         self._lock = threading.Lock()
         self._positions: Counter[int] = Counter()
         """The positions of the batches that are being read."""
@@ -384,11 +370,18 @@ class RecordReader:
         self._fetcher.close()
         self._pool.shutdown()
 
+    def _find_shards(self, examples: np.ndarray | int) -> np.ndarray:
+        return np.searchsorted(self._starts, examples, "right") - 1
+
+    def _list_from(self, example: int) -> Sequence[int]:
+        first = int(self._find_shards(example))
+        return (*range(first, len(self._starts)), *range(first))
+
     def _read(self, examples: np.ndarray) -> np.ndarray:
-        shards = np.searchsorted(self._starts, examples, "right") - 1
+        shards = self._find_shards(examples)
         local = self._fetcher.get(set(shards.tolist()), self._patience_seconds)
         records = np.empty(len(examples), object)
-        remote = []
+        remote: list[_Located] = []
         for index, (shard, example) in enumerate(zip(shards.tolist(), examples, strict=True)):
             if shard not in self._offsets:
                 self._offsets[shard] = self._split.shards[shard].list_offsets(self._split.cache)
@@ -396,44 +389,42 @@ class RecordReader:
             if shard in local:
                 records[index] = local[shard].read_record(start, end)
             else:
-                remote.append((shard, start, end, index))
+                remote.append(_Located(shard, start, end, index))
         for index, record in itertools.chain.from_iterable(
             self._pool.map(self._read_range, _plan_ranges(remote))
         ):
             records[index] = record
         return records
 
-    def _read_range(self, part: _Range) -> list[tuple[int, bytes]]:
-        """Returns the records of a part, with their positions in the batch."""
-        shard = self._split.shards[part.shard]
+    def _read_range(self, part: Sequence[_Located]) -> list[tuple[int, bytes]]:
+        """Reads records with one request. Returns them with their places in the batch."""
+        shard, first, end = self._split.shards[part[0].shard], part[0].start, part[-1].end
         for _ in range(_TRIES):
-            content = shard.read_range(part.start, part.end)
+            content = shard.read_range(first, end)
             found = [
-                (index, unframe_record(content[start - part.start : end - part.start]))
-                for index, start, end in part.records
+                (each.place, unframe_record(content[each.start - first : each.end - first]))
+                for each in part
             ]
             sound = [(index, record) for index, record in found if record is not None]
             if len(sound) == len(found):
                 return sound
         raise MachineError(
-            f"{shard.place}: a record between the bytes {part.start} and {part.end} does not "
+            f"{shard.place}: a record between the bytes {first} and {end} does not "
             f"match its checksum. {REMEDY}"
         )
 
 
-def _plan_ranges(records: list[tuple[int, int, int, int]]) -> list[_Range]:
-    """Plans the requests for records, which are (shard, start, end, position in the batch)."""
-    parts: list[_Range] = []
-    for shard, start, end, index in sorted(records):
-        last = parts[-1] if parts else None
+def _plan_ranges(records: Sequence[_Located]) -> list[list[_Located]]:
+    """Returns the records in parts that are read with one request each."""
+    parts: list[list[_Located]] = []
+    for record in sorted(records):
         if (
-            last
-            and last.shard == shard
-            and start <= last.end + _MAX_GAP_BYTES
-            and end <= last.start + _MAX_RANGE_BYTES
+            parts
+            and record.shard == parts[-1][0].shard
+            and record.start <= parts[-1][-1].end + _MAX_GAP_BYTES
+            and record.end <= parts[-1][0].start + _MAX_RANGE_BYTES
         ):
-            last.end = max(last.end, end)
-            last.records.append((index, start, end))
+            parts[-1].append(record)
         else:
-            parts.append(_Range(shard, start, end, [(index, start, end)]))
+            parts.append([record])
     return parts

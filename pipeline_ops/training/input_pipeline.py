@@ -10,17 +10,17 @@ from pipeline_ops.artifacts.dataset import list_shards
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import DataError
 from pipeline_ops.input.augment import build_augmentation
-from pipeline_ops.input.dataset import (
+from pipeline_ops.input.reading import (
     BatchSlice,
+    SplitShards,
     build_evaluation_dataset,
     build_training_dataset,
     read_step_examples,
-)
-from pipeline_ops.input.reading import (
     make_order,
     open_encoded_source,
     open_example_source,
     open_split,
+    read_step_examples,
 )
 from pipeline_ops.jobs.host_dataset import HostDataset
 from pipeline_ops.models.task import Task

@@ -29,8 +29,8 @@ from pipeline_ops.artifacts.results import (
     WEIGHTS,
 )
 from pipeline_ops.config.train import Train
-from pipeline_ops.input.detections import pack_detections
 from pipeline_ops.input.reading import open_split, read_batches
+from pipeline_ops.input.saved_model_client import pack_detections
 from pipeline_ops.input.streaming import raise_read_errors
 from pipeline_ops.jobs.file_exchange import fetch_files, store_files
 from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageOps
 
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.diagnostics import Tensorboard
-from pipeline_ops.input.dataset import build_evaluation_dataset
+from pipeline_ops.input.reading import build_evaluation_dataset
 from pipeline_ops.models.detection import Boxes, Detection, Detections
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.checkpoints import Arrays

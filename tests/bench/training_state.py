@@ -28,22 +28,18 @@ from sklearn.datasets import load_digits  # noqa: E402
 from beam_jobs.io.example import pack  # noqa: E402
 from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL  # noqa: E402
 from pipeline_ops.config.train import Train  # noqa: E402
-from pipeline_ops.input.dataset import (
-    BatchSlice,  # noqa: E402
-    build_training_dataset,  # noqa: E402
-)
 from pipeline_ops.input.reading import (  # noqa: E402
+    BatchSlice,
     EncodedSource,
     MemorySource,
-    SplitShards,  # noqa: E402
+    SplitShards,
+    build_training_dataset,
 )
 from pipeline_ops.input.tensorflow_start import tf
 from pipeline_ops.models import build_model  # noqa: E402
 from pipeline_ops.models.classification import Classification  # noqa: E402
-from pipeline_ops.training.checkpoints import (
-    Checkpoints,  # noqa: E402
-    TrainingState,  # noqa: E402
-)
+from pipeline_ops.system.disk_cache import HostCache  # noqa: E402
+from pipeline_ops.training.checkpoints import Checkpoints, TrainingState  # noqa: E402
 from pipeline_ops.training.loop import SynchronousLoop  # noqa: E402
 
 ROUNDS, STEPS_BETWEEN, BATCH = 7, 10, 64
@@ -109,7 +105,8 @@ def rate(take, count: int) -> float:
 def halves(split: SplitShards, cached: bool, **model) -> tuple[float, float]:
     """Medians of batches a second of the input alone, and of steps a second of the loop alone."""
     parse = Classification(SHAPE).parse
-    source = MemorySource(split, parse) if cached else EncodedSource(split, parse)
+    cache = HostCache(Path(split.paths[0]).parent, 1 << 30)
+    source = MemorySource(split, parse) if cached else EncodedSource(split, parse, cache)
     iterator, loop, ready = (
         iter(build_training_dataset(split, source, BATCH, BatchSlice(0, BATCH), 1, 0)),
         make_loop(**model),

@@ -20,7 +20,7 @@ from pipeline_ops.evaluation.detector_page import draw_pictures
 from pipeline_ops.evaluation.leaks import Leaks
 from pipeline_ops.evaluation.lineage import ChangesSince, Lineage
 from pipeline_ops.evaluation.matching import ImageDetections
-from pipeline_ops.input.detections import TrueBoxes
+from pipeline_ops.input.saved_model_client import TrueBoxes
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="

@@ -34,7 +34,7 @@ def changed(
     rng = StatelessRandom(
         seed, tf.fill([count], np.int64(epoch)), tf.range(first, first + count, dtype=tf.int64)
     )
-    return ImageAugmentation(config).load(lambda _: (tf.constant(batch), None), rng)[0].numpy()
+    return ImageAugmentation(config).apply(tf.constant(batch), None, rng)[0].numpy()
 
 
 def test_without_a_change_images_are_what_they_were():

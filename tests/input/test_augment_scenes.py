@@ -96,9 +96,9 @@ def changed(scenes, options, epoch=0, examples=range(NUM_SCENES), seed=1, max_bo
     rng = StatelessRandom(
         seed, tf.fill([len(examples)], np.int64(epoch)), tf.constant(list(examples), tf.int64)
     )
-    images, labels = build_augmentation(
-        AugmentOptions(**options), "detection", NUM_SCENES, max_boxes
-    ).load(load_from(scenes, max_boxes), rng)
+    augmentation = build_augmentation(AugmentOptions(**options), "detection", NUM_SCENES, max_boxes)
+    loaded = load_from(scenes, max_boxes)(augmentation.get_example_indices(rng))
+    images, labels = augmentation.apply(*loaded, rng)
     assert images.dtype == tf.uint8 and images.shape[1:] == (HEIGHT, WIDTH, 1)
     return images.numpy(), labels
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline_ops.input.dataset import BatchSlice
-from pipeline_ops.input.reading import SplitShards
+from pipeline_ops.input.reading import BatchSlice, SplitShards
 
 GOLDEN = [418, 289, 35, 595, 518, 515, 634, 449, 292, 533]
 """Five examples at the end of an epoch of 700, and five at the beginning of the next."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.disk_cache import HostCache
 
 BATCH = 24
+UNUSED = HostCache(Path("unused"), 0)
 PLAIN = AugmentOptions()
 FULL = AugmentOptions(
     flip_left_right=True,
@@ -47,12 +49,11 @@ def parse():
 def examples(split, count, changes=FULL, worker=0, workers=1, start_step=0, source=None):
     """Returns a list of (bytes of the image, boxes as bytes) for each step."""
     from pipeline_ops.input.augment import build_augmentation
-    from pipeline_ops.input.dataset import BatchSlice, build_training_dataset
-    from pipeline_ops.input.reading import EncodedSource
+    from pipeline_ops.input.reading import BatchSlice, EncodedSource, build_training_dataset
 
     batches = build_training_dataset(
         split,
-        source or EncodedSource(split, parse()),
+        source or EncodedSource(split, parse(), UNUSED),
         BATCH,
         BatchSlice.for_worker(worker, workers, BATCH),
         3,
@@ -91,10 +92,9 @@ def test_resuming_at_a_step_gives_what_would_have_come(split, step):
 def test_what_a_step_is_made_of_can_be_told(split):
     """The step has its own examples in order. The three others of a mosaic follow its example."""
     from pipeline_ops.input.augment import build_augmentation
-    from pipeline_ops.input.dataset import read_step_examples
-    from pipeline_ops.input.reading import EncodedSource
+    from pipeline_ops.input.reading import EncodedSource, read_step_examples
 
-    source = EncodedSource(split, parse())
+    source = EncodedSource(split, parse(), UNUSED)
     plain, mixed = (
         read_step_examples(
             split, BATCH, 3, 4, source, build_augmentation(changes, "detection", split.num_examples)
@@ -171,6 +171,6 @@ def test_streamed_scenes_and_mosaics_are_the_same(split, scenes, changes, tmp_pa
         shards.append(RemoteShard(place, file.model_copy(update={"num_examples": count})))
     remote = RemoteSplit(tuple(shards), HostCache(tmp_path, 1 << 30), shards[0].file.num_bytes)
     streamed = dataclasses.replace(split, remote=remote)
-    source = StreamedSource(streamed, parse(), make_order(streamed, 3, None))
+    source = StreamedSource(remote, parse(), make_order(streamed, 3, None))
     assert examples(streamed, 8, changes, source=source) == examples(split, 8, changes)
     source.close()

@@ -32,6 +32,7 @@ from pipeline_ops.system.disk_cache import HostCache
 pytest_plugins = ["publishers"]
 
 BATCH, STEPS = 60, 40
+UNUSED = HostCache(Path("unused"), 0)
 REMOVED = {"train-00000-of-00004.tfrecord": [0, 3, 174], "train-00003-of-00004.tfrecord": [5, 6]}
 
 
@@ -83,13 +84,13 @@ def open_source(split, window):
     from pipeline_ops.input.reading import EncodedSource, StreamedSource, make_order
 
     if split.remote is None:
-        return EncodedSource(split, parse)
-    return StreamedSource(split, parse, make_order(split, 3, window))
+        return EncodedSource(split, parse, UNUSED)
+    return StreamedSource(split.remote, parse, make_order(split, 3, window))
 
 
 def stream(split, window=None, start=0, count=STEPS, worker=0, workers=1, source=None):
     """Yields the keys of each batch."""
-    from pipeline_ops.input.dataset import BatchSlice, build_training_dataset
+    from pipeline_ops.input.reading import BatchSlice, build_training_dataset
 
     own = source or open_source(split, window)
     part = BatchSlice.for_worker(worker, workers, BATCH)
@@ -165,7 +166,7 @@ def test_one_source_goes_back_to_an_earlier_step(stored, expected, tmp_path, sha
 
 
 def test_the_examples_of_a_step_are_read_for_a_report(stored, tmp_path):
-    from pipeline_ops.input.dataset import read_step_examples
+    from pipeline_ops.input.reading import read_step_examples
 
     local = open_train(stored, HostCache(tmp_path / "local", 1 << 30), is_streamed=False)
     streamed = open_train(stored, HostCache(tmp_path / "host", 1 << 30))
@@ -179,17 +180,22 @@ def test_the_examples_of_a_step_are_read_for_a_report(stored, tmp_path):
 
 def test_augmented_images_are_the_same(stored, tmp_path):
     from pipeline_ops.input.augment import build_augmentation
-    from pipeline_ops.input.dataset import BatchSlice, build_training_dataset
-    from pipeline_ops.input.reading import EncodedSource, StreamedSource, make_order
+    from pipeline_ops.input.reading import (
+        BatchSlice,
+        EncodedSource,
+        StreamedSource,
+        build_training_dataset,
+        make_order,
+    )
     from pipeline_ops.models.classification import Classification
 
     parse_images = Classification((16, 16, 1)).parse
     local = open_train(stored, HostCache(tmp_path / "local", 1 << 30), is_streamed=False)
     streamed = open_train(stored, HostCache(tmp_path / "host", 1 << 30))
-    source = StreamedSource(streamed, parse_images, make_order(streamed, 3, None))
+    source = StreamedSource(streamed.remote, parse_images, make_order(streamed, 3, None))
     options = AugmentOptions(flip_left_right=True, shift=0.2, brightness=0.1)
     found = []
-    for split, own in ((local, EncodedSource(local, parse_images)), (streamed, source)):
+    for split, own in ((local, EncodedSource(local, parse_images, UNUSED)), (streamed, source)):
         changes = build_augmentation(options, "classification", split.num_examples)
         batches = build_training_dataset(split, own, BATCH, BatchSlice(10, 40), 3, 5, changes)
         found.append([(x.numpy(), y.numpy()) for x, y in batches.take(6)])

@@ -97,13 +97,15 @@ class SceneAugmentation:
 
     def get_example_indices(self, rng: StatelessRandom) -> tf.Tensor:
         """Returns the numbers of all examples that `apply` needs, int64."""
-        return self._draw_mosaics(rng).examples_k if self.config.mosaic else rng.examples_b
+        if not self.config.mosaic:
+            return rng.examples_b
+        return _Mosaics(rng, self.config.mosaic, self.num_examples).examples_k
 
     def apply(self, images: tf.Tensor, labels: Any, rng: StatelessRandom) -> tuple[Any, Any]:
         """Returns the batch of the draws, made of the images of `get_example_indices`."""
         shape = images.shape[1:3]
         if self.config.mosaic:
-            mosaics = self._draw_mosaics(rng)
+            mosaics = _Mosaics(rng, self.config.mosaic, self.num_examples)
             parts = mosaics.compute_parts(*shape)
             windows = _draw_windows(self.config, shape, mosaics.rng_k, parts)
             images, labels = self._transform(images, labels, *windows)
@@ -112,9 +114,6 @@ class SceneAugmentation:
             windows = _draw_windows(self.config, shape, rng)
             images, labels = self._transform(images, labels, *windows)
         return _adjust_colors(self.config, images, rng), self._compact_boxes(labels)
-
-    def _draw_mosaics(self, rng: StatelessRandom) -> _Mosaics:
-        return _Mosaics.draw(rng, self.config.mosaic, self.num_examples)
 
     def _transform(
         self, images_kHWC: tf.Tensor, labels: Any, rows: _Window, columns: _Window
@@ -310,7 +309,6 @@ def _resample(images_kHWC: tf.Tensor, window: _Window, axis: int) -> tf.Tensor:
     return first + weights * (second - first)
 
 
-@dataclasses.dataclass(frozen=True)
 class _Mosaics:
     """The images of a batch in which some examples are mosaics.
 
@@ -321,71 +319,53 @@ class _Mosaics:
     epoch in its own right, and sometimes also as a part of others.
 
     Attributes:
-      owners_k: int64, the example that each image becomes part of, counted in the batch.
-      quarters_k: int64, the part of each image: top left, top right, bottom left or bottom right.
-          An example that is not a mosaic has only the first, which is then the whole canvas.
+      examples_k: int64, the numbers of the images in the split.
+      rng_k: separate draws for each image, derived from those of the example that it is part of.
     """
 
-    rng: StatelessRandom
-    num_examples: int
-    owners_k: tf.Tensor
-    quarters_k: tf.Tensor
-    is_mosaic_k: tf.Tensor
-
-    @classmethod
-    def draw(cls, rng: StatelessRandom, fraction: float, num_examples: int) -> _Mosaics:
-        """Draws mosaics for a `fraction` of all examples, from a split of `num_examples`."""
+    def __init__(self, rng: StatelessRandom, fraction: float, num_examples: int):
         is_mosaic_b = rng.uniform(IS_MOSAIC) < fraction
         is_used_b4 = tf.stack([tf.ones_like(is_mosaic_b)] + [is_mosaic_b] * (QUARTERS - 1), axis=1)
-        owners_k, quarters_k = tf.unstack(tf.where(is_used_b4), axis=1)
-        return cls(rng, num_examples, owners_k, quarters_k, tf.gather(is_mosaic_b, owners_k))
-
-    @property
-    def rng_k(self) -> StatelessRandom:
-        """Separate draws for each image, derived from those of the example that it is part of."""
-        return StatelessRandom(
-            self.rng.seed,
-            tf.gather(self.rng.epochs_b, self.owners_k),
-            tf.gather(self.rng.examples_b, self.owners_k),
-            self.quarters_k,
-        )
-
-    @property
-    def examples_k(self) -> tf.Tensor:
-        """The numbers of the images in the split, int64."""
-        rng_k = self.rng_k
-        others_k = rng_k.uniform_int(self.num_examples, MOSAIC_MEMBER)
-        return tf.where(self.quarters_k == 0, rng_k.examples_b, others_k)
+        # The example that each image becomes part of, counted in the batch, and its part there:
+        # top left, top right, bottom left or bottom right. An example that is not a mosaic has only
+        # the first, which is then the whole canvas.
+        self._owners_k, self._quarters_k = tf.unstack(tf.where(is_used_b4), axis=1)
+        self._rng, self._is_mosaic_k = rng, tf.gather(is_mosaic_b, self._owners_k)
+        own_k = tf.gather(rng.examples_b, self._owners_k)
+        epochs_k = tf.gather(rng.epochs_b, self._owners_k)
+        self.rng_k = StatelessRandom(rng.seed, epochs_k, own_k, self._quarters_k)
+        others_k = self.rng_k.uniform_int(num_examples, MOSAIC_MEMBER)
+        self.examples_k = tf.where(self._quarters_k == 0, own_k, others_k)
 
     def compute_parts(self, height: int, width: int) -> tuple[Part, Part]:
         """Returns the rows and the columns of its canvas in which each image is shown."""
 
         def compute_part(size: int, draw_id: int, is_second_k: tf.Tensor) -> Part:
-            fraction_b = _MIN_MARGIN + (1 - 2 * _MIN_MARGIN) * self.rng.uniform(draw_id)
-            center_k = tf.gather(tf.round(size * fraction_b), self.owners_k)
-            ends_at_edge_k = is_second_k | ~self.is_mosaic_k
+            fraction_b = _MIN_MARGIN + (1 - 2 * _MIN_MARGIN) * self._rng.uniform(draw_id)
+            center_k = tf.gather(tf.round(size * fraction_b), self._owners_k)
+            ends_at_edge_k = is_second_k | ~self._is_mosaic_k
             return (
                 tf.where(is_second_k, center_k, 0.0),
                 tf.where(ends_at_edge_k, float(size), center_k),
             )
 
         return (
-            compute_part(height, MEETING_ROW, self.quarters_k >= 2),
-            compute_part(width, MEETING_COLUMN, self.quarters_k % 2 == 1),
+            compute_part(height, MEETING_ROW, self._quarters_k >= 2),
+            compute_part(width, MEETING_COLUMN, self._quarters_k % 2 == 1),
         )
 
     def merge_images(self, images_kHWC: tf.Tensor, rows: _Window, columns: _Window) -> tf.Tensor:
         """Joins the parts to images [b, H, W, C]."""
         is_shown_kHW = rows.is_shown()[:, :, None] & columns.is_shown()[:, None, :]
         parts_kHWC = tf.where(is_shown_kHW[..., None], images_kHWC, tf.zeros([], images_kHWC.dtype))
-        num_examples = tf.size(self.rng.examples_b)
-        merged = tf.math.unsorted_segment_sum(parts_kHWC, self.owners_k, num_examples)
+        num_examples = tf.size(self._rng.examples_b)
+        merged = tf.math.unsorted_segment_sum(parts_kHWC, self._owners_k, num_examples)
         return tf.ensure_shape(merged, [None, *images_kHWC.shape[1:]])
 
     def merge_boxes(self, labels: Any) -> Any:
         """Joins the boxes to labels [b, 4 N, ...], with class -1 where there is no box."""
-        slots_k = (self.owners_k * QUARTERS + self.quarters_k)[:, None]
-        num_slots = tf.size(self.rng.examples_b) * QUARTERS
+        slots_k = (self._owners_k * QUARTERS + self._quarters_k)[:, None]
+        num_slots = tf.size(self._rng.examples_b) * QUARTERS
 
         def scatter(values_kN: tf.Tensor) -> tf.Tensor:
             shape = tf.concat([[num_slots], tf.shape(values_kN)[1:]], 0)

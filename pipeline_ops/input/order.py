@@ -33,10 +33,8 @@ class StatelessRandom:
     They come from a hash, not from a generator. Any number is available without those before it, on
     any worker and after any restart of the gang.
 
-    Attributes:
-      epochs_b, examples_b: int64 numbers.
-      streams_b: int64, 0 to 3. Distinguishes several draws of one name for one example. None means
-          0 for all.
+    All tensors are int64. `streams_b`, 0 to 3, distinguishes several draws of one name for one
+    example. None means 0 for all.
     """
 
     seed: int

@@ -156,9 +156,7 @@ def read_records(paths: Sequence[str], removed: Sequence[Sequence[int]] = ()) ->
     if not any(removed):
         return tf.data.TFRecordDataset(list(paths))
     names = tf.constant(list(paths))
-    skipped = tf.ragged.constant(
-        [list(positions) for positions in removed], dtype=tf.int64, ragged_rank=1
-    )
+    skipped = tf.ragged.constant([list(each) for each in removed], tf.int64, ragged_rank=1)
 
     def read(shard: tf.Tensor) -> tf.data.Dataset:
         positions = skipped[shard]
@@ -195,7 +193,7 @@ def read_batches(
     """
     if split.remote is None:
         return read_records(split.paths, split.removed).shard(workers, worker).batch(batch)
-    read = functools.partial(_read_remote, split.remote.sequential_reader)
+    read = split.remote.sequential_reader.read
     numbers = tf.data.Dataset.range(worker, split.num_examples, workers).batch(batch)
     return _map_reads(numbers, lambda examples_b: read(examples_b, examples_b[0]), split, batch)
 
@@ -224,39 +222,14 @@ def _map_reads(
     return batches.with_options(options)
 
 
-def _read_remote(
-    reader: RecordReader, examples_k: tf.Tensor, position: tf.Tensor | int
-) -> tf.Tensor:
-    """Reads serialised examples with one call of Python code."""
-    records_k = tf.numpy_function(
-        lambda first, numbers: reader.read(int(first), np.asarray(numbers)),
-        [tf.cast(position, tf.int64), examples_k],
-        tf.string,
-    )
-    return tf.ensure_shape(records_k, examples_k.shape)
-
-
-class StreamedSource:
+class StreamedSource(RecordReader):
     """The shards of a store, fetched ahead in an order. Every example is parsed when its turn
     comes.
     """
 
     def __init__(self, remote: RemoteSplit, parse: Parse, order: ExampleOrder):
+        super().__init__(remote, order.list_upcoming_shards, _choose_patience(remote, order))
         self.parse = parse
-        self._reader = RecordReader(
-            remote, order.list_upcoming_shards, _choose_patience(remote, order)
-        )
-
-    def read(self, examples_k: tf.Tensor, position: tf.Tensor | int = 0) -> tf.Tensor:
-        """Returns serialised examples. `position` is the position of their batch in the order."""
-        return _read_remote(self._reader, examples_k, position)
-
-    def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
-        return self.parse(self.read(examples_b))
-
-    def close(self) -> None:
-        """Ends the threads, and the use of shards in the cache."""
-        self._reader.close()
 
 
 def _choose_patience(remote: RemoteSplit, order: ExampleOrder) -> float:
@@ -362,8 +335,7 @@ class DiskSource:
 
 
 ExampleSource = StreamedSource | EncodedSource | MemorySource | DiskSource
-"""Random access to the examples of a split. `load` returns what the task's `parse` makes of them.
-"""
+"""Random access to the examples of a split, by number, as the task's `parse` makes them."""
 
 
 def open_example_source(
@@ -505,25 +477,16 @@ def _compute_split_digest(split: SplitShards) -> str:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchSlice:
-    """This worker's part of each global batch: `[start, end)`."""
-
-    start: int
-    end: int
-
-    @classmethod
-    def for_worker(cls, worker: int, workers: int, global_batch_size: int) -> BatchSlice:
-        return cls(
-            worker * global_batch_size // workers, (worker + 1) * global_batch_size // workers
-        )
+def slice_batch(worker: int, workers: int, global_batch_size: int) -> range:
+    """Returns the examples of each global batch that a worker reads, counted in the batch."""
+    return range(worker * global_batch_size // workers, (worker + 1) * global_batch_size // workers)
 
 
 def build_training_dataset(
     split: SplitShards,
     source: ExampleSource,
     global_batch_size: int,
-    batch_slice: BatchSlice,
+    batch_slice: range,
     seed: int,
     start_step: int,
     augmentation: Augmentation = UNCHANGED,
@@ -534,17 +497,13 @@ def build_training_dataset(
     `window` is the number of shards whose examples are permuted together. None is the whole split.
     """
     order = make_order(split, seed, window)
-    slice_b = tf.range(batch_slice.start, batch_slice.end, dtype=tf.int64)
+    slice_b = tf.constant(batch_slice, tf.int64)
 
     def draw(step: tf.Tensor) -> StatelessRandom:
         return StatelessRandom(seed, *order.compute(step * global_batch_size + slice_b))
 
-    def load(step: tf.Tensor) -> tuple[Any, Any]:
-        rng = draw(step)
-        return augmentation.apply(*source.load(augmentation.get_example_indices(rng)), rng)
-
     batches = tf.data.Dataset.range(start_step, _MAX_STEPS)
-    prepare: Callable[..., tuple[Any, Any]] = load
+    prepare: Callable[..., tuple[Any, Any]]
     if isinstance(source, StreamedSource):
         read, parse = source.read, source.parse
 
@@ -552,10 +511,17 @@ def build_training_dataset(
             examples_k = augmentation.get_example_indices(draw(step))
             return step, read(examples_k, step * global_batch_size)
 
-        def finish(step: tf.Tensor, records_k: tf.Tensor) -> tuple[Any, Any]:
+        def prepare(step: tf.Tensor, records_k: tf.Tensor) -> tuple[Any, Any]:
             return augmentation.apply(*parse(records_k), draw(step))
 
-        batches, prepare = _map_reads(batches, fetch, split, global_batch_size), finish
+        batches = _map_reads(batches, fetch, split, global_batch_size)
+    else:
+        load = source.load
+
+        def prepare(step: tf.Tensor) -> tuple[Any, Any]:
+            rng = draw(step)
+            return augmentation.apply(*load(augmentation.get_example_indices(rng)), rng)
+
     return batches.map(prepare, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
 
 

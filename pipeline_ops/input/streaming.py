@@ -27,6 +27,7 @@ import numpy as np
 
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
+from pipeline_ops.input.tensorflow_start import tf
 from pipeline_ops.jobs.host_dataset import REMEDY
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.storage.tfrecord import FRAME_BYTES, list_record_offsets, unframe_record
@@ -83,12 +84,8 @@ def read_record_offsets(path: Path) -> np.ndarray:
 class RemoteShard:
     """A shard in a store.
 
-    Attributes:
-      place: the location of the shard.
-      file: its entry in the manifest.
-      removed: the positions of removed records.
-      lengths: the number of data bytes of all its records, as the data set lists them. None if the
-        data set does not.
+    `removed` has the positions of removed records. `lengths` has the number of data bytes of each
+    record, removed ones included. It is None if the data set does not list them.
     """
 
     place: StorePath
@@ -239,14 +236,13 @@ class ShardFetcher:
         could not be fetched.
         """
         with self._changed:
-            if wait_seconds:
-                self._changed.wait_for(
-                    lambda: (
-                        self._error
-                        or all(each in self._local or each not in self._targets for each in shards)
-                    ),
-                    wait_seconds,
-                )
+            self._changed.wait_for(
+                lambda: (
+                    self._error
+                    or all(each in self._local or each not in self._targets for each in shards)
+                ),
+                wait_seconds,
+            )
             if self._error:
                 raise self._error
             return {each: self._local[each] for each in shards if each in self._local}
@@ -347,11 +343,17 @@ class RecordReader:
         self._positions: Counter[int] = Counter()
         """The positions of the batches that are being read."""
 
-    def read(self, position: int, examples: np.ndarray) -> np.ndarray:
-        """Returns serialised examples by number, as an array of bytes.
+    def read(self, examples_k: tf.Tensor, position: tf.Tensor | int = 0) -> tf.Tensor:
+        """Returns serialised examples by number, string [k], with one call of Python code.
 
         `position` is the position of the batch in the order, by which shards are fetched ahead.
         """
+        arguments = [tf.cast(position, tf.int64), examples_k]
+        records_k = tf.numpy_function(self._read_batch, arguments, tf.string)
+        return tf.ensure_shape(records_k, examples_k.shape)
+
+    def _read_batch(self, first: np.ndarray, examples: np.ndarray) -> np.ndarray:
+        position = int(first)
         try:
             with self._lock:
                 self._positions[position] += 1

@@ -232,12 +232,13 @@ def _build_predictions(
     # Section 4.1: "all new conv layers except the final one ... sigma = 0.01".
     random = initializers.RandomNormal(stddev=0.01)
     options = {"padding": "same", "use_bias": normalization == "none"}
-    names = [f"{name}_{number}" for number in range(depth)]
-    convs = [
-        layers.Conv2D(width, 3, name=each, kernel_initializer=random.clone(), **options)
-        for each in names
+    blocks = [
+        (
+            layers.Conv2D(width, 3, name=each, kernel_initializer=random.clone(), **options),
+            _make_normalization(width, normalization, each),
+        )
+        for each in (f"{name}_{number}" for number in range(depth))
     ]
-    normalizations = [_make_normalization(width, normalization, each) for each in names]
     last = layers.Conv2D(
         ANCHORS_PER_CELL * values,
         3,
@@ -249,7 +250,7 @@ def _build_predictions(
     )
     flat = []
     for x in pyramid:
-        for conv, normalize in zip(convs, normalizations, strict=True):
+        for conv, normalize in blocks:
             x = layers.ReLU()(normalize(conv(x)))
         flat.append(layers.Reshape((-1, values), dtype="float32")(last(x)))
     return layers.Concatenate(axis=1, dtype="float32", name=f"{name}_outputs")(flat)

@@ -11,7 +11,6 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import DataError
 from pipeline_ops.input.augment import build_augmentation
 from pipeline_ops.input.reading import (
-    BatchSlice,
     SplitShards,
     build_evaluation_dataset,
     build_training_dataset,
@@ -21,6 +20,7 @@ from pipeline_ops.input.reading import (
     open_example_source,
     open_split,
     read_step_examples,
+    slice_batch,
 )
 from pipeline_ops.jobs.host_dataset import HostDataset
 from pipeline_ops.models.task import Task
@@ -60,7 +60,7 @@ class InputPipeline:
                 "train.global_batch_size or add data."
             )
         self._parse = task.parse
-        self._slice = BatchSlice.for_worker(*shard, config.global_batch_size)
+        self._slice = slice_batch(*shard, config.global_batch_size)
         self.total_steps = self.compute_epoch_end(config.epochs - 1)
         self._order = make_order(self._split, config.seed, config.input.window)
         self._source = open_example_source(

@@ -29,7 +29,6 @@ from beam_jobs.io.example import pack  # noqa: E402
 from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL  # noqa: E402
 from pipeline_ops.config.train import Train  # noqa: E402
 from pipeline_ops.input.reading import (  # noqa: E402
-    BatchSlice,
     EncodedSource,
     MemorySource,
     SplitShards,
@@ -108,7 +107,7 @@ def halves(split: SplitShards, cached: bool, **model) -> tuple[float, float]:
     cache = HostCache(Path(split.paths[0]).parent, 1 << 30)
     source = MemorySource(split, parse) if cached else EncodedSource(split, parse, cache)
     iterator, loop, ready = (
-        iter(build_training_dataset(split, source, BATCH, BatchSlice(0, BATCH), 1, 0)),
+        iter(build_training_dataset(split, source, BATCH, range(0, BATCH), 1, 0)),
         make_loop(**model),
         batches_in_memory(),
     )

@@ -71,10 +71,10 @@ def source_of(name, split, cache):
 
 def batches(split, count, worker=0, workers=1, start_step=0, seed=3, source=None):
     """Returns images and labels of the first batches."""
-    from pipeline_ops.input.reading import BatchSlice, EncodedSource, build_training_dataset
+    from pipeline_ops.input.reading import EncodedSource, build_training_dataset, slice_batch
 
     part, source = (
-        BatchSlice.for_worker(worker, workers, BATCH),
+        slice_batch(worker, workers, BATCH),
         source or EncodedSource(split, parse(), UNUSED),
     )
     return [

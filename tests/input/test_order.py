@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline_ops.input.reading import BatchSlice, SplitShards
+from pipeline_ops.input.reading import SplitShards, slice_batch
 
 GOLDEN = [418, 289, 35, 595, 518, 515, 634, 449, 292, 533]
 """Five examples at the end of an epoch of 700, and five at the beginning of the next."""
@@ -56,11 +56,11 @@ def test_any_part_of_the_order_is_the_same_without_what_comes_before_it(sizes, w
     step = data.draw(st.integers(0, end // batch - 1))
     expected = whole[step * batch : (step + 1) * batch].tolist()
     for workers in (1, 2, 3):
-        parts = [BatchSlice.for_worker(worker, workers, batch) for worker in range(workers)]
+        parts = [slice_batch(worker, workers, batch) for worker in range(workers)]
         found = [
             example
             for part in parts
-            for example in numbers(order, step * batch + part.start, step * batch + part.end)
+            for example in numbers(order, step * batch + part.start, step * batch + part.stop)
         ]
         assert found == expected
 

@@ -49,13 +49,13 @@ def parse():
 def examples(split, count, changes=FULL, worker=0, workers=1, start_step=0, source=None):
     """Returns a list of (bytes of the image, boxes as bytes) for each step."""
     from pipeline_ops.input.augment import build_augmentation
-    from pipeline_ops.input.reading import BatchSlice, EncodedSource, build_training_dataset
+    from pipeline_ops.input.reading import EncodedSource, build_training_dataset, slice_batch
 
     batches = build_training_dataset(
         split,
         source or EncodedSource(split, parse(), UNUSED),
         BATCH,
-        BatchSlice.for_worker(worker, workers, BATCH),
+        slice_batch(worker, workers, BATCH),
         3,
         start_step,
         build_augmentation(changes, "detection", split.num_examples),

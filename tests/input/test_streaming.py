@@ -90,10 +90,10 @@ def open_source(split, window):
 
 def stream(split, window=None, start=0, count=STEPS, worker=0, workers=1, source=None):
     """Yields the keys of each batch."""
-    from pipeline_ops.input.reading import BatchSlice, build_training_dataset
+    from pipeline_ops.input.reading import build_training_dataset, slice_batch
 
     own = source or open_source(split, window)
-    part = BatchSlice.for_worker(worker, workers, BATCH)
+    part = slice_batch(worker, workers, BATCH)
     batches = build_training_dataset(split, own, BATCH, part, 3, start, window=window)
     try:
         for _, keys in batches.take(count).as_numpy_iterator():
@@ -181,7 +181,6 @@ def test_the_examples_of_a_step_are_read_for_a_report(stored, tmp_path):
 def test_augmented_images_are_the_same(stored, tmp_path):
     from pipeline_ops.input.augment import build_augmentation
     from pipeline_ops.input.reading import (
-        BatchSlice,
         EncodedSource,
         StreamedSource,
         build_training_dataset,
@@ -197,7 +196,7 @@ def test_augmented_images_are_the_same(stored, tmp_path):
     found = []
     for split, own in ((local, EncodedSource(local, parse_images, UNUSED)), (streamed, source)):
         changes = build_augmentation(options, "classification", split.num_examples)
-        batches = build_training_dataset(split, own, BATCH, BatchSlice(10, 40), 3, 5, changes)
+        batches = build_training_dataset(split, own, BATCH, range(10, 40), 3, 5, changes)
         found.append([(x.numpy(), y.numpy()) for x, y in batches.take(6)])
         assert batches.element_spec[0].shape == (30, 16, 16, 1)
     source.close()

@@ -23,9 +23,8 @@ from pipeline_ops.input.tensorflow_start import tf
 Part = tuple[tf.Tensor, tf.Tensor]
 """The first and the last edge of the shown part along an axis, in pixels: float32 [k] each."""
 
-LEFT_RIGHT, DOWN, RIGHT, BRIGHTNESS, CONTRAST, TOP_BOTTOM, SCALE, SATURATION, ROW, COLUMN = range(
-    10
-)
+LEFT_RIGHT, DOWN, RIGHT, BRIGHTNESS, CONTRAST, TOP_BOTTOM, SCALE = range(7)
+SATURATION, ROW, COLUMN = range(7, 10)
 IS_MOSAIC, MOSAIC_MEMBER, MEETING_ROW, MEETING_COLUMN = range(10, 14)
 """The names of the draws. Each has its own random numbers. `order.py` uses 14 and 15."""
 
@@ -153,12 +152,7 @@ Augmentation = ImageAugmentation | SceneAugmentation
 
 
 def _has_geometric_transforms(config: AugmentOptions) -> bool:
-    return (
-        config.flip_left_right
-        or config.flip_top_bottom
-        or config.scale is not None
-        or config.shift > 0
-    )
+    return bool(config.flip_left_right or config.flip_top_bottom or config.scale or config.shift)
 
 
 def _adjust_colors(

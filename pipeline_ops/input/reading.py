@@ -223,9 +223,7 @@ def _map_reads(
 
 
 class StreamedSource(RecordReader):
-    """The shards of a store, fetched ahead in an order. Every example is parsed when its turn
-    comes.
-    """
+    """Shards of a store, fetched ahead in an order. An example is parsed when its turn comes."""
 
     def __init__(self, remote: RemoteSplit, parse: Parse, order: ExampleOrder):
         super().__init__(remote, order.list_upcoming_shards, _choose_patience(remote, order))
@@ -280,9 +278,8 @@ class MemorySource:
 
     def __init__(self, split: SplitShards, parse: Parse):
         with tf.device("/cpu:0"):
-            self._all = build_evaluation_dataset(
-                split, parse, split.num_examples
-            ).get_single_element()
+            batches = build_evaluation_dataset(split, parse, split.num_examples)
+            self._all = batches.get_single_element()
         split.release()
 
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
@@ -442,13 +439,11 @@ def _list_offsets(split: SplitShards, cache: HostCache) -> list[np.ndarray]:
 
     def write(folder: Path) -> None:
         removed = split.removed or [()] * len(split.paths)
-        _save_arrays(
-            folder / _OFFSETS,
-            (
-                np.delete(read_record_offsets(Path(path)), list(positions))
-                for path, positions in zip(split.paths, removed, strict=True)
-            ),
-        )
+        offsets = [
+            np.delete(read_record_offsets(Path(path)), list(positions))
+            for path, positions in zip(split.paths, removed, strict=True)
+        ]
+        _save_arrays(folder / _OFFSETS, offsets)
 
     digest = compute_digest([_OFFSETS, _compute_split_digest(split)])
     return _load_arrays(cache.get_or_create("offsets", digest, write) / _OFFSETS)

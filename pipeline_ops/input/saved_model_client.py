@@ -124,13 +124,8 @@ def read_true_boxes(
     def parse(serialized: tf.Tensor) -> tuple[tf.Tensor, ...]:
         parsed = tf.io.parse_single_example(serialized, features)
         corners = tf.stack([parsed[edge].values for edge in BOX_EDGES], -1)
-        return (
-            parsed[KEY],
-            parsed[ENCODED],
-            corners,
-            parsed[BOX_LABEL].values,
-            parsed[BOX_IS_CROWD].values,
-        )
+        values = [parsed[name].values for name in (BOX_LABEL, BOX_IS_CROWD)]
+        return parsed[KEY], parsed[ENCODED], corners, *values
 
     records = read_records(paths, removed).map(parse).prefetch(8)
     for key, image, boxes, classes, is_crowd in iterate_records(records, paths):

@@ -11,10 +11,8 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import DataError
 from pipeline_ops.input.augment import build_augmentation
 from pipeline_ops.input.reading import (
-    SplitShards,
     build_evaluation_dataset,
     build_training_dataset,
-    read_step_examples,
     make_order,
     open_encoded_source,
     open_example_source,

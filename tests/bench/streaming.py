@@ -72,11 +72,11 @@ def write_dataset(folder: Path, megabytes: int, num_shards: int) -> None:
 
 def _write_shard(path: Path, images: list[bytes], own: range) -> list[int]:
     from beam_jobs.io.example import pack
-    from beam_jobs.io.tfrecord_files import TFRecordWriter
+    from beam_jobs.io.tfrecord_files import write_tfrecord
     from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
     from pipeline_ops.storage.open_store import open_path
 
-    with TFRecordWriter(open_path(path)) as writer:
+    with write_tfrecord(open_path(path)) as writer:
         for number in own:
             encoded = images[number % len(images)] + number.to_bytes(8, "little")
             label = number % NUM_CLASSES

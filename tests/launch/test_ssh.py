@@ -331,7 +331,7 @@ def test_a_host_with_other_code_is_named_before_anything_is_trained(network, sta
         tmp_path / "copy" / "pipeline_ops",
         ignore=shutil.ignore_patterns("__pycache__"),
     )
-    changed = tmp_path / "copy" / "pipeline_ops" / "training" / "loops" / "synchronous.py"
+    changed = tmp_path / "copy" / "pipeline_ops" / "training" / "loop.py"
     changed.write_text(changed.read_text() + "# changed\n")
     job = start(hosts=1, lab={"code": str(tmp_path / "copy")})
     assert job.end() == ExitCode.CONFIG, "a retry does not help"

@@ -81,9 +81,9 @@ def scene_example(split: str, number: int):
 
 def _write_shard(path: Path, examples) -> int:
     from beam_jobs.io.example import serialise
-    from beam_jobs.io.tfrecord_files import TFRecordWriter
+    from beam_jobs.io.tfrecord_files import write_tfrecord
 
-    with TFRecordWriter(open_path(path)) as writer:
+    with write_tfrecord(open_path(path)) as writer:
         for example in examples:
             writer.write(
                 *serialise(example, {name: index for index, name in enumerate(CLASS_NAMES)})

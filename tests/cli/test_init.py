@@ -387,6 +387,11 @@ def test_images_of_one_class_are_too_few_classes(data):
     ("name", "content", "message"),
     [
         ("x.csv", "filename,class\na.jpg,cat\n", "none of its images (a.jpg) is below this folder"),
+        (
+            "x.csv",
+            "000.jpg,cat\n",
+            "x.csv has no header: its first line names an image. Add the line",
+        ),
         ("x.csv", "id,a,b\n000.jpg,1,2\n", "which of id, a, b has the classes is not clear"),
         ("x.csv", "path,label\nb.jpg,cat\n", "none of its images (b.jpg) is below this folder"),
         ("x.jsonl", '{"file": "a.jpg"}\n', "the lines of x.jsonl have the keys file"),

@@ -119,6 +119,16 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
             },
         ),
         (
+            {"train/1.jpg": "", "train/metadata.jsonl": '{"file_name": "1.jpg", "label": "cat"}'},
+            "jsonl",
+            {
+                "manifest": "train/metadata.jsonl",
+                "images": "train",
+                "task": "classification",
+                "columns": {"path": "file_name"},
+            },
+        ),
+        (
             {"a/1.jpg": "", "b/2.jpg": "", "t.csv": "id,width,label\n1,9,cat\n2,9,dog\n"},
             "csv",
             {

@@ -311,10 +311,12 @@ _OTHER_NAMES = {
 }
 """Names that other tools have for our columns. The column with the paths is the one whose values
 are images."""
+_PATHS = ("path", "filename", "file_name", "file", "image", "image_path")
+"""The usual names of this column, for a message."""
 
 
 class _Table(NamedTuple):
-    """A CSV file whose rows name images. `columns` has the names of our columns in the file."""
+    """A file whose rows or lines name images. `columns` has the names of our columns in it."""
 
     file: RawFile
     columns: Mapping[str, str]
@@ -322,57 +324,68 @@ class _Table(NamedTuple):
     images: str
     find_by: str
     found: int
-
-    @property
-    def has_boxes(self) -> bool:
-        return {*CORNERS} <= self.columns.keys()
+    has_boxes: bool
 
 
 def recognise_csv(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds CSV files with a column of images and one of classes, whatever their names are."""
+    starts = view.iterate_starts(".csv", ".tsv")
+    tables = ((file, *_read_table(start, file.num_bytes > START_BYTES)) for file, start in starts)
+    yield from _recognise_tables("csv", view, tables)
+
+
+def _recognise_tables(
+    kind: str, view: FolderView, files: Iterable[tuple[RawFile, Sequence[str], Sequence[_Fields]]]
+) -> Iterator[SourceMatch | str]:
+    """The matches of files with a header and rows. Those of several splits are one."""
     tables = []
-    for file, start in view.iterate_starts(".csv", ".tsv"):
-        table = _judge_table(view, file, *_read_table(start, file.num_bytes > START_BYTES))
+    for file, header, rows in files:
+        table = _judge_table(view, file, header, rows)
         if isinstance(table, _Table):
             tables.append(table)
         elif table:
             yield table
     splits = [find_split(table.file.key) for table in tables]
     if "train" in splits and None not in splits and len({*splits}) == len(splits):
-        yield _match_tables(view, tables, splits)
+        yield _match_tables(kind, view, tables, splits)
     else:
         for table in tables:
-            yield _match_tables(view, [table], [None])
+            yield _match_tables(kind, view, [table], [None])
 
 
 def _judge_table(
-    view: FolderView, file: RawFile, header: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    view: FolderView, file: RawFile, header: Sequence[str], rows: Sequence[_Fields]
 ) -> _Table | str | None:
     """The table of a file, the reason why it is none, or None if it has nothing to do with it."""
-    best = ("", ".", "path", 0)
+    if any(is_image_name(name) and view.count_images_named([name]) for name in header):
+        line = ",".join(("path", *_XYXY, "label") if len(header) == 6 else ("path", "label"))
+        return f"{file.key} has no header: its first line names an image. Add the line {line}"
+    usual = next((name for name in header if name.lower() in _PATHS), "")
+    best = (usual, ".", "path", 0)
     for name in header:
-        values = [row[name] for row in rows if row.get(name)]
+        values = [value for row in rows if isinstance(value := row.get(name), str) and value]
         folder, number = view.find_images_folder(values, file.key)
         by_name = view.count_images_named(values)
         best = max(best, (name, folder, "path", number), key=lambda found: found[3])
         best = max(best, (name, ".", "name", by_name), key=lambda found: found[3])
     path, images, find_by, found = best
     columns = {"path": path} | _find_columns([name for name in header if name != path])
-    if found and "label" in columns:
-        return _Table(file, columns, rows, images, find_by, found)
-    usual = [name for name in header if name.lower() in ("path", "filename", "file_name", "image")]
-    if not found and usual and "label" in columns:
-        values = [row[usual[0]] for row in rows if row.get(usual[0])]
+    has_boxes = {*CORNERS} <= columns.keys() or "boxes" in header
+    is_complete = "label" in columns or "boxes" in header
+    if found and is_complete:
+        return _Table(file, columns, rows, images, find_by, found, has_boxes)
+    if found:
+        return (
+            f"{file.key} names images in {path}, but which of {_join_names(header)} "
+            "has the classes is not clear. Name it in preprocess.source.columns, "
+            f"`{{path: {path}, label: ...}}`"
+        )
+    if usual and is_complete:
+        values = [row[usual] for row in rows if row.get(usual)]
         return (
             f"{file.key} names images and classes, but none of its images"
             f"{f' ({values[0]})' if values else ''} is below this folder. Correct the paths, or "
             "name the folder that holds both"
-        )
-    if found:
-        return (
-            f"{file.key} names images in the column {path}, but which of {_join_names(header)} "
-            "has the classes is not clear. Name it in preprocess.source.columns, "
-            f"`{{path: {path}, label: ...}}`"
         )
     return None
 
@@ -391,7 +404,7 @@ def _find_columns(header: Sequence[str]) -> dict[str, str]:
 
 
 def _match_tables(
-    view: FolderView, tables: Sequence[_Table], splits: Sequence[str | None]
+    kind: str, view: FolderView, tables: Sequence[_Table], splits: Sequence[str | None]
 ) -> SourceMatch:
     first = tables[0]
     columns = {
@@ -414,19 +427,20 @@ def _match_tables(
     keys |= _get_task(first.has_boxes) | _unless("columns", columns, {})
     keys |= _unless("find_by", first.find_by, "path")
     if first.has_boxes and _has_fractions(
-        {name: row[column] for name, column in first.columns.items()} for row in first.rows
+        dict(row) | {name: row.get(column) for name, column in first.columns.items()}
+        for row in first.rows
     ):
         keys["units"] = "fractions"
-    kind = "boxes" if first.has_boxes else "labels"
+    noun = "boxes" if first.has_boxes else "labels"
     reason = "; ".join(
-        f"{table.file.key} names images in {table.images} with {kind} "
+        f"{table.file.key} names images in {table.images} with {noun} "
         f"({table.found:,} of the first {count(len(table.rows), 'row')} looked up were found)"
         for table in tables
     )
     # A table with the columns of another tool may be a copy of the XML files beside it.
     is_copy = columns and view.list_candidates(".xml")
     certainty = Certainty.LIKELY if is_copy else Certainty.CERTAIN
-    return SourceMatch("csv", certainty, reason, keys)
+    return SourceMatch(kind, certainty, reason, keys)
 
 
 def _read_table(start: bytes, is_cut: bool) -> tuple[Sequence[str], list[dict[str, Any]]]:
@@ -445,45 +459,21 @@ def _read_table(start: bytes, is_cut: bool) -> tuple[Sequence[str], list[dict[st
 
 def recognise_jsonl(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds files of JSON lines with a path and a label or boxes."""
+    files = []
     for file, start in view.iterate_starts(".jsonl", ".ndjson"):
         entries = []
         for line in start.split(b"\n")[:_MAX_ROWS]:
             with contextlib.suppress(Reject):  # also of the last line, which may be cut off
                 entries.append(parse_json_object(line))
-        if any("path" in entry and {"label", "boxes"} & {*entry} for entry in entries):
-            has_boxes = any("boxes" in entry for entry in entries)
-            yield _judge_manifest("jsonl", view, file, entries, has_boxes)
-        elif entries:
-            yield (
-                f"the lines of {file.key} have the keys {', '.join(map(str, entries[0]))[:200]}. "
-                "The source needs path and label, or path and boxes"
-            )
-
-
-def _judge_manifest(
-    kind: str,
-    view: FolderView,
-    file: RawFile,
-    entries: Sequence[Mapping[str, Any]],
-    has_boxes: bool,
-) -> SourceMatch | str:
-    """The match for a manifest with the right keys. It depends on its images."""
-    names = [entry["path"] for entry in entries if isinstance(entry.get("path"), str)]
-    folder, found = view.find_images_folder([name for name in names if name], file.key)
-    if not found:
-        return (
-            f"{file.key} has the right columns, but none of its images"
-            f"{f' ({names[0]})' if names else ''} is below this folder. Correct the paths, or name "
-            "the folder that holds both"
+        files.append((file, [*dict.fromkeys(itertools.chain(*entries))], entries))
+    found = list(_recognise_tables("jsonl", view, files))
+    yield from found
+    if not found and files and files[0][1]:
+        file, header, _ = files[0]
+        yield (
+            f"the lines of {file.key} have the keys {_join_names(header)}. "
+            "The source needs path and label, or path and boxes"
         )
-    keys = {"manifest": file.key, **_unless("images", folder, "."), **_get_task(has_boxes)}
-    if has_boxes and _has_fractions(entries):
-        keys["units"] = "fractions"
-    reason = (
-        f"{file.key} names images in {folder} with {'boxes' if has_boxes else 'labels'} "
-        f"({found:,} of the first {count(len(names), 'path')} looked up were found)"
-    )
-    return SourceMatch(kind, Certainty.CERTAIN, reason, keys)
 
 
 def _has_fractions(entries: Iterable[Mapping[str, Any]]) -> bool:

@@ -95,8 +95,8 @@ def _validate_splits(
         )
     if flat := [name for name in splits if tree[name] == {""}]:
         raise DataError(
-            f"{folder}/{flat[0]}: a folder of a split needs class folders. Put its "
-            f"images into one folder per class, {_REMEDY}"
+            f"{folder}/{flat[0]}: a folder of a split needs class folders. Put its images into "
+            f"one folder per class, move the folder away if they have no labels, {_REMEDY}"
         )
 
 

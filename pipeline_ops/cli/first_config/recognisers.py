@@ -87,7 +87,7 @@ def recognise_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
     try:
         validate_layout(source, listing)
     except DataError as error:
-        yield str(error)
+        yield str(error).removesuffix(".")
         return
     found = read_records(source, listing)
     images = Counter(record.label for record in found.records if is_image_name(record.key))
@@ -191,14 +191,16 @@ def _describe_voc(view: FolderView, below: str, source: VocSource) -> SourceMatc
     names = sorted({name.partition("/")[0] for name in pictures.keys() & annotated})
     splits = find_split_names(names)
     where = f", in the folders {_join_names(sorted(splits))} of the splits" if splits else ""
-    is_shared = source.images == source.annotations
     reason = (
-        f"{count(len(annotated), 'XML file')} {'' if is_shared else f'in {source.annotations}, '}"
-        f"and {count(len(pictures), 'image')} in {'one place' if is_shared else source.images}, "
-        f"of which {len(pictures.keys() & annotated):,} have annotations"
-        f"{where}{'' if splits else remark}"
+        f"{count(len(annotated), 'XML file')}{_say_folder(source.annotations)}, and "
+        f"{count(len(pictures), 'image')}{_say_folder(source.images)}, of which "
+        f"{len(pictures.keys() & annotated):,} have annotations{where}{'' if splits else remark}"
     )
     return SourceMatch("voc", Certainty.CERTAIN, reason, keys, below)
+
+
+def _say_folder(folder: str) -> str:
+    return "" if folder == "." else f" in {folder}"
 
 
 def _read_voc_lists(view: FolderView, below: str, names: set[str]) -> tuple[dict[str, Any], str]:
@@ -215,7 +217,7 @@ def _read_voc_lists(view: FolderView, below: str, names: set[str]) -> tuple[dict
         used.append("trainval")
         keys["image_sets"] = {"train": "trainval"}
     if not used:
-        return {}, "; no lists in ImageSets/Main"
+        return {}, ""
     content = b"\n".join(view.read_start(lists[name], 1 << 26) for name in used)
     unlisted = len(names - set(content.decode("utf-8", "replace").split()))
     if unlisted:
@@ -433,7 +435,8 @@ def _match_tables(
         keys["units"] = "fractions"
     noun = "boxes" if first.has_boxes else "labels"
     reason = "; ".join(
-        f"{table.file.key} names images in {table.images} with {noun} "
+        f"{table.file.key} names images{_say_folder(table.images)} with {noun}"
+        f"{' by their file names' if table.find_by == 'name' else ''} "
         f"({table.found:,} of the first {count(len(table.rows), 'row')} looked up were found)"
         for table in tables
     )

@@ -81,7 +81,8 @@ class PlanWorker:
         try:
             summary = self._exchange.find_result(task.name, self._spec.summary)
             if summary is None or not all(map(self._spec.is_stored, summary.files)):
-                summary = self._build(self._exchange.read_plan(task))
+                self._build_plan = self._build_plan or self._spec.create_builder(self._exchange)
+                summary = self._build_plan(self._exchange.read_plan(task))
                 self._exchange.write_result(task.name, summary)
         except StoppedByDriver:
             return None
@@ -93,11 +94,6 @@ class PlanWorker:
             self._exchange.write_error(task.name, error)
             return None
         return _count(task.name, summary)
-
-    def _build(self, plan: ShardPlan) -> PlanSummary:
-        if self._build_plan is None:
-            self._build_plan = self._spec.create_builder(self._exchange)
-        return self._build_plan(plan)
 
 
 def _count(name: str, summary: PlanSummary) -> PlanCounts:

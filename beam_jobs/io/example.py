@@ -196,40 +196,24 @@ _TrainExample = define_message(
     }
     message_type {
       name: "Feature" oneof_decl { name: "kind" }
-      field {
-        name: "bytes_list" number: 1 label: LABEL_OPTIONAL oneof_index: 0
-        type: TYPE_MESSAGE type_name: ".tensorflow.BytesList"
-      }
-      field {
-        name: "float_list" number: 2 label: LABEL_OPTIONAL oneof_index: 0
-        type: TYPE_MESSAGE type_name: ".tensorflow.FloatList"
-      }
-      field {
-        name: "int64_list" number: 3 label: LABEL_OPTIONAL oneof_index: 0
-        type: TYPE_MESSAGE type_name: ".tensorflow.Int64List"
-      }
+      field { name: "bytes_list" number: 1 oneof_index: 0 type_name: ".tensorflow.BytesList" }
+      field { name: "float_list" number: 2 oneof_index: 0 type_name: ".tensorflow.FloatList" }
+      field { name: "int64_list" number: 3 oneof_index: 0 type_name: ".tensorflow.Int64List" }
     }
     message_type {
       name: "Features"
       field {
         name: "feature" number: 1 label: LABEL_REPEATED
-        type: TYPE_MESSAGE type_name: ".tensorflow.Features.FeatureEntry"
+        type_name: ".tensorflow.Features.FeatureEntry"
       }
       nested_type {
         name: "FeatureEntry" options { map_entry: true }
-        field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
-        field {
-          name: "value" number: 2 label: LABEL_OPTIONAL
-          type: TYPE_MESSAGE type_name: ".tensorflow.Feature"
-        }
+        field { name: "key" number: 1 type: TYPE_STRING }
+        field { name: "value" number: 2 type_name: ".tensorflow.Feature" }
       }
     }
     message_type {
-      name: "Example"
-      field {
-        name: "features" number: 1 label: LABEL_OPTIONAL
-        type: TYPE_MESSAGE type_name: ".tensorflow.Features"
-      }
+      name: "Example" field { name: "features" number: 1 type_name: ".tensorflow.Features" }
     }
     """,
 )

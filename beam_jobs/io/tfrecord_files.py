@@ -26,9 +26,7 @@ _GZIP, _ZLIB = b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 class CorruptRecord(Exception):
     """A record that cannot be read. `is_end`: the records after it cannot be read either.
 
-    Args:
-      reason: one word to count by: `truncated`, `corrupt`, `compressed` or `too_large`.
-      detail: the fault, and its offset.
+    `reason` is `truncated`, `corrupt`, `compressed` or `too_large`. `detail` tells the offset.
     """
 
     def __init__(self, reason: str, detail: str, is_end: bool = False):

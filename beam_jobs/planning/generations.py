@@ -184,10 +184,7 @@ def _make_entry(record: Record, split: str, perceptual_hashes: Mapping[int, str]
 
 
 def write_record_lengths(
-    folder: Path,
-    built: Iterable[ShardSummary],
-    kept: Iterable[str],
-    previous: Path | None,
+    folder: Path, built: Iterable[ShardSummary], kept: Iterable[str], previous: Path | None
 ) -> None:
     """Writes the lengths of the shards that were built, and of those that were `kept`.
 

@@ -15,13 +15,7 @@ from typing import Any
 from beam_jobs.io.example import parse
 from beam_jobs.io.raw import PackedImage, Raw, open_raw, translate_read_errors
 from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
-from beam_jobs.sources.parsing import (
-    make_box,
-    parse_box,
-    parse_number,
-    parse_split,
-    parse_text,
-)
+from beam_jobs.sources.parsing import make_box, parse_box, parse_number, parse_split, parse_text
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject

@@ -101,8 +101,7 @@ def _read_labels(
     if texts := example.features.get(text):
         if len(texts) != count or not all(isinstance(value, bytes) for value in texts):
             raise Reject(
-                "malformed",
-                f"the feature {text} must hold {count} texts, got {len(texts)} values",
+                "malformed", f"the feature {text} must hold {count} texts, got {len(texts)} values"
             )
         found = [_decode_text(value, text) for value in texts]
         return [classes.aliases.get(label, label) for label in found]
@@ -163,16 +162,13 @@ _LabelMap = define_message(
     name: "trainyard/label_map.proto" package: "trainyard" syntax: "proto2"
     message_type {
       name: "Item"
-      field { name: "name" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
-      field { name: "id" number: 2 type: TYPE_INT32 label: LABEL_OPTIONAL }
-      field { name: "display_name" number: 3 type: TYPE_STRING label: LABEL_OPTIONAL }
+      field { name: "name" number: 1 type: TYPE_STRING }
+      field { name: "id" number: 2 type: TYPE_INT32 }
+      field { name: "display_name" number: 3 type: TYPE_STRING }
     }
     message_type {
       name: "LabelMap"
-      field {
-        name: "item" number: 1 label: LABEL_REPEATED
-        type: TYPE_MESSAGE type_name: ".trainyard.Item"
-      }
+      field { name: "item" number: 1 label: LABEL_REPEATED type_name: ".trainyard.Item" }
     }
     """,
 )

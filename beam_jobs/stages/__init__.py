@@ -60,11 +60,7 @@ CATALOGUE: dict[str, Stage] = {
 
 
 def find_stage(name: str) -> Stage:
-    """Returns the stage with this name: from the catalogue, an installed package or a module path.
-
-    Raises:
-      ConfigError: there is none, or it cannot be loaded.
-    """
+    """Returns the stage with this name, of the catalogue, an installed package or a module path."""
     if stage := CATALOGUE.get(name) or load_stage(name):
         return stage
     raise ConfigError(f"unknown stage; {suggest_name(name, [*CATALOGUE, *list_published_names()])}")
@@ -72,11 +68,7 @@ def find_stage(name: str) -> Stage:
 
 @functools.lru_cache
 def load_stage(name: str) -> Stage | None:
-    """The stage behind a module path or an entry point, or None if the name is neither.
-
-    Raises:
-      ConfigError: the module cannot be imported, or the named object is no stage.
-    """
+    """The stage behind a module path or an entry point, or None if the name is neither."""
     path = find_module_path(name)
     if path is None:
         return None
@@ -123,11 +115,7 @@ def bind_stages(stages: Iterable[StageConfig]) -> list[BoundStage]:
 
 
 def check_stages(config: Preprocess, config_file: Path) -> None:
-    """Checks names, parameters and order of the stages of a config.
-
-    Raises:
-      ConfigError: has a line for each problem: place, key, rule, and the nearest valid name.
-    """
+    """Checks names, parameters and order of the stages of a config. The error has all problems."""
     problems = list(_check_order([stage.name for stage in config.stages]))
     for index, stage in enumerate(config.stages):
         location = ("preprocess", "stages", index, stage.name)
@@ -155,13 +143,7 @@ def _check_order(names: Sequence[str]) -> Iterator[_Problem]:
 def check_data(
     config: Preprocess, task: str, class_names: Sequence[str], config_file: Path
 ) -> None:
-    """Checks that stages whose parameters are valid can work on the data of the source.
-
-    `task` is "classification" or "detection". `class_names` are the classes of the source.
-
-    Raises:
-      ConfigError: has a line for each stage that cannot.
-    """
+    """Checks that stages with valid parameters can work on the task and the classes of a source."""
     stages, problems = bind_stages(config.stages), []
     for index, stage in enumerate(stages):
         names = map_class_names(stages[:index], class_names)

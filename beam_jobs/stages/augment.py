@@ -27,14 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-_CHANGES = (
-    "flip_horizontal",
-    "flip_vertical",
-    "rotate90",
-    "brightness",
-    "contrast",
-    "crop",
-)
+_CHANGES = ("flip_horizontal", "flip_vertical", "rotate90", "brightness", "contrast", "crop")
 
 
 @parameters
@@ -102,8 +95,7 @@ def _make_copy(example: Example, number: int, parameters: Augment) -> Example:
         )
     if parameters.flip_vertical and vertical < 0.5:
         copy = copy.with_image(
-            np.ascontiguousarray(copy.image[::-1]),
-            flip_boxes_vertically(copy.boxes, copy.shape[0]),
+            np.ascontiguousarray(copy.image[::-1]), flip_boxes_vertically(copy.boxes, copy.shape[0])
         )
     if parameters.rotate90:
         for _ in range(int(turns * 4)):

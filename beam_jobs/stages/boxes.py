@@ -86,11 +86,7 @@ def cut_out(
 
 
 def check_box(box: Box, frame: Size | None) -> None:
-    """Checks a box as far as possible without the image.
-
-    Raises:
-      Reject: box_not_finite, box_inverted, box_outside.
-    """
+    """Checks a box without its image. Raises Reject: box_not_finite, box_inverted, box_outside."""
     if not all(map(math.isfinite, (box.ymin, box.xmin, box.ymax, box.xmax))):
         raise Reject("box_not_finite", str(box))
     if box.xmin > box.xmax or box.ymin > box.ymax:
@@ -104,15 +100,9 @@ def convert_boxes(
 ) -> tuple[Box, ...]:
     """The boxes of a source in pixels of the upright image, clipped to it.
 
-    Args:
-      boxes: the boxes as the source gives them.
-      frame: height and width that they are given for. FRACTIONS or UPRIGHT_FRACTIONS for fractions,
-        None for the stored image.
-      stored: height and width of the image before it is turned.
-      orientation: EXIF's, 1 to 8. Any other value means upright, as for decoders.
-
-    Raises:
-      Reject: size_mismatch, box_outside.
+    `frame` is the size that they are given for, FRACTIONS, UPRIGHT_FRACTIONS, or None for the
+    stored image. `stored` is the size of the image before it is turned. `orientation` is EXIF's, 1
+    to 8. Any other value means upright, as for decoders. Raises Reject: size_mismatch, box_outside.
     """
     upright = stored[::-1] if orientation in (5, 6, 7, 8) else stored
     if frame == FRACTIONS:
@@ -137,7 +127,6 @@ def convert_boxes(
 
 
 def _clip(box: Box, size: Size) -> Box:
-    """Raises Reject: box_outside."""
     _check_inside(box, size)
     if (clipped := box.clip(*size)) is None:
         height, width = size

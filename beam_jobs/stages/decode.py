@@ -58,7 +58,8 @@ class Decode:
 def decode(example: Example, parameters: Decode) -> Example:
     """Returns the boxes in pixels of the upright image, whatever frame the source gave them in.
 
-    Raises Reject: empty, not_image, too_large, truncated, corrupt, size_mismatch, box_outside.
+    Raises Reject: empty, not_image, too_large, too_costly, truncated, corrupt, size_mismatch,
+    box_outside.
     """
     data = example.encoded
     if not data:
@@ -86,10 +87,7 @@ def decode(example: Example, parameters: Decode) -> Example:
 
 
 def _decode(data: bytes, header: _Header, parameters: Decode) -> tuple[np.ndarray, bool]:
-    """The image, and whether the shard may hold the file as it is.
-
-    Raises Reject: truncated, corrupt.
-    """
+    """The image, and whether the shard may hold the file as it is."""
     is_kept = header.is_kept
     if header.is_plain_jpeg:
         image = _decode_jpeg(data, parameters.channels)
@@ -192,7 +190,6 @@ class _Header(NamedTuple):
 
 
 def _read_header(data: bytes) -> _Header:
-    """Raises Reject: not_image, truncated, corrupt, too_costly."""
     if data.startswith(b"\xff\xd8\xff"):
         return _read_jpeg_header(data)
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -210,10 +207,7 @@ def _read_header(data: bytes) -> _Header:
 
 
 def _check_end(data: bytes, header: _Header) -> None:
-    """Checks that a file is complete and its chunks are intact, without decoding it.
-
-    Raises Reject: truncated, corrupt.
-    """
+    """Checks that a file is complete and its chunks are intact, without decoding it."""
     if header.is_plain_jpeg:
         if data.rfind(b"\xff\xd9", header.pixels_at) < 0:
             raise Reject("truncated", f"a JPEG without its end; it has {len(data)} bytes")

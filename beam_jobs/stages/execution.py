@@ -26,13 +26,7 @@ class BoundStage:
     parameters: Any
 
     def __call__(self, example: Example) -> list[Example]:
-        """Runs the stage on one example and returns its results, most often one example.
-
-        Raises:
-          Reject, Skip: raised by the stage.
-          StageFailed: the stage has a bug.
-          ConfigError, MemoryError: the cause is outside the stage.
-        """
+        """Runs the stage on one example. Raises StageFailed if the stage has a bug."""
         try:
             result = self.stage.function(example, self.parameters)
         except (Reject, Rejected, Skip, ConfigError, MemoryError):
@@ -85,12 +79,8 @@ def run_stages(
     If a stage makes several examples of one, each passes all later stages before the next one
     starts: only finished examples are held. Adds the time of each stage to `nanoseconds`, and
     counts the examples that leave it in `passed`, and skipped ones in `skipped`, by
-    `<stage>: <reason>`. If all examples were skipped, the list is empty.
-
-    Raises:
-      Rejected: the stage that it names has rejected an example. This rejects the record, and so all
-        examples that were made of it.
-      StageFailed: a stage has a bug.
+    `<stage>: <reason>`. If all examples were skipped, the list is empty. Raises Rejected: a stage
+    has rejected an example, and so the record, and all examples that were made of it.
     """
     for position, stage in enumerate(stages, start=1):
         start = time.perf_counter_ns()

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 parameters = pydantic.dataclasses.dataclass(
-    frozen=True,
-    config=pydantic.ConfigDict(strict=True, extra="forbid"),
+    frozen=True, config=pydantic.ConfigDict(strict=True, extra="forbid")
 )
 """Makes a class of fields the parameters of a stage: a frozen dataclass that checks its values when
 it is created."""

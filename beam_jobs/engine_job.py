@@ -119,12 +119,15 @@ class EngineJob:
 
     def find_failure(self) -> str:
         """The reason why Flink repeats a step, told once. "" if there is nothing new."""
-        job = self._find_on_flink()
-        text = self._flink.read_error(job) if self._flink and job else ""
+        text = self._read_flink_error()
         if text == self._told:
             return ""
         self._told = text
         return find_reason(text)
+
+    def _read_flink_error(self) -> str:
+        job = self._find_on_flink()
+        return self._flink.read_error(job) if self._flink and job else ""
 
     def is_over(self) -> bool:
         """Returns whether the job has done its work. Raises the error of one that has failed.
@@ -214,8 +217,7 @@ class EngineJob:
         )
 
     def _make_error(self) -> TrainyardError:
-        job = self._find_on_flink()
-        text = self._flink.read_error(job) if self._flink and job else ""
+        text = self._read_flink_error()
         if not text and self._result:
             try:
                 self._result.wait_until_finish()  # it has ended: this raises its last message
@@ -241,18 +243,11 @@ def create_pipeline(runner: BeamRunner, name: str) -> beam.Pipeline:
     """Raises ConfigError if Beam lacks the runner's packages, or does not accept an option."""
     options: dict[str, Any] = {"runner": "DataflowRunner", "job_name": name}
     if runner.has_job_server:
-        options |= {
-            "runner": "PortableRunner",
-            "job_endpoint": runner.endpoint,
-            "job_server_timeout": 30,
-        }
-    if runner.has_job_server and "environment_type" not in runner.options:
-        options |= {
-            "environment_type": "EXTERNAL",
-            "environment_config": runner.worker_pool,
+        options.update(runner="PortableRunner", job_endpoint=runner.endpoint, job_server_timeout=30)
+        if "environment_type" not in runner.options:
+            options.update(environment_type="EXTERNAL", environment_config=runner.worker_pool)
             # Without it, each step starts workers of its own. They outlive the job by this time.
-            "environment_cache_millis": 3_000,
-        }
+            options["environment_cache_millis"] = 3_000
     if runner.parallelism:
         options["parallelism"] = runner.parallelism
     try:

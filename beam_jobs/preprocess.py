@@ -38,7 +38,6 @@ from beam_jobs.planning.duplicates import (
 from beam_jobs.planning.generations import (
     PreviousDataset,
     build_index_entries,
-    build_quarantined_entries,
     collect_known_hashes,
     read_previous_dataset,
     take_over,
@@ -51,8 +50,6 @@ from beam_jobs.sources import SourceData, read_source_data
 from beam_jobs.stages import check_stages
 from beam_jobs.statistics.dataset import collect_statistics, find_duplicates
 from beam_jobs.statistics.summary import (
-    RejectedRecord,
-    ShardSummary,
     Summary,
     check_shapes,
     compute_class_weights,
@@ -127,12 +124,15 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     bad = filter(None, read_bad_records(rejected, source))
     comparison = write_description(job, config, draft.folder, figures, statistics, bad, reference)
     with keep_page_of_refused_data(job, draft.folder):
-        _check_outcome(job, config, source, decision, summaries, rejected)
+        full_list = job.attempt.folder / "rejected.jsonl"
+        check_rejects(rejected, source, decision, config.rejects, full_list, str(config_file))
+        explain_empty = explain_from_shards(decision.by_split, rejected, summaries)
+        labels, names = count_labels(summaries), source.class_names
+        check_labels(labels, names, str(source.folder), source.task, explain_empty)
         check_comparison(comparison, config, job.request.config_file)
     entries = [
         *delta.unchanged,
-        *build_index_entries(delta.shards, built, hashes),
-        *build_quarantined_entries(decision.quarantined, hashes),
+        *build_index_entries(delta.shards, built, decision.quarantined, hashes),
     ]
     write_index(draft.folder / INDEX, entries)
     write_record_lengths(draft.folder, built, delta.kept, previous.folder if previous else None)
@@ -241,25 +241,6 @@ def _hide_modules(names: Iterable[str]) -> Iterator[None]:
         logging.disable(logging.NOTSET)
         for name in hidden:
             del sys.modules[name]
-
-
-def _check_outcome(
-    job: Job,
-    config: Preprocess,
-    source: SourceData,
-    decision: CollectionDecision,
-    summaries: Sequence[ShardSummary],
-    rejected: Sequence[RejectedRecord],
-) -> None:
-    full_list = job.attempt.folder / "rejected.jsonl"
-    check_rejects(rejected, source, decision, config.rejects, full_list, job.request.config_file)
-    check_labels(
-        count_labels(summaries),
-        source.class_names,
-        str(source.folder),
-        source.task,
-        explain_from_shards(decision.by_split, rejected, summaries),
-    )
 
 
 def _fill_manifest(draft: ArtifactDraft, config: Preprocess, figures: DatasetFigures) -> None:

@@ -111,15 +111,13 @@ def keep_page_of_refused_data(job: Job, folder: Path) -> Iterator[None]:
 def _compare(
     schema: DataSchema, ours: DatasetStatistics, reference: Reference, config: Preprocess
 ) -> DatasetComparison:
-    train, theirs = ours.splits["train"], reference.statistics.splits["train"]
+    train, before = ours.splits["train"], reference.statistics.splits["train"]
     return DatasetComparison(
         reference=reference.name,
         digest=reference.manifest.digest,
         thresholds=config.drift,
         schema_violations=compare_schemas(schema, reference.schema, config.schema),
-        drift=compute_distances(
-            train.features, train.labels, theirs.features, theirs.labels, config.drift
-        ),
+        drift=compute_distances(train, before, config.drift),
     )
 
 

@@ -150,9 +150,13 @@ def collect_known_hashes(previous: PreviousDataset | None) -> dict[int, str]:
 def build_index_entries(
     plans: Iterable[ShardPlan],
     summaries: Iterable[ShardSummary],
+    quarantined: Iterable[Record],
     perceptual_hashes: Mapping[int, str],
 ) -> Iterator[IndexEntry]:
-    """The index entries of shards that were just built."""
+    """The index entries of shards that were just built, and of records that duplicates keep out.
+
+    The latter are in no split, so that they are built as soon as nothing keeps them out.
+    """
     for plan, summary in zip(plans, summaries, strict=True):
         position = 0
         for record, outcome in zip(plan.records, summary.outcomes, strict=True):
@@ -163,13 +167,7 @@ def build_index_entries(
                 **outcome._asdict(),
             )
             position += outcome.num_examples
-
-
-def build_quarantined_entries(
-    records: Iterable[Record], perceptual_hashes: Mapping[int, str]
-) -> Iterator[IndexEntry]:
-    """They are in no split, so that they are built as soon as the collection includes them."""
-    for record in records:
+    for record in quarantined:
         yield _make_entry(record, "", perceptual_hashes)
 
 

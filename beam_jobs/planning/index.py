@@ -7,7 +7,6 @@ and skipping a record without opening its shard.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gzip
 import hashlib
@@ -23,12 +22,6 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.storage.atomic import write_atomically
 from pipeline_ops.storage.read_errors import make_read_error
 
-_ANNOTATION_FIELDS = tuple(
-    field.name
-    for field in dataclasses.fields(Record)
-    if field.name not in ("file", "split", "group")
-)
-"""The split is a field of the index. The group is in no example."""
 _COMPRESSION = 1  # a line is mostly digests, which do not compress at any level
 
 
@@ -59,8 +52,11 @@ class IndexEntry(NamedTuple):
 
 
 def compute_annotation_digest(record: Record) -> str:
-    """A digest, as 16 hex digits, of the part of a record's annotation that goes into the shard."""
-    return _digest_annotation(tuple(getattr(record, name) for name in _ANNOTATION_FIELDS))
+    """A digest, as 16 hex digits, of the part of a record's annotation that goes into the shard.
+
+    The split is a field of the index, and the group is in no example.
+    """
+    return _digest_annotation((record.label, record.boxes, record.frame))
 
 
 @functools.lru_cache(maxsize=4096)

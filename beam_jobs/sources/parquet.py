@@ -32,8 +32,7 @@ def read_entries(files: SourceFiles, source: ParquetSource) -> Iterator[SourceEn
         with translate_read_errors(container.key), open_raw(container, folder) as opened:
             try:
                 with open_parquet(opened) as file:
-                    reader = _FileReader(file, container, path, source, files)
-                    yield from reader.read_entries(split)
+                    yield from _FileReader(file, container, source, files).read_entries(split)
             except CorruptParquet as error:
                 raise DataError(
                     f"{path}: not a Parquet file, or a damaged one: {error}. "
@@ -43,15 +42,10 @@ def read_entries(files: SourceFiles, source: ParquetSource) -> Iterator[SourceEn
 
 class _FileReader:
     def __init__(
-        self,
-        file: ParquetFile,
-        container: RawFile,
-        path: str,
-        source: ParquetSource,
-        files: SourceFiles,
+        self, file: ParquetFile, container: RawFile, source: ParquetSource, files: SourceFiles
     ):
-        self._file, self._container, self._path = file, container, path
-        self._source, self._files = source, files
+        self._file, self._container, self._source, self._files = file, container, source, files
+        self._path = f"{files.listing.folder / container.key}"
         self._columns = list(dict.fromkeys(self._find_columns()))
         self._check_image_column()
         self._names = _read_class_names(file, source.label) or source.class_names

@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING
 import pydantic
 from pydantic import Field
 
-from beam_jobs.stages.boxes import (
-    cut_out,
-    flip_boxes_horizontally,
-    flip_boxes_vertically,
-    transform_boxes,
-    transpose_boxes,
-)
+from beam_jobs.stages.boxes import cut_out, transform_boxes, transpose_boxes
 from beam_jobs.stages.stage import Example, parameters
 
 if TYPE_CHECKING:
@@ -91,11 +85,12 @@ def _make_copy(example: Example, number: int, parameters: Augment) -> Example:
     if parameters.flip_horizontal and horizontal < 0.5:
         copy = copy.with_image(
             np.ascontiguousarray(copy.image[:, ::-1]),
-            flip_boxes_horizontally(copy.boxes, copy.shape[1]),
+            transform_boxes(copy.boxes, x_factor=-1, right=copy.shape[1]),
         )
     if parameters.flip_vertical and vertical < 0.5:
         copy = copy.with_image(
-            np.ascontiguousarray(copy.image[::-1]), flip_boxes_vertically(copy.boxes, copy.shape[0])
+            np.ascontiguousarray(copy.image[::-1]),
+            transform_boxes(copy.boxes, y_factor=-1, down=copy.shape[0]),
         )
     if parameters.rotate90:
         for _ in range(int(turns * 4)):
@@ -116,7 +111,7 @@ def _rotate(example: Example) -> Example:
 
     return example.with_image(
         np.rot90(example.image, -1).copy(),
-        flip_boxes_horizontally(transpose_boxes(example.boxes), example.shape[0]),
+        transform_boxes(transpose_boxes(example.boxes), x_factor=-1, right=example.shape[0]),
     )
 
 

@@ -43,14 +43,6 @@ def transform_boxes(
     return tuple(box.transform(y_factor, x_factor, down, right) for box in boxes)
 
 
-def flip_boxes_horizontally(boxes: Boxes, width: int) -> Boxes:
-    return transform_boxes(boxes, x_factor=-1, right=width)
-
-
-def flip_boxes_vertically(boxes: Boxes, height: int) -> Boxes:
-    return transform_boxes(boxes, y_factor=-1, down=height)
-
-
 def transpose_boxes(boxes: Boxes) -> Boxes:
     """The boxes after rows became columns."""
     if boxes is None:
@@ -120,9 +112,9 @@ def convert_boxes(
         if orientation in (5, 6, 7, 8):
             found = transpose_boxes(found)
         if orientation in (2, 3, 6, 7):
-            found = flip_boxes_horizontally(found, upright[1])
+            found = transform_boxes(found, x_factor=-1, right=upright[1])
         if orientation in (3, 4, 7, 8):
-            found = flip_boxes_vertically(found, upright[0])
+            found = transform_boxes(found, y_factor=-1, down=upright[0])
     return tuple(_clip(box, upright) for box in found or ())
 
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from pydantic import BaseModel
 
 from beam_jobs.planning.duplicates import find_repeated_digests
 from beam_jobs.planning.plan import Record
-from beam_jobs.statistics.measure import FEATURES, Histogram, Measurements, merge_measurements
+from beam_jobs.statistics.measure import FEATURES, Measurements, merge_measurements
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.config.preprocess import Drift, SchemaRules
 
@@ -140,18 +140,14 @@ def collect_statistics(
 
 
 def find_duplicates(
-    by_split: Mapping[str, Sequence[Record]], excluded_keys: Iterable[str] = ()
+    by_split: Mapping[str, Sequence[Record]], excluded_keys: Collection[str] = ()
 ) -> Duplicates:
-    """Groups records by the digest of their content.
-
-    Records whose keys are in `excluded_keys` do not count.
-    """
-    excluded = set(excluded_keys)
+    """Groups records by the digest of their content, without those of `excluded_keys`."""
     repeated = find_repeated_digests([one for records in by_split.values() for one in records])
     found: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for split, records in by_split.items():
         for record in records:
-            if record.file.digest in repeated and record.key not in excluded:
+            if record.file.digest in repeated and record.key not in excluded_keys:
                 found[record.file.digest].append((record.key, split))
     pairs = [zip(*sorted(each), strict=True) for each in found.values() if len(each) > 1]
     groups = [DuplicateGroup(keys=list(keys), splits=list(splits)) for keys, splits in pairs]
@@ -202,22 +198,14 @@ def compare_schemas(ours: DataSchema, reference: DataSchema, rules: SchemaRules)
 
 
 def compute_distances(
-    ours: Mapping[str, Histogram],
-    our_labels: Mapping[str, int],
-    theirs: Mapping[str, Histogram],
-    their_labels: Mapping[str, int],
-    thresholds: Drift,
+    ours: SplitStatistics, theirs: SplitStatistics, thresholds: Drift
 ) -> list[Distance]:
-    """The distances of the classes and of every feature that both have measured.
-
-    The largest distance comes first.
-    """
-    pairs = {name: (ours[name].counts, theirs[name].counts) for name in ours.keys() & theirs.keys()}
-    labels = sorted(our_labels.keys() | their_labels.keys())
-    pairs[LABELS] = (
-        [our_labels.get(name, 0) for name in labels],
-        [their_labels.get(name, 0) for name in labels],
-    )
+    """The distances of the classes and of all features that both have, the largest one first."""
+    shared = ours.features.keys() & theirs.features.keys()
+    pairs = {name: (ours.features[name].counts, theirs.features[name].counts) for name in shared}
+    labels = sorted(ours.labels.keys() | theirs.labels.keys())
+    p, q = ([each.labels.get(name, 0) for name in labels] for each in (ours, theirs))
+    pairs[LABELS] = p, q
     found = []
     for feature, (p, q) in pairs.items():
         if len(p) == len(q) and any(p) and any(q):

@@ -9,6 +9,7 @@ from scipy.spatial.distance import jensenshannon
 from beam_jobs.planning.plan import Record
 from beam_jobs.statistics.dataset import (
     LABELS,
+    SplitStatistics,
     compute_distances,
     find_duplicates,
     jensen_shannon,
@@ -90,20 +91,15 @@ def test_distances_reach_from_the_same_to_nothing_in_common(p, q, js, linf):
     assert l_infinity(p, q) == l_infinity(q, p) == pytest.approx(linf)
 
 
-def histogram(counts: list[int]) -> Histogram:
-    return Histogram(counts=counts, count=sum(counts))
+def split(labels: dict[str, int], **counts: list[int]) -> SplitStatistics:
+    features = {name: Histogram(found, count=sum(found)) for name, found in counts.items()}
+    return SplitStatistics(num_examples=sum(labels.values()), labels=labels, features=features)
 
 
 def test_what_is_above_a_threshold_is_marked_and_the_largest_comes_first():
-    ours = {"brightness": histogram([5, 5]), "contrast": histogram([1, 9])}
-    theirs = {"brightness": histogram([5, 5]), "contrast": histogram([9, 1])}
-    found = compute_distances(
-        ours,
-        {"cat": 5, "dog": 5},
-        theirs,
-        {"cat": 4, "dog": 6},
-        Drift(max_js_distance=0.1, max_linf_distance=0.1),
-    )
+    ours = split({"cat": 5, "dog": 5}, brightness=[5, 5], contrast=[1, 9])
+    theirs = split({"cat": 4, "dog": 6}, brightness=[5, 5], contrast=[9, 1])
+    found = compute_distances(ours, theirs, Drift(max_js_distance=0.1, max_linf_distance=0.1))
     assert [(distance.feature, distance.is_above) for distance in found] == [
         ("contrast", True),
         (LABELS, False),
@@ -113,23 +109,22 @@ def test_what_is_above_a_threshold_is_marked_and_the_largest_comes_first():
 
 
 def test_one_of_the_two_thresholds_is_enough():
-    ours, theirs = {"brightness": histogram([60, 40])}, {"brightness": histogram([40, 60])}
+    ours, theirs = split({"a": 1}, brightness=[60, 40]), split({"a": 1}, brightness=[40, 60])
     for drift in (
         Drift(max_js_distance=0.9, max_linf_distance=0.1),
         Drift(max_js_distance=0.1, max_linf_distance=0.9),
     ):
-        assert compute_distances(ours, {"a": 1}, theirs, {"a": 1}, drift)[0].is_above
-    assert not compute_distances(
-        ours, {"a": 1}, theirs, {"a": 1}, Drift(max_js_distance=0.9, max_linf_distance=0.9)
-    )[0].is_above
+        assert compute_distances(ours, theirs, drift)[0].is_above
+    high = Drift(max_js_distance=0.9, max_linf_distance=0.9)
+    assert not compute_distances(ours, theirs, high)[0].is_above
 
 
 def test_a_new_class_is_a_drift_of_the_classes():
-    [found] = compute_distances({}, {"cat": 5, "bird": 5}, {}, {"cat": 10}, Drift())
+    [found] = compute_distances(split({"cat": 5, "bird": 5}), split({"cat": 10}), Drift())
     assert found.feature == LABELS
     assert found.l_infinity == 0.5
 
 
 def test_a_feature_that_only_one_has_is_not_compared():
-    [found] = compute_distances({"box_area": histogram([1, 1])}, {"a": 1}, {}, {"a": 2}, Drift())
+    [found] = compute_distances(split({"a": 1}, box_area=[1, 1]), split({"a": 2}), Drift())
     assert found.feature == LABELS

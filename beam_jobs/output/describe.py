@@ -27,7 +27,7 @@ from beam_jobs.statistics.page import PageData, describe_reference, render
 from beam_jobs.statistics.summary import BadRecord
 from pipeline_ops.artifacts.dataset import DATA_PAGE, SCHEMA, STATISTICS, DatasetFigures
 from pipeline_ops.artifacts.input_names import REFERENCES
-from pipeline_ops.artifacts.manifest import Input, Manifest, read_input
+from pipeline_ops.artifacts.manifest import Input, read_input
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.local_inputs import fetch_input
@@ -44,7 +44,7 @@ class Reference:
     """The data set that this one is compared with. `name` is one of REFERENCES."""
 
     name: str
-    manifest: Manifest
+    digest: str
     schema: DataSchema
     statistics: DatasetStatistics
 
@@ -54,11 +54,11 @@ def read_reference(inputs: Mapping[str, Input]) -> Reference | None:
     name = next((name for name in REFERENCES if name in inputs), None)
     if name is None:
         return None
-    manifest = read_input(inputs[name])
+    digest = read_input(inputs[name]).digest
     folder = Path(fetch_input(inputs[name], (SCHEMA, STATISTICS).__contains__).uri).parent
     return Reference(
         name,
-        manifest,
+        digest,
         _read_model(folder / SCHEMA, DataSchema),
         _read_model(folder / STATISTICS, DatasetStatistics),
     )
@@ -85,9 +85,15 @@ def write_description(
     """Writes statistics, schema and page. Returns the comparison for `check_comparison`."""
     schema = infer_schema(figures, statistics.merge_splits())
     if reference:
-        statistics = statistics.model_copy(
-            update={"comparison": _compare(schema, statistics, reference, config)}
+        train, before = statistics.splits["train"], reference.statistics.splits["train"]
+        comparison = DatasetComparison(
+            reference=reference.name,
+            digest=reference.digest,
+            thresholds=config.drift,
+            schema_violations=compare_schemas(schema, reference.schema, config.schema),
+            drift=compute_distances(train, before, config.drift),
         )
+        statistics = statistics.model_copy(update={"comparison": comparison})
     shown = list(itertools.islice(bad, _SHOWN_REJECTS))
     theirs = reference.statistics if reference else None
     page_data = PageData(job.request.pipeline, figures, statistics, schema, shown, theirs)
@@ -106,19 +112,6 @@ def keep_page_of_refused_data(job: Job, folder: Path) -> Iterator[None]:
         page = job.attempt.folder / DATA_PAGE
         write_atomically(page, (folder / DATA_PAGE).read_bytes())
         raise DataError(f"{error}\n{page} shows the data and the rejected records.") from error
-
-
-def _compare(
-    schema: DataSchema, ours: DatasetStatistics, reference: Reference, config: Preprocess
-) -> DatasetComparison:
-    train, before = ours.splits["train"], reference.statistics.splits["train"]
-    return DatasetComparison(
-        reference=reference.name,
-        digest=reference.manifest.digest,
-        thresholds=config.drift,
-        schema_violations=compare_schemas(schema, reference.schema, config.schema),
-        drift=compute_distances(train, before, config.drift),
-    )
 
 
 def check_comparison(

@@ -93,7 +93,8 @@ def remove_duplicates(
         for record in sorted(by_split[split], key=attrgetter("key")):
             if record.key in reasons:
                 continue
-            bits = _to_number(perceptual_hashes.get(record.file.digest, ""))
+            known = perceptual_hashes.get(record.file.digest, NO_HASH)
+            bits = None if known == NO_HASH else int(known, 16)
             if equal := first_by_digest.get(record.file.digest):
                 reasons[record.key] = _reject(record, _DUPLICATE, f"equal to {equal.key}")
             elif bits is not None and (near_key := near_duplicates.find(bits, record)):
@@ -154,10 +155,6 @@ def _describe_annotation(record: Record) -> str:
     if record.boxes is None:
         return record.label
     return f"{len(record.boxes)} boxes of {', '.join(sorted(set(record.labels))) or 'nothing'}"
-
-
-def _to_number(perceptual_hash: str) -> int | None:
-    return int(perceptual_hash, 16) if len(perceptual_hash) == _HASH_BITS // 4 else None
 
 
 class _NearDuplicateIndex:

@@ -31,7 +31,6 @@ _THUMBNAIL = (112, 112)
 _MAX_THUMBNAIL_PIXELS = 40e6
 """A larger image is not decoded, because it may be a decompression bomb."""
 _THUMBNAIL_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
-_BOX_COLUMNS = ("box_width", "box_height", "box_area", "box_aspect")
 _GROUPS = {
     "raw": "Raw files, as they were decoded",
     "example": "Examples, as they are stored",
@@ -63,10 +62,7 @@ def render(data: PageData) -> str:
     return render_page(
         here / "data.html",
         [here / "data.css"],
-        data=data,
-        figures=figures,
-        schema=data.schema,
-        duplicates=statistics.duplicates,
+        **vars(data),
         splits=SPLITS,
         features=FEATURES,
         number=_format_number,
@@ -84,12 +80,9 @@ def render(data: PageData) -> str:
             for name in FEATURES
             if any(histograms := [statistics.splits[split].features.get(name) for split in SPLITS])
         },
-        box_columns=_BOX_COLUMNS,
         boxes_by_class=sorted(
             boxes_by_class, key=lambda item: (-item[1]["box_area"].count, item[0])
         )[:_MAX_CLASSES],
-        comparison=statistics.comparison,
-        has_reference=data.reference is not None,
         rejects=[
             bad.rejected.model_dump()
             | {"num_bytes": bad.num_bytes, "image": make_thumbnail(bad.content)}

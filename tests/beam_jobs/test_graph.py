@@ -11,6 +11,8 @@ import pytest
 from apache_beam import coders
 from apache_beam.metrics import MetricsFilter
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.worker.statesampler import StateSampler
+from apache_beam.utils.counters import CounterFactory
 
 from beam_jobs.elements import ShardReport, ShardTask
 from beam_jobs.exchange import Exchange, Results
@@ -162,3 +164,9 @@ def test_an_element_travels_as_a_typed_row(element):
     assert isinstance(coder, coders.RowCoder)
     assert all(field.type.HasField("atomic_type") for field in coder.schema.fields)
     assert type(element)(*coder.decode(coder.encode(element))) == element
+
+
+def test_the_end_of_a_bundle_does_not_wait_for_beams_sampler():
+    """Beam's own period is 200 ms, and the end of each bundle waits for the thread that sleeps."""
+    sampler = StateSampler("test", CounterFactory())
+    assert sampler.sampling_period_ms == 10

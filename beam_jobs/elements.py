@@ -1,7 +1,7 @@
 """The elements of the Beam graph. Each travels as a row with typed fields, so none can run code.
 
 There is no `from __future__ import annotations` here: Beam reads the types of the fields, and would
-pickle a field whose type is a text.
+serialise a field whose type is a text as Python code.
 """
 
 from typing import NamedTuple

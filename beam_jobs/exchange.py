@@ -11,7 +11,7 @@ host can reach them. If the job is killed, its next try takes over the results.
     statistics/<split>.json   the measurements of all shards of a split, added up
     stop                   tells all workers to stop
 
-None is a pickle, so no message can run code.
+All are JSON, so no message can run code.
 """
 
 from __future__ import annotations

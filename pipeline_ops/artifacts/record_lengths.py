@@ -36,9 +36,10 @@ def parse_record_lengths(content: bytes, source: str) -> dict[str, Sequence[int]
     values = array(_TYPE)
     try:
         values.frombytes(rest)
-        values = _to_little_endian(values)
+        values, start = _to_little_endian(values), 0
         for path, count in json.loads(head).items():
-            found[path], values = values[:count], values[count:]
+            found[path] = values[start : start + count]
+            start += count
             if len(found[path]) != count:
                 raise ValueError(f"{path} has {len(found[path])} lengths instead of {count}")
     except (ValueError, TypeError, AttributeError) as error:

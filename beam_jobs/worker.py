@@ -81,8 +81,9 @@ class PlanWorker:
         try:
             summary = self._exchange.find_result(task.name, self._spec.summary)
             if summary is None or not all(map(self._spec.is_stored, summary.files)):
+                plan = self._exchange.read_plan(task)
                 self._build_plan = self._build_plan or self._spec.create_builder(self._exchange)
-                summary = self._build_plan(self._exchange.read_plan(task))
+                summary = self._build_plan(plan)
                 self._exchange.write_result(task.name, summary)
         except StoppedByDriver:
             return None

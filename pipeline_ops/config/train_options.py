@@ -75,7 +75,7 @@ class BestCheckpoint(Section):
     """Selects the weights of the best epoch as the challenger, not those of the last epoch."""
 
     monitor: Monitor | None = None
-    """The figure. Null is `validation_accuracy`, or `validation_loss` for a detector."""
+    """The figure. Null is `validation_accuracy`, or `validation_map_50` for a detector."""
     keep: int = operational_field(1, ge=1, le=1000, is_advanced=True)
     """Number of best epochs whose weights stay in the folder of checkpoints until training is
     done."""
@@ -204,9 +204,10 @@ class TrainOptions(TaskSection):
 
     @property
     def metric_names(self) -> list[str]:
-        """The names of all figures besides the loss."""
+        """The names of all figures of the validation split besides the loss."""
         known = ("accuracy",) if is_user_function(self.model) else CATALOGUE[self.model].metrics
-        return [*known, *(path.partition(":")[2] for path in self.metrics)]
+        counted = ("map_50",) if get_model_task(self.model) == "detection" else ()
+        return [*known, *counted, *(path.partition(":")[2] for path in self.metrics)]
 
     @property
     def best_monitor(self) -> str | None:
@@ -214,7 +215,7 @@ class TrainOptions(TaskSection):
         if self.best_checkpoint is None:
             return None
         return self.best_checkpoint.monitor or (
-            "validation_loss"
+            "validation_map_50"
             if get_model_task(self.model) == "detection"
             else "validation_accuracy"
         )

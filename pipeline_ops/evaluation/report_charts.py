@@ -31,13 +31,15 @@ def draw_training_charts(training: TrainingFigures) -> list[Chart]:
     history = training.history
     used = training.best_epoch + 1 if training.best_epoch >= 0 else None
     charts: list[Chart] = []
-    for metric in history[0].metrics if history else ():
-        if f"validation_{metric}" not in history[0].metrics:
-            continue
+    known = history[0].metrics if history else {}
+    for metric in (
+        name.removeprefix("validation_") for name in known if name.startswith("validation_")
+    ):
         title = metric.replace("_", " ").capitalize()
         lines = [
             Line(name, name, [(epoch.epoch + 1, epoch.metrics[key]) for epoch in history])
             for name, key in (("training", metric), ("validation", f"validation_{metric}"))
+            if key in known
         ]
         drawing = draw_line_chart(
             f"{title} by epoch",

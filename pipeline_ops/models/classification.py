@@ -43,6 +43,7 @@ class Classification:
     """
 
     counts_examples = True
+    num_counts = 0
     evaluation_batch_size = 256
 
     def __init__(
@@ -80,6 +81,9 @@ class Classification:
             tf.stack([tf.reduce_sum(values) for values in metrics]),
             tf.cast(tf.size(labels), tf.float32),
         )
+
+    def compute_from_counts(self, counts: np.ndarray) -> dict[str, float]:
+        return {}
 
     def _compute_losses(self, logits: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
         if self._loss is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -20,7 +21,8 @@ class BatchSums(NamedTuple):
 
     Attributes:
       loss: float32 [], the sum of the losses.
-      metrics: float32 [M], the sum of each metric, in the order of `Task.metrics`.
+      metrics: float32 [M], the sum of each metric, in the order of `Task.metrics`. The sums of an
+        evaluation end with the `num_counts` counts of the task.
       count: float32 [], the number of examples, or of the other items of which a mean is taken.
     """
 
@@ -29,8 +31,9 @@ class BatchSums(NamedTuple):
     count: Any
 
 
-def zero_sums(task: Task) -> BatchSums:
-    return BatchSums(tf.zeros([]), tf.zeros([len(task.metrics)]), tf.zeros([]))
+def zero_sums(task: Task, training: bool) -> BatchSums:
+    num_counts = 0 if training else task.num_counts
+    return BatchSums(tf.zeros([]), tf.zeros([len(task.metrics) + num_counts]), tf.zeros([]))
 
 
 def add_sums(first: BatchSums, second: BatchSums) -> BatchSums:
@@ -41,6 +44,10 @@ class Task(Protocol):
     """One kind of model. `metrics` names the figures besides the loss."""
 
     metrics: tuple[str, ...]
+    num_counts: int
+    """The number of counts of an evaluation, from which `compute_from_counts` computes figures that
+    are not means over a batch.
+    """
     counts_examples: bool
     """True if `BatchSums.count` is the number of examples, which is known before a step: the global
     batch. Otherwise the gradient is divided by the count after all replicas have counted.
@@ -63,11 +70,21 @@ class Task(Protocol):
         """
         ...
 
+    def compute_from_counts(self, counts: np.ndarray) -> dict[str, float]:
+        """Returns further figures of an evaluation, from the totals of its counts."""
+        ...
+
 
 def compute_means(task: Task, sums: BatchSums) -> dict[str, float]:
     """Returns `loss` and the task's metrics."""
-    totals = zip(("loss", *task.metrics), (sums.loss, *sums.metrics), strict=True)
+    totals = zip(("loss", *task.metrics), (sums.loss, *sums.metrics), strict=False)
     return {name: float(total) / max(float(sums.count), 1.0) for name, total in totals}
+
+
+def compute_figures(task: Task, sums: BatchSums) -> dict[str, float]:
+    """Returns the means of an evaluation, and its figures that are not means."""
+    counts = np.asarray(sums.metrics[len(task.metrics) :])
+    return compute_means(task, sums) | task.compute_from_counts(counts)
 
 
 def decode_images(encoded_b: tf.Tensor, shape: tuple[int, int, int]) -> tf.Tensor:

@@ -156,7 +156,7 @@ class Loop(abc.ABC):
             return number + 1, add_sums(sums, more), added
 
         zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
-        initial = (tf.constant(0), zero_sums(self._task), zeros)
+        initial = (tf.constant(0), zero_sums(self._task, training=True), zeros)
         _, sums, gradients = tf.while_loop(
             lambda number, *_: number < count, add_next, initial, parallel_iterations=1
         )
@@ -277,7 +277,7 @@ class SynchronousLoop(Loop):
             loss = taken.batch.loss / tf.maximum(taken.batch.count, 1.0)
             return number + 1, sums, tf.maximum(worst, loss)
 
-        no_sums = StepSums(zero_sums(self._task), tf.zeros([]))
+        no_sums = StepSums(zero_sums(self._task, training=True), tf.zeros([]))
         initial = (tf.constant(0), no_sums, tf.constant(tf.float32.min))
         _, sums, worst = tf.while_loop(lambda number, *_: number < num_steps, take, initial)
         self._synchronize_averages(sums)
@@ -359,7 +359,7 @@ class SynchronousLoop(Loop):
         raw = self.get_weights() if self._config.optimizer.average_weights else None
         if raw:
             self.assign(self.get_best_weights())
-        sums = zero_sums(self._task)
+        sums = zero_sums(self._task, training=False)
         for features, labels in batches:
             sums = add_sums(sums, self._evaluate_batch(features, labels))
         if raw:

@@ -26,7 +26,7 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.jobs.progress import ProgressWriter
-from pipeline_ops.models.task import BatchSums, Task, compute_means
+from pipeline_ops.models.task import BatchSums, Task, compute_figures, compute_means
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.training.callbacks import UserCallbacks, end_epoch
 from pipeline_ops.training.checkpoints import (
@@ -241,7 +241,7 @@ class Trainer:
 
     def _end_epoch(self, validation_sums: BatchSums) -> None:
         state = self.state
-        validated = compute_means(self.task, validation_sums)
+        validated = compute_figures(self.task, validation_sums)
         epoch = Epoch(
             epoch=len(state.history),
             step=state.step,

@@ -233,9 +233,9 @@ def test_what_works_is_taken(options):
     assert Train.model_validate({"model": "digits_cnn"} | options)
 
 
-def test_the_best_epoch_of_a_classifier_goes_by_accuracy_and_that_of_a_detector_by_the_loss():
+def test_the_best_epoch_of_a_classifier_goes_by_accuracy_and_that_of_a_detector_by_map_50():
     assert Train(model="digits_cnn").best_monitor == "validation_accuracy"
-    assert Train(model="center_detector").best_monitor == "validation_loss"
+    assert Train(model="center_detector").best_monitor == "validation_map_50"
     assert (
         Train(
             model="center_detector", best_checkpoint={"monitor": "validation_box_iou"}

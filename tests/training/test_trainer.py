@@ -35,7 +35,7 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
     trainer = Trainer(
         SimpleNamespace(steps_limit=None, is_chief=True),
         config,
-        SimpleNamespace(metrics=()),
+        SimpleNamespace(metrics=(), compute_from_counts=lambda counts: {}),
         SimpleNamespace(
             train=train,
             evaluate=lambda batches: BatchSums(1.0, (), 1.0),

@@ -1,0 +1,121 @@
+"""The mean average precision of validation: counts that add up, against COCO's evaluator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+CLASSES, IMAGES, SIZE = 3, 24, 256
+
+
+def random_scenes(seed: int):
+    """Boxes in pixels with classes and crowds, and detections with distinct scores in hundredths
+    of a range, for each image."""
+    generator = np.random.default_rng(seed)
+    scenes = []
+    for _ in range(IMAGES):
+        corners = generator.uniform(0, 180, (generator.integers(0, 6), 2))
+        boxes = np.concatenate([corners, corners + generator.uniform(12, 70, corners.shape)], 1)
+        classes = generator.integers(0, CLASSES, len(boxes))
+        crowds = generator.random(len(boxes)) < 0.2
+        noise = generator.normal(0, 7, (2 * len(boxes), 4))
+        found = np.concatenate([boxes, boxes]) + noise
+        is_mistaken = generator.random(len(found)) < 0.2
+        other = generator.integers(0, CLASSES, len(found))
+        kinds = np.where(is_mistaken, other, np.concatenate([classes, classes]))
+        kept = (generator.random(len(found)) < 0.7) & (found[:, 2:] > found[:, :2] + 1).all(1)
+        scenes.append((boxes, classes, crowds, found[kept], kinds[kept]))
+    return scenes, generator
+
+
+def to_batch(scenes, scores):
+    import tensorflow as tf
+
+    from pipeline_ops.models.detection import Boxes, Detections
+
+    def pad(arrays, width, value, kind):
+        size = max(1, *(len(array) for array in arrays))
+        shape = (len(arrays), size, width) if width else (len(arrays), size)
+        padded = np.full(shape, value, kind)
+        for row, array in zip(padded, arrays, strict=True):
+            row[: len(array)] = array
+        return tf.constant(padded)
+
+    boxes, classes, crowds, found, kinds = zip(*scenes, strict=True)
+    labels = Boxes(
+        pad([each / SIZE for each in boxes], 4, 0, np.float32),
+        pad(classes, 0, -1, np.int32),
+        pad(crowds, 0, False, bool),
+    )
+    orders = [np.argsort(-each, kind="stable") for each in scores]
+    return labels, Detections(
+        pad([each[order] / SIZE for each, order in zip(found, orders, strict=True)], 4, 0, "f4"),
+        pad([each[order] for each, order in zip(scores, orders, strict=True)], 0, 0, np.float32),
+        pad([each[order] for each, order in zip(kinds, orders, strict=True)], 0, 0, np.int64),
+        tf.constant([len(each) for each in found], tf.int32),
+    )
+
+
+def compute_with_coco(scenes, scores) -> float:
+    from pipeline_ops.evaluation.coco import DetectionTable, GroundTruths, evaluate_detections
+
+    def join(column):
+        images = np.repeat(np.arange(len(scenes)), [len(scene[column]) for scene in scenes])
+        return images, np.concatenate([scene[column] for scene in scenes])
+
+    images, boxes = join(0)
+    truths = GroundTruths(images, boxes, join(1)[1], join(2)[1])
+    images, found = join(3)
+    table = DetectionTable(images, found, join(4)[1], np.concatenate(scores))
+    names = [str(number) for number in range(CLASSES)]
+    value = evaluate_detections(truths, table, len(scenes), names).metrics["map_50"]
+    assert value is not None
+    return value
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_counts_of_batches_give_the_figure_of_coco(seed):
+    from pipeline_ops.models.detection import compute_map_50, count_detections
+
+    scenes, generator = random_scenes(seed)
+    # Each detection of a class has a range of its own.
+    ranges = generator.permutation(200)
+    counts = [len(scene[3]) for scene in scenes]
+    assert sum(counts) <= 200
+    scores = np.split((ranges[: sum(counts)] + 0.5) / 200, np.cumsum(counts)[:-1])
+    totals = 0
+    for start in range(0, IMAGES, 7):
+        part = slice(start, start + 7)
+        labels, found = to_batch(scenes[part], scores[part])
+        totals = totals + count_detections(found, labels, CLASSES).numpy()
+    assert compute_map_50(totals) == pytest.approx(compute_with_coco(scenes, scores), abs=1e-6)
+
+
+def test_continuous_scores_change_the_figure_by_little():
+    from pipeline_ops.models.detection import compute_map_50, count_detections
+
+    scenes, generator = random_scenes(7)
+    scores = [generator.random(len(scene[3])) for scene in scenes]
+    counts = count_detections(*to_batch(scenes, scores)[::-1], CLASSES).numpy()
+    assert compute_map_50(counts) == pytest.approx(compute_with_coco(scenes, scores), abs=0.02)
+
+
+def test_a_split_without_boxes_has_the_figure_0():
+    from pipeline_ops.models.detection import compute_map_50, count_detections
+
+    nothing = np.empty((0, 4)), np.empty(0, int), np.empty(0, bool), np.empty((0, 4)), np.empty(0)
+    labels, found = to_batch([nothing] * 2, [np.empty(0)] * 2)
+    assert compute_map_50(count_detections(found, labels, CLASSES).numpy()) == 0
+
+
+def test_a_batch_without_a_column_for_boxes_counts_only_wrong_detections():
+    import tensorflow as tf
+
+    from pipeline_ops.models.detection import Boxes, count_detections
+
+    box = np.array([[10, 10, 50, 50]])
+    scene = box[:0], np.empty(0, int), np.empty(0, bool), box, np.array([1])
+    _, found = to_batch([scene], [np.array([0.9])])
+    labels = Boxes(tf.zeros([1, 0, 4]), tf.zeros([1, 0], tf.int32), tf.zeros([1, 0], tf.bool))
+    counts = count_detections(found, labels, CLASSES).numpy()
+    assert counts.sum() == counts[1, 200:400].sum() == 1

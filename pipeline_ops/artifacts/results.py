@@ -6,6 +6,8 @@ data set's figures are in `dataset.py`, next to the shard names.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
@@ -210,7 +212,8 @@ class EvaluationFigures(Figures):
     """The figures of an evaluation.
 
     `differences` are 95 % intervals of challenger minus champion, from paired draws. `drift` is the
-    drift of the data, None without a reference.
+    drift of the data, None without a reference. `baseline` has the metrics of a model that has not
+    looked at the images. `overfitting` describes that of the training, "" without any.
     """
 
     num_examples: int
@@ -222,6 +225,20 @@ class EvaluationFigures(Figures):
     differences: dict[str, tuple[float, float]] = {}
     slices: list[SliceFigures] = []
     drift: float | None = None
+    baseline: dict[str, float] = {}
+    overfitting: str = ""
+
+
+def compare_with_baseline(metrics: Mapping[str, float], baseline: Mapping[str, float]) -> str:
+    """Compares the first metric that both have, in a sentence. Returns "" without any."""
+    for name in ("accuracy", "map_50"):
+        if name in metrics and name in baseline:
+            return (
+                f"{'Better' if metrics[name] > baseline[name] else 'Not better'} than a model that "
+                f"has not looked at the images: {name} {metrics[name]:.4f} against "
+                f"{baseline[name]:.4f}"
+            )
+    return ""
 
 
 class FormatFigures(Figures):

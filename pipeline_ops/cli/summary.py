@@ -113,6 +113,8 @@ def _summarize_evaluation(manifest: Manifest | None) -> dict[str, Any]:
     figures = manifest and EvaluationFigures.model_validate(manifest.figures)
     return {
         "metrics": figures.challenger.metrics if figures else {},
+        "baseline": figures.baseline if figures else {},
+        "overfitting": figures and (figures.overfitting or None),
         "gate": {
             "passed": figures and figures.gate_passed,
             "champion_version": figures and figures.champion_version,

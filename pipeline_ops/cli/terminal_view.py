@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pipeline_ops.artifacts.results import compare_with_baseline
 from pipeline_ops.cli.watch import RunStatus, TaskStatus
 from pipeline_ops.jobs.progress import ProgressEvent
 
@@ -124,6 +125,10 @@ def print_result(console: Console, summary: Mapping[str, Any], run: RunStatus) -
     if summary["metrics"]:
         metrics = [f"{name} {value:.4f}" for name, value in summary["metrics"].items()]
         console.print(f"Metrics   {'  '.join(metrics)}")
+    if baseline := compare_with_baseline(summary["metrics"], summary["baseline"]):
+        console.print(f"Baseline  {baseline}")
+    if summary["overfitting"]:
+        console.print(f"Note      {summary['overfitting']}")
     if summary["gate"]["passed"] is not None:
         _print_gate(console, summary["gate"])
     if model["version"] is not None:

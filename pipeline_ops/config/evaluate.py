@@ -36,6 +36,13 @@ data, which `preprocess.drift` describes."""
 
 LOWER_IS_BETTER = frozenset({"calibration_error", *get_args(Measure)})
 _RESAMPLED_METRICS = frozenset({*get_args(CountedMetric), "precision", "recall", "f1"})
+_SKILL_METRICS = (
+    *get_args(CountedMetric),
+    "macro_roc_auc",
+    "macro_average_precision",
+    *get_args(DetectionMetric),
+)
+"""Metrics of the whole test split that have a baseline, and 1 as their best value."""
 _UNBOUNDED_METRICS = frozenset({"latency_milliseconds", "model_bytes"})
 
 
@@ -54,6 +61,10 @@ class Rule(Section):
     so."""
     at_least: float | None = Field(None, ge=0)
     at_most: float | None = advanced_field(None, ge=0)
+    min_skill: float | None = Field(None, gt=0, le=1)
+    """The smallest skill score, (value - baseline) / (1 - baseline): the part of the way from the
+    baseline to a perfect score. The baseline is the best answer of a model that has not looked at
+    the images."""
     max_regression: float | None = Field(None, ge=0)
     """Holds without a comparison while there is no champion."""
     min_improvement: float | None = advanced_field(None, ge=0)
@@ -67,8 +78,11 @@ class Rule(Section):
 
     @model_validator(mode="after")
     def _validate_bounds(self) -> Rule:
-        if all(bound is None for bound in (self.at_least, self.at_most, *self._comparisons)):
-            raise ValueError("a rule needs at_least, max_regression, min_improvement, or at_most")
+        bounds = (self.at_least, self.at_most, self.min_skill, *self._comparisons)
+        if all(bound is None for bound in bounds):
+            raise ValueError(
+                "a rule needs at_least, max_regression, min_skill, min_improvement, or at_most"
+            )
         for name in (
             "at_least",
             "at_most",
@@ -117,6 +131,15 @@ class Rule(Section):
         if self.of_slice is not None and self.metric not in get_args(CountedMetric):
             raise ValueError(
                 f"of_slice is for {', '.join(get_args(CountedMetric))}, got it with {self.metric}"
+            )
+        if self.min_skill is not None and (
+            self.metric not in _SKILL_METRICS or self.of_slice is not None
+        ):
+            raise ValueError(
+                "min_skill is for metrics of the whole test split whose best value is 1 "
+                f"({', '.join(_SKILL_METRICS)}), got it with {self.metric}"
+                f"{' and of_slice' if self.of_slice is not None else ''}. "
+                f"Use {'at_most' if self.metric in LOWER_IS_BETTER else 'at_least'}."
             )
         return self
 

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from pipeline_ops.config.evaluate import Evaluate
+from pipeline_ops.evaluation.baseline import answer_class_shares
 from pipeline_ops.evaluation.groups import Group, build_slice_groups, build_whole_group
 from pipeline_ops.evaluation.inputs import Inputs
 from pipeline_ops.evaluation.measures import measure_models
@@ -48,10 +49,10 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
     ]
     predictions = _predict_all(job, config, inputs, clients)
     labels, models = predictions.labels, predictions.models
-    evaluated = [
+    *evaluated, (baseline, _) = (
         evaluate_model(labels, model, names, config.top_k, config.calibration_bins)
-        for model in models
-    ]
+        for model in (*models, answer_class_shares(labels, len(names)))
+    )
     evaluations = [
         evaluation.model_copy(update={"measures": measures})
         for (evaluation, _), measures in zip(
@@ -59,7 +60,9 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         )
     ]
     return ClassifierFindings(
-        whole=build_whole_group(labels, models, evaluations, config.top_k, config.bootstrap),
+        whole=build_whole_group(
+            labels, models, evaluations, baseline.metrics, config.top_k, config.bootstrap
+        ),
         slices=build_slice_groups(
             labels, models, predictions.slices, names, config.top_k, config.bootstrap
         ),

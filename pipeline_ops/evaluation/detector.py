@@ -15,6 +15,7 @@ import numpy as np
 from pipeline_ops.artifacts.results import ModelEvaluation
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError
+from pipeline_ops.evaluation.baseline import answer_mean_boxes
 from pipeline_ops.evaluation.coco import (
     DetectionEvaluation,
     DetectionTable,
@@ -95,8 +96,9 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         _to_model_evaluation(*each, names)
         for each in zip(evaluations, mistakes, measure_models(config, inputs, clients), strict=True)
     ]
+    baseline = evaluate_boxes(scenes, answer_mean_boxes(scenes), size, names)
     return DetectorFindings(
-        Group("", "", len(scenes), *to_pair(models)),
+        Group("", "", len(scenes), *to_pair(models), baseline=_list_known_metrics(baseline)),
         evaluations,
         mistakes[0].by_size,
         scenes,
@@ -225,7 +227,7 @@ def _to_model_evaluation(
 ) -> ModelEvaluation:
     """Returns COCO's figures that have a value, and counts at the threshold for each class."""
     return ModelEvaluation(
-        metrics={name: value for name, value in evaluation.metrics.items() if value is not None},
+        metrics=_list_known_metrics(evaluation),
         classes=[
             figures.model_copy(update={"average_precision": coco.average_precision})
             for figures, coco in zip(
@@ -235,3 +237,7 @@ def _to_model_evaluation(
         confusion=mistakes.confusion.tolist(),
         measures=measures,
     )
+
+
+def _list_known_metrics(evaluation: DetectionEvaluation) -> dict[str, float]:
+    return {name: value for name, value in evaluation.metrics.items() if value is not None}

@@ -53,7 +53,12 @@ def render_detector_report(found: DetectorFindings, data: ReportData) -> str:
         _SECTIONS,
         found=found,
         metrics=[
-            {"name": name, "value": value, "champion": champion and champion.metrics.get(name)}
+            {
+                "name": name,
+                "value": value,
+                "champion": champion and champion.metrics.get(name),
+                "baseline": data.figures.baseline.get(name),
+            }
             for name, value in challenger.metrics.items()
         ],
         score_charts=draw_precision_recall_charts(

@@ -31,6 +31,7 @@ from pipeline_ops.evaluation.leaks import find_leaks
 from pipeline_ops.evaluation.lineage import trace_lineage
 from pipeline_ops.evaluation.measures import find_largest_drift, read_drift
 from pipeline_ops.evaluation.report import ReportData, read_rejected
+from pipeline_ops.evaluation.report_charts import describe_overfitting
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.storage.atomic import write_atomically, write_json
 from pipeline_ops.storage.open_store import open_root
@@ -101,6 +102,8 @@ def _judge(
         differences=whole.compute_difference_intervals(),
         slices=[group.to_slice_figures() for group in slices],
         drift=drift,
+        baseline=dict(whole.baseline),
+        overfitting=describe_overfitting(inputs.challenger.figures, inputs.dataset.figures),
     )
 
 

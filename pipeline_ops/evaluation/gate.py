@@ -43,6 +43,7 @@ class Subject:
     value: float | None
     champion: float | None
     differences: np.ndarray | None = None
+    baseline: float | None = None
 
     def build_verdict(self, passed: bool, text: str, **numbers: float | bool) -> RuleVerdict:
         """Returns the verdict. `text` follows the metric and the subject in its sentence."""
@@ -103,6 +104,7 @@ def _select_subjects(rule: Rule, evidence: Evidence) -> Iterator[Subject]:
                 _read_metric(group.challenger, rule.metric),
                 _read_metric(group.champion, rule.metric),
                 group.compute_differences(rule.metric),
+                group.baseline.get(rule.metric),
             )
 
 
@@ -156,6 +158,8 @@ def _judge_subject(rule: Rule, subject: Subject, no_champion_reason: str) -> Ite
         yield subject.build_verdict(False, "is undefined on these test examples")
     else:
         yield from _judge_bounds(rule, subject, subject.value)
+        if rule.min_skill is not None:
+            yield _judge_skill(rule.metric, rule.min_skill, subject, subject.value)
         yield from _judge_margins(rule, subject, subject.value, no_champion_reason)
 
 
@@ -170,6 +174,29 @@ def _judge_bounds(rule: Rule, subject: Subject, value: float) -> Iterator[RuleVe
             yield subject.build_verdict(
                 passed, f"{text} is {held if passed else broken} {bound}", bound=limit
             )
+
+
+def _judge_skill(metric: str, min_skill: float, subject: Subject, value: float) -> RuleVerdict:
+    """Judges by the part of the way from the baseline to a perfect score."""
+    if subject.baseline is None or subject.baseline > 1 - _TOLERANCE:
+        reached = "has no value" if subject.baseline is None else "is perfect"
+        return subject.build_verdict(
+            False,
+            f"{value:.4f} cannot show skill: on this test split, a model that has not looked at "
+            f"the images {reached}. Add test images of other classes, or use at_least",
+            bound=min_skill,
+        )
+    skill = (value - subject.baseline) / (1 - subject.baseline)
+    passed = skill >= min_skill - _TOLERANCE
+    shown, baseline = _format_distinct(metric, value, subject.baseline)
+    reached, bound = _format_distinct(metric, skill, min_skill)
+    return subject.build_verdict(
+        passed,
+        f"{shown} is {'' if skill > _TOLERANCE else 'not '}better than a model that has not "
+        f"looked at the images ({baseline}): skill {reached.replace('-', '−')} is "
+        f"{'at least' if passed else 'below'} {bound}",
+        bound=min_skill,
+    )
 
 
 def _judge_margins(

@@ -47,6 +47,8 @@ class Group:
     draws: BootstrapSamples | None = None
     """None for a detector."""
     champion_draws: BootstrapSamples | None = None
+    baseline: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """The metrics of a model that has not looked at the images. Empty for a slice."""
 
     @property
     def name(self) -> str:
@@ -102,6 +104,7 @@ def build_whole_group(
     labels: np.ndarray,
     predictions: Sequence[ModelPredictions],
     evaluations: Sequence[ModelEvaluation],
+    baseline: Mapping[str, float],
     top_k: int,
     bootstrap: Bootstrap,
 ) -> Group:
@@ -113,7 +116,7 @@ def build_whole_group(
     models = [TopKPredictions(each.classes, each.ranks < top_k) for each in predictions]
     num_classes = len(evaluations[0].classes)
     draws = draw_samples(labels, models, num_classes, bootstrap.samples, bootstrap.seed)
-    return Group("", "", len(labels), *to_pair(evaluations), *to_pair(draws))
+    return Group("", "", len(labels), *to_pair(evaluations), *to_pair(draws), baseline)
 
 
 def build_slice_groups(

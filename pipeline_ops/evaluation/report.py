@@ -27,7 +27,7 @@ from pipeline_ops.artifacts.results import (
 from pipeline_ops.evaluation.leaks import Leaks
 from pipeline_ops.evaluation.lineage import Lineage
 from pipeline_ops.evaluation.report_charts import describe_used_epoch, draw_training_charts
-from pipeline_ops.evaluation.report_rows import describe_metric
+from pipeline_ops.evaluation.report_rows import describe_baseline, describe_metric
 from pipeline_ops.pages.page import render_page
 
 MAX_MATRIX_CLASSES = 30
@@ -103,6 +103,7 @@ def render_report(
         splits=SPLITS,
         class_names=data.dataset.class_names,
         training_charts=draw_training_charts(data.training),
+        baseline=describe_baseline(data.figures),
         used_epoch=describe_used_epoch(data.training),
         last_metrics=_compare_with_last_metrics(data, top_k),
         **values,

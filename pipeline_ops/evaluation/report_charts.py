@@ -1,4 +1,4 @@
-"""The charts of the report: training, precision and recall, calibration, and a sentence on the
+"""The charts of the report: training, precision and recall, calibration, and sentences on the
 training. Pure functions."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
+from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.results import ModelEvaluation, TrainingFigures
 from pipeline_ops.evaluation.scores import RECALL_THRESHOLDS
 from pipeline_ops.pages.charts import Bar, Line, draw_line_chart, draw_share_chart
@@ -59,7 +60,7 @@ def draw_training_charts(training: TrainingFigures) -> list[Chart]:
 
 
 def describe_used_epoch(training: TrainingFigures) -> str:
-    """Says whose weights the model has and why, and whether it overfitted. Epochs count from 1."""
+    """Says whose weights the model has and why. Epochs count from 1."""
     history, used = training.history, training.best_epoch
     if not 0 <= used < len(history):
         return ""
@@ -67,17 +68,45 @@ def describe_used_epoch(training: TrainingFigures) -> str:
         reason = f"the best {training.best_monitor.replace('_', ' ')}"
     else:
         reason = "the last one, because train.best_checkpoint is null"
-    text = f"The model has the weights of epoch {used + 1} of {len(history)}: {reason}."
-    losses = [epoch.metrics.get("validation_loss", math.inf) for epoch in history]
-    lowest = min(range(len(losses)), key=losses.__getitem__)
-    if lowest < used and losses[used] > _OVERFITTED * losses[lowest] and losses[lowest] > 0:
-        text += (
-            f" It overfitted: the validation loss was lowest in epoch {lowest + 1} "
-            f"({losses[lowest]:.4g}), and rose to {losses[used]:.4g}. "
-            "Keep the best epoch (train.best_checkpoint), train for fewer epochs, "
-            "or add examples or random changes (train.input.augment)."
-        )
-    return text
+    return f"The model has the weights of epoch {used + 1} of {len(history)}: {reason}."
+
+
+def describe_overfitting(training: TrainingFigures, dataset: DatasetFigures) -> str:
+    """Says that the training data are too few, if the validation loss rose while the training loss
+    went on falling. Returns "" otherwise.
+
+    The losses after the last epoch are compared with those of the lowest validation loss.
+    """
+    history, used = training.history, training.best_epoch
+    if not history or "validation_loss" not in history[0].metrics:
+        return ""
+    losses = [epoch.metrics["validation_loss"] for epoch in history]
+    lowest, last = min(range(len(losses)), key=losses.__getitem__), len(losses) - 1
+    limit = _OVERFITTED * losses[lowest]
+    train_losses = [history[epoch].metrics["loss"] for epoch in (lowest, last)]
+    if not (losses[last] > limit and train_losses[1] < train_losses[0]):
+        return ""
+    if used >= 0 and losses[used] <= limit:
+        harm = f"This did no harm: the model has the weights of epoch {used + 1}, before the rise. "
+    else:
+        harm = "" if training.best_monitor else "Keep the best epoch (train.best_checkpoint). "
+    return (
+        f"The training data are too few for this model ({_describe_training_data(dataset)}): "
+        f"from epoch {lowest + 1} to {last + 1}, the validation loss rose from "
+        f"{losses[lowest]:.4g} to {losses[last]:.4g}, while the training loss fell from "
+        f"{train_losses[0]:.4g} to {train_losses[1]:.4g}. {harm}More images help most, then more "
+        "random changes (train.input.augment), a smaller model, or a warm start (train.warm_start)."
+    )
+
+
+def _describe_training_data(dataset: DatasetFigures) -> str:
+    counts = {name: dataset.labels.get("train", {}).get(name, 0) for name in dataset.class_names}
+    text = f"{dataset.num_examples['train']:,} images"
+    if len(counts) < 2 or not any(counts.values()):
+        return text
+    rarest = min(counts, key=counts.__getitem__)
+    unit = "boxes" if dataset.task == "detection" else "images"
+    return f"{text}; class {rarest} has the fewest {unit}, {counts[rarest]:,}"
 
 
 def draw_precision_recall_charts(

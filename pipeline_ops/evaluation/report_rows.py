@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pipeline_ops.artifacts.results import EvaluationFigures, ModelEvaluation, SliceFigures
+from pipeline_ops.artifacts.results import (
+    EvaluationFigures,
+    ModelEvaluation,
+    SliceFigures,
+    compare_with_baseline,
+)
 from pipeline_ops.config.evaluate import LOWER_IS_BETTER
 from pipeline_ops.pages.charts import draw_interval_chart
 
@@ -36,6 +41,17 @@ def describe_metric(metric: str, top_k: int) -> tuple[str, str]:
     return name.format(k=top_k), meaning.format(k=top_k)
 
 
+def describe_baseline(figures: EvaluationFigures) -> str:
+    """Says whether the challenger is better than the baseline, and how that answers."""
+    text = compare_with_baseline(figures.challenger.metrics, figures.baseline)
+    if not text:
+        return ""
+    if "accuracy" not in figures.baseline:
+        return f"{text} (boxes of average size in the centre)."
+    most_frequent = max(figures.challenger.classes, key=lambda each: each.support)
+    return f"{text} (it always answers {most_frequent.name})."
+
+
 def build_metric_rows(figures: EvaluationFigures, top_k: int) -> list[dict[str, Any]]:
     """Returns a row for each metric. Higher-is-better metrics are drawn on one scale."""
     challenger = figures.challenger.metrics
@@ -57,6 +73,7 @@ def build_metric_rows(figures: EvaluationFigures, top_k: int) -> list[dict[str, 
                 "name": name,
                 "meaning": meaning,
                 "direction": get_metric_direction(metric),
+                "baseline": figures.baseline.get(metric),
                 "difference_interval": figures.differences.get(metric),
                 "chart": "" if metric in LOWER_IS_BETTER else row["chart"],
             }

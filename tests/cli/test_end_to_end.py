@@ -66,6 +66,8 @@ def test_the_first_run_publishes_version_1(first_run, trainyard):
         "training",
         "search",
         "metrics",
+        "baseline",
+        "overfitting",
         "gate",
         "model",
         "report",
@@ -80,6 +82,7 @@ def test_the_first_run_publishes_version_1(first_run, trainyard):
     assert summary["dataset"]["shards"] == {"train": 8, "validation": 8, "test": 8}
     assert (summary["training"]["workers"], summary["training"]["restarts"]) == (2, 0)
     assert summary["metrics"]["accuracy"] > 0.5
+    assert 0.1 < summary["baseline"]["accuracy"] < 0.15
     assert summary["gate"]["passed"] is True
     assert summary["gate"]["champion_version"] is None
     assert summary["model"]["version"] == 1
@@ -116,6 +119,7 @@ def test_the_address_the_progress_and_the_result_are_shown(first_run):
         r"Airflow +http://127\.0\.0\.1:\d+ +user admin +password in \S+/passwords.json", shown
     )
     assert re.search(r"train +train \d+/\d+ steps .* loss ", shown)
+    assert re.search(r"Baseline +Better than a model that has not looked at the images", shown)
     assert re.search(r"Gate +passed", shown)
     assert "models/digits/1" in shown
 

@@ -29,6 +29,8 @@ SHAPE = {
     ),
     "search": None,
     "metrics": None,
+    "baseline": None,
+    "overfitting": None,
     "gate": dict.fromkeys(("passed", "champion_version", "reasons")),
     "model": dict.fromkeys(("name", "version", "uri")),
     "report": None,
@@ -60,7 +62,12 @@ def done(job: str, manifest: str | None, state: str = "success", **record) -> Ta
 def test_a_whole_run(config_file, make_artifact):
     data = make_artifact("preprocess", {})
     trained = make_artifact("train", {"preprocess": data})
-    verdict = make_artifact("evaluate", {"preprocess": data, "train": trained})
+    verdict = make_artifact(
+        "evaluate",
+        {"preprocess": data, "train": trained},
+        baseline={"accuracy": 0.5},
+        overfitting="The training data are too few.",
+    )
     exported = make_artifact("export", {"train": trained, "evaluate": verdict})
     run = make_run(
         "success",
@@ -88,6 +95,8 @@ def test_a_whole_run(config_file, make_artifact):
         "warm_start": None,
     }
     assert summary["metrics"]["accuracy"] == 0.98
+    assert summary["baseline"] == {"accuracy": 0.5}
+    assert summary["overfitting"] == "The training data are too few."
     assert summary["gate"] == {
         "passed": True,
         "champion_version": None,
@@ -112,7 +121,7 @@ def test_a_run_that_failed_at_once_has_all_names_too(config_file):
     )
     summary = summarize_run(load_config(config_file), run)
     assert same_names(summary, SHAPE)
-    assert summary["metrics"] == {}
+    assert (summary["metrics"], summary["baseline"], summary["overfitting"]) == ({}, {}, None)
     assert summary["model"] == {"name": "digits", "version": None, "uri": None}
     assert compute_exit_status(run) == 65
 

@@ -129,6 +129,8 @@ def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
         "training": {"warm_start": "/models/digits/2"},
         "search": None,
         "metrics": {"accuracy": 0.9},
+        "baseline": {"accuracy": 0.25},
+        "overfitting": "The training data are too few.",
         "gate": gate,
         "model": {"name": "digits", "version": None, "uri": None},
         "report": "/r/report.html",
@@ -144,6 +146,12 @@ def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
         "          accuracy 0.9 is below 0.975\n"
     ) in output.getvalue()
     assert "Start     from the weights of /models/digits/2\n" in output.getvalue()
+    assert (
+        "Metrics   accuracy 0.9000\n"
+        "Baseline  Better than a model that has not looked at the images: "
+        "accuracy 0.9000 against 0.2500\n"
+        "Note      The training data are too few.\n"
+    ) in output.getvalue()
     assert "Report    /r/report.html" in output.getvalue()
     assert "Store     5 requests, 2.0 MB read, 0.0 MB written" in output.getvalue()
     assert "Model " not in output.getvalue()

@@ -36,11 +36,28 @@ from pipeline_ops.config.evaluate import Evaluate, Rule
         ({"metric": "recall", "at_least": 0.5}, "need it"),
         ({"metric": "accuracy", "at_least": 0.5, "of_class": "a"}, "with of_class"),
         ({"metric": "calibration_error", "at_most": 0.5, "of_slice": "folder"}, "of_slice is for"),
+        ({"metric": "accuracy", "min_skill": 0.0}, "greater than 0"),
+        ({"metric": "accuracy", "min_skill": 1.1}, "less than or equal to 1"),
+        ({"metric": "drift", "min_skill": 0.1}, "got it with drift. Use at_most"),
+        ({"metric": "calibration_error", "min_skill": 0.1}, "calibration_error. Use at_most"),
+        (
+            {"metric": "recall", "min_skill": 0.1, "of_class": "a"},
+            "min_skill is for metrics of the whole test split .* got it with recall. Use at_least",
+        ),
+        (
+            {"metric": "accuracy", "min_skill": 0.1, "of_slice": "folder"},
+            "accuracy and of_slice. Use at_least",
+        ),
     ],
 )
 def test_a_rule_that_can_not_work_is_refused_with_the_reason(rule, reason):
     with pytest.raises(ValidationError, match=reason):
         Rule.model_validate(rule)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "macro_roc_auc", "map_50"])
+def test_skill_is_a_bound_by_itself(metric):
+    assert Rule(metric=metric, min_skill=1.0).min_skill == 1.0
 
 
 def test_a_rule_of_a_slice_that_is_not_configured_is_refused():

@@ -17,7 +17,7 @@ PAGE = (CODE_ROOT / "docs" / "gate.md").read_text()
 def test_the_example_is_a_config():
     [text] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     config = Evaluate.model_validate(yaml.safe_load(text)["evaluate"])
-    assert len(config.gate) == 10 and len(config.slices) == 3 and config.approval is not None
+    assert len(config.gate) == 11 and len(config.slices) == 3 and config.approval is not None
 
 
 def test_every_metric_and_every_bound_is_named():

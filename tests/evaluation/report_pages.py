@@ -11,6 +11,7 @@ from manifests import make_manifest
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.results import EvaluationFigures, RuleVerdict
 from pipeline_ops.config.evaluate import Bootstrap
+from pipeline_ops.evaluation.baseline import answer_class_shares
 from pipeline_ops.evaluation.classifier import ClassifierFindings
 from pipeline_ops.evaluation.classifier_page import render_classifier_report
 from pipeline_ops.evaluation.groups import build_slice_groups, build_whole_group
@@ -40,6 +41,7 @@ def make_findings(
     classes = [(labels + w) % num_classes for w in wrong.astype(int)]
     answers = [make_predictions(c, num_classes, generator) for c in classes[: 1 + champion]]
     evaluated = [evaluate_model(labels, answer, names, 2, 10) for answer in answers]
+    baseline, _ = evaluate_model(labels, answer_class_shares(labels, num_classes), names, 2, 10)
     bootstrap = Bootstrap(samples=100)
     mistakes = [
         ShownExample(f"{i}.png", int(labels[i]), int(classes[0][i]), 0.9, 0.1, b"none")
@@ -48,7 +50,12 @@ def make_findings(
     cameras = {"camera": np.where(labels % 2, "front", "back")}
     return ClassifierFindings(
         whole=build_whole_group(
-            labels, answers, [evaluation for evaluation, _ in evaluated], 2, bootstrap
+            labels,
+            answers,
+            [evaluation for evaluation, _ in evaluated],
+            baseline.metrics,
+            2,
+            bootstrap,
         ),
         slices=build_slice_groups(labels, answers, cameras, names, 2, bootstrap),
         curves=[curves for _, curves in evaluated],
@@ -88,6 +95,7 @@ def render(
         champion_version=4 if champion else None,
         differences=whole.compute_difference_intervals(),
         slices=[group.to_slice_figures() for group in found.slices],
+        baseline=dict(whole.baseline),
         gate_passed=True,
         rules=[
             RuleVerdict(metric="accuracy", passed=True, text="accuracy 0.9000 is at least 0.5000")

@@ -49,6 +49,9 @@ def test_champion_and_challenger_answer_for_the_same_examples(sandbox):
         "accuracy 0.8700 is at least 0.5000",
         "accuracy 0.8700 is 0.1300 above the champion's 0.7400 (allowed loss: 0.0500)",
     ]
+    assert metrics["baseline"] == figures.baseline
+    assert figures.baseline["accuracy"] == max(rows[0]) / 100
+    assert list(figures.baseline) == list(figures.challenger.metrics)
 
 
 def test_the_figures_are_those_of_the_saved_model_asked_one_by_one(sandbox):

@@ -18,6 +18,7 @@ def evidence(
     challenger: dict,
     champion: dict | None = None,
     why: str = "there is no champion to compare it with",
+    baseline: dict | None = None,
     **more,
 ) -> Evidence:
     """Two models with these metrics."""
@@ -28,7 +29,15 @@ def evidence(
         for metrics in (challenger, champion)
     ]
     return Evidence(
-        Group("", "", 100, *models, NOTHING_DRAWN, None if champion is None else NOTHING_DRAWN),
+        Group(
+            "",
+            "",
+            100,
+            *models,
+            NOTHING_DRAWN,
+            None if champion is None else NOTHING_DRAWN,
+            baseline or {},
+        ),
         no_champion_reason=why,
         **more,
     )
@@ -101,6 +110,65 @@ def accuracy(**bounds) -> Rule:
 def test_a_rule_is_judged_with_its_numbers(rule, challenger, champion, passed, text):
     verdict = judge_values(rule, challenger, champion)
     assert (verdict.passed, verdict.text) == (passed, text)
+
+
+@pytest.mark.parametrize(
+    "metric, value, baseline, passed, text",
+    [
+        (
+            "accuracy",
+            0.97,
+            0.1147,
+            True,
+            "accuracy 0.9700 is better than a model that has not looked at the images (0.1147): "
+            "skill 0.9661 is at least 0.1000",
+        ),
+        (
+            "accuracy",
+            0.955,
+            0.95,
+            True,
+            "accuracy 0.9550 is better than a model that has not looked at the images (0.9500): "
+            "skill 0.1000 is at least 0.1000",
+        ),
+        (
+            "map_50",
+            0.09,
+            0.02,
+            False,
+            "map_50 0.0900 is better than a model that has not looked at the images (0.0200): "
+            "skill 0.0714 is below 0.1000",
+        ),
+        (
+            "macro_f1",
+            0.2,
+            0.25,
+            False,
+            "macro_f1 0.2000 is not better than a model that has not looked at the images "
+            "(0.2500): skill −0.0667 is below 0.1000",
+        ),
+        *(
+            (
+                "accuracy",
+                1.0,
+                baseline,
+                False,
+                "accuracy 1.0000 cannot show skill: on this test split, a model that has not "
+                f"looked at the images {reason}. Add test images of other classes, or use at_least",
+            )
+            for baseline, reason in (
+                (1.0, "is perfect"),
+                (None, "has no value"),
+            )
+        ),
+    ],
+)
+def test_skill_is_the_part_of_the_way_from_the_baseline_to_a_perfect_score(
+    metric, value, baseline, passed, text
+):
+    found = evidence({metric: value}, baseline={} if baseline is None else {metric: baseline})
+    [verdict] = judge([Rule(metric=metric, min_skill=0.1)], found)
+    assert (verdict.passed, verdict.text, verdict.bound) == (passed, text, 0.1)
 
 
 def test_each_bound_of_each_rule_gets_a_verdict_in_the_order_of_the_config():

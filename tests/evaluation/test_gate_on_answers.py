@@ -32,7 +32,7 @@ def two_models(right: int, only_first: int, only_second: int, wrong: int) -> Gro
     first, second = (np.repeat(answers, counts) for answers in ((0, 0, 1, 1), (0, 1, 0, 1)))
     answers = [answer(labels, first), answer(labels, second)]
     evaluations = [evaluate_model(labels, each, ["a", "b"], 1, 10)[0] for each in answers]
-    return build_whole_group(labels, answers, evaluations, 1, Bootstrap())
+    return build_whole_group(labels, answers, evaluations, {}, 1, Bootstrap())
 
 
 @pytest.mark.parametrize(

@@ -388,6 +388,8 @@ TABLE: Mapping[str, Sequence[Change]] = {
             [{"metric": "macro_roc_auc", "at_least": 0.8}],
             [{"metric": "macro_average_precision", "at_least": 0.7}],
             [{"metric": "accuracy", "min_improvement": 0.01}],
+            [{"metric": "macro_f1", "min_skill": 0.3}],
+            [{"metric": "map_50", "min_skill": 0.05}],
             [{"metric": "map", "at_least": 0.1}],
             [{"metric": "map_small", "at_least": 0.1}, {"metric": "map_50", "at_least": 0.1}],
         )

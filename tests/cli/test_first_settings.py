@@ -18,13 +18,12 @@ def choose(
     sizes: list[tuple[int, int]],
     task: Any = "classification",
     train: int = 800,
-    labels: dict[str, int] | None = None,
     sides: tuple[float, ...] = (),
 ) -> FirstSettings:
     sample = DecodedSample(sizes, sides, False, False, (), 0)
     split = Split(train=0.8, validation=0.1, test=0.1)
     num_images = {"train": train, "validation": train // 8, "test": train // 8}
-    counts = Counter(labels or {"a": 5, "b": 5})
+    counts = Counter({"a": 5, "b": 5})
     found = SourceRecords([], [])
     return choose_settings(DataSummary(task, counts, split, (), num_images, found, sample, 1.0, ()))
 
@@ -77,8 +76,3 @@ def test_batch_epochs_and_shards_follow_the_number_of_images(train, batch, epoch
 def test_many_images_get_a_large_model():
     assert choose([(300, 300)], train=100_000).model == "resnet50_v2"
     assert choose([(300, 300)], "detection", train=100_000).model == "retinanet"
-
-
-def test_the_gate_asks_for_more_than_the_most_frequent_class():
-    assert choose([(90, 90)], labels={"a": 50, "b": 50}).min_accuracy == 0.75
-    assert choose([(90, 90)], labels={"a": 96, "b": 4}).min_accuracy == 0.98

@@ -128,6 +128,9 @@ def test_class_folders_become_a_config_that_runs_through_the_preprocess_job(data
         {"resize": {"height": 96, "width": 96}},
         {"encode": {"format": "jpeg", "quality": 95}},
     ]
+    assert config["evaluate"]["gate"] == [
+        {"metric": "accuracy", "min_skill": 0.1, "max_regression": 0.01}
+    ]
     manifest = run_jobs(data.configs[0], tmp_path, "preprocess")["preprocess"]
     figures = read_manifest(manifest).figures
     assert figures["class_names"] == ["cat", "dog", "owl"]
@@ -176,6 +179,9 @@ def test_pascal_voc_becomes_a_config_that_runs_through_the_preprocess_job(data, 
     config, output = data.write()
     assert config["preprocess"]["source"] == {"type": "voc", "path": "../../data"}
     assert config["train"]["model"] == "center_detector"
+    assert config["evaluate"]["gate"] == [
+        {"metric": "map_50", "min_skill": 0.1, "max_regression": 0.01}
+    ]
     assert "40 XML files in Annotations" in output
     manifest = run_jobs(data.configs[0], tmp_path, "preprocess")["preprocess"]
     figures = read_manifest(manifest).figures

@@ -1,4 +1,4 @@
-"""First values for image size, model, training and gate, from the figures of a data set.
+"""First values for image size, model and training, from the figures of a data set.
 
 Pure rules without any file. They are starting points for a network that starts from scratch, and
 not the result of a search.
@@ -34,10 +34,7 @@ _MAX_SHARDS, _MANY_IMAGES_PER_SHARD = 64, 4000
 
 @dataclasses.dataclass(frozen=True)
 class FirstSettings:
-    """Values with their reasons.
-
-    `height` and `width` are in pixels, after `resize`. `min_accuracy` is for a classifier.
-    """
+    """Values with their reasons. `height` and `width` are in pixels, after `resize`."""
 
     channels: int
     height: int
@@ -49,7 +46,6 @@ class FirstSettings:
     global_batch_size: int
     epochs: int
     shards: int
-    min_accuracy: float
 
 
 def choose_settings(data: DataSummary) -> FirstSettings:
@@ -73,7 +69,6 @@ def choose_settings(data: DataSummary) -> FirstSettings:
         global_batch_size=batch,
         epochs=min(_MAX_EPOCHS, max(_MIN_EPOCHS, epochs)),
         shards=min(max(8, num_train // _MANY_IMAGES_PER_SHARD), _MAX_SHARDS, num_train),
-        min_accuracy=_choose_min_accuracy(data),
     )
 
 
@@ -127,9 +122,3 @@ def _choose_detector(data: DataSummary) -> tuple[str, dict[str, Any], str]:
         return "center_detector", {"width": width}, "small, trains on CPUs"
     parameters = {"backbone": "ResNet50", "normalization": "group", "max_boxes": 128}
     return "retinanet", parameters, "for many images, on GPUs"
-
-
-def _choose_min_accuracy(data: DataSummary) -> float:
-    """Halfway between the share of the most frequent class and 1."""
-    share = max(data.labels.values()) / data.labels.total()
-    return math.floor(50 * (share + 1)) / 100

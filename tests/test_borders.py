@@ -40,6 +40,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/storage": (up_to("storage"), {"google_crc32c", "obstore"}),
     "pipeline_ops/system": (up_to("system"), {"psutil"}),
     "pipeline_ops/config": (up_to("config"), {"croniter", "fsspec", "yaml"}),
+    "pipeline_ops/pages/drawing.py": (set(), {"PIL"}),
     "pipeline_ops/pages": (up_to("pages"), {"jinja2", "markupsafe"}),
     "pipeline_ops/artifacts": (up_to("artifacts"), set()),
     "pipeline_ops/user_code": (up_to("user_code"), set()),

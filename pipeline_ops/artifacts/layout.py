@@ -10,6 +10,7 @@
 <root>/runs/<pipeline>/<run id>/
     <task>.json                     how a task of the run ended
     trials.json                     how the trials of a search ended
+    examples.png                    training examples, drawn by `trainyard run`
     notifications/<event>.json      a notification about the run, and its recipients so far
     <task>/attempt-<id>/            request, status, progress and logs of one job process
     <task>/claim.json               the job of the task, for its next try (Airflow 3.2)
@@ -103,6 +104,9 @@ class Layout:
 
     def search_result(self, run_id: str) -> StorePath:
         return self.run_folder(run_id) / "trials.json"
+
+    def examples_picture(self, run_id: str) -> StorePath:
+        return self.run_folder(run_id) / "examples.png"
 
     def notifications(self, run_id: str) -> StorePath:
         return self.run_folder(run_id) / "notifications"

@@ -59,6 +59,8 @@ METRICS = "metrics.json"
 
 Export writes both again and adds the published models.
 """
+PREDICTIONS = "predictions.png"
+"""Evaluation: three test images with their truth on the left and the prediction on the right."""
 PUBLICATION = "<!-- publication -->"
 """Evaluation: the marker in its report where export inserts the publication.
 

@@ -12,8 +12,13 @@ from typing import Any
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures, list_shards
 from pipeline_ops.artifacts.input_names import WARM_START
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import Manifest, read_manifest
-from pipeline_ops.artifacts.results import EvaluationFigures, ModelFigures, TrainingFigures
+from pipeline_ops.artifacts.manifest import Manifest, find_file, read_manifest
+from pipeline_ops.artifacts.results import (
+    PREDICTIONS,
+    EvaluationFigures,
+    ModelFigures,
+    TrainingFigures,
+)
 from pipeline_ops.cli.watch import RunStatus, TaskStatus
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.jobs.task_record import find_report
@@ -32,6 +37,7 @@ def summarize_run(config: PipelineConfig, run: RunStatus) -> dict[str, Any]:
     }
     manifests = {job: read_manifest(path) for job in JOBS if (path := paths[job])}
     report = find_report(paths["evaluate"], paths["export"])
+    predictions = find_file(evaluate, PREDICTIONS) if (evaluate := paths["evaluate"]) else None
     return {
         "pipeline": config.pipeline,
         "run_id": run.run_id,
@@ -44,6 +50,7 @@ def summarize_run(config: PipelineConfig, run: RunStatus) -> dict[str, Any]:
         **_summarize_evaluation(manifests.get("evaluate")),
         "model": _summarize_model(config, manifests.get("export")),
         "report": report and str(report),
+        "predictions": predictions and str(predictions),
         "store": _summarize_store(run),
     }
 

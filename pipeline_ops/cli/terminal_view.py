@@ -61,12 +61,15 @@ def terminal_view(console: Console) -> Iterator[Callable[[RunStatus], None]]:
 
 
 class PlainView:
-    """Prints a line per change of a task's state, and for progress at most every two seconds."""
+    """Prints a line per change of a task's state, and for progress at most every two seconds.
+
+    The first metrics of a task are printed at once.
+    """
 
     def __init__(self, console: Console):
         self._console = console
         self._states: dict[str, tuple[str, int]] = {}
-        self._progress: dict[str, tuple[float, str]] = {}
+        self._progress: dict[tuple[str, bool], tuple[float, str]] = {}
 
     def show(self, run: RunStatus) -> None:
         for task in run.tasks:
@@ -83,9 +86,10 @@ class PlainView:
         if not task.progress or task.progress.message or not is_running(task):
             return
         now, text = time.monotonic(), str(task.progress)
-        shown, previous = self._progress.get(task.name, (0.0, ""))
+        kind = task.name, bool(task.progress.metrics)
+        shown, previous = self._progress.get(kind, (0.0, ""))
         if text != previous and now - shown >= _PROGRESS_INTERVAL_SECONDS:
-            self._progress[task.name] = now, text
+            self._progress[kind] = now, text
             self._print(run, task, text)
 
     def _print(self, run: RunStatus, task: TaskStatus, text: str) -> None:
@@ -135,6 +139,8 @@ def print_result(console: Console, summary: Mapping[str, Any], run: RunStatus) -
         console.print(f"Model     {model['name']} version {model['version']}: {model['uri']}")
     if summary["report"]:
         console.print(f"Report    {summary['report']}")
+    if summary["predictions"]:
+        console.print(f"Pictures  {summary['predictions']}")
     if (store := summary["store"])["requests"]:
         console.print(
             f"Store     {store['requests']} requests, {store['bytes_read'] / 1e6:.1f} MB read, "

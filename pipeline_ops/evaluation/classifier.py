@@ -38,6 +38,7 @@ class ClassifierFindings:
     comparison: Comparison | None
     mistakes: list[ShownExample]
     surprises: list[ShownExample]
+    samples: list[ShownExample]
     top_k: int
     bootstrap_samples: int
 
@@ -72,6 +73,7 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         else None,
         mistakes=predictions.worst_mistakes,
         surprises=predictions.surprises,
+        samples=predictions.samples,
         top_k=config.top_k,
         bootstrap_samples=config.bootstrap.samples,
     )

@@ -22,6 +22,7 @@ from pipeline_ops.evaluation.report_rows import (
     find_confused_pairs,
     limit_class_rows,
 )
+from pipeline_ops.pages.drawing import LARGE_CELL_PIXELS, decode_image, draw_cell, draw_grid
 
 _MAX_PAIRS = 12
 
@@ -71,6 +72,20 @@ def render_classifier_report(found: ClassifierFindings, data: ReportData) -> str
         num_mistakes=figures.num_examples - num_right,
         is_small=max(data.dataset.image_shape[:2]) <= 96,
     )
+
+
+def draw_classifier_predictions(found: ClassifierFindings, names: Sequence[str]) -> bytes:
+    """Draws some test images as a PNG file: the true class on the left, the answer on the right."""
+    cells = []
+    for shown in found.samples:
+        image, color = decode_image(shown.image), "#080" if shown.is_right else "#b00"
+        answer = f"prediction: {names[shown.prediction]} {shown.confidence:.2f}"
+        truth = f"truth: {names[shown.label]}"
+        cells += [
+            draw_cell(image, (), shown.key, truth, side=LARGE_CELL_PIXELS),
+            draw_cell(image, (), "", answer, color, side=LARGE_CELL_PIXELS),
+        ]
+    return draw_grid(cells, columns=2)
 
 
 def _to_pictures(examples: Sequence[ShownExample]) -> list[dict[str, Any]]:

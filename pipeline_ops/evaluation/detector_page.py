@@ -10,11 +10,19 @@ import numpy as np
 
 from pipeline_ops.evaluation.detector import DetectorFindings
 from pipeline_ops.evaluation.matching import ImageDetections, match
-from pipeline_ops.evaluation.pictures import to_data_uri
+from pipeline_ops.evaluation.pictures import NUM_PREDICTIONS, rank_key, to_data_uri
 from pipeline_ops.evaluation.report import MAX_MATRIX_CLASSES, ReportData, render_report
 from pipeline_ops.evaluation.report_charts import draw_precision_recall_charts
 from pipeline_ops.evaluation.report_rows import build_confusion_cells, limit_class_rows
 from pipeline_ops.input.saved_model_client import TrueBoxes
+from pipeline_ops.pages.drawing import (
+    LARGE_CELL_PIXELS,
+    LabelledBox,
+    count_boxes,
+    decode_image,
+    draw_cell,
+    draw_grid,
+)
 
 _SECTIONS = [
     ("scores", "Precision and recall"),
@@ -72,6 +80,30 @@ def render_detector_report(found: DetectorFindings, data: ReportData) -> str:
             found.scenes, found.detections, found.min_score, names, found.num_pictures
         ),
     )
+
+
+def draw_detector_predictions(found: DetectorFindings, names: Sequence[str]) -> bytes:
+    """Draws some test images as a PNG file: true boxes on the left, predicted ones on the right."""
+
+    def clip(boxes: np.ndarray) -> np.ndarray:  # the values of a diverged network are not finite
+        return np.clip(np.nan_to_num(boxes), 0, 1)
+
+    cells = []
+    pairs = zip(found.scenes, found.detections, strict=True)
+    sample = sorted(pairs, key=lambda pair: -rank_key(pair[0].key))[:NUM_PREDICTIONS]
+    for scene, answer in sample:
+        image, detected = decode_image(scene.image), answer.filter_by_score(found.min_score)
+        true = zip(clip(scene.boxes), scene.classes, strict=True)
+        predicted = zip(clip(detected.boxes), detected.classes, detected.scores, strict=True)
+        truth = [LabelledBox(box, names[label]) for box, label in true]
+        prediction = [LabelledBox(box, names[label], score) for box, label, score in predicted]
+        text = f"{count_boxes(len(prediction))} with a score of {found.min_score:g} or more"
+        true_text = f"truth: {count_boxes(len(truth))}"
+        cells += [
+            draw_cell(image, truth, scene.key, true_text, side=LARGE_CELL_PIXELS),
+            draw_cell(image, prediction, "", f"prediction: {text}", side=LARGE_CELL_PIXELS),
+        ]
+    return draw_grid(cells, columns=2)
 
 
 def draw_pictures(

@@ -1,9 +1,9 @@
 """The evaluate job: compares challenger and champion, as served, on the same test examples.
 
 Started as `python -m pipeline_ops.evaluation.evaluate --request <path>`, a process that has never
-seen the model in memory. It writes `report.html` for people and `metrics.json` for programs. Its
-exit code is the verdict of the gate. A gate that is not passed leaves the same complete artifact.
-The export job publishes the model, this job does not.
+seen the model in memory. It writes `report.html` and `predictions.png` for people and
+`metrics.json` for programs. Its exit code is the verdict of the gate. A gate that is not passed
+leaves the same complete artifact. The export job publishes the model, this job does not.
 
 A champion gets the images as this data set has them. Its own SavedModel resizes them to the size of
 its training. Any other difference of the preprocessing is the champion's disadvantage, and the
@@ -17,13 +17,19 @@ import functools
 from collections.abc import Sequence
 
 from pipeline_ops.artifacts.dataset import QUARANTINE, STATISTICS
-from pipeline_ops.artifacts.results import METRICS, REPORT, EvaluationFigures
+from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, REPORT, EvaluationFigures
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.evaluation.classifier import build_classifier_metrics, evaluate_classifier
-from pipeline_ops.evaluation.classifier_page import render_classifier_report
+from pipeline_ops.evaluation.classifier_page import (
+    draw_classifier_predictions,
+    render_classifier_report,
+)
 from pipeline_ops.evaluation.detector import build_detector_metrics, evaluate_detector
-from pipeline_ops.evaluation.detector_page import render_detector_report
+from pipeline_ops.evaluation.detector_page import (
+    draw_detector_predictions,
+    render_detector_report,
+)
 from pipeline_ops.evaluation.gate import Evidence, judge
 from pipeline_ops.evaluation.groups import Group
 from pipeline_ops.evaluation.inputs import Inputs, read_inputs
@@ -53,11 +59,13 @@ def evaluate(job: Job) -> ExitCode:
         detector = evaluate_detector(job, config, inputs)
         metrics = build_detector_metrics(detector)
         render = functools.partial(render_detector_report, detector)
+        predictions = draw_detector_predictions(detector, names)
         whole, slices, seeds = detector.whole, [], {}
     else:
         classifier = evaluate_classifier(job, config, inputs)
         metrics = build_classifier_metrics(classifier, names)
         render = functools.partial(render_classifier_report, classifier)
+        predictions = draw_classifier_predictions(classifier, names)
         whole, slices = classifier.whole, classifier.slices
         seeds = {"bootstrap": config.bootstrap.seed}
     figures = _judge(config, inputs, whole, slices, find_largest_drift(drift))
@@ -84,6 +92,7 @@ def evaluate(job: Job) -> ExitCode:
             },
         )
         write_atomically(draft.folder / REPORT, render(report).encode())
+        write_atomically(draft.folder / PREDICTIONS, predictions)
     return ExitCode.SUCCESS if figures.gate_passed else ExitCode.GATE_NOT_PASSED
 
 

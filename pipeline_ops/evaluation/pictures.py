@@ -1,14 +1,23 @@
-"""Test images as data URIs, small enough for a self-contained page."""
+"""Test images for a person: as data URIs for a page, and the choice of those with predictions."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 
 _MAX_BYTES = 48 << 10
 """A larger file is shown as a smaller picture."""
 _MAX_PIXELS = 256
 _TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+
+NUM_PREDICTIONS = 3
+"""The number of test images in `predictions.png`."""
+
+
+def rank_key(key: str) -> float:
+    """Returns a number from 0 to 1 by which to draw examples at random, always the same ones."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest()) / 2**48
 
 
 def to_data_uri(image: bytes) -> str | None:

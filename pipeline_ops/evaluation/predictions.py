@@ -20,6 +20,7 @@ import numpy as np
 from pipeline_ops.config.evaluate import Slice
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.metrics import ModelPredictions
+from pipeline_ops.evaluation.pictures import NUM_PREDICTIONS, rank_key
 from pipeline_ops.evaluation.scores import compute_label_ranks
 from pipeline_ops.evaluation.slices import compute_slice_values, join_slice_values
 from pipeline_ops.input.saved_model_client import EncodedBatch, SavedModelClient
@@ -67,6 +68,8 @@ class Predictions:
     With a champion, they are the examples that the two models judge most differently. Without one,
     they are the right answers with the lowest confidence.
     """
+    samples: list[ShownExample]
+    """A few examples, drawn by their keys alone."""
 
 
 def predict_all(
@@ -95,6 +98,7 @@ def predict_all(
     labels: list[np.ndarray] = []
     values: dict[str, list[list[str]]] = {part.title: [] for part in slices}
     worst, surprises = _TopExamples(num_shown), _TopExamples(num_shown)
+    samples = _TopExamples(NUM_PREDICTIONS)
     done = 0
     for batch in batches:
         _validate_labels(batch, num_classes)
@@ -109,6 +113,7 @@ def predict_all(
             values[name].append(found)
         worst.add(batch, outputs, _rank_mistakes(batch.labels, outputs))
         surprises.add(batch, outputs, _rank_surprises(batch.labels, outputs))
+        samples.add(batch, outputs, np.array([rank_key(key) for key in batch.keys]))
         report(done)
     _validate_count(done, num_examples)
     return Predictions(
@@ -117,6 +122,7 @@ def predict_all(
         join_slice_values(values, slices),
         worst.examples,
         surprises.examples,
+        samples.examples,
     )
 
 

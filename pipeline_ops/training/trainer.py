@@ -149,7 +149,8 @@ class Trainer:
         reported = 0.0
         while state.step < end:
             steps_to_checkpoint = every - state.step % every
-            max_steps = min(self.config.steps_per_call, end - state.step, steps_to_checkpoint)
+            steps = self.config.steps_per_call if state.step else 1  # a first loss is there soon
+            max_steps = min(steps, end - state.step, steps_to_checkpoint)
             result = self._take_steps(max_steps)
             self.checkpoints.raise_failure()
             if time.monotonic() - reported > _REPORT_SECONDS or state.step == end:

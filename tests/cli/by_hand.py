@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline_ops.artifacts.dataset import build_shard_name
 from pipeline_ops.artifacts.manifest import Manifest, list_files, read_manifest, write_manifest
-from pipeline_ops.artifacts.results import REPORT
+from pipeline_ops.artifacts.results import PREDICTIONS, REPORT
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
 from pipeline_ops.planning.plan import plan_job
@@ -92,7 +92,7 @@ def make_artifact(
     for name in (
         [build_shard_name(split, 0, 1) for split in ("train", "validation", "test")]
         if job == "preprocess"
-        else [REPORT]
+        else [REPORT, *([PREDICTIONS] if job == "evaluate" else [])]
     ):
         (folder / name).write_bytes(contents)
     write_manifest(

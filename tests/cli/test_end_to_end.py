@@ -19,6 +19,7 @@ from airflow_ui import needs_chromium, open_browser
 from cli.journey import approve, assert_refused, fill_in, follow_progress, read_report, roll_back
 from cli.trainyard_command import Trainyard, cached_tasks, find_job_processes, parse_summary
 from listeners import ListenerMonitor, filter_non_loopback
+from PIL import Image
 from processes import Stopwatch, is_running, wait_until
 
 from pipeline_ops.artifacts.layout import Layout
@@ -31,6 +32,10 @@ from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_root
 
 pytestmark = pytest.mark.timeout(900)
+
+PNG = b"\x89PNG\r\n\x1a\n"
+PICTURES = {"Examples": (1052, 1154), "Pictures": (704, 1154)}
+"""Width and height: three rows of three images, and three rows of two."""
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +76,7 @@ def test_the_first_run_publishes_version_1(first_run, trainyard):
         "gate",
         "model",
         "report",
+        "predictions",
         "store",
     ]
     assert summary["state"] == "success"
@@ -88,6 +94,8 @@ def test_the_first_run_publishes_version_1(first_run, trainyard):
     assert summary["model"]["version"] == 1
     assert (Path(summary["model"]["uri"]) / "saved_model.pb").is_file()
     assert Path(summary["report"]).is_file()
+    assert Path(summary["predictions"]).read_bytes().startswith(PNG)
+    assert "Examples  " not in first_run.stderr  # a person looks at them, and no program
 
 
 def test_a_run_leaves_no_temporary_file(first_run, trainyard):
@@ -129,9 +137,23 @@ def test_an_unchanged_second_run_is_cached(ui, trainyard):
     summary = parse_summary(process)
     assert cached_tasks(summary) == set(JOBS)
     assert summary["model"]["version"] == 1
+    assert f"Pictures  {summary['predictions']}\n" in process.stderr
     assert process.stderr.count("unchanged: same inputs, config, code and package versions") >= len(
         JOBS
     )
+
+
+@pytest.mark.airflow
+def test_a_run_says_where_pictures_of_a_new_data_set_and_of_predictions_are(ui, trainyard):
+    words = ("--set", "preprocess.split.seed=5", "--set", "train.epochs=1")
+    outputs = []
+    for _ in range(2):
+        process = trainyard.start("run", str(trainyard.config), *words, stdout=subprocess.PIPE)
+        outputs.append(process.communicate(timeout=400)[0])
+    places = {key: re.findall(rf"^{key}  (\S+)$", outputs[0], re.M) for key in PICTURES}
+    sizes = {key: Image.open(place).size for key, [place] in places.items()}
+    assert sizes == PICTURES
+    assert "Examples" not in outputs[1] and f"Pictures  {places['Pictures'][0]}\n" in outputs[1]
 
 
 @pytest.mark.airflow

@@ -34,6 +34,7 @@ SHAPE = {
     "gate": dict.fromkeys(("passed", "champion_version", "reasons")),
     "model": dict.fromkeys(("name", "version", "uri")),
     "report": None,
+    "predictions": None,
     "store": {"requests": None, "bytes_read": None, "bytes_written": None},
 }
 
@@ -110,6 +111,7 @@ def test_a_whole_run(config_file, make_artifact):
     assert summary["report"] == str(
         Path(exported).parent / "report.html"
     )  # the one that also has the publication
+    assert summary["predictions"] == str(Path(verdict).parent / "predictions.png")
     assert compute_exit_status(run) == 0
 
 
@@ -123,6 +125,7 @@ def test_a_run_that_failed_at_once_has_all_names_too(config_file):
     assert same_names(summary, SHAPE)
     assert (summary["metrics"], summary["baseline"], summary["overfitting"]) == ({}, {}, None)
     assert summary["model"] == {"name": "digits", "version": None, "uri": None}
+    assert summary["predictions"] is None
     assert compute_exit_status(run) == 65
 
 

@@ -88,6 +88,19 @@ def test_progress_comes_every_two_seconds_and_messages_at_once():
     assert lines()[-1].endswith("train 30/90 steps  loss 0.5")
 
 
+def test_the_first_metrics_come_at_once(plain):
+    view, lines = plain
+    without = ProgressEvent(time=0, phase="train", done=0, total=90, unit="steps")
+    view.show(make_status(TaskStatus("train", "running", 1.0, 1, without)))
+    view.show(make_status(training(1)))
+    view.show(make_status(training(2)))
+    assert [line[23:] for line in lines()] == [
+        "running",
+        "train 0/90 steps",
+        "train 1/90 steps  loss 0.5",
+    ]
+
+
 def test_a_task_that_will_be_tried_again_says_why(plain):
     view, lines = plain
     view.show(
@@ -134,6 +147,7 @@ def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
         "gate": gate,
         "model": {"name": "digits", "version": None, "uri": None},
         "report": "/r/report.html",
+        "predictions": "/r/predictions.png",
         "store": {"requests": 5, "bytes_read": 2_000_000, "bytes_written": 0},
     }
     print_result(
@@ -152,6 +166,6 @@ def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
         "accuracy 0.9000 against 0.2500\n"
         "Note      The training data are too few.\n"
     ) in output.getvalue()
-    assert "Report    /r/report.html" in output.getvalue()
+    assert "Report    /r/report.html\nPictures  /r/predictions.png\n" in output.getvalue()
     assert "Store     5 requests, 2.0 MB read, 0.0 MB written" in output.getvalue()
     assert "Model " not in output.getvalue()

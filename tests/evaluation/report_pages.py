@@ -62,6 +62,7 @@ def make_findings(
         comparison=compare(labels, *classes) if champion else None,
         mistakes=mistakes,
         surprises=mistakes,
+        samples=mistakes[:3],
         top_k=2,
         bootstrap_samples=100,
     )

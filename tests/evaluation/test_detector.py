@@ -21,6 +21,7 @@ from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.artifacts.results import (
     METRICS,
+    PREDICTIONS,
     REPORT,
     SAVED_MODEL,
     EvaluationFigures,
@@ -200,6 +201,11 @@ def test_every_box_of_the_test_split_is_counted_once(chain):
     assert sum(confusion[i][i] for i in range(10)) == sum(
         found for _, found in metrics["by_size"].values()
     )
+
+
+def test_truth_and_prediction_of_three_scenes_are_one_picture(chain):
+    picture = cv2.imread(str(chain["evaluate"] / PREDICTIONS))
+    assert picture.shape == (3 * 382 + 8, 2 * 348 + 8, 3)
 
 
 def test_the_page_draws_truth_and_answer_on_the_same_picture(chain):

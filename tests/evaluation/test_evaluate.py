@@ -17,7 +17,7 @@ from linear_models import read_examples, write_model
 from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.dataset import list_shard_paths
 from pipeline_ops.artifacts.manifest import NAME, read_manifest
-from pipeline_ops.artifacts.results import METRICS, REPORT
+from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, REPORT
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
 from pipeline_ops.jobs.progress import ProgressReader
@@ -79,7 +79,8 @@ def test_a_gate_that_is_not_passed_exits_3_and_leaves_the_whole_artifact(sandbox
     )
     assert process.wait(180) == 3, attempt.log.read_text()
     folder = Path(plan.request.artifact)
-    assert {file.path for file in read_manifest(folder / NAME).files} == {REPORT, METRICS}
+    files = {file.path for file in read_manifest(folder / NAME).files}
+    assert files == {REPORT, METRICS, PREDICTIONS}
     assert find_damage(folder / NAME, read_manifest(folder / NAME), checksums=True) == []
     assert not read_figures(folder).gate_passed
     assert read_status(attempt).manifest == str(folder / NAME)
@@ -101,7 +102,7 @@ def test_the_same_evaluation_gives_the_same_bytes_wherever_and_whenever_it_runs(
         plan = shop.plan("evaluate", shop.train("good"))
         plan = dataclasses.replace(plan, request=plan.request.model_copy(update={"run_id": run_id}))
         folder = shop.run(plan)[1]
-        pages.append([(folder / name).read_bytes() for name in (REPORT, METRICS)])
+        pages.append([(folder / name).read_bytes() for name in (REPORT, METRICS, PREDICTIONS)])
     assert pages[0] == pages[1]
     assert b"another run" not in pages[1][0] and str(tmp_path).encode() not in pages[1][0]
 

@@ -1,4 +1,4 @@
-"""Test images on the page."""
+"""Test images on the page, and those with predictions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline_ops.evaluation.pictures import to_data_uri
+from pipeline_ops.evaluation.detector import DetectorFindings
+from pipeline_ops.evaluation.detector_page import draw_detector_predictions
+from pipeline_ops.evaluation.matching import ImageDetections
+from pipeline_ops.evaluation.pictures import rank_key, to_data_uri
+from pipeline_ops.input.saved_model_client import TrueBoxes
 
 
 def encode(kind: str, side: int = 8, mode: str = "L") -> bytes:
@@ -48,3 +52,40 @@ def test_a_large_picture_is_shown_small():
 )
 def test_what_is_no_image_is_not_shown_as_one(image):
     assert to_data_uri(image) is None
+
+
+def find_scene(key: str, num_true: int) -> tuple[TrueBoxes, ImageDetections]:
+    """A dark scene with true boxes at its left, and two detections at its right."""
+    image = io.BytesIO()
+    Image.new("RGB", (40, 40)).save(image, "PNG")
+    left, right = [0.1, 0.1, 0.5, 0.4], [0.1, 0.6, 0.5, 0.9]
+    true = np.array([left] * num_true).reshape(-1, 4)
+    classes = np.zeros(num_true, int)
+    detected = ImageDetections(np.array([right, left]), np.array([1, 1]), np.array([0.9, 0.3]))
+    return TrueBoxes(key, image.getvalue(), true, classes, classes > 0), detected
+
+
+def draw_predictions(keys: list[str]) -> bytes:
+    scenes, detections = zip(*(find_scene(key, 1) for key in keys), strict=True)
+    found = DetectorFindings(None, [], {}, [*scenes], [*detections], 0.5, 0)
+    return draw_detector_predictions(found, ["cat", "dog"])
+
+
+def test_the_truth_is_on_the_left_and_what_is_above_the_threshold_on_the_right():
+    picture = Image.open(io.BytesIO(draw_predictions(["a"])))
+    assert picture.size == (2 * 348 + 8, 382 + 8)
+    edges = [8 + start + x for start in (0, 348) for x in (34, 204)]  # 0.1 and 0.6 of 340 pixels
+    assert [picture.getpixel((x, 8 + 100)) != (0, 0, 0) for x in edges] == [
+        True,  # a true box
+        False,
+        False,  # its score is below the threshold
+        True,
+    ]
+
+
+def test_the_scenes_with_predictions_are_three_whatever_their_order():
+    keys = [f"{number}.png" for number in range(20)]
+    picture = draw_predictions(keys)
+    assert picture == draw_predictions(keys[::-1])
+    assert picture == draw_predictions(sorted(keys, key=rank_key)[-3:])
+    assert Image.open(io.BytesIO(picture)).size == (2 * 348 + 8, 3 * 382 + 8)

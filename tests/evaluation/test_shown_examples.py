@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
 from linear_models import read_examples
+from PIL import Image
 
 from pipeline_ops.artifacts.dataset import KEY, list_shard_paths
 from pipeline_ops.artifacts.manifest import (
     read_manifest,
 )
-from pipeline_ops.artifacts.results import METRICS
+from pipeline_ops.artifacts.results import METRICS, PREDICTIONS
 
 
 def test_the_worst_mistakes_are_the_most_confident_ones(sandbox):
     train = sandbox.train("poor")
-    every = json.loads(
-        (
-            sandbox.run(sandbox.plan("evaluate", train, evaluate__worst_mistakes=500))[1] / METRICS
-        ).read_bytes()
-    )["worst_mistakes"]
-    few = json.loads(
-        (
-            sandbox.run(
-                sandbox.plan("evaluate", train, evaluate__worst_mistakes=3, evaluate__batch_size=10)
-            )[1]
-            / METRICS
-        ).read_bytes()
+    _, folder = sandbox.run(sandbox.plan("evaluate", train, evaluate__worst_mistakes=500))
+    every = json.loads((folder / METRICS).read_bytes())["worst_mistakes"]
+    _, other = sandbox.run(
+        sandbox.plan("evaluate", train, evaluate__worst_mistakes=3, evaluate__batch_size=10)
     )
+    few = json.loads((other / METRICS).read_bytes())
     assert len(every) == 53
     assert [m["confidence"] for m in every] == sorted(
         (m["confidence"] for m in every), reverse=True
@@ -37,6 +32,19 @@ def test_the_worst_mistakes_are_the_most_confident_ones(sandbox):
     assert all(
         m["label"] != m["prediction"] and m["label_probability"] <= m["confidence"] for m in every
     )
+
+
+def test_the_examples_with_predictions_do_not_depend_on_the_batches_nor_on_the_model(sandbox):
+    pictures = []
+    good, poor = sandbox.train("good"), sandbox.train("poor")
+    for train, batch_size in ((good, 32), (good, 7), (poor, 100)):
+        plan = sandbox.plan("evaluate", train, evaluate__batch_size=batch_size)
+        picture = (sandbox.run(plan)[1] / PREDICTIONS).read_bytes()
+        pictures.append(Image.open(io.BytesIO(picture)))
+    left = (0, 0, 348, 1154)  # images, keys and true classes
+    assert [each.size for each in pictures] == [(704, 1154)] * 3
+    assert pictures[0] == pictures[1] != pictures[2]
+    assert pictures[0].crop(left) == pictures[2].crop(left)
 
 
 @pytest.mark.training

@@ -39,10 +39,12 @@ from pipeline_ops.cli.terminal_view import make_console, print_result, terminal_
 from pipeline_ops.cli.watch import RunMonitor, RunStatus, TaskStatus
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ExitCode, TrainyardError
+from pipeline_ops.jobs.task_record import TaskRecord
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.planning.trials import plan_trials
 from pipeline_ops.raw_data.folder import validate_interval
+from pipeline_ops.storage.open_store import open_near, open_path
 from pipeline_ops.storage.store_options import JOB_PATIENCE, wait_at_most
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_storage(config)
     console = make_console(stderr=arguments.json)
     with handle_stop_signals():
-        status = _run_embedded(config, overrides, console)
+        status = _run_embedded(config, overrides, console, draws_examples=not arguments.json)
     summary = summarize_run(config, status)
     print_result(console, summary, status)
     if arguments.json:
@@ -88,12 +90,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_embedded(
-    config: PipelineConfig, overrides: Mapping[str, Any], console: Console
+    config: PipelineConfig, overrides: Mapping[str, Any], console: Console, draws_examples: bool
 ) -> RunStatus:
     with connect([config.file], console) as (api, server):
         dag = wait_for_dag(api, server, config.pipeline, since=config.file.stat().st_mtime)
         with _temporarily_unpaused(api, dag):
-            return _run_once(api, server, config, overrides, console)
+            return _run_once(api, server, config, overrides, console, draws_examples)
 
 
 @contextlib.contextmanager
@@ -137,6 +139,7 @@ def _run_once(
     config: PipelineConfig,
     overrides: Mapping[str, Any],
     console: Console,
+    draws_examples: bool,
 ) -> RunStatus:
     if config.evaluate.approval:
         console.print(
@@ -158,7 +161,7 @@ def _run_once(
     layout = Layout(config.root, config.pipeline)
     monitor = RunMonitor(api, layout, run_id, triggered, list_task_names(config))
     try:
-        status = _follow(monitor, server, console)
+        status = _follow(monitor, server, console, layout if draws_examples else None)
     except Stopped:
         console.print(f"Cancelling {run_id}.")
         with contextlib.suppress(TrainyardError):
@@ -175,16 +178,40 @@ def list_task_names(config: PipelineConfig) -> list[str]:
     return [*JOBS[:position], *trials, *JOBS[position:]]
 
 
-def _follow(monitor: RunMonitor, server: AirflowServer, console: Console) -> RunStatus:
+def _follow(
+    monitor: RunMonitor, server: AirflowServer, console: Console, examples: Layout | None
+) -> RunStatus:
+    """Shows a run until it has ended, and where `examples` are drawn of a new data set."""
     # The tasks outlast an outage of the store, so the one who watches them does, too.
     with terminal_view(console) as show, wait_at_most(JOB_PATIENCE.retries):
         while True:
             status = monitor.poll()
             show(status)
+            preprocess = status.task("preprocess")
+            if examples and preprocess.state == "success":
+                if preprocess.record and not preprocess.is_cached:
+                    print_examples(console, examples, status.run_id, preprocess.record)
+                examples = None
             if status.is_finished:
                 return status
             check_alive(server)
             time.sleep(_POLL_SECONDS)
+
+
+def print_examples(console: Console, layout: Layout, run_id: str, record: TaskRecord) -> None:
+    """Draws training examples of a new data set. A failure is one line and not that of the run."""
+    try:
+        from pipeline_ops.cli.example_drawing import draw_examples
+
+        with wait_at_most(0):
+            picture = draw_examples(open_near(layout.root, str(record.manifest)))
+        place = layout.examples_picture(run_id)
+        if not place.is_local:  # a person opens the picture, so it is on this machine
+            place = open_path(Path(f"{layout.pipeline}-examples.png").absolute())
+        place.write(picture)
+        console.print(f"Examples  {place}")
+    except Exception as error:
+        console.print(f"Examples  cannot be drawn: {error}")
 
 
 def print_failures(

@@ -15,9 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 import apache_beam as beam
 
-from beam_jobs.elements import ShardReport, ShardTask
 from beam_jobs.engine_job import EngineJob
-from beam_jobs.exchange import Exchange, PlanProgress, Results, StoppedByDriver, digest_plans
+from beam_jobs.exchange import (
+    Exchange,
+    PlanProgress,
+    Results,
+    ShardReport,
+    ShardTask,
+    StoppedByDriver,
+    digest_plans,
+)
 from beam_jobs.graph import BuildShard, build_graph
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import find_stage

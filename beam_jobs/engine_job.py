@@ -1,4 +1,4 @@
-"""A job on an engine: starts it, or finds it, looks at it, and ends it.
+"""A job on an engine: starts it, or finds it, looks at it, and ends it, with Flink's REST API.
 
 A driver that was killed has left its job running. The next try finds it by its name and follows it,
 so that no second one is started.
@@ -10,8 +10,10 @@ import logging
 import re
 import socket
 import time
+import urllib.request
 from collections.abc import Callable
-from typing import Any
+from http.client import HTTPException
+from typing import Any, TypeVar
 
 import apache_beam as beam
 import grpc
@@ -21,12 +23,13 @@ from apache_beam.runners import create_runner
 from apache_beam.runners.portability import portable_runner
 from apache_beam.runners.runner import PipelineResult, PipelineState
 from apache_beam.transforms.environments import SDK_VERSION_CAPABILITY_PREFIX
+from pydantic import BaseModel, Field
 
-from beam_jobs.flink import Flink, FlinkJob
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 
 _ANSWER_SECONDS, _CANCEL_SECONDS, _SILENCE_SECONDS = 10, 10, 60
+_MAX_BYTES = 64 << 20
 _MISSING_CODE = re.compile("ModuleNotFoundError|ImportError|Can't get attribute")
 _PYTHON_ERROR = re.compile(
     r"^(?:pipeline_ops\.[\w.]+|(?!java\.|org\.)[A-Za-z_][\w.]*(?:Error|Exception))\b.*",
@@ -34,7 +37,87 @@ _PYTHON_ERROR = re.compile(
 )
 _CONFIG_ERROR = "pipeline_ops.errors.ConfigError: "
 _MAX_REASON = 1000
+_Answer = TypeVar("_Answer", bound=BaseModel)
 _log = logging.getLogger(__name__)
+
+
+class FlinkJob(BaseModel):
+    """A job as Flink lists it."""
+
+    id: str = Field(alias="jid")
+    name: str
+    state: str
+    start_time: int = Field(alias="start-time")
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ("FINISHED", "FAILED", "CANCELED")
+
+
+class _Jobs(BaseModel):
+    jobs: list[FlinkJob]
+
+
+class _Overview(BaseModel):
+    total: int = Field(alias="slots-total")
+    free: int = Field(alias="slots-available")
+
+
+class _Exceptions(BaseModel):
+    reason: str | None = Field(None, alias="root-exception")
+
+
+class _Nothing(BaseModel):
+    pass
+
+
+class Flink:
+    """A Flink cluster, by the address of its REST API.
+
+    All methods raise MachineError if it does not answer.
+    """
+
+    def __init__(self, address: str):
+        self.address = address
+
+    def find_jobs(self, name: str) -> list[FlinkJob]:
+        """The jobs that Beam has started under a name, the newest first."""
+        answer = self._ask("/jobs/overview", _Jobs)
+        found = [job for job in answer.jobs if job.name.startswith(name)]
+        return sorted(found, key=lambda job: job.start_time, reverse=True)
+
+    def read_error(self, job: FlinkJob) -> str:
+        """The last failure, after which Flink repeats a step or gives up. "" if there was none."""
+        return self._ask(f"/jobs/{job.id}/exceptions", _Exceptions).reason or ""
+
+    def cancel(self, job: FlinkJob) -> None:
+        """Beam's own way ends the job only for Beam, and leaves it running on Flink."""
+        self._ask(f"/jobs/{job.id}?mode=cancel", _Nothing, "PATCH")
+
+    def check_slots(self, parallelism: int) -> str:
+        """Returns a message if a job has to wait for slots, else "".
+
+        It is no error: on Kubernetes, Flink starts TaskManagers when a job asks for them.
+        """
+        found, needed = self._ask("/overview", _Overview), max(parallelism, 1)
+        if found.free >= needed:
+            return ""
+        return (
+            f"Flink at {self.address} has {found.total} slots, {found.free} of them free. The job "
+            f"waits for {needed}. Start TaskManagers, or lower preprocess.runner.parallelism."
+        )
+
+    def _ask(self, path: str, model: type[_Answer], method: str = "GET") -> _Answer:
+        request = urllib.request.Request(self.address + path, method=method)  # noqa: S310  (http)
+        try:
+            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
+                return model.model_validate_json(answer.read(_MAX_BYTES) or b"{}")
+        except (OSError, HTTPException, ValueError) as error:  # a ValueError: it is another answer
+            raise MachineError(
+                "preprocess.runner.rest_address: Flink's REST API does not answer at "
+                f"{self.address}: {error!s:.200}",
+                "Start Flink, or correct the address.",
+            ) from error
 
 
 class _EngineRunner(portable_runner.PortableRunner):  # type: ignore[misc]
@@ -115,7 +198,7 @@ class EngineJob:
         if self._flink is None:
             return self._runner.rest_address or ""
         job = self._find_on_flink()
-        return self._flink.get_page(job) if job else ""
+        return f"{self._flink.address}/#/job/running/{job.id}" if job else ""
 
     def find_failure(self) -> str:
         """The reason why Flink repeats a step, told once. "" if there is nothing new."""
@@ -170,7 +253,7 @@ class EngineJob:
         """Beam's name of the state. Flink's word counts before that of the job server."""
         job = self._find_on_flink()
         if job and job.has_ended:
-            return PipelineState.DONE if job.is_done else PipelineState.FAILED
+            return PipelineState.DONE if job.state == "FINISHED" else PipelineState.FAILED
         try:
             return self._result.state if self._result else PipelineState.UNKNOWN
         except grpc.RpcError as error:

@@ -11,10 +11,10 @@ host can reach them. If the job is killed, its next try takes over the results.
     statistics/<split>.json   the measurements of all shards of a split, added up
     stop                   tells all workers to stop
 
-All are JSON, so no message can run code.
+All are JSON, so no message can run code. Tasks and reports travel through Beam as rows with typed
+fields. There is no `from __future__ import annotations` here: Beam reads the types of the fields,
+and would serialise a field whose type is a text as Python code.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
@@ -22,11 +22,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from beam_jobs.elements import ShardTask
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.measure import Measurements
 from beam_jobs.statistics.summary import PlanSummary, Summary
@@ -46,6 +45,24 @@ _STOP_SECONDS = 10
 _Message = TypeVar("_Message", bound=BaseModel)
 _PLAN = TypeAdapter(ShardPlan)
 _log = logging.getLogger(__name__)
+
+
+class ShardTask(NamedTuple):
+    """A plan to work on: its name, and its bytes in the file of all plans."""
+
+    name: str
+    start: int
+    num_bytes: int
+
+
+class ShardReport(NamedTuple):
+    """A finished shard. `num_rejected` counts records. `measurements` is JSON, if there are any."""
+
+    name: str
+    num_examples: int
+    num_rejected: int
+    split: str
+    measurements: str
 
 
 class StoppedByDriver(Exception):

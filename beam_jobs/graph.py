@@ -31,8 +31,7 @@ from apache_beam.runners.worker.statesampler import StateSampler
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from beam_jobs.elements import ShardReport, ShardTask
-from beam_jobs.exchange import Exchange, Results
+from beam_jobs.exchange import Exchange, Results, ShardReport, ShardTask
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.measure import Measurements, merge_measurements
 from beam_jobs.statistics.summary import PlanSummary, Summary

@@ -28,7 +28,6 @@ from beam_jobs.output.quarantine import (
     write_rejected_list,
 )
 from beam_jobs.output.shard import ShardBuildSpec
-from beam_jobs.planning.delta import Delta, plan_delta
 from beam_jobs.planning.duplicates import (
     CollectionDecision,
     ImageHashSpec,
@@ -36,14 +35,16 @@ from beam_jobs.planning.duplicates import (
     plan_blocks,
 )
 from beam_jobs.planning.generations import (
+    Delta,
     PreviousDataset,
     build_index_entries,
     collect_known_hashes,
+    plan_delta,
     read_previous_dataset,
     take_over,
+    write_index,
     write_record_lengths,
 )
-from beam_jobs.planning.index import write_index
 from beam_jobs.planning.plan import ShardPlan, check_labels
 from beam_jobs.planning.splits import explain_from_shards
 from beam_jobs.sources import SourceData, read_source_data

@@ -15,7 +15,7 @@ from beam_jobs.planning.duplicates import CollectionDecision
 from beam_jobs.planning.plan import Record, check_labels, count_planned_labels, shuffle
 from beam_jobs.planning.splits import explain_from_plan
 from beam_jobs.sources import SourceData
-from beam_jobs.stages.execution import BoundStage, map_class_names, run_stages
+from beam_jobs.stages import BoundStage, map_class_names, run_stages
 from beam_jobs.stages.stage import Rejected
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.model_data_rules import find_image_size

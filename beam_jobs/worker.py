@@ -22,8 +22,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple, Protocol, TypeVar
 
-from beam_jobs.elements import ShardReport, ShardTask
-from beam_jobs.exchange import Exchange, StoppedByDriver
+from beam_jobs.exchange import Exchange, ShardReport, ShardTask, StoppedByDriver
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.summary import PlanSummary
 from pipeline_ops.artifacts.manifest import ManifestFile

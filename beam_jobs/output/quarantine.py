@@ -19,7 +19,7 @@ from beam_jobs.io.raw import Raw, find_raw_file, read_beginning, read_raw
 from beam_jobs.io.tfrecord_files import TFRecordWriter, write_tfrecord
 from beam_jobs.planning.duplicates import CollectionDecision, is_removed_copy
 from beam_jobs.sources import SourceData
-from beam_jobs.stages.execution import BoundStage, map_class_names
+from beam_jobs.stages import BoundStage, map_class_names
 from beam_jobs.statistics.summary import BadRecord, RejectedRecord, ShardSummary
 from pipeline_ops.artifacts.dataset import (
     QUARANTINE_CONTENT,

@@ -17,8 +17,7 @@ from beam_jobs.io.raw import RawReader, find_raw_file
 from beam_jobs.io.tfrecord_files import TFRecordWriter, write_tfrecord
 from beam_jobs.output.quarantine import QuarantineWriter
 from beam_jobs.planning.plan import ShardPlan
-from beam_jobs.stages import bind_stages
-from beam_jobs.stages.execution import run_stages
+from beam_jobs.stages import bind_stages, run_stages
 from beam_jobs.stages.stage import Example, Rejected
 from beam_jobs.statistics.measure import (
     ExampleMeasurements,

@@ -1,4 +1,14 @@
-"""Continues the previous data set: reads it, references the shards that stay, makes index entries.
+"""Generations of a data set: which shards of the previous one stay, and which are built.
+
+A data set is a list of generations. Each has shards that never change, and positions in them that
+readers skip. A record goes into a shard of the next generation if it is new, or if its content,
+label, boxes or split changed. The examples that a changed or vanished record has in an older shard
+are skipped. When too many examples are skipped or there are too many generations, everything is
+rebuilt. The result is then the same as that of a first run on these files.
+
+The index has one line for each record, from which the next generation finds changes. It is a gzip
+file of JSON lines, sorted by key, and holds everything that is needed for counting and skipping a
+record without opening its shard.
 
 A shard that stays is referenced where it lies. A disk fault in a shard, or its removal, affects
 every data set that references it. The sizes and checksums in the manifests detect it.
@@ -7,15 +17,21 @@ every data set that references it. The sizes and checksums in the manifests dete
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+import functools
+import gzip
+import hashlib
+import json
+import math
+import sys
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from beam_jobs.planning.delta import BaseDataset, Delta
-from beam_jobs.planning.index import IndexEntry, compute_annotation_digest, read_index
-from beam_jobs.planning.plan import Record, ShardPlan
+from beam_jobs.planning.plan import Record, ShardPlan, compute_num_shards, plan_dataset, plan_shards
 from beam_jobs.statistics.measure import MeasurementAccumulator, decode_measurements
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
 from pipeline_ops.artifacts.dataset import (
@@ -32,6 +48,8 @@ from pipeline_ops.artifacts.record_lengths import (
     format_record_lengths,
     parse_record_lengths,
 )
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.artifact_writer import ArtifactDraft
 from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.request import Request
@@ -39,7 +57,230 @@ from pipeline_ops.raw_data.raw_file import format_digest
 from pipeline_ops.storage.atomic import write_atomically
 from pipeline_ops.storage.read_errors import make_read_error
 
+_COMPRESSION = 1  # a line is mostly digests, which do not compress at any level
+_RECORDS_PER_SHARD = 32  # worth a file, and a hundred records still spread over the workers
 _DESCRIPTION = (INDEX, QUARANTINE, RECORD_LENGTHS)
+
+
+class IndexEntry(NamedTuple):
+    """One record and the location of its examples: `num_examples` in `shard`, from `position` on.
+
+    A rejected record has no examples, and the shard "". `split` is "" if the collection kept it
+    out, so that it equals no split. `labels` counts examples by class name, or boxes for detection.
+    `perceptual_hash` has 16 hex digits, or none. `skipped` counts the examples that stages skipped.
+    `measurements` are those of the examples as `encode_measurements` writes them.
+    """
+
+    key: str
+    content: str
+    annotation: str
+    split: str
+    shard: str = ""
+    position: int = 0
+    num_examples: int = 0
+    labels: Mapping[str, int] = {}
+    perceptual_hash: str = ""
+    skipped: Mapping[str, int] = {}
+    measurements: str = ""
+
+    @property
+    def positions(self) -> range:
+        return range(self.position, self.position + self.num_examples)
+
+
+def compute_annotation_digest(record: Record) -> str:
+    """A digest, as 16 hex digits, of the part of a record's annotation that goes into the shard.
+
+    The split is a field of the index, and the group is in no example.
+    """
+    return _digest_annotation((record.label, record.boxes, record.frame))
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest_annotation(annotation: tuple[object, ...]) -> str:
+    return hashlib.blake2b(
+        repr(annotation).encode("utf-8", "surrogatepass"), digest_size=8
+    ).hexdigest()
+
+
+def write_index(file: Path, entries: Iterable[IndexEntry]) -> None:
+    """Writes the index. Equal entries give equal bytes in any order."""
+    lines = "".join(
+        json.dumps(entry, separators=(",", ":")) + "\n"
+        for entry in sorted(entries, key=lambda entry: entry.key)
+    )
+    write_atomically(file, gzip.compress(lines.encode(), _COMPRESSION, mtime=0))
+
+
+def read_index(file: Path) -> dict[str, IndexEntry]:
+    """Reads the entries of an index by key. Raises DataError if the file is not an index."""
+    found: dict[str, IndexEntry] = {}
+    shared: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                entry = IndexEntry(*json.loads(line))
+                # Equal names and counts are shared, which halves the memory of a million entries.
+                found[entry.key] = entry._replace(
+                    split=sys.intern(entry.split),
+                    shard=sys.intern(entry.shard),
+                    annotation=sys.intern(entry.annotation),
+                    labels=shared.setdefault(tuple(entry.labels.items()), entry.labels),
+                )
+    except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
+        raise make_read_error(
+            f"cannot read the index {file}", error, ". Remove its data set, and start a new run."
+        ) from error
+    if not found:
+        raise DataError(f"{file}: the index is empty. Remove its data set, and start a new run.")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class BaseDataset:
+    """The previous data set. `removed` holds positions by shard, `generation` is the newest."""
+
+    entries: Mapping[str, IndexEntry]
+    removed: Mapping[str, Sequence[int]]
+    class_names: Sequence[str]
+    generation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Delta:
+    """The shards to build, and the shards to take over.
+
+    `kept` names the shards of the base that stay, with the positions to skip in each. `unchanged`
+    are the records in them, and those that are rejected again. `reason` counts the changes, or
+    is the cause of a rebuild.
+    """
+
+    shards: tuple[ShardPlan, ...]
+    kept: Mapping[str, tuple[int, ...]]
+    unchanged: tuple[IndexEntry, ...]
+    reason: str
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures of the data set that follow from the plan."""
+        names = [*self.kept, *(shard.name for shard in self.shards)]
+        return {
+            "generation": max(map(parse_generation, names), default=1),
+            "removed": {shard: list(found) for shard, found in self.kept.items() if found},
+        }
+
+
+def plan_delta(
+    by_split: Mapping[str, Sequence[Record]],
+    base: BaseDataset | None,
+    config: Preprocess,
+    class_names: Sequence[str],
+) -> Delta:
+    """Plans the shards to take over and to build, for records that have been split."""
+    if base is None:
+        reason: str | None = "there is no data set to continue"
+    elif list(class_names) != list(base.class_names):
+        before, after = ", ".join(base.class_names), ", ".join(class_names)
+        reason = f"the classes changed from {before} to {after}"
+    else:
+        changed, unchanged = _find_changes(by_split, base)
+        kept = _find_kept_shards(base, unchanged)
+        reason = _explain_rebuild(changed, kept, unchanged, config)
+        if reason is None:
+            shards = tuple(_plan_generation(changed, base.generation + 1, config))
+            return Delta(shards, kept, unchanged, _summarize_changes(changed, unchanged, base))
+    return Delta(tuple(plan_dataset(by_split, config)), {}, (), f"rebuilds everything: {reason}")
+
+
+def _find_changes(
+    by_split: Mapping[str, Sequence[Record]], base: BaseDataset
+) -> tuple[dict[str, list[Record]], tuple[IndexEntry, ...]]:
+    changed: dict[str, list[Record]] = {split: [] for split in by_split}
+    unchanged = []
+    for split, records in by_split.items():
+        for record in records:
+            entry = base.entries.get(record.key)
+            if entry and (entry.content, entry.split, entry.annotation) == (
+                format_digest(record.file.digest),
+                split,
+                compute_annotation_digest(record),
+            ):
+                unchanged.append(entry)
+            else:
+                changed[split].append(record)
+    return changed, tuple(unchanged)
+
+
+def _find_kept_shards(
+    base: BaseDataset, unchanged: Iterable[IndexEntry]
+) -> dict[str, tuple[int, ...]]:
+    """The shards that still have a record, each with all positions to skip in it."""
+    alive = {entry.key for entry in unchanged}
+    removed: dict[str, set[int]] = defaultdict(set)
+    kept: set[str] = set()
+    for entry in base.entries.values():
+        if not entry.num_examples:
+            continue
+        if entry.key in alive:
+            kept.add(entry.shard)
+        else:
+            removed[entry.shard].update(entry.positions)
+    return {
+        shard: tuple(sorted(removed[shard].union(base.removed.get(shard, ()))))
+        for shard in sorted(kept)
+    }
+
+
+def _explain_rebuild(
+    changed: Mapping[str, Sequence[Record]],
+    kept: Mapping[str, Sequence[int]],
+    unchanged: Sequence[IndexEntry],
+    config: Preprocess,
+) -> str | None:
+    """The reason against a further generation, or None if it pays off."""
+    if not kept:
+        return "nothing is left of the previous data set"
+    num_changed = sum(map(len, [*changed.values(), *kept.values()]))
+    later = (entry.num_examples for entry in unchanged if parse_generation(entry.shard) > 1)
+    loose = num_changed + sum(later)
+    total = num_changed + sum(entry.num_examples for entry in unchanged)
+    if loose > config.incremental.max_fraction * total:
+        return (
+            f"{loose} of {total} examples are new, removed or of later generations, "
+            "more than preprocess.incremental.max_fraction allows"
+        )
+    num_generations = len(set(map(parse_generation, kept))) + any(changed.values())
+    if num_generations > config.incremental.max_generations:
+        return (
+            f"it would have {num_generations} generations, "
+            "more than preprocess.incremental.max_generations allows"
+        )
+    return None
+
+
+def _plan_generation(
+    changed: Mapping[str, Sequence[Record]], generation: int, config: Preprocess
+) -> list[ShardPlan]:
+    shards = []
+    for split, records in changed.items():
+        max_shards = math.ceil(len(records) / _RECORDS_PER_SHARD)
+        num_shards = min(compute_num_shards(records, config), max_shards)
+        shards += plan_shards(split, records, config.split.seed, num_shards, generation)
+    return shards
+
+
+def _summarize_changes(
+    changed: Mapping[str, Sequence[Record]], unchanged: Sequence[IndexEntry], base: BaseDataset
+) -> str:
+    keys = {record.key for records in changed.values() for record in records}
+    num_known = sum(key in base.entries and base.entries[key].split != "" for key in keys)
+    num_gone = (
+        sum(entry.split != "" for entry in base.entries.values()) - len(unchanged) - num_known
+    )
+    return (
+        f"{len(keys) - num_known} new, {num_known} changed, {num_gone} gone, "
+        f"{len(unchanged)} unchanged"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,8 +27,7 @@ from beam_jobs.sources import (
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles, SourceRecords
 from beam_jobs.sources.user_source import read_user_records
-from beam_jobs.stages import bind_stages, check_data
-from beam_jobs.stages.execution import BoundStage, map_class_names
+from beam_jobs.stages import BoundStage, bind_stages, check_data, map_class_names
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.sources import AnySource, ImageFolderSource

@@ -9,8 +9,16 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from beam_jobs.io.parquet_rows import CorruptParquet, find_bytes, iterate_rows, open_parquet
-from beam_jobs.io.raw import PackedImage, Raw, open_raw, translate_read_errors
+from beam_jobs.io.raw import (
+    CorruptParquet,
+    PackedImage,
+    Raw,
+    find_bytes,
+    iterate_rows,
+    open_parquet,
+    open_raw,
+    translate_read_errors,
+)
 from beam_jobs.sources.packed import find_containers, find_field, make_entry
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject

@@ -33,7 +33,7 @@ copies of images, boxes, and records whose file is missing.
 INDEX = "index.jsonl.gz"
 """One line per record of the source, by which the next generation identifies new records.
 
-See `beam_jobs/planning/index.py`.
+See `beam_jobs/planning/generations.py`.
 """
 
 CLASS_WEIGHTS = "class_weights.json"

@@ -1,7 +1,7 @@
 """Reads from a data set's index which raw content is in which split.
 
-`beam_jobs/planning/index.py` writes the index, one JSON list per record, and defines its other
-fields. A test writes an index there and reads it here.
+`beam_jobs/planning/generations.py` writes the index, one JSON list per record, and defines its
+other fields. A test writes an index there and reads it here.
 """
 
 from __future__ import annotations

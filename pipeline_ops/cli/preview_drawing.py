@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.plan import hash_key
-from beam_jobs.stages.execution import BoundStage, run_stages
+from beam_jobs.stages import BoundStage, run_stages
 from beam_jobs.stages.stage import Example, Rejected
 from pipeline_ops.cli.deep_validation import read_source
 from pipeline_ops.config.pipeline import PipelineConfig

@@ -7,8 +7,13 @@ import random
 
 import pytest
 
-from beam_jobs.planning.delta import BaseDataset, Delta, plan_delta
-from beam_jobs.planning.index import IndexEntry, compute_annotation_digest
+from beam_jobs.planning.generations import (
+    BaseDataset,
+    Delta,
+    IndexEntry,
+    compute_annotation_digest,
+    plan_delta,
+)
 from beam_jobs.planning.plan import Record
 from beam_jobs.planning.splits import split_records
 from beam_jobs.stages.stage import Box

@@ -8,12 +8,12 @@ import pickle
 
 import pytest
 
-from beam_jobs.elements import ShardTask
 from beam_jobs.exchange import (
     Exchange,
     PlanProgress,
     ProgressReporter,
     Results,
+    ShardTask,
     StoppedByDriver,
 )
 from beam_jobs.io.raw import PackedImage

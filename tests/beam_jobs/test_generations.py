@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from beam_jobs.planning.index import read_index
+from beam_jobs.planning.generations import read_index
 from pipeline_ops.artifacts.dataset import (
     KEY,
     SPLITS,

@@ -14,8 +14,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.worker.statesampler import StateSampler
 from apache_beam.utils.counters import CounterFactory
 
-from beam_jobs.elements import ShardReport, ShardTask
-from beam_jobs.exchange import Exchange, Results
+from beam_jobs.exchange import Exchange, Results, ShardReport, ShardTask
 from beam_jobs.graph import BuildShard, BuildShardInProcesses, build_graph
 from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan

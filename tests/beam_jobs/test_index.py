@@ -7,7 +7,12 @@ import gzip
 
 import pytest
 
-from beam_jobs.planning.index import IndexEntry, compute_annotation_digest, read_index, write_index
+from beam_jobs.planning.generations import (
+    IndexEntry,
+    compute_annotation_digest,
+    read_index,
+    write_index,
+)
 from beam_jobs.planning.plan import Record
 from beam_jobs.stages.stage import Box
 from pipeline_ops.errors import DataError

@@ -15,8 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from apache_beam.runners.portability.portable_runner import PortableRunner
 
-from beam_jobs.engine_job import create_pipeline, find_reason
-from beam_jobs.flink import Flink
+from beam_jobs.engine_job import Flink, create_pipeline, find_reason
 from pipeline_ops.cli.checks.engine import check_engine
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.preprocess import BeamRunner

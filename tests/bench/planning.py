@@ -20,8 +20,8 @@ from pathlib import Path
 from measuring import DIGITS
 
 from beam_jobs.exchange import Exchange
-from beam_jobs.planning.delta import plan_delta
 from beam_jobs.planning.duplicates import decide_collection
+from beam_jobs.planning.generations import plan_delta
 from beam_jobs.planning.plan import Record, collect_class_names
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest

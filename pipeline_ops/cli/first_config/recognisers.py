@@ -23,8 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from beam_jobs.io.example import parse
-from beam_jobs.io.parquet_rows import CorruptParquet, iterate_rows, open_parquet
-from beam_jobs.io.raw import open_raw
+from beam_jobs.io.raw import CorruptParquet, iterate_rows, open_parquet, open_raw
 from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
 from beam_jobs.sources import read_records
 from beam_jobs.sources.csv import find_delimiter

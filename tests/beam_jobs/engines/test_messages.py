@@ -43,7 +43,7 @@ def finish_soon(driver: Driver) -> Status:
 @on_flink
 class TestPool:
     def test_another_copy_of_trainyard_is_named_with_the_pool(self, start, cluster, pool_python):
-        file = pool_python / "code" / "beam_jobs" / "elements.py"
+        file = pool_python / "code" / "beam_jobs" / "exchange.py"
         file.write_text(file.read_text() + "ANOTHER = 1\n")
         status = finish_soon(start())
         assert status.exit_code is ExitCode.CONFIG

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs.stages import CATALOGUE
+from beam_jobs.stages import CATALOGUE, BoundStage, run_stages
 from beam_jobs.stages.decode import Decode, decode
-from beam_jobs.stages.execution import BoundStage, run_stages
 from beam_jobs.stages.resize import Resize
 from beam_jobs.stages.stage import Example, Reject, Rejected
 

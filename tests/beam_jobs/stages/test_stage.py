@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pydantic import Field, ValidationError
 
-from beam_jobs.stages.execution import BoundStage, StageFailed, run_stages
+from beam_jobs.stages import BoundStage, StageFailed, run_stages
 from beam_jobs.stages.stage import Example, Reject, Rejected, Skip, Stage, parameters
 from pipeline_ops.errors import ConfigError
 

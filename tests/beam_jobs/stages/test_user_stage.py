@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.stages import bind_stages, find_stage, load_stage
-from beam_jobs.stages.execution import map_class_names
+from beam_jobs.stages import bind_stages, find_stage, load_stage, map_class_names
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.user_code.stages import (

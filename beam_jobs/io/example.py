@@ -7,7 +7,6 @@ equal examples are equal bytes.
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,8 @@ from pipeline_ops.artifacts.dataset import (
 if TYPE_CHECKING:
     import numpy as np
 
+_Features = Mapping[str, tuple[str, Sequence[Any]]]
+"""Values by the name of a feature, with the field of its message that holds them."""
 _PNG_OPTIONS = [16, 1]
 """cv2.IMWRITE_PNG_COMPRESSION. It is explicit, so that no new default of OpenCV changes bytes."""
 
@@ -45,11 +46,12 @@ def serialise(example: Example, labels: Mapping[str, int]) -> tuple[bytes, bytes
     through.
     """
     encoded = example.encoded if example.is_original else encode_png(example.image)
-    key = _bytes_feature(example.key.encode())
+    key = {KEY: ("bytes_list", [example.key.encode()])}
     if example.boxes is None:
-        before, after = _encode_label_entry(labels[example.label]), _encode_entry(KEY, key)
+        before, after = _pack_label(labels[example.label]), _pack_features(key)
     else:
-        before, after = b"", _encode_detection_entries(example.shape, key, example.boxes, labels)
+        boxes = _list_detection_features(example.shape, example.boxes, labels)
+        before, after = b"", _pack_features({**key, **boxes})
     value = b"\x0a" + _encode_varint(len(encoded))  # of the bytes_list
     feature = b"\x0a" + _encode_varint(len(value) + len(encoded)) + value
     entry = _ENCODED_NAME + b"\x12" + _encode_varint(len(feature) + len(encoded)) + feature
@@ -59,90 +61,62 @@ def serialise(example: Example, labels: Mapping[str, int]) -> tuple[bytes, bytes
 
 def pack(features: Mapping[str, bytes | int]) -> bytes:
     """The bytes of a record with one value for each feature."""
-    message = _TrainExample()
-    for name, value in features.items():
-        feature = message.features.feature[name]
-        (feature.bytes_list if isinstance(value, bytes) else feature.int64_list).value.append(value)
-    record: bytes = message.SerializeToString(deterministic=True)
-    return record
+    packed = _pack_features(
+        {
+            name: ("bytes_list" if isinstance(value, bytes) else "int64_list", [value])
+            for name, value in features.items()
+        }
+    )
+    return b"\x0a" + _encode_varint(len(packed)) + packed
 
 
-def unpack(record: bytes) -> dict[str, bytes | int]:
-    """The features that `pack` got."""
-    return {name: values[0] for name, values in parse(record).items()}
-
-
-def _encode_detection_entries(
-    shape: tuple[int, int, int], key: bytes, boxes: Sequence[Box], labels: Mapping[str, int]
-) -> bytes:
+def _list_detection_features(
+    shape: tuple[int, int, int], boxes: Sequence[Box], labels: Mapping[str, int]
+) -> _Features:
     """The features of an example for detection. All their names come after the image's.
 
     The coordinates are fractions of the image, so that they hold for any size that a reader decodes
     or resizes to.
     """
     height, width, _ = shape
-    features = {
-        HEIGHT: _int64_feature([height]),
-        WIDTH: _int64_feature([width]),
-        KEY: key,
-        BOX_YMIN: _float_feature([box.ymin / height for box in boxes]),
-        BOX_XMIN: _float_feature([box.xmin / width for box in boxes]),
-        BOX_YMAX: _float_feature([box.ymax / height for box in boxes]),
-        BOX_XMAX: _float_feature([box.xmax / width for box in boxes]),
-        BOX_LABEL: _int64_feature([labels[box.label] for box in boxes]),
-        BOX_IS_CROWD: _int64_feature([int(box.is_crowd) for box in boxes]),
-        BOX_IS_DIFFICULT: _int64_feature([int(box.is_difficult) for box in boxes]),
+    return {
+        HEIGHT: ("int64_list", [height]),
+        WIDTH: ("int64_list", [width]),
+        BOX_YMIN: ("float_list", [box.ymin / height for box in boxes]),
+        BOX_XMIN: ("float_list", [box.xmin / width for box in boxes]),
+        BOX_YMAX: ("float_list", [box.ymax / height for box in boxes]),
+        BOX_XMAX: ("float_list", [box.xmax / width for box in boxes]),
+        BOX_LABEL: ("int64_list", [labels[box.label] for box in boxes]),
+        BOX_IS_CROWD: ("int64_list", [int(box.is_crowd) for box in boxes]),
+        BOX_IS_DIFFICULT: ("int64_list", [int(box.is_difficult) for box in boxes]),
     }
-    return b"".join(_encode_entry(name, features[name]) for name in sorted(features))
 
 
 @functools.lru_cache(maxsize=4096)
-def _encode_label_entry(index: int) -> bytes:
-    return _encode_entry(LABEL, _int64_feature([index]))
+def _pack_label(index: int) -> bytes:
+    return _pack_features({LABEL: ("int64_list", [index])})
 
 
-def _encode_entry(name: str, feature: bytes) -> bytes:
-    """One entry of the map Features.feature, field 1 of Features.
-
-    The key is in field 1 of the entry and the value in field 2.
-    """
-    return _encode_delimited(
-        b"\x0a", _encode_delimited(b"\x0a", name.encode()) + _encode_delimited(b"\x12", feature)
-    )
-
-
-def _bytes_feature(value: bytes) -> bytes:
-    return _encode_delimited(b"\x0a", _encode_delimited(b"\x0a", value))
-
-
-def _float_feature(values: Sequence[float]) -> bytes:
-    packed = struct.pack(f"<{len(values)}f", *values)
-    return _encode_delimited(b"\x12", _encode_delimited(b"\x0a", packed) if values else b"")
-
-
-def _int64_feature(values: Sequence[int]) -> bytes:
-    """A feature of numbers, which must be 0 or more."""
-    packed = b"".join(map(_encode_varint, values))
-    return _encode_delimited(b"\x1a", _encode_delimited(b"\x0a", packed) if values else b"")
-
-
-def _encode_delimited(tag: bytes, content: bytes) -> bytes:
-    return tag + _encode_varint(len(content)) + content
+def _pack_features(features: _Features) -> bytes:
+    message = _TrainExample()
+    for name, (kind, values) in features.items():
+        feature = getattr(message.features.feature[name], kind)
+        feature.SetInParent()  # an empty list is there, too
+        feature.value.extend(values)
+    packed: bytes = message.features.SerializeToString(deterministic=True)
+    return packed
 
 
 def _encode_varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first. The first cases are shortcuts for lengths of images."""
+    """Seven bits a byte, the lowest first. The second case is a shortcut for lengths of images."""
     if number < 1 << 7:
-        return _ONE_BYTE_VARINTS[number]
-    if number < 1 << 14:
-        return bytes((number & 0x7F | 0x80, number >> 7))
-    if number < 1 << 21:
+        return bytes((number,))
+    if 1 << 14 <= number < 1 << 21:
         return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
     return bytes((number & 0x7F | 0x80,)) + _encode_varint(number >> 7)
 
 
-_ONE_BYTE_VARINTS = [bytes([number]) for number in range(0x80)]
-_ENCODED_NAME = _encode_delimited(b"\x0a", ENCODED.encode())
+_ENCODED_NAME = b"\x0a" + _encode_varint(len(ENCODED)) + ENCODED.encode()
 
 
 def parse(record: bytes) -> dict[str, list[Any]]:

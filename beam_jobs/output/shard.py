@@ -19,12 +19,7 @@ from beam_jobs.output.quarantine import QuarantineWriter
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import bind_stages, run_stages
 from beam_jobs.stages.stage import Example, Rejected
-from beam_jobs.statistics.measure import (
-    ExampleMeasurements,
-    MeasurementAccumulator,
-    encode_measurements,
-    measure_example,
-)
+from beam_jobs.statistics.measure import ExampleMeasurements, encode_measurements, measure_example
 from beam_jobs.statistics.summary import BadRecord, Outcome, RejectedRecord, ShardSummary
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import StageConfig
@@ -93,7 +88,20 @@ class ShardBuilder:
                 reporter.add(is_rejected=rejected is not None)
                 if len(counts.shapes) > 1:
                     break
-        return counts.to_summary(plan, writer, quarantine)
+        num_examples = len(writer.lengths)
+        return ShardSummary.count(
+            counts.outcomes,
+            split=plan.split,
+            name=plan.name,
+            file=writer.file.model_copy(update={"num_examples": num_examples}),
+            quarantine=quarantine.file,
+            shapes=list(counts.shapes.items()),
+            rejected=counts.rejected,
+            passed={**counts.passed, "write": num_examples},
+            nanoseconds=counts.nanoseconds,
+            outcomes=counts.outcomes,
+            lengths=writer.lengths,
+        )
 
     def _add(self, raw: Example, writer: TFRecordWriter, counts: _Counts) -> RejectedRecord | None:
         """Adds one record to the shard. Returns it if a stage rejects it."""
@@ -128,14 +136,11 @@ class ShardBuilder:
 class _Counts:
     """The counts for the summary of a shard that is being built."""
 
-    labels: Counter[str] = dataclasses.field(default_factory=Counter)
     shapes: dict[tuple[int, int, int], str] = dataclasses.field(default_factory=dict)
     rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
-    skipped: Counter[str] = dataclasses.field(default_factory=Counter)
     passed: Counter[str] = dataclasses.field(default_factory=Counter)
     nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
-    accumulator: MeasurementAccumulator = dataclasses.field(default_factory=MeasurementAccumulator)
 
     def add(
         self,
@@ -144,36 +149,8 @@ class _Counts:
         skipped: Mapping[str, int],
     ) -> None:
         """Counts the outcome of one record."""
-        labels: dict[str, int] = {}
-        for example, example_measurements in zip(examples, measurements, strict=True):
-            for label in example.labels:
-                labels[label] = labels.get(label, 0) + 1
-                self.labels[label] += 1
+        for example in examples:
             self.shapes.setdefault(example.shape, example.key)
-            self.accumulator.add(example_measurements)
-        if skipped:
-            self.skipped.update(skipped)
-        self.outcomes.append(
-            Outcome(len(examples), labels, dict(skipped), encode_measurements(measurements))
-        )
-
-    def to_summary(
-        self, plan: ShardPlan, writer: TFRecordWriter, quarantine: QuarantineWriter
-    ) -> ShardSummary:
-        num_examples = sum(outcome.num_examples for outcome in self.outcomes)
-        return ShardSummary(
-            split=plan.split,
-            name=plan.name,
-            num_examples=num_examples,
-            file=writer.file.model_copy(update={"num_examples": num_examples}),
-            quarantine=quarantine.file,
-            labels=self.labels,
-            shapes=list(self.shapes.items()),
-            rejected=self.rejected,
-            skipped=self.skipped,
-            passed={**self.passed, "write": num_examples},
-            nanoseconds=self.nanoseconds,
-            outcomes=self.outcomes,
-            lengths=writer.lengths,
-            measurements=self.accumulator.to_measurements(),
-        )
+        labels = Counter(label for example in examples for label in example.labels)
+        encoded = encode_measurements(measurements)
+        self.outcomes.append(Outcome(len(examples), dict(labels), dict(skipped), encoded))

@@ -24,7 +24,7 @@ import json
 import math
 import sys
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +32,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from beam_jobs.planning.plan import Record, ShardPlan, compute_num_shards, plan_dataset, plan_shards
-from beam_jobs.statistics.measure import MeasurementAccumulator, decode_measurements
-from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
+from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
 from pipeline_ops.artifacts.dataset import (
     INDEX,
     QUARANTINE,
@@ -349,25 +348,13 @@ def _summarize_split(
     rejected: list[RejectedRecord],
     figures: DatasetFigures,
 ) -> ShardSummary:
-    labels: Counter[str] = Counter()
-    skipped: Counter[str] = Counter()
-    accumulator = MeasurementAccumulator()
-    for entry in entries:
-        labels.update(entry.labels)
-        skipped.update(entry.skipped)
-        for measurements in decode_measurements(entry.measurements):
-            accumulator.add(measurements)
     first = min((entry.key for entry in entries if entry.num_examples), default=None)
-    return ShardSummary(
+    return ShardSummary.count(
+        (Outcome(one.num_examples, one.labels, one.skipped, one.measurements) for one in entries),
         split=split,
         name=f"{split} (unchanged)",
-        num_examples=sum(entry.num_examples for entry in entries),
-        labels=labels,
         shapes=[] if first is None else [(figures.image_shape, first)],
         rejected=rejected,
-        skipped=skipped,
-        nanoseconds={},
-        measurements=accumulator.to_measurements(),
     )
 
 

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from beam_jobs.statistics.measure import Measurements
+from beam_jobs.statistics.measure import (
+    MeasurementAccumulator,
+    Measurements,
+    decode_measurements,
+)
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.model_catalogue import Task
@@ -69,8 +73,8 @@ class Outcome(NamedTuple):
     """
 
     num_examples: int
-    labels: dict[str, int]
-    skipped: dict[str, int]
+    labels: Mapping[str, int]
+    skipped: Mapping[str, int]
     measurements: str
 
 
@@ -91,6 +95,26 @@ class ShardSummary(PlanSummary, frozen=True):
     lengths: list[int] = []
     """The number of bytes of each example of the shard, in order."""
     measurements: Measurements = Measurements()
+
+    @classmethod
+    def count(cls, counted: Iterable[Outcome], **fields: Any) -> ShardSummary:
+        """The summary with these fields, whose counts and measurements are those of outcomes."""
+        labels: Counter[str] = Counter()
+        skipped: Counter[str] = Counter()
+        num_examples, accumulator = 0, MeasurementAccumulator()
+        for outcome in counted:
+            num_examples += outcome.num_examples
+            labels.update(outcome.labels)
+            skipped.update(outcome.skipped)
+            for measurements in decode_measurements(outcome.measurements):
+                accumulator.add(measurements)
+        return cls(
+            num_examples=num_examples,
+            labels=labels,
+            skipped=skipped,
+            measurements=accumulator.to_measurements(),
+            **fields,
+        )
 
     @property
     def files(self) -> list[ManifestFile]:

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import yaml
 
-from beam_jobs.io.example import unpack
+from beam_jobs.io.example import parse
 from beam_jobs.io.tfrecord_files import scan_records
 from beam_jobs.preprocess import preprocess
 from pipeline_ops.artifacts.dataset import QUARANTINE_CONTENT, QUARANTINE_KEY, QUARANTINE_PREFIX
@@ -57,7 +57,10 @@ CONFIG = {
 def _read_quarantine(file: Path) -> list[dict]:
     with open(file, "rb") as opened:
         size = os.fstat(opened.fileno()).st_size
-        return [unpack(record) for _, record in scan_records(opened, size)]
+        return [
+            {name: value for name, [value] in parse(record).items()}
+            for _, record in scan_records(opened, size)
+        ]
 
 
 @pytest.fixture

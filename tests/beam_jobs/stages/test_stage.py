@@ -86,7 +86,7 @@ def test_a_bug_below_the_file_of_a_stage_has_its_last_line_there():
 
 
 def test_a_stage_that_cannot_be_called_is_named_too():
-    with pytest.raises(StageFailed, match=r"on cat/1.png, in .*execution.py:\d+: TypeError"):
+    with pytest.raises(StageFailed, match=r"on cat/1.png, in .*__init__.py:\d+: TypeError"):
         run_stages([bind(lambda e: e)], EXAMPLE, Counter())
 
 

@@ -15,36 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from beam_jobs.exchange import Exchange
-from beam_jobs.output.describe import (
-    check_comparison,
-    keep_page_of_refused_data,
-    read_reference,
-    write_description,
-)
-from beam_jobs.output.quarantine import (
-    check_rejects,
-    collect_rejected,
-    read_bad_records,
-    write_rejected_list,
-)
+from beam_jobs.output import describe, quarantine
 from beam_jobs.output.shard import ShardBuildSpec
-from beam_jobs.planning.duplicates import (
-    CollectionDecision,
-    ImageHashSpec,
-    decide_collection,
-    plan_blocks,
-)
-from beam_jobs.planning.generations import (
-    Delta,
-    PreviousDataset,
-    build_index_entries,
-    collect_known_hashes,
-    plan_delta,
-    read_previous_dataset,
-    take_over,
-    write_index,
-    write_record_lengths,
-)
+from beam_jobs.planning import duplicates, generations
 from beam_jobs.planning.plan import ShardPlan, check_labels
 from beam_jobs.planning.splits import explain_from_shards
 from beam_jobs.sources import SourceData, read_source_data
@@ -59,13 +32,7 @@ from beam_jobs.statistics.summary import (
 )
 from beam_jobs.validation import validate_model, validate_plan
 from beam_jobs.worker import BuildSpec, compute_num_processes, open_pool
-from pipeline_ops.artifacts.dataset import (
-    CLASS_WEIGHTS,
-    INDEX,
-    QUARANTINE,
-    DatasetFigures,
-    Geometry,
-)
+from pipeline_ops.artifacts import dataset
 from pipeline_ops.artifacts.layout import Layout, work_folder
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import ExitCode, MachineError
@@ -99,51 +66,51 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     config_file = Path(job.request.config_file)
     check_stages(config, config_file)
     source = read_source_data(config, _list_raw_files(job, config), config_file)
-    previous, reference = read_previous_dataset(job.request), read_reference(job.request.inputs)
-    hashes = _hash_images(job, config, source, collect_known_hashes(previous))
-    decision = decide_collection(config, source.found.records, hashes)
+    previous = generations.read_previous_dataset(job.request)
+    reference = describe.read_reference(job.request.inputs)
+    hashes = _hash_images(job, config, source, generations.collect_known_hashes(previous))
+    decision = duplicates.decide_collection(config, source.found.records, hashes)
     validate_plan(config, source, decision)
-    _validate_training(job, config, source)
+    if training := job.request.training:
+        model = f"train.model {training.train['model']}"
+        job.progress.report("check", message=f"whether {model} can be trained on these data")
+        validate_model(training, config, source, _find_layout(job))
     delta = _plan(job, config, source, decision, previous)
-    unchanged = take_over(delta, previous, draft)
+    unchanged = generations.take_over(delta, previous, draft)
     spec = ShardBuildSpec(source.folder, draft.target, tuple(config.stages), source.class_names)
-    exchange = _open_exchange(job, "preprocess")
+    exchange = Exchange(work_folder(job.folder) / "preprocess")
     built = _run_beam(job, config, delta.shards, spec, exchange)
     draft.stored = [file for summary in built for file in summary.files]
     draft.remove_others()
     summaries = [*unchanged, *built]
     check_shapes(summaries, job.request.config_file)
-    rejected, unread = collect_rejected(source, decision, summaries, draft.target)
+    rejected, unread = quarantine.collect_rejected(source, decision, summaries, draft.target)
     draft.stored += unread
-    write_rejected_list(draft.folder / QUARANTINE, rejected)
+    quarantine.write_rejected_list(draft.folder / dataset.QUARANTINE, rejected)
     figures = compute_figures(summaries, source.class_names, rejected, source.task)
-    figures = figures.model_copy(update=delta.figures | {"geometry": _find_geometry(config)})
+    # The last stage that gives the images their size decides on the geometry.
+    sizes = [stage.parameters for stage in config.stages if stage.name == "resize"]
+    geometry = dataset.Geometry.model_validate(sizes[-1] if sizes else {})
+    figures = figures.model_copy(update=delta.figures | {"geometry": geometry})
     copies = find_duplicates(decision.by_split, {record.key for record in rejected})
     parts = [(summary.split, summary.measurements) for summary in unchanged]
     parts += exchange.read_statistics() if built else []
     statistics = collect_statistics(parts, figures, copies)
-    bad = filter(None, read_bad_records(rejected, source))
-    comparison = write_description(job, config, draft.folder, figures, statistics, bad, reference)
-    with keep_page_of_refused_data(job, draft.folder):
-        full_list = job.attempt.folder / "rejected.jsonl"
-        check_rejects(rejected, source, decision, config.rejects, full_list, str(config_file))
+    bad = filter(None, quarantine.read_bad_records(rejected, source))
+    comparison = describe.write_description(job, config, draft, figures, statistics, bad, reference)
+    with describe.keep_page_of_refused_data(job, draft.folder):
+        quarantine.check_rejects(rejected, source, decision, config.rejects, job)
         explain_empty = explain_from_shards(decision.by_split, rejected, summaries)
         labels, names = count_labels(summaries), source.class_names
         check_labels(labels, names, str(source.folder), source.task, explain_empty)
-        check_comparison(comparison, config, job.request.config_file)
+        describe.check_comparison(comparison, config, job.request.config_file)
     entries = [
         *delta.unchanged,
-        *build_index_entries(delta.shards, built, decision.quarantined, hashes),
+        *generations.build_index_entries(delta.shards, built, decision.quarantined, hashes),
     ]
-    write_index(draft.folder / INDEX, entries)
-    write_record_lengths(draft.folder, built, delta.kept, previous.folder if previous else None)
+    generations.write_index(draft.folder / dataset.INDEX, entries)
+    generations.write_record_lengths(draft.folder, built, delta.kept, previous)
     _fill_manifest(draft, config, figures)
-
-
-def _find_geometry(config: Preprocess) -> Geometry:
-    """The geometry of the last stage that gives the images their size."""
-    sizes = [stage.parameters for stage in config.stages if stage.name == "resize"]
-    return Geometry.model_validate(sizes[-1] if sizes else {})
 
 
 def _list_raw_files(job: Job, config: Preprocess) -> Listing:
@@ -160,23 +127,15 @@ def _find_layout(job: Job) -> Layout:
     return Layout(open_root(job.request.root), job.request.pipeline)
 
 
-def _validate_training(job: Job, config: Preprocess, source: SourceData) -> None:
-    """Checks that the requested training can run on these data, before anything is built."""
-    if training := job.request.training:
-        model = f"train.model {training.train['model']}"
-        job.progress.report("check", message=f"whether {model} can be trained on these data")
-        validate_model(training, config, source, _find_layout(job))
-
-
 def _hash_images(
     job: Job, config: Preprocess, source: SourceData, known: Mapping[int, str]
 ) -> Mapping[int, str]:
     """The perceptual hashes by content, if near duplicates are to be removed."""
     if config.duplicates != "remove_near":
         return {}
-    plans = plan_blocks(source.found.records, known)
-    exchange = _open_exchange(job, "compare")
-    blocks = _run_beam(job, config, plans, ImageHashSpec(source.folder), exchange)
+    plans = duplicates.plan_blocks(source.found.records, known)
+    exchange = Exchange(work_folder(job.folder) / "compare")
+    blocks = _run_beam(job, config, plans, duplicates.ImageHashSpec(source.folder), exchange)
     return dict(known) | {
         content: found for block in blocks for content, found in block.perceptual_hashes.items()
     }
@@ -186,21 +145,17 @@ def _plan(
     job: Job,
     config: Preprocess,
     source: SourceData,
-    decision: CollectionDecision,
-    previous: PreviousDataset | None,
-) -> Delta:
+    decision: duplicates.CollectionDecision,
+    previous: generations.PreviousDataset | None,
+) -> generations.Delta:
     base = previous.base if previous else None
-    delta = plan_delta(decision.by_split, base, config, source.class_names)
+    delta = generations.plan_delta(decision.by_split, base, config, source.class_names)
     num_files, num_shards = len(source.listing.files), len(delta.shards)
     job.progress.report("plan", num_shards, num_shards, "shards")
     _log.info("%d files, %d classes, %d shards", num_files, len(source.class_names), num_shards)
     if previous:
         _log.info("%s", delta.reason)
     return delta
-
-
-def _open_exchange(job: Job, phase: str) -> Exchange:
-    return Exchange(work_folder(job.folder) / phase)
 
 
 def _run_beam(
@@ -244,11 +199,15 @@ def _hide_modules(names: Iterable[str]) -> Iterator[None]:
             del sys.modules[name]
 
 
-def _fill_manifest(draft: ArtifactDraft, config: Preprocess, figures: DatasetFigures) -> None:
+def _fill_manifest(
+    draft: ArtifactDraft, config: Preprocess, figures: dataset.DatasetFigures
+) -> None:
     """Adds the figures and, if the config asks for them, the class weights."""
     draft.figures = figures.model_dump(mode="json")
     draft.seeds = {"split": config.split.seed}
     if config.balance == "by_class":
-        write_json(draft.folder / CLASS_WEIGHTS, compute_class_weights(figures.labels["train"]))
+        write_json(
+            draft.folder / dataset.CLASS_WEIGHTS, compute_class_weights(figures.labels["train"])
+        )
     counts = ", ".join(f"{count} {split}" for split, count in figures.num_examples.items())
     _log.info("%s; %d rejected", counts, figures.num_rejected)

@@ -14,20 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 from google.protobuf.message import DecodeError
 
 from beam_jobs.stages.stage import Box, Example
-from pipeline_ops.artifacts.dataset import (
-    BOX_IS_CROWD,
-    BOX_IS_DIFFICULT,
-    BOX_LABEL,
-    BOX_XMAX,
-    BOX_XMIN,
-    BOX_YMAX,
-    BOX_YMIN,
-    ENCODED,
-    HEIGHT,
-    KEY,
-    LABEL,
-    WIDTH,
-)
+from pipeline_ops.artifacts import dataset as shards
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +33,7 @@ def serialise(example: Example, labels: Mapping[str, int]) -> tuple[bytes, bytes
     through.
     """
     encoded = example.encoded if example.is_original else encode_png(example.image)
-    key = {KEY: ("bytes_list", [example.key.encode()])}
+    key = {shards.KEY: ("bytes_list", [example.key.encode()])}
     if example.boxes is None:
         before, after = _pack_label(labels[example.label]), _pack_features(key)
     else:
@@ -80,21 +67,21 @@ def _list_detection_features(
     """
     height, width, _ = shape
     return {
-        HEIGHT: ("int64_list", [height]),
-        WIDTH: ("int64_list", [width]),
-        BOX_YMIN: ("float_list", [box.ymin / height for box in boxes]),
-        BOX_XMIN: ("float_list", [box.xmin / width for box in boxes]),
-        BOX_YMAX: ("float_list", [box.ymax / height for box in boxes]),
-        BOX_XMAX: ("float_list", [box.xmax / width for box in boxes]),
-        BOX_LABEL: ("int64_list", [labels[box.label] for box in boxes]),
-        BOX_IS_CROWD: ("int64_list", [int(box.is_crowd) for box in boxes]),
-        BOX_IS_DIFFICULT: ("int64_list", [int(box.is_difficult) for box in boxes]),
+        shards.HEIGHT: ("int64_list", [height]),
+        shards.WIDTH: ("int64_list", [width]),
+        shards.BOX_YMIN: ("float_list", [box.ymin / height for box in boxes]),
+        shards.BOX_XMIN: ("float_list", [box.xmin / width for box in boxes]),
+        shards.BOX_YMAX: ("float_list", [box.ymax / height for box in boxes]),
+        shards.BOX_XMAX: ("float_list", [box.xmax / width for box in boxes]),
+        shards.BOX_LABEL: ("int64_list", [labels[box.label] for box in boxes]),
+        shards.BOX_IS_CROWD: ("int64_list", [int(box.is_crowd) for box in boxes]),
+        shards.BOX_IS_DIFFICULT: ("int64_list", [int(box.is_difficult) for box in boxes]),
     }
 
 
 @functools.lru_cache(maxsize=4096)
 def _pack_label(index: int) -> bytes:
-    return _pack_features({LABEL: ("int64_list", [index])})
+    return _pack_features({shards.LABEL: ("int64_list", [index])})
 
 
 def _pack_features(features: _Features) -> bytes:
@@ -116,7 +103,7 @@ def _encode_varint(number: int) -> bytes:
     return bytes((number & 0x7F | 0x80,)) + _encode_varint(number >> 7)
 
 
-_ENCODED_NAME = b"\x0a" + _encode_varint(len(ENCODED)) + ENCODED.encode()
+_ENCODED_NAME = b"\x0a" + _encode_varint(len(shards.ENCODED)) + shards.ENCODED.encode()
 
 
 def parse(record: bytes) -> dict[str, list[Any]]:

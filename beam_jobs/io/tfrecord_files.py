@@ -58,10 +58,8 @@ def scan_records(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes | Corru
 def _read_data(file: BinaryIO, offset: int, length: int) -> bytes:
     """The data of a record, at which the file stands."""
     if length > _MAX_RECORD_BYTES:
-        raise CorruptRecord(
-            "too_large",
-            f"the record at byte {offset} has {length} bytes, allowed are {_MAX_RECORD_BYTES}",
-        )
+        detail = f"the record at byte {offset} has {length} bytes, allowed are {_MAX_RECORD_BYTES}"
+        raise CorruptRecord("too_large", detail)
     data = file.read(length + _FOOTER_BYTES)
     if len(data) < length + _FOOTER_BYTES:
         raise CorruptRecord(

@@ -15,14 +15,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from beam_jobs.statistics.dataset import (
-    DataSchema,
-    DatasetComparison,
-    DatasetStatistics,
-    compare_schemas,
-    compute_distances,
-    infer_schema,
-)
+from beam_jobs.statistics import dataset
 from beam_jobs.statistics.page import PageData, describe_reference, render
 from beam_jobs.statistics.summary import BadRecord
 from pipeline_ops.artifacts.dataset import DATA_PAGE, SCHEMA, STATISTICS, DatasetFigures
@@ -30,6 +23,7 @@ from pipeline_ops.artifacts.input_names import REFERENCES
 from pipeline_ops.artifacts.manifest import Input, read_input
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
+from pipeline_ops.jobs.artifact_writer import ArtifactDraft
 from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.runner import Job
 from pipeline_ops.storage.atomic import read_json, write_atomically, write_json
@@ -45,8 +39,8 @@ class Reference:
 
     name: str
     digest: str
-    schema: DataSchema
-    statistics: DatasetStatistics
+    schema: dataset.DataSchema
+    statistics: dataset.DatasetStatistics
 
 
 def read_reference(inputs: Mapping[str, Input]) -> Reference | None:
@@ -59,8 +53,8 @@ def read_reference(inputs: Mapping[str, Input]) -> Reference | None:
     return Reference(
         name,
         digest,
-        _read_model(folder / SCHEMA, DataSchema),
-        _read_model(folder / STATISTICS, DatasetStatistics),
+        _read_model(folder / SCHEMA, dataset.DataSchema),
+        _read_model(folder / STATISTICS, dataset.DatasetStatistics),
     )
 
 
@@ -76,30 +70,30 @@ def _read_model(file: Path, kind: type[_Model]) -> _Model:
 def write_description(
     job: Job,
     config: Preprocess,
-    folder: Path,
+    draft: ArtifactDraft,
     figures: DatasetFigures,
-    statistics: DatasetStatistics,
+    statistics: dataset.DatasetStatistics,
     bad: Iterable[BadRecord],
     reference: Reference | None,
-) -> DatasetComparison | None:
+) -> dataset.DatasetComparison | None:
     """Writes statistics, schema and page. Returns the comparison for `check_comparison`."""
-    schema = infer_schema(figures, statistics.merge_splits())
+    schema = dataset.infer_schema(figures, statistics.merge_splits())
     if reference:
         train, before = statistics.splits["train"], reference.statistics.splits["train"]
-        comparison = DatasetComparison(
+        comparison = dataset.DatasetComparison(
             reference=reference.name,
             digest=reference.digest,
             thresholds=config.drift,
-            schema_violations=compare_schemas(schema, reference.schema, config.schema),
-            drift=compute_distances(train, before, config.drift),
+            schema_violations=dataset.compare_schemas(schema, reference.schema, config.schema),
+            drift=dataset.compute_distances(train, before, config.drift),
         )
         statistics = statistics.model_copy(update={"comparison": comparison})
     shown = list(itertools.islice(bad, _SHOWN_REJECTS))
     theirs = reference.statistics if reference else None
     page_data = PageData(job.request.pipeline, figures, statistics, schema, shown, theirs)
-    write_atomically(folder / DATA_PAGE, render(page_data).encode())
-    write_json(folder / SCHEMA, schema.model_dump(mode="json"))
-    write_json(folder / STATISTICS, statistics.model_dump(mode="json"))
+    write_atomically(draft.folder / DATA_PAGE, render(page_data).encode())
+    write_json(draft.folder / SCHEMA, schema.model_dump(mode="json"))
+    write_json(draft.folder / STATISTICS, statistics.model_dump(mode="json"))
     return statistics.comparison
 
 
@@ -115,7 +109,7 @@ def keep_page_of_refused_data(job: Job, folder: Path) -> Iterator[None]:
 
 
 def check_comparison(
-    comparison: DatasetComparison | None, config: Preprocess, config_file: str
+    comparison: dataset.DatasetComparison | None, config: Preprocess, config_file: str
 ) -> None:
     """Raises DataError if the config does not allow the schema or a drift."""
     if comparison is None:

@@ -21,19 +21,11 @@ from beam_jobs.planning.duplicates import CollectionDecision, is_removed_copy
 from beam_jobs.sources import SourceData
 from beam_jobs.stages import BoundStage, map_class_names
 from beam_jobs.statistics.summary import BadRecord, RejectedRecord, ShardSummary
-from pipeline_ops.artifacts.dataset import (
-    QUARANTINE_CONTENT,
-    QUARANTINE_DETAIL,
-    QUARANTINE_KEY,
-    QUARANTINE_NUM_BYTES,
-    QUARANTINE_PREFIX,
-    QUARANTINE_REASON,
-    QUARANTINE_SOURCE,
-    QUARANTINE_STAGE,
-)
+from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import Rejects
 from pipeline_ops.errors import DataError
+from pipeline_ops.jobs.runner import Job
 from pipeline_ops.raw_data.raw_file import RawFile
 from pipeline_ops.storage.atomic import write_atomically
 from pipeline_ops.storage.store_path import StorePath
@@ -93,12 +85,12 @@ def check_rejects(
     source: SourceData,
     decision: CollectionDecision,
     rejects: Rejects,
-    full_list: Path,
-    config_file: str,
+    job: Job,
 ) -> None:
-    """Checks the bad records, which do not include removed copies, and writes them to `full_list`.
+    """Checks the bad records, which do not include removed copies.
 
-    Raises DataError if the budget is exceeded or a class is lost.
+    Raises DataError, with all of them in the attempt's folder, if the budget is exceeded or a class
+    is lost.
     """
     bad = [record for record in rejected if not is_removed_copy(record)]
     num_records = len(source.found.records) + len(source.found.rejected)
@@ -110,6 +102,7 @@ def check_rejects(
     lost = find_lost_classes(labels, bad, source.stages)
     if len(bad) <= budget and not lost:
         return
+    full_list = job.attempt.folder / "rejected.jsonl"
     write_rejected_list(full_list, bad)
     named = "\n".join(
         f"  {record.key}: {record.reason} ({record.stage}: {record.detail})"
@@ -119,13 +112,13 @@ def check_rejects(
         named += f"\n  and {len(bad) - _MAX_NAMED_RECORDS} more"
     if lost:
         fault = f"every record of {', '.join(lost)} is unusable, and no budget covers a whole class"
-        key = "correct preprocess.stages"
+        cure = "correct preprocess.stages"
     else:
         fault = f"{len(bad)} of {num_records} raw files are unusable, and the budget is {budget}"
-        key = "raise preprocess.rejects"
+        cure = "raise preprocess.rejects"
     raise DataError(
-        f"{fault}:\n{named}\n"
-        f"{full_list} lists all of them. Correct or remove them, or {key} in {config_file}."
+        f"{fault}:\n{named}\n{full_list} lists all of them. "
+        f"Correct or remove them, or {cure} in {job.request.config_file}."
     )
 
 
@@ -160,7 +153,7 @@ class QuarantineWriter(contextlib.ExitStack):
 
     def __init__(self, folder: StorePath, shard: str):
         super().__init__()
-        self._path = folder / f"{QUARANTINE_PREFIX}{shard}"
+        self._path = folder / f"{shards.QUARANTINE_PREFIX}{shard}"
         self._writer: TFRecordWriter | None = None
 
     def add(self, record: BadRecord) -> RejectedRecord:
@@ -171,13 +164,13 @@ class QuarantineWriter(contextlib.ExitStack):
         self._writer.write(
             pack(
                 {
-                    QUARANTINE_KEY: rejected.key.encode(),
-                    QUARANTINE_STAGE: rejected.stage.encode(),
-                    QUARANTINE_REASON: rejected.reason.encode(),
-                    QUARANTINE_DETAIL: rejected.detail.encode(),
-                    QUARANTINE_SOURCE: record.source.encode(),
-                    QUARANTINE_NUM_BYTES: record.num_bytes,
-                    QUARANTINE_CONTENT: record.content[:MAX_BYTES],
+                    shards.QUARANTINE_KEY: rejected.key.encode(),
+                    shards.QUARANTINE_STAGE: rejected.stage.encode(),
+                    shards.QUARANTINE_REASON: rejected.reason.encode(),
+                    shards.QUARANTINE_DETAIL: rejected.detail.encode(),
+                    shards.QUARANTINE_SOURCE: record.source.encode(),
+                    shards.QUARANTINE_NUM_BYTES: record.num_bytes,
+                    shards.QUARANTINE_CONTENT: record.content[:MAX_BYTES],
                 }
             )
         )

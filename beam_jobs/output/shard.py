@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 from beam_jobs.exchange import Exchange, ProgressReporter
@@ -19,7 +19,7 @@ from beam_jobs.output.quarantine import QuarantineWriter
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import bind_stages, run_stages
 from beam_jobs.stages.stage import Example, Rejected
-from beam_jobs.statistics.measure import ExampleMeasurements, encode_measurements, measure_example
+from beam_jobs.statistics.measure import encode_measurements, measure_example
 from beam_jobs.statistics.summary import BadRecord, Outcome, RejectedRecord, ShardSummary
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import StageConfig
@@ -107,6 +107,7 @@ class ShardBuilder:
         """Adds one record to the shard. Returns it if a stage rejects it."""
         spent: Counter[str] = counts.nanoseconds
         skipped: Counter[str] = Counter()
+        rejected = None
         try:
             # The first stage, `decode`, runs separately: its result is measured as the raw image.
             examples = [
@@ -115,21 +116,24 @@ class ShardBuilder:
                 for example in run_stages(self._stages[1:], one, spent, skipped, counts.passed)
             ]
             start = time.perf_counter_ns()
-            measurements = [
-                measure_example(shape, len(raw.encoded), example) for shape, example in examples
-            ]
+            encoded = encode_measurements(
+                [measure_example(shape, len(raw.encoded), example) for shape, example in examples]
+            )
             measured_at = time.perf_counter_ns()
             for _, example in examples:
                 writer.write(*serialise(example, self._labels))
             spent["measure"] += measured_at - start
             spent["write"] += time.perf_counter_ns() - measured_at
         except Rejected as reject:
-            counts.add([], [], skipped)
-            return RejectedRecord(
+            examples, encoded = [], ""
+            rejected = RejectedRecord(
                 key=raw.key, stage=reject.stage, reason=reject.reason, detail=reject.detail
             )
-        counts.add([example for _, example in examples], measurements, skipped)
-        return None
+        for _, example in examples:
+            counts.shapes.setdefault(example.shape, example.key)
+        labels = Counter(label for _, example in examples for label in example.labels)
+        counts.outcomes.append(Outcome(len(examples), dict(labels), dict(skipped), encoded))
+        return rejected
 
 
 @dataclasses.dataclass
@@ -141,16 +145,3 @@ class _Counts:
     passed: Counter[str] = dataclasses.field(default_factory=Counter)
     nanoseconds: Counter[str] = dataclasses.field(default_factory=Counter)
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
-
-    def add(
-        self,
-        examples: Sequence[Example],
-        measurements: Sequence[ExampleMeasurements],
-        skipped: Mapping[str, int],
-    ) -> None:
-        """Counts the outcome of one record."""
-        for example in examples:
-            self.shapes.setdefault(example.shape, example.key)
-        labels = Counter(label for example in examples for label in example.labels)
-        encoded = encode_measurements(measurements)
-        self.outcomes.append(Outcome(len(examples), dict(labels), dict(skipped), encoded))

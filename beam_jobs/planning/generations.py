@@ -33,20 +33,9 @@ from pydantic import ValidationError
 
 from beam_jobs.planning.plan import Record, ShardPlan, compute_num_shards, plan_dataset, plan_shards
 from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
-from pipeline_ops.artifacts.dataset import (
-    INDEX,
-    QUARANTINE,
-    SPLITS,
-    DatasetFigures,
-    parse_generation,
-)
+from pipeline_ops.artifacts import dataset, record_lengths
 from pipeline_ops.artifacts.input_names import BASE
 from pipeline_ops.artifacts.manifest import Manifest, read_input
-from pipeline_ops.artifacts.record_lengths import (
-    RECORD_LENGTHS,
-    format_record_lengths,
-    parse_record_lengths,
-)
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.artifact_writer import ArtifactDraft
@@ -58,7 +47,7 @@ from pipeline_ops.storage.read_errors import make_read_error
 
 _COMPRESSION = 1  # a line is mostly digests, which do not compress at any level
 _RECORDS_PER_SHARD = 32  # worth a file, and a hundred records still spread over the workers
-_DESCRIPTION = (INDEX, QUARANTINE, RECORD_LENGTHS)
+_DESCRIPTION = (dataset.INDEX, dataset.QUARANTINE, record_lengths.RECORD_LENGTHS)
 
 
 class IndexEntry(NamedTuple):
@@ -164,7 +153,7 @@ class Delta:
         """The figures of the data set that follow from the plan."""
         names = [*self.kept, *(shard.name for shard in self.shards)]
         return {
-            "generation": max(map(parse_generation, names), default=1),
+            "generation": max(map(dataset.parse_generation, names), default=1),
             "removed": {shard: list(found) for shard, found in self.kept.items() if found},
         }
 
@@ -240,7 +229,7 @@ def _explain_rebuild(
     if not kept:
         return "nothing is left of the previous data set"
     num_changed = sum(map(len, [*changed.values(), *kept.values()]))
-    later = (entry.num_examples for entry in unchanged if parse_generation(entry.shard) > 1)
+    later = (entry.num_examples for entry in unchanged if dataset.parse_generation(entry.shard) > 1)
     loose = num_changed + sum(later)
     total = num_changed + sum(entry.num_examples for entry in unchanged)
     if loose > config.incremental.max_fraction * total:
@@ -248,7 +237,7 @@ def _explain_rebuild(
             f"{loose} of {total} examples are new, removed or of later generations, "
             "more than preprocess.incremental.max_fraction allows"
         )
-    num_generations = len(set(map(parse_generation, kept))) + any(changed.values())
+    num_generations = len(set(map(dataset.parse_generation, kept))) + any(changed.values())
     if num_generations > config.incremental.max_generations:
         return (
             f"it would have {num_generations} generations, "
@@ -292,12 +281,12 @@ class PreviousDataset:
     name: str
     folder: Path
     manifest: Manifest
-    figures: DatasetFigures
+    figures: dataset.DatasetFigures
     entries: Mapping[str, IndexEntry]
 
     @property
     def base(self) -> BaseDataset:
-        newest = max(parse_generation(file.path) for file in self.manifest.files)
+        newest = max(dataset.parse_generation(file.path) for file in self.manifest.files)
         return BaseDataset(self.entries, self.figures.removed, self.figures.class_names, newest)
 
 
@@ -311,8 +300,8 @@ def read_previous_dataset(request: Request) -> PreviousDataset | None:
         artifact.name,
         folder,
         manifest,
-        DatasetFigures.model_validate(manifest.figures),
-        read_index(folder / INDEX),
+        dataset.DatasetFigures.model_validate(manifest.figures),
+        read_index(folder / dataset.INDEX),
     )
 
 
@@ -338,7 +327,7 @@ def take_over(
             [record for record in rejected if splits[record.key] == split],
             previous.figures,
         )
-        for split in SPLITS
+        for split in dataset.SPLITS
     ]
 
 
@@ -346,7 +335,7 @@ def _summarize_split(
     split: str,
     entries: Sequence[IndexEntry],
     rejected: list[RejectedRecord],
-    figures: DatasetFigures,
+    figures: dataset.DatasetFigures,
 ) -> ShardSummary:
     first = min((entry.key for entry in entries if entry.num_examples), default=None)
     return ShardSummary.count(
@@ -359,7 +348,7 @@ def _summarize_split(
 
 
 def _read_rejected(previous: PreviousDataset, keys: Collection[str]) -> list[RejectedRecord]:
-    file = previous.folder / QUARANTINE
+    file = previous.folder / dataset.QUARANTINE
     try:
         records = map(RejectedRecord.model_validate_json, file.read_bytes().splitlines())
         return [record for record in records if record.key in keys]
@@ -410,15 +399,17 @@ def _make_entry(record: Record, split: str, perceptual_hashes: Mapping[int, str]
 
 
 def write_record_lengths(
-    folder: Path, built: Iterable[ShardSummary], kept: Iterable[str], previous: Path | None
+    folder: Path,
+    built: Iterable[ShardSummary],
+    kept: Iterable[str],
+    previous: PreviousDataset | None,
 ) -> None:
-    """Writes the lengths of the shards that were built, and of those that were `kept`.
-
-    The data set in `previous`, which had them, may be too old to have their lengths.
-    """
+    """Writes the lengths of the shards that were built or kept. An old data set has none."""
     known: dict[str, Sequence[int]] = {}
-    if previous and (file := previous / RECORD_LENGTHS).exists():
-        known = parse_record_lengths(file.read_bytes(), str(file))
+    if previous and (file := previous.folder / record_lengths.RECORD_LENGTHS).exists():
+        known = record_lengths.parse_record_lengths(file.read_bytes(), str(file))
     lengths = {path: known[path] for path in kept if path in known}
     lengths |= {summary.name: summary.lengths for summary in built}
-    write_atomically(folder / RECORD_LENGTHS, format_record_lengths(lengths))
+    write_atomically(
+        folder / record_lengths.RECORD_LENGTHS, record_lengths.format_record_lengths(lengths)
+    )

@@ -126,10 +126,8 @@ def _parse_boxes(rows: list[_Row]) -> tuple[Box, ...]:
         if differing := [
             name for name in _IMAGE_COLUMNS if row.fields.get(name) != first.fields.get(name)
         ]:
-            raise Reject(
-                "contradictory",
-                f"lines {first.line} and {row.line} differ in {', '.join(differing)}",
-            )
+            detail = f"lines {first.line} and {row.line} differ in {', '.join(differing)}"
+            raise Reject("contradictory", detail)
         if any(row.fields[name] for name in (*CORNERS, "label")):
             try:
                 boxes.append(parse_box(row.fields))

@@ -81,10 +81,8 @@ class PackedExample:
         """The values of a feature, which are integers unless other kinds are given."""
         values = self.features.get(name, [])
         if len(values) != count or not all(isinstance(value, kinds or int) for value in values):
-            raise Reject(
-                "malformed",
-                f"the feature {name} must hold {count} numbers, got {len(values)} values",
-            )
+            detail = f"the feature {name} must hold {count} numbers, got {len(values)} values"
+            raise Reject("malformed", detail)
         return values
 
 

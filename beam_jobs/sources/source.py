@@ -258,10 +258,8 @@ class SourceFiles:
         for end in iterate_path_ends(path):
             if file := self.get(self.to_key(end, folder)):
                 return file
-        raise Reject(
-            "missing_image",
-            f"neither {path} nor an end of this path is the path of a file below {folder}",
-        )
+        detail = f"neither {path} nor an end of this path is the path of a file below {folder}"
+        raise Reject("missing_image", detail)
 
     @contextlib.contextmanager
     def entry(

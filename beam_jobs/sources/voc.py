@@ -122,10 +122,8 @@ def _make_entry(
         detail = f"there is no XML file of this name in {source.annotations}"
         raise Reject("no_annotation", detail)
     if len(images) > 1:
-        raise Reject(
-            "ambiguous_image",
-            f"the annotation may be for each of {', '.join(image.key for image in images)}",
-        )
+        detail = f"the annotation may be for each of {', '.join(image.key for image in images)}"
+        raise Reject("ambiguous_image", detail)
     boxes, frame = parse_annotation(reader.read(annotation))
     return SourceEntry(images[0], boxes=boxes, split=split, frame=frame)
 
@@ -150,8 +148,6 @@ def _parse_box(element: ElementTree.Element) -> Box:
     label = element.findtext("name")
     corners = [element.findtext(f"bndbox/{corner}") for corner in CORNERS]
     if label is None or None in corners:
-        raise Reject(
-            "malformed",
-            "an <object> without <name>, or without a <bndbox> of xmin, ymin, xmax and ymax",
-        )
+        detail = "an <object> without <name>, or without a <bndbox> of xmin, ymin, xmax and ymax"
+        raise Reject("malformed", detail)
     return make_box(corners, label, (element.findtext("difficult") or "").strip())

@@ -304,23 +304,17 @@ def _parse_object(fields: list[str], names: Mapping[int, str]) -> Box:
             "unknown_class", f"{fields[0]:.20} is not the number of a class, 0 to {max(names)}"
         )
     if len(coordinates) == 5:
-        raise Reject(
-            "malformed",
-            "six columns. The sixth is the confidence of a prediction (save_conf). Remove it",
-        )
+        detail = "six columns. The sixth is the confidence of a prediction (save_conf). Remove it"
+        raise Reject("malformed", detail)
     if len(coordinates) < 4 or len(coordinates) % 2:
-        raise Reject(
-            "malformed",
-            f"{len(fields)} columns. A box has five, a polygon seven, nine, eleven or more",
-        )
+        detail = f"{len(fields)} columns. A box has five, a polygon seven, nine, eleven or more"
+        raise Reject("malformed", detail)
     for text, value in zip(fields[1:], coordinates, strict=True):
         if not math.isfinite(value):
             raise Reject("box_not_finite", f"{text:.20} is not finite")
         if not -_TOLERANCE <= value <= 1 + _TOLERANCE:
-            raise Reject(
-                "box_outside",
-                f"{text:.20} is not between 0 and 1. Divide x by the width and y by the height",
-            )
+            detail = f"{text:.20} is not between 0 and 1. Divide x by the width and y by the height"
+            raise Reject("box_outside", detail)
     if len(coordinates) > 4:
         corners = enclose(list(zip(coordinates[::2], coordinates[1::2], strict=True)))
     else:

@@ -72,10 +72,7 @@ class _Nothing(BaseModel):
 
 
 class Flink:
-    """A Flink cluster, by the address of its REST API.
-
-    All methods raise MachineError if it does not answer.
-    """
+    """A Flink cluster. Methods raise MachineError if its REST API does not answer."""
 
     def __init__(self, address: str):
         self.address = address
@@ -95,10 +92,7 @@ class Flink:
         self._ask(f"/jobs/{job.id}?mode=cancel", _Nothing, "PATCH")
 
     def check_slots(self, parallelism: int) -> str:
-        """Returns a message if a job has to wait for slots, else "".
-
-        It is no error: on Kubernetes, Flink starts TaskManagers when a job asks for them.
-        """
+        """Returns a message if a job has to wait for slots, which Kubernetes may add, else ""."""
         found, needed = self._ask("/overview", _Overview), max(parallelism, 1)
         if found.free >= needed:
             return ""
@@ -121,10 +115,7 @@ class Flink:
 
 
 class _EngineRunner(portable_runner.PortableRunner):  # type: ignore[misc]
-    """Lets the setup of the workers compare the versions of Beam.
-
-    Beam's own comparison leaves its error in the log of the pool, and the job hangs on Flink.
-    """
+    """Leaves the versions to our workers: Beam's own comparison lets the job hang on Flink."""
 
     def run_portable_pipeline(self, pipeline: Any, options: PipelineOptions) -> PipelineResult:
         for environment in pipeline.components.environments.values():
@@ -135,10 +126,7 @@ class _EngineRunner(portable_runner.PortableRunner):  # type: ignore[misc]
 
 
 class EngineJob:
-    """A job on an engine. No other job has its name.
-
-    All methods raise MachineError if the job server, or Flink, does not answer.
-    """
+    """A job with a name of its own. Methods raise MachineError if the engine does not answer."""
 
     def __init__(self, runner: BeamRunner, name: str):
         self._runner, self._name = runner, name
@@ -157,10 +145,7 @@ class EngineJob:
         return self._flink.check_slots(self._runner.parallelism) if self._flink else ""
 
     def start(self, build: Callable[[beam.Pipeline], object]) -> None:
-        """Starts the job, unless one that an earlier try has started is running.
-
-        `build` adds its transforms. Raises ConfigError if Beam does not accept an option.
-        """
+        """Starts the job, which `build` fills, unless one of an earlier try is running."""
         self._result = self._find_result()
         if self._flink:
             jobs = self._flink.find_jobs(self._name)
@@ -229,10 +214,7 @@ class EngineJob:
         return state == PipelineState.DONE
 
     def cancel(self) -> None:
-        """Ends the job, if there is one, and waits until it is gone.
-
-        Raises MachineError if that takes too long.
-        """
+        """Ends the job, and waits until it is gone. Raises MachineError if that takes too long."""
         deadline = time.monotonic() + _CANCEL_SECONDS
         while self.has_begun:
             if time.monotonic() > deadline:

@@ -27,8 +27,7 @@ from typing import Generic, NamedTuple, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from beam_jobs.planning.plan import ShardPlan
-from beam_jobs.statistics.measure import Measurements
-from beam_jobs.statistics.summary import PlanSummary, Summary
+from beam_jobs.statistics.summary import Measurements, PlanSummary, Summary
 from pipeline_ops.errors import ExitCode, MachineError, TrainyardError, make_error
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.parsing import describe_validation_error
@@ -88,10 +87,7 @@ class Exchange:
         return _FOLDER_SECONDS if self.folder.is_local else _BUCKET_SECONDS
 
     def write_plans(self, plans: Iterable[ShardPlan]) -> list[ShardTask]:
-        """Writes all plans. Of an earlier try, only results of the same plans stay.
-
-        Raises MachineError if the disk or the store refuses them.
-        """
+        """Writes all plans. Of an earlier try, only results of the same plans stay."""
         plans = tuple(plans)
         tasks, position = [], 0
         with (self.folder / _PLANS).open_for_writing() as file:
@@ -159,10 +155,7 @@ class Exchange:
         self.stop()
 
     def raise_error(self) -> None:
-        """Raises the error that a worker has left, if there is one.
-
-        Of several errors, it raises the first plan's: the others are usually the same.
-        """
+        """Raises the error that a worker has left. Of several, the others are usually the same."""
         for entry in (self.folder / _ERRORS).list_folder():
             status = self.read(Status, f"{_ERRORS}/{entry.name}")
             raise make_error(status.exit_code, status.message)
@@ -202,10 +195,7 @@ def digest_plans(plans: Iterable[ShardPlan]) -> str:
 
 
 class ProgressReporter:
-    """Reports the work on one plan: call `add` after each record.
-
-    The constructor raises StoppedByDriver as well, so that no further plan is begun.
-    """
+    """Reports the work on one plan. It raises StoppedByDriver, also before the first record."""
 
     def __init__(self, exchange: Exchange, name: str):
         self._exchange, self._name = exchange, name

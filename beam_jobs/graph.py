@@ -33,8 +33,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_jobs.exchange import Exchange, Results, ShardReport, ShardTask
 from beam_jobs.planning.plan import ShardPlan
-from beam_jobs.statistics.measure import Measurements, merge_measurements
-from beam_jobs.statistics.summary import PlanSummary, Summary
+from beam_jobs.statistics.summary import Measurements, PlanSummary, Summary, merge_measurements
 from beam_jobs.worker import BuildSpec, PlanCounts, PlanWorker, submit
 from pipeline_ops.errors import MachineError, TrainyardError
 
@@ -51,9 +50,6 @@ class MeasurementsCoder(coders.Coder):  # type: ignore[misc]
 
     def decode(self, encoded: bytes) -> Measurements:
         return Measurements.model_validate_json(encoded)
-
-    def is_deterministic(self) -> bool:
-        return True
 
 
 coders.registry.register_coder(Measurements, MeasurementsCoder)
@@ -160,13 +156,11 @@ def build_shards(
     num_processes: int,
     report: Callable[[int, int], None],
 ) -> list[Summary]:
-    """Builds all shards on this host, if there are several processes in those of `open_pool`.
+    """Builds all shards on this host. Returns their summaries in the order of the plans.
 
-    Returns their summaries in the order of the plans.
-
-    Beam runs in a thread of its own. The calling thread stays free for cancellation and for
-    `report`, which gets the number of finished and of rejected records. The runner does not change
-    a byte of the result. Raises the error of a worker or of Beam.
+    Several processes are those of `open_pool`. Beam runs in a thread of its own. The calling thread
+    stays free for cancellation and for `report`, which gets the number of finished and of rejected
+    records. The runner changes no byte of the result. Raises the error of a worker or of Beam.
     """
     options = PipelineOptions([], direct_running_mode="in_memory", direct_num_workers=1)
     tasks = exchange.write_plans(plans)
@@ -184,19 +178,13 @@ def build_shards(
             report(*results.read_progress())
     exchange.raise_error()
     if error := outcome.exception():
-        raise _to_trainyard_error(error) from error
+        message = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        if not isinstance(error, OSError):
+            raise TrainyardError(f"Beam failed: {message}. See the log.") from error
+        cure = "Free disk space or repair the disk, then retry."
+        raise MachineError(f"Beam failed: {message}. {cure}") from error
     report(*results.read_progress())
     return results.collect()
-
-
-def _to_trainyard_error(error: BaseException) -> TrainyardError:
-    """The error to raise when Beam has failed. Only a failure of the disk is no bug."""
-    message = (str(error).strip().splitlines() or ["no reason given"])[-1]
-    if isinstance(error, OSError):
-        return MachineError(
-            f"Beam failed: {message}. Free disk space or repair the disk, then retry."
-        )
-    return TrainyardError(f"Beam failed: {message}. See the log.")
 
 
 @contextlib.contextmanager

@@ -75,7 +75,12 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
         model = f"train.model {training.train['model']}"
         job.progress.report("check", message=f"whether {model} can be trained on these data")
         validate_model(training, config, source, _find_layout(job))
-    delta = _plan(job, config, source, decision, previous)
+    delta = generations.plan_delta(decision.by_split, previous, config, source.class_names)
+    num_files, num_shards = len(source.listing.files), len(delta.shards)
+    job.progress.report("plan", num_shards, num_shards, "shards")
+    _log.info("%d files, %d classes, %d shards", num_files, len(source.class_names), num_shards)
+    if previous:
+        _log.info("%s", delta.reason)
     unchanged = generations.take_over(delta, previous, draft)
     spec = ShardBuildSpec(source.folder, draft.target, tuple(config.stages), source.class_names)
     exchange = Exchange(work_folder(job.folder) / "preprocess")
@@ -139,23 +144,6 @@ def _hash_images(
     return dict(known) | {
         content: found for block in blocks for content, found in block.perceptual_hashes.items()
     }
-
-
-def _plan(
-    job: Job,
-    config: Preprocess,
-    source: SourceData,
-    decision: duplicates.CollectionDecision,
-    previous: generations.PreviousDataset | None,
-) -> generations.Delta:
-    base = previous.base if previous else None
-    delta = generations.plan_delta(decision.by_split, base, config, source.class_names)
-    num_files, num_shards = len(source.listing.files), len(delta.shards)
-    job.progress.report("plan", num_shards, num_shards, "shards")
-    _log.info("%d files, %d classes, %d shards", num_files, len(source.class_names), num_shards)
-    if previous:
-        _log.info("%s", delta.reason)
-    return delta
 
 
 def _run_beam(

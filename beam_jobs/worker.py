@@ -57,10 +57,7 @@ class PlanCounts(NamedTuple):
 
 
 class PlanWorker:
-    """Works on the plans of one spec.
-
-    `is_repeated` says that somebody repeats a task if a MachineError is raised.
-    """
+    """Works on the plans of a spec. `is_repeated`: the engine repeats a task after MachineError."""
 
     def __init__(self, spec: BuildSpec[PlanSummary], exchange: Exchange, is_repeated: bool = False):
         self._spec, self._exchange, self._is_repeated = spec, exchange, is_repeated

@@ -60,11 +60,7 @@ def pack(features: Mapping[str, bytes | int]) -> bytes:
 def _list_detection_features(
     shape: tuple[int, int, int], boxes: Sequence[Box], labels: Mapping[str, int]
 ) -> _Features:
-    """The features of an example for detection. All their names come after the image's.
-
-    The coordinates are fractions of the image, so that they hold for any size that a reader decodes
-    or resizes to.
-    """
+    """All names come after the image's. Fractions of the image hold for any size of it."""
     height, width, _ = shape
     return {
         shards.HEIGHT: ("int64_list", [height]),
@@ -107,10 +103,7 @@ _ENCODED_NAME = b"\x0a" + _encode_varint(len(shards.ENCODED)) + shards.ENCODED.e
 
 
 def parse(record: bytes) -> dict[str, list[Any]]:
-    """The features of a tf.train.Example, by name: lists of bytes, float or int, empty if not set.
-
-    Raises ValueError if the bytes are no such message.
-    """
+    """The features of a tf.train.Example by name, as lists. Raises ValueError if it is none."""
     try:
         features = _TrainExample.FromString(record).features.feature
     except DecodeError as error:

@@ -205,10 +205,7 @@ def open_parquet(file: io.BufferedReader) -> Iterator[ParquetFile]:
 def iterate_rows(
     file: ParquetFile, group: int, columns: Sequence[str], wanted: Container[int] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the rows of a row group with their numbers in it, all or the wanted ones.
-
-    Raises CorruptParquet.
-    """
+    """Yields the wanted rows of a row group with their numbers in it. Raises CorruptParquet."""
     start = 0
     with _translate_errors():
         for batch in file.iter_batches(_BATCH_ROWS, [group], list(columns), use_threads=False):
@@ -221,10 +218,7 @@ def iterate_rows(
 
 
 def read_rows(file: io.BufferedReader, column: str, rows: Iterable[int]) -> dict[int, bytes]:
-    """The bytes in a column of bytes or of `{bytes, path}`, by row.
-
-    Rows without bytes are missing, and so are the rows of a damaged file.
-    """
+    """The images in a column, by row. Those without bytes or in a damaged file are missing."""
     found: dict[int, bytes] = {}
     with contextlib.suppress(CorruptParquet), open_parquet(file) as parquet:
         first = 0

@@ -38,10 +38,7 @@ class CorruptRecord(Exception):
 
 
 def scan_records(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes | CorruptRecord]]:
-    """Yields every record of a file of `size` bytes, or the damage, and where its data begin.
-
-    Only one record is in memory at a time. Raises OSError: the file cannot be read.
-    """
+    """Yields every record of a file of `size` bytes, or the damage, and where its data begin."""
     offset = 0
     while offset < size:
         try:

@@ -39,11 +39,7 @@ def collect_rejected(
     summaries: Iterable[ShardSummary],
     target: StorePath,
 ) -> tuple[list[RejectedRecord], list[ManifestFile]]:
-    """All rejected records by key, and the quarantine file of those that no worker has read.
-
-    That file is written below `target`, if it is needed. It holds files that the source could not
-    use, and images that contradict one another.
-    """
+    """All rejected records by key, and the file of those that no worker has read, if any."""
     unread = [*source.found.rejected, *decision.rejected]
     with QuarantineWriter(target, "source.tfrecord") as quarantine:
         rejected = [
@@ -59,10 +55,7 @@ def collect_rejected(
 def read_bad_records(
     rejected: Sequence[RejectedRecord], source: SourceData
 ) -> Iterator[BadRecord | None]:
-    """Yields each rejected record with its bytes.
-
-    None stands for one without bytes of its own: a removed copy, a box, or a missing file.
-    """
+    """Yields each rejected record with its bytes, None for a copy, a box or a missing file."""
     raws: dict[str, Raw] = {}
     if rejected:
         raws |= {file.key: file for file in source.listing.files}
@@ -87,11 +80,7 @@ def check_rejects(
     rejects: Rejects,
     job: Job,
 ) -> None:
-    """Checks the bad records, which do not include removed copies.
-
-    Raises DataError, with all of them in the attempt's folder, if the budget is exceeded or a class
-    is lost.
-    """
+    """Raises DataError if bad records exceed the budget, or are a whole class."""
     bad = [record for record in rejected if not is_removed_copy(record)]
     num_records = len(source.found.records) + len(source.found.rejected)
     labels = itertools.chain(
@@ -127,10 +116,7 @@ def find_lost_classes(
     rejected: Iterable[RejectedRecord],
     stages: Sequence[BoundStage] = (),
 ) -> list[str]:
-    """The classes, as named after the stages, that had records, all of which were rejected.
-
-    `labels` has key and labels of all records with known labels, good and bad.
-    """
+    """The classes, as named after the stages, all of whose records were rejected."""
     bad = {record.key for record in rejected}
     if not bad:
         return []

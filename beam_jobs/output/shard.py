@@ -19,8 +19,14 @@ from beam_jobs.output.quarantine import QuarantineWriter
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import bind_stages, run_stages
 from beam_jobs.stages.stage import Example, Rejected
-from beam_jobs.statistics.measure import encode_measurements, measure_example
-from beam_jobs.statistics.summary import BadRecord, Outcome, RejectedRecord, ShardSummary
+from beam_jobs.statistics.summary import (
+    BadRecord,
+    Outcome,
+    RejectedRecord,
+    ShardSummary,
+    encode_measurements,
+    measure_example,
+)
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError

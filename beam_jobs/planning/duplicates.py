@@ -260,10 +260,7 @@ def compute_perceptual_hash(data: bytes) -> str:
 
 
 def _decode_grey(data: bytes) -> np.ndarray | None:
-    """The grey image, uint8 [height, width], or None if it cannot be decoded.
-
-    A JPEG is decoded at the smallest size that is sufficient.
-    """
+    """The grey image, uint8 [height, width], or None. A JPEG is decoded at a small size."""
     import cv2
     import simplejpeg
     from PIL import Image

@@ -35,7 +35,7 @@ from beam_jobs.planning.plan import Record, ShardPlan, compute_num_shards, plan_
 from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
 from pipeline_ops.artifacts import dataset, record_lengths
 from pipeline_ops.artifacts.input_names import BASE
-from pipeline_ops.artifacts.manifest import Manifest, read_input
+from pipeline_ops.artifacts.manifest import ManifestFile, read_input
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.artifact_writer import ArtifactDraft
@@ -77,10 +77,7 @@ class IndexEntry(NamedTuple):
 
 
 def compute_annotation_digest(record: Record) -> str:
-    """A digest, as 16 hex digits, of the part of a record's annotation that goes into the shard.
-
-    The split is a field of the index, and the group is in no example.
-    """
+    """A digest, as 16 hex digits, of what the shard holds of a record's annotation."""
     return _digest_annotation((record.label, record.boxes, record.frame))
 
 
@@ -272,22 +269,13 @@ def _summarize_changes(
 
 
 @dataclasses.dataclass(frozen=True)
-class PreviousDataset:
-    """The data set that a request continues, and the entries of its index by key.
-
-    `name` is its folder in the store. `folder` is on this host, and may have no shards.
-    """
+class PreviousDataset(BaseDataset):
+    """A data set in the store. `name` is its folder there. `folder` on this host has no shards."""
 
     name: str
     folder: Path
-    manifest: Manifest
-    figures: dataset.DatasetFigures
-    entries: Mapping[str, IndexEntry]
-
-    @property
-    def base(self) -> BaseDataset:
-        newest = max(dataset.parse_generation(file.path) for file in self.manifest.files)
-        return BaseDataset(self.entries, self.figures.removed, self.figures.class_names, newest)
+    files: Sequence[ManifestFile]
+    image_shape: tuple[int, int, int]
 
 
 def read_previous_dataset(request: Request) -> PreviousDataset | None:
@@ -296,12 +284,16 @@ def read_previous_dataset(request: Request) -> PreviousDataset | None:
         return None
     manifest, artifact = read_input(entry), Path(entry.uri).parent
     folder = Path(fetch_input(entry, _DESCRIPTION.__contains__).uri).parent
+    figures = dataset.DatasetFigures.model_validate(manifest.figures)
     return PreviousDataset(
+        read_index(folder / dataset.INDEX),
+        figures.removed,
+        figures.class_names,
+        max(dataset.parse_generation(file.path) for file in manifest.files),
         artifact.name,
         folder,
-        manifest,
-        dataset.DatasetFigures.model_validate(manifest.figures),
-        read_index(folder / dataset.INDEX),
+        manifest.files,
+        figures.image_shape,
     )
 
 
@@ -318,14 +310,14 @@ def take_over(
     splits = {entry.key: entry.split for entry in delta.unchanged}
     rejected = _read_rejected(previous, splits.keys())
     kept = [*delta.kept, *{record.file for record in rejected if record.file}]
-    files = {file.path: file for file in previous.manifest.files}
+    files = {file.path: file for file in previous.files}
     draft.references = [files[path].reference(Path(previous.name)) for path in kept]
     return [
         _summarize_split(
             split,
             [entry for entry in delta.unchanged if entry.split == split],
             [record for record in rejected if splits[record.key] == split],
-            previous.figures,
+            previous.image_shape,
         )
         for split in dataset.SPLITS
     ]
@@ -335,14 +327,14 @@ def _summarize_split(
     split: str,
     entries: Sequence[IndexEntry],
     rejected: list[RejectedRecord],
-    figures: dataset.DatasetFigures,
+    image_shape: tuple[int, int, int],
 ) -> ShardSummary:
     first = min((entry.key for entry in entries if entry.num_examples), default=None)
     return ShardSummary.count(
         (Outcome(one.num_examples, one.labels, one.skipped, one.measurements) for one in entries),
         split=split,
         name=f"{split} (unchanged)",
-        shapes=[] if first is None else [(figures.image_shape, first)],
+        shapes=[] if first is None else [(image_shape, first)],
         rejected=rejected,
     )
 

@@ -76,11 +76,7 @@ class ShardPlan:
 def plan_shards(
     split: str, records: Sequence[Record], seed: int, num_shards: int, generation: int = 1
 ) -> list[ShardPlan]:
-    """The shards of a split, of about equal size in raw bytes.
-
-    A split with fewer records than `num_shards` gets one shard for each record. The records are
-    ordered by a hash of their keys, a shuffle that depends on the seed.
-    """
+    """The shards of a split, of about equal size in raw bytes, each with a record or more."""
     ordered, count = shuffle(records, b"order", seed), min(num_shards, len(records))
     blocks = _cut_evenly(np.fromiter(map(_compute_size, ordered), np.int64), count)
     members = (tuple([ordered[position] for position in block]) for block in blocks)

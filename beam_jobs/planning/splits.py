@@ -150,10 +150,7 @@ def _find_main_class(records: Sequence[Record]) -> str:
 def explain_from_plan(
     records: Sequence[Record], kept: Mapping[str, Sequence[Record]], split: Split
 ) -> Callable[[str], str]:
-    """Explains why a split is empty, before any image is read.
-
-    `records` are those of the source, and `kept` those that stay when duplicates are removed.
-    """
+    """Explains why a split is empty before any image is read. `kept` lacks duplicates."""
 
     def explain(name: str) -> str:
         share, count = getattr(split, name), len(split_records(records, split)[name])

@@ -69,11 +69,7 @@ class SourceData:
 
 
 def read_source_data(config: Preprocess, listing: Listing, config_file: Path) -> SourceData:
-    """Reads the source, and checks that the stages can work on it. Reads no image.
-
-    Raises SourceFailed for a bug in a user source, and MachineError for a file that has changed
-    since it was listed.
-    """
+    """Reads the source, and checks that the stages can work on it. Reads no image."""
     validate_listing(config, listing, config_file)
     found = (
         read_user_records(config.source, listing, config_file)

@@ -6,7 +6,6 @@ set. An image without annotations is an example without boxes.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,23 +21,13 @@ _LISTS = ("images", "categories", "annotations")
 
 def read_entries(files: SourceFiles, source: CocoSource) -> Iterator[SourceEntry]:
     for index, part in enumerate(source.parts):
-        content = files.read(part.annotations, f"parts.{index}.annotations")
-        yield from _read_part(files, part, _parse_lists(content, part.annotations))
-
-
-def _parse_lists(content: bytes, name: str) -> dict[str, list[Any]]:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{name}: not JSON: {error}. preprocess.source.parts names this file."
-        ) from None
-    if not isinstance(value, dict) or not all(isinstance(value.get(key), list) for key in _LISTS):
-        raise DataError(
-            f"{name}: not a COCO file for detection. "
-            f"It must be a mapping with the lists {', '.join(_LISTS)}."
-        )
-    return {key: value[key] for key in _LISTS}
+        lists = files.read_json(part.annotations, f"parts.{index}.annotations")
+        if not isinstance(lists, dict) or not all(isinstance(lists.get(k), list) for k in _LISTS):
+            raise DataError(
+                f"{part.annotations}: not a COCO file for detection. "
+                f"It must be a mapping with the lists {', '.join(_LISTS)}."
+            )
+        yield from _read_part(files, part, lists)
 
 
 def _read_part(

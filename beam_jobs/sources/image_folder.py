@@ -63,7 +63,16 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
     if source.class_folder == "outer":
         return
     if splits := find_split_folders(source, listing):
-        _validate_splits(folder, tree, splits)
+        if others := sorted(set(tree) - set(splits)):
+            raise DataError(
+                f"{folder}: has folders of splits ({_join_names(splits)}) and other folders "
+                f"({_join_names(others)}). Move the other folders away, {_REMEDY}"
+            )
+        if flat := [name for name in splits if tree[name] == {""}]:
+            raise DataError(
+                f"{folder}/{flat[0]}: a folder of a split needs class folders. Put its images into "
+                f"one folder per class, move the folder away if they have no labels, {_REMEDY}"
+            )
     elif len(tree) == 1:
         [(outer, inner)] = tree.items()
         if len(inner - {""}) > 1:
@@ -82,21 +91,6 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
             f"{outer} has the folders {_join_names(inner)}. "
             f"If those are the classes, set preprocess.source.path to {folder}/{outer}, or "
             f"preprocess.source.class_folder: inner, {_REMEDY}"
-        )
-
-
-def _validate_splits(
-    folder: object, tree: Mapping[str, set[str]], splits: Mapping[str, str]
-) -> None:
-    if others := sorted(set(tree) - set(splits)):
-        raise DataError(
-            f"{folder}: has folders of splits ({_join_names(splits)}) and other folders "
-            f"({_join_names(others)}). Move the other folders away, {_REMEDY}"
-        )
-    if flat := [name for name in splits if tree[name] == {""}]:
-        raise DataError(
-            f"{folder}/{flat[0]}: a folder of a split needs class folders. Put its images into "
-            f"one folder per class, move the folder away if they have no labels, {_REMEDY}"
         )
 
 

@@ -16,24 +16,18 @@ _MAX_LINE_BYTES = 16 << 20
 def read_entries(files: SourceFiles, source: JsonlSource) -> Iterator[SourceEntry]:
     for key, part in source.list_parts().items():
         reader = ManifestReader(files, source, part)
-        yield from _make_entries(reader, files.read(part.manifest, key))
-
-
-def _make_entries(reader: ManifestReader, content: bytes) -> Iterator[SourceEntry]:
-    files, source, part = reader.files, reader.source, reader.part
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        with files.entry(f"{part.manifest}:{number}", prefix=f"line {number}: ") as entry:
-            if len(line) > _MAX_LINE_BYTES:
-                raise Reject(
-                    "too_large", f"a line of {len(line)} bytes, allowed are {_MAX_LINE_BYTES}"
-                )
-            fields = parse_json_object(line)
-            fields |= {name: fields.get(theirs) for name, theirs in source.columns.items()}
-            entry.key = reader.find_key(fields.get("path"))
-            boxes = _parse_boxes(fields) if source.task == "detection" else None
-            yield reader.make_entry(fields, boxes)
+        for number, line in enumerate(files.read(part.manifest, key).split(b"\n"), start=1):
+            if not line.strip():
+                continue
+            with files.entry(f"{part.manifest}:{number}", prefix=f"line {number}: ") as entry:
+                if len(line) > _MAX_LINE_BYTES:
+                    detail = f"a line of {len(line)} bytes, allowed are {_MAX_LINE_BYTES}"
+                    raise Reject("too_large", detail)
+                fields = parse_json_object(line)
+                fields |= {name: fields.get(theirs) for name, theirs in source.columns.items()}
+                entry.key = reader.find_key(fields.get("path"))
+                boxes = _parse_boxes(fields) if source.task == "detection" else None
+                yield reader.make_entry(fields, boxes)
 
 
 def _parse_boxes(value: dict[str, Any]) -> tuple[Box, ...]:

@@ -15,7 +15,6 @@ around its upper left corner.
 from __future__ import annotations
 
 import collections
-import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -78,8 +77,13 @@ def read_entries(files: SourceFiles, source: LabelStudioSource) -> Iterator[Sour
 def _read_tasks(files: SourceFiles, source: LabelStudioSource) -> Iterable[_Task]:
     """JSON-MIN has an entry for each annotation, with the results next to the data of the task."""
     tasks: dict[str, _Task] = {}
-    content = files.read(source.export, "export")
-    for index, entry in enumerate(_parse_export(content, source.export)):
+    entries = files.read_json(source.export, "export", _reject_duplicate_keys)
+    if not isinstance(entries, list):
+        raise DataError(
+            f"{source.export}: not an export of Label Studio as JSON or JSON-MIN, which is a list "
+            "of tasks."
+        )
+    for index, entry in enumerate(entries):
         place = f"{source.export}#task-{index}"
         with files.entry(place):
             if not isinstance(entry, dict):
@@ -95,20 +99,6 @@ def _read_tasks(files: SourceFiles, source: LabelStudioSource) -> Iterable[_Task
                 key = f"{entry.get('id')} {reference}" if "id" in entry else place
             tasks.setdefault(key, _Task(place, reference, [])).annotations.extend(annotations)
     return tasks.values()
-
-
-def _parse_export(content: bytes, name: str) -> list[Any]:
-    try:
-        entries = json.loads(content, object_pairs_hook=_reject_duplicate_keys)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{name}: not JSON: {error}. preprocess.source.export names this file."
-        ) from None
-    if not isinstance(entries, list):
-        raise DataError(
-            f"{name}: not an export of Label Studio as JSON or JSON-MIN, which is a list of tasks."
-        )
-    return entries
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

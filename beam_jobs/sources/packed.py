@@ -67,10 +67,7 @@ class PackedExample:
     def read_boxes(
         self, corners: Iterable[Iterable[float]], labels: Sequence[str], difficult: str, crowd: str
     ) -> tuple[Box, ...]:
-        """The boxes with these corners (ymin, xmin, ymax, xmax) and labels.
-
-        `difficult` and `crowd` are the features with the flags, which may be missing.
-        """
+        """The boxes of corners (ymin, xmin, ymax, xmax). The features of flags may be missing."""
         flags = (
             self.read_numbers(name, len(labels)) if self.features.get(name) else [0] * len(labels)
             for name in (difficult, crowd)
@@ -129,10 +126,7 @@ def make_entry(
 
 
 def find_field(fields: Any, name: str) -> Any:
-    """The value of a field, or None: `label`, or `objects.bbox` for the field `bbox` in `objects`.
-
-    `objects` may be one object with lists, or a list of objects.
-    """
+    """The value of `label`, or of `objects.bbox` in one object or in a list of objects, or None."""
     if isinstance(fields, Mapping) and name in fields:
         return fields[name]
     first, _, rest = name.partition(".")

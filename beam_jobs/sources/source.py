@@ -15,10 +15,11 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import os
 import posixpath
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -198,6 +199,19 @@ class SourceFiles:
                 "Save the file as UTF-8."
             ) from None
 
+    def read_json(
+        self,
+        path: str,
+        named_by: str,
+        make_object: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    ) -> Any:
+        """The content of a file of JSON. `make_object` gets the pairs of each object."""
+        try:
+            return json.loads(self.read(path, named_by), object_pairs_hook=make_object)
+        except (ValueError, RecursionError) as error:
+            cause = f"preprocess.source.{named_by} names this file."
+            raise DataError(f"{path}: not JSON: {error}. {cause}") from None
+
     def to_key(self, path: Any, folder: str = ".") -> str:
         """The key of a path, of a file that may be missing. Raises Reject: malformed."""
         if not isinstance(path, str) or not path:
@@ -228,10 +242,7 @@ class SourceFiles:
         return file
 
     def find_image_by_name(self, path: Any, folder: str = ".") -> RawFile:
-        """The image below a folder with the file name of a path, whose folders do not count.
-
-        The path may be of Windows, and may lack the suffix of the image. Raises Reject.
-        """
+        """The image below a folder with the file name of a path, which may be without suffix."""
         name = next(reversed([*iterate_path_ends(path)]), "")
         prefix = "" if folder == "." else f"{folder}/"
         found = [file for file in self._images_by_name.get(name, ()) if file.key.startswith(prefix)]

@@ -49,10 +49,7 @@ def read_entries(files: SourceFiles, source: TfdsSource) -> Iterator[SourceEntry
 
 
 def _check_features(file: RawFile, listing: Listing, builder_package: str) -> None:
-    """Refuses a description of features that names a class of a foreign package.
-
-    TensorFlow Datasets would import that package, and the file comes with the raw data.
-    """
+    """Refuses raw data that names a foreign package, which TensorFlow Datasets would import."""
 
     def check(pairs: list[tuple[str, Any]]) -> None:
         for name in (value for key, value in pairs if key in _CLASS_KEYS):

@@ -59,7 +59,16 @@ def read_entries(files: SourceFiles, source: VocSource) -> Iterator[SourceEntry]
             split = folders.get(name.partition("/")[0])
             if lists is not None:
                 split = _select_split(name, lists)
-            yield _make_entry(reader, candidates, annotation, split, source)
+            if not candidates:
+                raise Reject("missing_image", f"there is no image of this name in {source.images}")
+            if annotation is None:
+                detail = f"there is no XML file of this name in {source.annotations}"
+                raise Reject("no_annotation", detail)
+            if len(candidates) > 1:
+                keys = ", ".join(image.key for image in candidates)
+                raise Reject("ambiguous_image", f"the annotation may be for each of {keys}")
+            boxes, frame = parse_annotation(reader.read(annotation))
+            yield SourceEntry(candidates[0], boxes=boxes, split=split, frame=frame)
 
 
 def find_voc_files(
@@ -107,25 +116,6 @@ def _select_split(name: str, lists: Mapping[str, list[str]]) -> str:
     if len(splits) > 1:
         raise Reject("contradictory_split", f"listed more than once: for {', '.join(splits)}")
     return splits[0]
-
-
-def _make_entry(
-    reader: RawReader,
-    images: list[RawFile],
-    annotation: RawFile | None,
-    split: str | None,
-    source: VocSource,
-) -> SourceEntry:
-    if not images:
-        raise Reject("missing_image", f"there is no image of this name in {source.images}")
-    if annotation is None:
-        detail = f"there is no XML file of this name in {source.annotations}"
-        raise Reject("no_annotation", detail)
-    if len(images) > 1:
-        detail = f"the annotation may be for each of {', '.join(image.key for image in images)}"
-        raise Reject("ambiguous_image", detail)
-    boxes, frame = parse_annotation(reader.read(annotation))
-    return SourceEntry(images[0], boxes=boxes, split=split, frame=frame)
 
 
 def parse_annotation(content: bytes) -> tuple[list[Box], Size | None]:

@@ -98,9 +98,17 @@ class _Sample:
         for member in members:
             if isinstance(member, Reject):
                 raise member
-            _check_member(member.info)
+            name = member.info.name
+            if name.startswith("/") or ".." in name.split("/"):
+                raise Reject("malformed", f"the name {name} leads out of the archive")
+            if not member.info.isreg() or member.info.issparse():
+                raise Reject(
+                    "not_regular",
+                    f"{name} is a link, a device or a sparse file. Pack the file itself "
+                    "(tar --hard-dereference --dereference)",
+                )
             if member.suffix in self._members:
-                raise Reject("duplicate", f"{member.info.name} is there twice")
+                raise Reject("duplicate", f"{name} is there twice")
             self._members[member.suffix] = member.info
 
     def make_entry(self, source: WebdatasetSource, split: str | None) -> SourceEntry:
@@ -155,14 +163,3 @@ class _Sample:
             raise Reject("too_large", detail)
         self._file.seek(member.offset_data)
         return self._file.read(member.size)
-
-
-def _check_member(member: tarfile.TarInfo) -> None:
-    if member.name.startswith("/") or ".." in member.name.split("/"):
-        raise Reject("malformed", f"the name {member.name} leads out of the archive")
-    if not member.isreg() or member.issparse():
-        raise Reject(
-            "not_regular",
-            f"{member.name} is a link, a device or a sparse file. Pack the file itself "
-            "(tar --hard-dereference --dereference)",
-        )

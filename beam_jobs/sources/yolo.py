@@ -81,7 +81,7 @@ def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry
     for place in places:
         read_place = _list_images if place.is_folder else _read_list
         for image in read_place(place, files, source):
-            by_label[_to_label_key(image.file.key)].append(image)
+            by_label[posixpath.splitext(_to_labels(image.file.key))[0] + ".txt"].append(image)
     labels = {key: file for key in by_label if (file := files.by_key.get(key))}
     if by_label and not labels:
         key, (image, *_) = next(iter(by_label.items()))
@@ -125,10 +125,6 @@ def _read_list(place: _Place, files: SourceFiles, source: YoloSource) -> Iterato
                 folder = posixpath.dirname(source.data)
                 file = near or files.find_image_from_elsewhere(path, folder)
                 yield _Image(file, place.split, entry.place)
-
-
-def _to_label_key(image_key: str) -> str:
-    return posixpath.splitext(_to_labels(image_key))[0] + ".txt"
 
 
 def _to_labels(path: str) -> str:
@@ -192,9 +188,11 @@ def _find_places(description: _Description, files: SourceFiles) -> tuple[_Place,
             candidates = list(_iterate_candidates(description, path, entry, files))
             found = next((c for c in candidates if c in folders or c in files.by_key), None)
             if found is None:
+                tried = ", ".join(candidate[:200] for candidate in candidates[:3])
+                tried += f" or {len(candidates) - 3} shorter paths" if len(candidates) > 3 else ""
                 raise description.make_error(
-                    f"{key}: there are no files in {files.listing.folder} under "
-                    f"{_join(candidates)}. Correct the entry or path, or remove {key}.",
+                    f"{key}: there are no files in {files.listing.folder} under {tried}. "
+                    f"Correct the entry or path, or remove {key}.",
                     *location,
                 )
             if other := places.get(found):
@@ -208,18 +206,10 @@ def _find_places(description: _Description, files: SourceFiles) -> tuple[_Place,
     return tuple(places.values())
 
 
-def _join(candidates: list[str]) -> str:
-    more = f" or {len(candidates) - 3} shorter paths" if len(candidates) > 3 else ""
-    return ", ".join(candidate[:200] for candidate in candidates[:3]) + more
-
-
 def _iterate_candidates(
     description: _Description, path: str, entry: str, files: SourceFiles
 ) -> Iterator[str]:
-    """The keys that an entry may mean, most likely first.
-
-    `../train/images` also stands for `train/images`, as in the files that Roboflow writes.
-    """
+    """The keys that an entry may mean. Roboflow's files put `../` before them."""
     folder = posixpath.dirname(description.name)
     try:
         if _ABSOLUTE.match(entry):

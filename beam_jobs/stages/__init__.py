@@ -156,11 +156,7 @@ def check_data(
 def find_parameter_problems(
     parameters: Any, values: Mapping[str, Any], location: tuple[str | int, ...]
 ) -> Iterator[_Problem]:
-    """Yields a problem for each value that is not valid.
-
-    `parameters` is the class of the parameters of a stage or a source, and `location` is where the
-    config has their values.
-    """
+    """Yields a problem for each value of a stage or a source that its class does not take."""
     try:
         parameters(**values)
     except pydantic.ValidationError as error:
@@ -287,10 +283,7 @@ def run_stages(
 
 
 def map_class_names(stages: Iterable[BoundStage], class_names: Iterable[str]) -> list[str]:
-    """The class names after all stages, in the order in which they first come.
-
-    Dropped classes are left out, and renamed classes have their new names.
-    """
+    """The class names after all stages, in the order in which they first come."""
     names = list(class_names)
     for stage in stages:
         if map_class := stage.stage.map_class:

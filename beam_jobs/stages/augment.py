@@ -116,10 +116,7 @@ def _rotate(example: Example) -> Example:
 
 
 def _crop(example: Example, share: float, top: float, left: float, min_visible: float) -> Example:
-    """Cuts out a part of `share` of both sides and enlarges it to the size of the whole.
-
-    `top` and `left` are shares of the free space.
-    """
+    """Enlarges a part of `share` of both sides. `top` and `left` are shares of the free space."""
     import cv2
 
     height, width, _ = example.shape

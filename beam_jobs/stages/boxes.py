@@ -54,11 +54,7 @@ def transpose_boxes(boxes: Boxes) -> Boxes:
 
 
 def clip_to_image(boxes: Boxes, height: int, width: int, min_visible: float = 0.0) -> Boxes:
-    """The parts of the boxes that lie in the image.
-
-    Boxes outside the image are dropped, and boxes of which a smaller share than `min_visible` is
-    left.
-    """
+    """The parts of the boxes in the image, if a share of `min_visible` or more is left."""
     if boxes is None:
         return None
     return tuple(

@@ -118,10 +118,7 @@ def _decode_jpeg(data: bytes, channels: int) -> np.ndarray:
 def _decode_onto_background(
     background: Color, data: bytes, channels: int
 ) -> tuple[np.ndarray, bool]:
-    """The image on a background, and whether no pixel is transparent.
-
-    Uses Pillow, which knows every kind of transparency.
-    """
+    """Uses Pillow, which knows all kinds of transparency, and tells if there is none."""
     import numpy as np
     from PIL import Image, ImageOps
 
@@ -183,7 +180,7 @@ class _Header(NamedTuple):
         if self.is_kept or self.is_plain_jpeg:
             return stored, 1
         with _open_with_pillow(data) as image:
-            orientation = _find_orientation(image)
+            orientation = image.getexif().get(_ORIENTATION_TAG, 1)
             # For TIFF alone, Pillow gives the upright size.
             is_swapped = image.format == "TIFF" and orientation in _SIDEWAYS
         return (stored[::-1] if is_swapped else stored), orientation
@@ -229,10 +226,7 @@ def _make_jpeg_reject(data: bytes, error: ValueError) -> Reject:
 
 @contextlib.contextmanager
 def _open_with_pillow(data: bytes) -> Iterator[ImageFile]:
-    """Opens an image, which reads only the header and EXIF.
-
-    Raises Reject for any error in the block but MemoryError.
-    """
+    """Reads only the header and EXIF. All errors in the block but MemoryError are rejects."""
     from PIL import Image
 
     # Pillow's limit only warns at first and is too high. Ours is `max_megapixels`.
@@ -263,7 +257,7 @@ def _read_jpeg_header(data: bytes) -> _Header:
     is_upright = not segments.has_exif
     if not is_upright:
         with _open_with_pillow(data) as image:
-            is_upright = _find_orientation(image) == 1
+            is_upright = image.getexif().get(_ORIENTATION_TAG, 1) == 1
     is_kept = is_upright and colors in ("YCbCr", "Gray", "RGB")
     return _Header(height, width, is_kept, is_plain_jpeg=is_upright, pixels_at=segments.pixels_at)
 
@@ -297,12 +291,6 @@ def _read_jpeg_segments(data: bytes) -> _JpegSegments:
             has_exif = True
         offset += 2 + (data[offset + 2] << 8 | data[offset + 3])
     return _JpegSegments(0, b"Exif\0\0" in data[:_MAX_EXIF_OFFSET])
-
-
-def _find_orientation(image: ImageFile) -> int:
-    """EXIF's orientation, from 1 to 8. 1 is upright."""
-    orientation: int = image.getexif().get(_ORIENTATION_TAG, 1)
-    return orientation
 
 
 def _read_png_header(data: bytes) -> _Header:

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from beam_jobs.planning.duplicates import find_repeated_digests
 from beam_jobs.planning.plan import Record
-from beam_jobs.statistics.measure import FEATURES, Measurements, merge_measurements
+from beam_jobs.statistics.summary import FEATURES, Measurements, merge_measurements
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.config.preprocess import Drift, SchemaRules
 
@@ -48,10 +48,7 @@ class DataSchema(BaseModel, frozen=True):
 
 
 class Violation(BaseModel, frozen=True):
-    """A difference between a data set and its reference.
-
-    `rule` is the key in `preprocess.schema` that decides whether it is allowed.
-    """
+    """A difference from the reference. `rule` is the key in `preprocess.schema` that allows it."""
 
     rule: str
     text: str
@@ -95,11 +92,7 @@ class Duplicates(BaseModel, frozen=True):
 
 
 class DatasetComparison(BaseModel, frozen=True):
-    """The comparison with the reference.
-
-    The reference is the data that the champion was trained on. If there is no champion, it is the
-    previous data set.
-    """
+    """The comparison with the champion's data or, without one, the previous data set."""
 
     reference: Literal["champion_data", "previous_data"]
     digest: str
@@ -110,10 +103,7 @@ class DatasetComparison(BaseModel, frozen=True):
 
 
 class DatasetStatistics(BaseModel, frozen=True):
-    """The content of `statistics.json`.
-
-    `edges` are the inner borders of every feature's bins, the same for every data set.
-    """
+    """The content of `statistics.json`. `edges` are the inner borders of a feature's bins."""
 
     edges: dict[str, tuple[float, ...]]
     splits: dict[str, SplitStatistics]
@@ -161,10 +151,7 @@ def find_duplicates(
 
 
 def infer_schema(figures: DatasetFigures, measurements: Measurements) -> DataSchema:
-    """Infers the schema of a data set. `measurements` covers all its splits.
-
-    Without examples, all sizes and the number of channels are 0.
-    """
+    """The schema of a data set, with the measurements of all splits. Sizes may be 0."""
     least_height, largest_height, least_width, largest_width = measurements.sizes or (0,) * 4
     return DataSchema(
         task=figures.task,
@@ -177,10 +164,7 @@ def infer_schema(figures: DatasetFigures, measurements: Measurements) -> DataSch
 
 
 def compare_schemas(ours: DataSchema, reference: DataSchema, rules: SchemaRules) -> list[Violation]:
-    """Returns all differences that have a rule.
-
-    Image sizes have no rule. A change of size is reported as drift.
-    """
+    """Returns all differences that have a rule. Image sizes have none, but may drift."""
     found = {}
     our_names, known_names = set(ours.class_names), set(reference.class_names)
     if new := [name for name in ours.class_names if name not in known_names]:
@@ -221,18 +205,13 @@ def jensen_shannon(p: Sequence[float], q: Sequence[float]) -> float:
     """The Jensen-Shannon distance, base 2, of two histograms with the same bins, none empty."""
     p, q = _normalize(p), _normalize(q)
     middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
-    divergence = (_compute_divergence(p, middle) + _compute_divergence(q, middle)) / 2
-    return math.sqrt(max(0.0, divergence))
+    pairs = zip([*p, *q], [*middle, *middle], strict=True)
+    return math.sqrt(max(0.0, math.fsum(a * math.log2(a / b) for a, b in pairs if a) / 2))
 
 
 def l_infinity(p: Sequence[float], q: Sequence[float]) -> float:
     """The largest difference of a bin's share in two histograms with the same bins, none empty."""
     return max(abs(a - b) for a, b in zip(_normalize(p), _normalize(q), strict=True))
-
-
-def _compute_divergence(p: Sequence[float], q: Sequence[float]) -> float:
-    """The Kullback-Leibler divergence in bits. `q` is positive wherever `p` is."""
-    return math.fsum(a * math.log2(a / b) for a, b in zip(p, q, strict=True) if a)
 
 
 def _normalize(counts: Sequence[float]) -> list[float]:

@@ -18,8 +18,7 @@ from markupsafe import Markup
 from PIL import Image, ImageFile
 
 from beam_jobs.statistics.dataset import LABELS, DataSchema, DatasetStatistics
-from beam_jobs.statistics.measure import FEATURES, NO_BOXES, NO_LABEL, Histogram
-from beam_jobs.statistics.summary import BadRecord
+from beam_jobs.statistics.summary import FEATURES, NO_BOXES, NO_LABEL, BadRecord, Histogram
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.pages.axes import format_short
 from pipeline_ops.pages.charts import Bar, draw_distance, draw_histogram
@@ -228,10 +227,7 @@ def _format_number(value: float | None) -> str:
 
 
 def make_thumbnail(content: bytes) -> str | None:
-    """Returns a picture of 112 pixels at most as `data:image/png;base64,...`.
-
-    Of a truncated file, it shows the part that exists. Returns None if the file cannot be decoded.
-    """
+    """A small PNG as a data URI, of a truncated file its beginning, or None."""
     Image.MAX_IMAGE_PIXELS = None  # its limit only warns at first, and ours is below
     # Pillow has this setting for the whole process only, so it is reset at once.
     before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, True

@@ -19,8 +19,7 @@ from beam_jobs.exchange import (
 from beam_jobs.io.raw import PackedImage
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.stages.stage import Box
-from beam_jobs.statistics.measure import Measurements
-from beam_jobs.statistics.summary import PlanSummary, RejectedRecord
+from beam_jobs.statistics.summary import Measurements, PlanSummary, RejectedRecord
 from beam_jobs.worker import PlanWorker
 from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError
 from pipeline_ops.raw_data.raw_file import RawFile

@@ -18,8 +18,7 @@ from beam_jobs.exchange import Exchange, Results, ShardReport, ShardTask
 from beam_jobs.graph import BuildShard, BuildShardInProcesses, build_graph
 from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan
-from beam_jobs.statistics.measure import merge_measurements
-from beam_jobs.statistics.summary import ShardSummary, compute_figures
+from beam_jobs.statistics.summary import ShardSummary, compute_figures, merge_measurements
 from beam_jobs.worker import open_pool
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError

@@ -15,7 +15,7 @@ from beam_jobs.statistics.dataset import (
     jensen_shannon,
     l_infinity,
 )
-from beam_jobs.statistics.measure import Histogram
+from beam_jobs.statistics.summary import Histogram
 from pipeline_ops.config.preprocess import Drift
 from pipeline_ops.raw_data.raw_file import RawFile
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from beam_jobs.stages.stage import Box, Example
-from beam_jobs.statistics.measure import (
+from beam_jobs.statistics.summary import (
     FEATURES,
     Histogram,
     MeasurementAccumulator,

@@ -78,7 +78,6 @@ class BuildShardOnEngine(BuildShard):
 
 
 def _find_fault(request: Request) -> ConfigError | None:
-    """The reason why this worker cannot do the work of a request."""
     config = Preprocess.model_validate(request.config)
     try:
         stages = [stage.name for stage in config.stages]

@@ -165,11 +165,7 @@ class EngineJob:
             raise self._make_endpoint_error(error) from error
 
     def _is_running(self) -> bool:
-        """Returns whether the job of an earlier try is there.
-
-        The job server keeps a job for running whose driver had gone before it ended. Flink lists a
-        job a moment after the job server.
-        """
+        """Asks Flink, too: a job server takes dead jobs for running, and Flink lists jobs later."""
         deadline = time.monotonic() + _ANSWER_SECONDS
         while self._flink and not self._find_on_flink():
             if not self._result or time.monotonic() > deadline:

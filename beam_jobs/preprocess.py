@@ -190,7 +190,6 @@ def _hide_modules(names: Iterable[str]) -> Iterator[None]:
 def _fill_manifest(
     draft: ArtifactDraft, config: Preprocess, figures: dataset.DatasetFigures
 ) -> None:
-    """Adds the figures and, if the config asks for them, the class weights."""
     draft.figures = figures.model_dump(mode="json")
     draft.seeds = {"split": config.split.seed}
     if config.balance == "by_class":

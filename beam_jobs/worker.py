@@ -122,10 +122,8 @@ _MALLOC_SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
-"""Lets glibc keep the memory of an image for the next one, instead of returning it to the kernel.
-
-This saves a quarter of the time of an image that is only passed through.
-"""
+"""Lets glibc keep the memory of an image for the next one. This saves a quarter of the time of an
+image that is only passed through."""
 _pool: ProcessPoolExecutor
 """The worker processes of this host. They cannot be part of a Beam step, which is copied."""
 _worker: PlanWorker

@@ -124,10 +124,9 @@ def encode_png(image_HWC: np.ndarray) -> bytes:
 
 
 def define_message(name: str, definition: str) -> Any:
-    """The class of a protobuf message whose own package would import TensorFlow.
+    """The class of a message, in a descriptor pool that does not clash with TensorFlow's.
 
-    It is in a descriptor pool of its own, so it does not clash with TensorFlow's. `definition` is a
-    FileDescriptorProto in protobuf's text format.
+    `definition` is a FileDescriptorProto in protobuf's text format.
     """
     file = text_format.Parse(definition, descriptor_pb2.FileDescriptorProto())
     pool = descriptor_pool.DescriptorPool()

@@ -190,10 +190,7 @@ class CorruptParquet(Exception):
 
 @contextlib.contextmanager
 def open_parquet(file: io.BufferedReader) -> Iterator[ParquetFile]:
-    """Opens a file for the block. pyarrow reads beneath the buffer, and so no byte too much.
-
-    Raises CorruptParquet, also for damage that the block finds.
-    """
+    """Opens a file for a block, which raises CorruptParquet. No byte too much is read."""
     from pyarrow.parquet import ParquetFile
 
     with _translate_errors():

@@ -53,7 +53,6 @@ def scan_records(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes | Corru
 
 
 def _read_data(file: BinaryIO, offset: int, length: int) -> bytes:
-    """The data of a record, at which the file stands."""
     if length > _MAX_RECORD_BYTES:
         detail = f"the record at byte {offset} has {length} bytes, allowed are {_MAX_RECORD_BYTES}"
         raise CorruptRecord("too_large", detail)
@@ -108,10 +107,7 @@ _BLOCK_BYTES = 1 << 18  # fits into the cache of a core, where a block is read t
 
 @contextlib.contextmanager
 def write_tfrecord(path: StorePath) -> Iterator[TFRecordWriter]:
-    """Writes a file that gets its name when the block ends without an error.
-
-    Its folder must exist: a worker that was left over does not create it again.
-    """
+    """Writes a whole file or none. Its folder must exist: no worker that was left over makes it."""
     if path.is_local:
         with translate_write_errors(path.local):
             path.local.parent.stat()

@@ -66,10 +66,7 @@ class ShardBuilder:
         self._labels = {name: index for index, name in enumerate(spec.class_names)}
 
     def build(self, plan: ShardPlan) -> ShardSummary:
-        """Writes the whole shard, or none of it, and a file with its bad records.
-
-        It stops early at a second image shape, because a data set needs a single one.
-        """
+        """Writes the whole shard or none. It ends at a second image shape: only one may be."""
         counts, reporter = _Counts(), ProgressReporter(self._exchange, plan.name)
         reader = RawReader((record.file for record in plan.records), self._spec.raw_folder)
         with (
@@ -144,8 +141,6 @@ class ShardBuilder:
 
 @dataclasses.dataclass
 class _Counts:
-    """The counts for the summary of a shard that is being built."""
-
     shapes: dict[tuple[int, int, int], str] = dataclasses.field(default_factory=dict)
     rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
     passed: Counter[str] = dataclasses.field(default_factory=Counter)

@@ -78,11 +78,7 @@ def decide_collection(
 def remove_duplicates(
     by_split: Mapping[str, Sequence[Record]], perceptual_hashes: Mapping[int, str], max_bits: int
 ) -> CollectionDecision:
-    """Removes the duplicates from a collection.
-
-    `perceptual_hashes` are 16 hex digits each, by content. An image without a hash is near no
-    other. `max_bits` is the largest number of bits in which near images differ.
-    """
+    """Perceptual hashes are 16 hex digits by content. Near ones differ in `max_bits` or less."""
     records = [record for records in by_split.values() for record in records]
     repeated = find_repeated_digests(records)
     reasons = _find_conflicts(record for record in records if record.file.digest in repeated)

@@ -300,11 +300,7 @@ def read_previous_dataset(request: Request) -> PreviousDataset | None:
 def take_over(
     delta: Delta, previous: PreviousDataset | None, draft: ArtifactDraft
 ) -> list[ShardSummary]:
-    """References the shards that stay in the new data set, and the files of their bad records.
-
-    Returns a summary of everything that is taken over, for each split. It looks like the summary of
-    one shard that was just built, so that the figures count it.
-    """
+    """References the shards that stay, and their bad records. Returns a summary for each split."""
     if previous is None or not delta.kept:
         return []
     splits = {entry.key: entry.split for entry in delta.unchanged}
@@ -362,10 +358,7 @@ def build_index_entries(
     quarantined: Iterable[Record],
     perceptual_hashes: Mapping[int, str],
 ) -> Iterator[IndexEntry]:
-    """The index entries of shards that were just built, and of records that duplicates keep out.
-
-    The latter are in no split, so that they are built as soon as nothing keeps them out.
-    """
+    """The index entries of built shards, and of records that duplicates keep out of each split."""
     for plan, summary in zip(plans, summaries, strict=True):
         position = 0
         for record, outcome in zip(plan.records, summary.outcomes, strict=True):

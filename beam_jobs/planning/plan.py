@@ -189,8 +189,7 @@ def check_labels(
 ) -> None:
     """Checks that there are enough examples to train, validate and test a model.
 
-    `labels` is the number of examples, or boxes, by split and class. `source` is the folder.
-    `explain_empty` explains why a split is empty and how to fix it.
+    `labels` counts examples, or boxes, by split and class. `explain_empty` is for a split's name.
     """
     if task == "detection" and not class_names:
         raise DataError(
@@ -213,7 +212,6 @@ def check_labels(
 
 
 def _explain(class_name: str, labels: Mapping[str, Mapping[str, int]]) -> str:
-    """Explains why a class has no training example, and how to fix it."""
     others = [f"{count} in {split}" for split in SPLITS if (count := labels[split].get(class_name))]
     if others:
         return (

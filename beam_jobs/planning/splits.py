@@ -109,7 +109,6 @@ def _cut_out_of_train(found: dict[str, list[Record]], split: Split) -> tuple[lis
 
 
 def _divide(units: Iterable[_Unit], split: Split) -> Iterator[tuple[str, _Unit]]:
-    """Yields each unit with its split."""
     if not split.stratify:
         for unit in units:
             yield assign_split(unit.key, split), unit

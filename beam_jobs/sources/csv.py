@@ -11,7 +11,7 @@ import collections
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from beam_jobs.sources.parsing import CORNERS, parse_box
@@ -37,25 +37,20 @@ class _Row(NamedTuple):
 
 
 def read_entries(files: SourceFiles, source: CsvSource) -> Iterator[SourceEntry]:
-    for key, part in source.list_parts().items():
-        rows = _read_rows(files.read(part.manifest, key), part.manifest, source)
-        yield from _make_entries(ManifestReader(files, source, part), rows)
-
-
-def _make_entries(reader: ManifestReader, found: Iterable[_Row]) -> Iterator[SourceEntry]:
-    has_boxes = reader.source.task == "detection"
-    groups: dict[str | int, list[_Row]] = defaultdict(list)
-    for row in found:
-        groups[row.path if has_boxes and row.path else row.line].append(row)
-    for rows in groups.values():
-        first = rows[0]
-        key = reader.find_key(first.path)
-        with reader.files.entry(f"{reader.part.manifest}:{first.line}", key):
-            for row in rows:
-                if row.fault:
-                    raise row.fault
-            boxes = _parse_boxes(rows) if has_boxes else None
-            yield reader.make_entry(first.fields, boxes)
+    has_boxes = source.task == "detection"
+    for name, part in source.list_parts().items():
+        reader = ManifestReader(files, source, part)
+        groups: dict[str | int, list[_Row]] = defaultdict(list)
+        for row in _read_rows(files.read(part.manifest, name), part.manifest, source):
+            groups[row.path if has_boxes and row.path else row.line].append(row)
+        for rows in groups.values():
+            first = rows[0]
+            place = f"{part.manifest}:{first.line}"
+            with files.entry(place, reader.find_key(first.path)):
+                for row in rows:
+                    if row.fault:
+                        raise row.fault
+                yield reader.make_entry(first.fields, _parse_boxes(rows) if has_boxes else None)
 
 
 def find_delimiter(header: str) -> str:

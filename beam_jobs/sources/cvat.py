@@ -83,19 +83,15 @@ def _make_entry(element: ElementTree.Element, image: RawFile, source: CvatSource
     subset = element.get("subset", "").lower()
     split = None if subset == "default" else parse_split(subset)  # CVAT's name for no subset
     if source.task == "classification":
-        return SourceEntry(image, _parse_tag(element), split=split)
+        labels = sorted({parse_text(tag.get("label")) for tag in element.findall("tag")})
+        if not labels:
+            raise Reject("no_label", "the image has no tag")
+        if len(labels) > 1:
+            raise Reject("contradictory", f"the image has the tags {', '.join(labels)}")
+        return SourceEntry(image, labels[0], split=split)
     frame = parse_size(element.get("height"), element.get("width"))
     boxes = [_parse_shape(shape, frame) for shape in element if shape.tag != "tag"]
     return SourceEntry(image, boxes=boxes, split=split, frame=frame)
-
-
-def _parse_tag(element: ElementTree.Element) -> str:
-    labels = sorted({parse_text(tag.get("label")) for tag in element.findall("tag")})
-    if not labels:
-        raise Reject("no_label", "the image has no tag")
-    if len(labels) > 1:
-        raise Reject("contradictory", f"the image has the tags {', '.join(labels)}")
-    return labels[0]
 
 
 def _parse_shape(element: ElementTree.Element, frame: Size | None) -> Box:

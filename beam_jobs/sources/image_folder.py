@@ -5,6 +5,7 @@ A folder without files is no class, because it is not part of a data set's finge
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 from beam_jobs.sources.parsing import find_split_names
@@ -22,15 +23,12 @@ _REMEDY = (
 
 def read_entries(files: SourceFiles, source: ImageFolderSource) -> Iterator[SourceEntry]:
     splits = find_split_folders(source, files.listing)
-    for file in files.listing.files:
-        with files.entry(file.key, file.key):
-            label, split = _parse_label(source, file.key, splits)
-            yield SourceEntry(file, label, split=split)
-    for rejected in files.listing.rejected:
-        with files.entry(rejected.key, rejected.key) as entry:
-            label, _ = _parse_label(source, rejected.key, splits)
+    for key in itertools.chain(files.by_key, files.unreadable):
+        with files.entry(key, key) as entry:
+            label, split = _parse_label(source, key, splits)
             entry.labels = [label]
-            raise Reject(rejected.reason, rejected.detail)
+            if file := files.get(key):
+                yield SourceEntry(file, label, split=split)
 
 
 def _parse_label(
@@ -49,10 +47,7 @@ def find_split_folders(source: ImageFolderSource, listing: Listing) -> dict[str,
 
 
 def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: bool = False) -> None:
-    """Checks that the folders of at least one file have only one meaning.
-
-    `has_groups` tells whether `preprocess.split` gives the inner folders a meaning.
-    """
+    """Checks that folders have one meaning. With groups, the inner ones may have another."""
     tree, folder = _build_tree(listing), listing.folder
     if not tree:
         raise DataError(

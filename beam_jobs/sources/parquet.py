@@ -9,16 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from beam_jobs.io.raw import (
-    CorruptParquet,
-    PackedImage,
-    Raw,
-    find_bytes,
-    iterate_rows,
-    open_parquet,
-    open_raw,
-    translate_read_errors,
-)
+from beam_jobs.io import raw
 from beam_jobs.sources.packed import find_containers, find_field, make_entry
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
@@ -37,11 +28,11 @@ def read_entries(files: SourceFiles, source: ParquetSource) -> Iterator[SourceEn
     folder = files.listing.folder
     for container, split in find_containers(source, files.listing):
         path = f"{folder / container.key}"
-        with translate_read_errors(container.key), open_raw(container, folder) as opened:
+        with raw.translate_read_errors(container.key), raw.open_raw(container, folder) as opened:
             try:
-                with open_parquet(opened) as file:
+                with raw.open_parquet(opened) as file:
                     yield from _FileReader(file, container, source, files).read_entries(split)
-            except CorruptParquet as error:
+            except raw.CorruptParquet as error:
                 raise DataError(
                     f"{path}: not a Parquet file, or a damaged one: {error}. "
                     "Write or copy it again."
@@ -66,13 +57,13 @@ class _FileReader:
             number, fault = -1, "it ends early"
             end = first + self._file.metadata.row_group(group).num_rows
             try:
-                for number, fields in iterate_rows(self._file, group, self._columns):
+                for number, fields in raw.iterate_rows(self._file, group, self._columns):
                     row = first + number
                     place = self._make_place(row)
                     with files.entry(place, key=place, scope=self._container.key):
                         image = self._make_image(find_field(fields, source.image), row)
                         yield make_entry(image, fields, source, split, self._names)
-            except CorruptParquet as error:
+            except raw.CorruptParquet as error:
                 fault = str(error)
             for row in range(first + number + 1, end):
                 with files.entry(self._make_place(row)):
@@ -133,10 +124,10 @@ class _FileReader:
                 "(row_group_size=100 of pyarrow.parquet.write_table)."
             )
 
-    def _make_image(self, value: Any, row: int) -> Raw:
-        if isinstance(content := find_bytes(value), bytes):
+    def _make_image(self, value: Any, row: int) -> raw.Raw:
+        if isinstance(content := raw.find_bytes(value), bytes):
             digest, key, column = compute_digest(content), self._make_place(row), self._columns[0]
-            return PackedImage(key, len(content), digest, self._container, row, column)
+            return raw.PackedImage(key, len(content), digest, self._container, row, column)
         path = value.get("path") if isinstance(value, Mapping) else value
         if path is None or self._source.images is None:
             raise Reject("no_image", f"the column {self._source.image} holds no bytes")

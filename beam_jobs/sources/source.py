@@ -146,7 +146,7 @@ class SourceFiles:
         self._name, self._is_reversed = name, is_reversed
         self._class_names = None if class_names is None else frozenset(class_names)
         self.by_key = {file.key: file for file in listing.files}
-        self._unreadable = {entry.key: entry for entry in listing.rejected}
+        self.unreadable = {entry.key: entry for entry in listing.rejected}
         self._entry: CurrentEntry | None = None
         self._found: list[_Found] = []
         self._rejected: list[RejectedRecord] = []
@@ -170,7 +170,7 @@ class SourceFiles:
         except Reject as reject:
             raise SourceFailed(f"source {self._name} reads a file: {reject.detail}") from None
         file = self.by_key.get(key)
-        if entry := self._unreadable.get(key):
+        if entry := self.unreadable.get(key):
             fault = entry.detail
         elif file is None:
             fault = "no such file"
@@ -230,7 +230,7 @@ class SourceFiles:
 
     def get(self, key: str) -> RawFile | None:
         """The file with a key, or None. Raises Reject: the listing rejected the file."""
-        if entry := self._unreadable.get(key):
+        if entry := self.unreadable.get(key):
             raise Reject(entry.reason, entry.detail)
         return self.by_key.get(key)
 

@@ -96,8 +96,19 @@ def _open_metadata(listing: Listing) -> Iterator[Path]:
 
 def _open_prepared_builder(source: TfdsSource, listing: Listing, folder: Path) -> Any:
     name, _, version = source.builder.partition(":")
+    path, _, config = name.partition("/")
+    module, _, class_name = path.rpartition(".")
+    data_dir = str(folder.parent)
     try:
-        builder = _load_builder(name, version or None, str(folder.parent))
+        if module:
+            make_builder = getattr(importlib.import_module(module), class_name)
+            builder = make_builder(
+                data_dir=data_dir, config=config or None, version=version or None
+            )
+        else:
+            import tensorflow_datasets
+
+            builder = tensorflow_datasets.builder(source.builder, data_dir=data_dir, try_gcs=False)
         is_prepared = builder.is_prepared()
     except Exception as error:  # a builder is user code
         first_line = next(iter(str(error).splitlines()), "")
@@ -117,19 +128,6 @@ def _open_prepared_builder(source: TfdsSource, listing: Listing, folder: Path) -
             "need tfrecord. Prepare the data set with file_format='tfrecord'."
         )
     return builder
-
-
-def _load_builder(name: str, version: str | None, data_dir: str) -> Any:
-    import tensorflow_datasets
-
-    plain, _, config = name.partition("/")
-    if "." not in plain:
-        return tensorflow_datasets.builder(
-            f"{name}:{version}" if version else name, data_dir=data_dir, try_gcs=False
-        )
-    module, _, class_name = plain.rpartition(".")
-    builder_class = getattr(importlib.import_module(module), class_name)
-    return builder_class(data_dir=data_dir, config=config or None, version=version)
 
 
 def _find_containers(

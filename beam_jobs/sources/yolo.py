@@ -106,13 +106,11 @@ def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry
 
 
 def _list_images(place: _Place, files: SourceFiles, _: YoloSource) -> Iterator[_Image]:
-    for file in files.listing.files:
-        if file.key.startswith(place.prefix) and not file.key.endswith(_OTHER_SUFFIXES):
-            yield _Image(file, place.split, place.line)
-    for rejected in files.listing.rejected:
-        if rejected.key.startswith(place.prefix) and not rejected.key.endswith(_OTHER_SUFFIXES):
-            with files.entry(rejected.key, rejected.key):
-                raise Reject(rejected.reason, rejected.detail)
+    for key in itertools.chain(files.by_key, files.unreadable):
+        if key.startswith(place.prefix) and not key.endswith(_OTHER_SUFFIXES):
+            with files.entry(key, key):
+                if file := files.get(key):
+                    yield _Image(file, place.split, place.line)
 
 
 def _read_list(place: _Place, files: SourceFiles, source: YoloSource) -> Iterator[_Image]:

@@ -21,10 +21,8 @@ from beam_jobs.stages.stage import Box, Example, Reject
 FRACTIONS = (1.0, 1.0)
 """The frame of boxes whose coordinates are fractions of the image as it is stored."""
 UPRIGHT_FRACTIONS = (0.0, 0.0)
-"""The frame of boxes whose coordinates are fractions of the upright image.
-
-Browsers and Ultralytics YOLO turn an image as EXIF says before anything is drawn on it.
-"""
+"""The frame of boxes in fractions of the upright image. Browsers and Ultralytics YOLO turn an image
+as EXIF says before anything is drawn on it."""
 
 _TOLERANCE_PIXELS = 1.0
 """Maximum distance by which a box may leave the image, and is clipped. Tools round, and Pascal VOC

@@ -218,7 +218,6 @@ def _check_end(data: bytes, header: _Header) -> None:
 
 
 def _make_jpeg_reject(data: bytes, error: ValueError) -> Reject:
-    """The reject for an error of simplejpeg."""
     # A thumbnail inside has an end of its own.
     has_end = b"\xff\xd9" in data and "Premature end" not in str(error)
     return Reject("corrupt" if has_end else "truncated", str(error))

@@ -91,11 +91,7 @@ class Box:
 
 
 class LazyImage:
-    """Pixels that are decoded once, on the first access. Their shape is known before.
-
-    If decoding raises Reject, it counts as a reject of `decode`, whichever stage accesses the
-    pixels.
-    """
+    """Pixels that are decoded on the first access. If that raises Reject, it is one of `decode`."""
 
     def __init__(self, shape: tuple[int, int, int], decode: Callable[[], np.ndarray]):
         self.shape, self._decode = shape, decode

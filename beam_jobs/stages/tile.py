@@ -55,7 +55,6 @@ def tile(example: Example, parameters: Tile) -> Example | list[Example]:
 
 
 def _compute_starts(length: int, tile_length: int, overlap: int) -> list[int]:
-    """The offsets at which the tiles along one side begin."""
     last = max(0, length - tile_length)
     return [*range(0, last, tile_length - overlap), last]
 

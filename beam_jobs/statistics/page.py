@@ -201,7 +201,6 @@ def _describe_bin(feature: str, index: int) -> str:
 
 
 def _iterate_labels(feature: str, shown: range) -> Iterator[tuple[int, str]]:
-    """Yields some of the edges between the bins, by their place."""
     edges = FEATURES[feature].edges
     inner = [
         (index, edges[bin_index - 1])

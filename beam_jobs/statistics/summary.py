@@ -30,11 +30,7 @@ from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.errors import DataError
 
 _MIN_MEASURED_ROWS = 64
-"""The minimum number of rows of a larger image that are measured.
-
-This many rows, or up to twice as many, give the brightness as well as all of them, in a fraction of
-the time.
-"""
+"""At least so many rows of a larger image are measured. They give its brightness as well as all."""
 NO_LABEL, NO_BOXES = "no_label", "no_boxes"
 _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
@@ -448,10 +444,7 @@ def compute_figures(
 
 
 def compute_class_weights(counts: Mapping[str, int]) -> dict[str, float]:
-    """A weight for each class, inverse to its count in the train split.
-
-    The mean weight over all examples of the split is 1. A class without examples weighs 0.
-    """
+    """Weights inverse to the counts of the train split. Their mean over its examples is 1."""
     present = [count for count in counts.values() if count]
     return {
         name: sum(present) / (len(present) * count) if count else 0.0

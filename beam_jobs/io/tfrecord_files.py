@@ -107,7 +107,7 @@ _BLOCK_BYTES = 1 << 18  # fits into the cache of a core, where a block is read t
 
 @contextlib.contextmanager
 def write_tfrecord(path: StorePath) -> Iterator[TFRecordWriter]:
-    """Writes a whole file or none. Its folder must exist: no worker that was left over makes it."""
+    """Writes a whole file or none. A missing folder stays missing: its worker was left over."""
     if path.is_local:
         with translate_write_errors(path.local):
             path.local.parent.stat()

@@ -161,7 +161,7 @@ def plan_delta(
     config: Preprocess,
     class_names: Sequence[str],
 ) -> Delta:
-    """Plans the shards to take over and to build, for records that have been split."""
+    """Plans the shards to take over and to build, without files and without a clock."""
     if base is None:
         reason: str | None = "there is no data set to continue"
     elif list(class_names) != list(base.class_names):
@@ -270,7 +270,7 @@ def _summarize_changes(
 
 @dataclasses.dataclass(frozen=True)
 class PreviousDataset(BaseDataset):
-    """A data set in the store. `name` is its folder there. `folder` on this host has no shards."""
+    """A data set in the store, in the folder `name`. `folder`, on this host, may lack shards."""
 
     name: str
     folder: Path

@@ -207,7 +207,7 @@ def _find_places(description: _Description, files: SourceFiles) -> tuple[_Place,
 def _iterate_candidates(
     description: _Description, path: str, entry: str, files: SourceFiles
 ) -> Iterator[str]:
-    """The keys that an entry may mean. Roboflow's files put `../` before them."""
+    """The keys that an entry may mean, likely ones first. Roboflow writes `../` before."""
     folder = posixpath.dirname(description.name)
     try:
         if _ABSOLUTE.match(entry):

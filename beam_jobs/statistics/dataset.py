@@ -48,7 +48,7 @@ class DataSchema(BaseModel, frozen=True):
 
 
 class Violation(BaseModel, frozen=True):
-    """A difference from the reference. `rule` is the key in `preprocess.schema` that allows it."""
+    """A difference from the reference. The key `rule` in `preprocess.schema` may allow it."""
 
     rule: str
     text: str
@@ -151,7 +151,7 @@ def find_duplicates(
 
 
 def infer_schema(figures: DatasetFigures, measurements: Measurements) -> DataSchema:
-    """The schema of a data set, with the measurements of all splits. Sizes may be 0."""
+    """The schema of a data set, by the measurements of all splits. Its sizes may be 0."""
     least_height, largest_height, least_width, largest_width = measurements.sizes or (0,) * 4
     return DataSchema(
         task=figures.task,

@@ -19,6 +19,7 @@ def validate_options(train: TrainOptions) -> None:
         _validate_xla,
         _validate_parameter_servers,
         _validate_sharding,
+        _validate_freezing,
         _validate_labels,
         _validate_for_detection,
         _validate_parameters,
@@ -173,6 +174,27 @@ def _validate_sharding(train: TrainOptions) -> None:
         raise ValueError(
             "micro_batches is not for dtensor. DTensor needs all shapes when a step is compiled, "
             "and micro-batches are cut while it runs."
+        )
+
+
+def _validate_freezing(train: TrainOptions) -> None:
+    frozen = train.freeze_epochs
+    if not frozen:
+        return
+    if train.warm_start is None:
+        raise ValueError(
+            f"freeze_epochs: {frozen} keeps the weights that warm_start sets, and there are none. "
+            "Set warm_start, or freeze_epochs: 0."
+        )
+    if frozen >= train.epochs:
+        raise ValueError(
+            f"freeze_epochs must be smaller than epochs ({train.epochs}), got {frozen}. "
+            "All weights learn in the epochs after it."
+        )
+    if train.strategy in ("parameter_server", "dtensor"):
+        raise ValueError(
+            f"freeze_epochs is not for {train.strategy}, whose weights are sharded. "
+            "Use multi_worker_mirrored, or freeze_epochs: 0."
         )
 
 

@@ -93,6 +93,9 @@ class TrainingState(BaseModel):
     step: int = 0
     epoch_sums: EpochSums = EpochSums()
     learning_rate: float
+    new_weights: list[int] = []
+    """The weights that the warm start has not set, by their positions in `model.weights`. Only they
+    learn in the first `train.freeze_epochs` epochs."""
     history: list[Epoch] = []
     best: dict[str, float] = {}
     patience: dict[str, int] = {}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -26,7 +26,12 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.config.train import Train
-from pipeline_ops.input.framework_internals import count_local_replicas, get_slots, keep_gradients
+from pipeline_ops.input.framework_internals import (
+    count_local_replicas,
+    get_slots,
+    keep_gradients,
+    list_layers,
+)
 from pipeline_ops.models.task import BatchSums, Task, add_sums, zero_sums
 from pipeline_ops.training.checkpoints import Arrays
 from pipeline_ops.training.optimizer import make_optimizer
@@ -125,6 +130,10 @@ class Loop(abc.ABC):
         self, batches: Batches, step: int, learning_rates: Sequence[float], stop: float = 0.0
     ) -> StepResult:
         """Takes a step for each learning rate. `stop` is 1 if this worker was asked to stop."""
+
+    def choose_learning(self, positions: Collection[int]) -> None:
+        """Lets only these weights learn, by their positions in `model.weights`. None are all."""
+        raise NotImplementedError  # for sharded weights, which a rule of the config ensures
 
     @abc.abstractmethod
     def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
@@ -240,9 +249,18 @@ class SynchronousLoop(Loop):
         average_of = {id(variable): average for variable, average in averages}
         self._best_weights = [average_of.get(id(each), each) for each in self._weights]
         self._local_replicas = count_local_replicas(strategy)
+        # Parents come before children, so a parent's flag never replaces that of a child.
+        flagged = [*list_layers(model), *self._weights]
+        self._is_trainable = [(each, each.trainable) for each in flagged]
+        self._frozen: set[int] = set()
+        self._prepare_step()
+
+    def _prepare_step(self) -> None:
+        """Makes the functions of a step, which are traced when they are called first."""
+        self._train = tf.function(self._take_steps, reduce_retracing=True, autograph=False)
         accumulate = functools.partial(self._accumulate_gradients, self._differentiate)
-        self._compute_gradients = _compile(accumulate, config.xla == "gradients")
-        self._step = _compile(self._replica_step, config.xla == "step")
+        self._compute_gradients = _compile(accumulate, self._config.xla == "gradients")
+        self._step = _compile(self._replica_step, self._config.xla == "step")
 
     def train(
         self, batches: Batches, step: int, learning_rates: Sequence[float], stop: float = 0.0
@@ -258,8 +276,29 @@ class SynchronousLoop(Loop):
             to_arrays(sums.batch), bool(is_sound), bool(sums.stop > 0), float(worst_loss)
         )
 
-    @tf.function(reduce_retracing=True, autograph=False)
-    def _train(
+    def choose_learning(self, positions: Collection[int]) -> None:
+        """Lets only these weights learn, by their positions in `model.weights`. None are all.
+
+        A layer whose weights are all frozen is not trainable. Batch normalization then uses its
+        moving statistics, and keeps them. The optimizer has slots for all weights at any time, so
+        checkpoints do not depend on what is frozen.
+        """
+        every = range(len(self._weights))
+        frozen = set(every).difference(positions) if positions else set()
+        if frozen == self._frozen:
+            return
+        self._frozen = frozen
+        for each, is_trainable in self._is_trainable:
+            each.trainable = is_trainable
+        frozen_ids = {id(self._weights[position]) for position in frozen}
+        for layer in list_layers(self.model):
+            if layer.weights and frozen_ids.issuperset(map(id, layer.weights)):
+                layer.trainable = False
+        for position in frozen:
+            self._weights[position].trainable = False
+        self._prepare_step()
+
+    def _take_steps(
         self,
         batches: Any,
         first: tf.Tensor,
@@ -301,7 +340,9 @@ class SynchronousLoop(Loop):
         averages, and only this dependency keeps the exchange from overtaking that of a step.
         Otherwise a worker would add another worker's averages to its gradients.
         """
-        values = [variable.value for variable in self.model.non_trainable_variables]
+        frozen = {id(self._weights[position]) for position in self._frozen}
+        others = self._generators.other_variables
+        values = [variable.value for variable in others if id(variable) not in frozen]
         averages = [value for value in values if value.dtype.is_floating]
         count = self._strategy.num_replicas_in_sync
         if not averages or count == 1:

@@ -73,7 +73,7 @@ def _warm_up_average(optimizer: keras.optimizers.Optimizer, decay: float) -> Non
         kept = _compute_average_decay(decay, optimizer.iterations.value)
         for variable, average in zip(variables, get_slots(optimizer)[_AVERAGES], strict=True):
             value, old = tf.convert_to_tensor(variable), tf.convert_to_tensor(average)
-            average.assign(kept * old + (1 - kept) * value)
+            average.assign(old + (1 - kept) * (value - old))  # of a frozen weight, exactly old
 
     replace_average_update(optimizer, update)
 
@@ -220,7 +220,7 @@ def _update(
     weight += update
     if config.average_weights is not None:
         decay = _compute_average_decay(config.average_weights, step)
-        slots[_AVERAGES] = decay * slots[_AVERAGES] + (1 - decay) * weight
+        slots[_AVERAGES] += (1 - decay) * (weight - slots[_AVERAGES])
     return weight
 
 

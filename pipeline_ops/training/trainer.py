@@ -144,6 +144,9 @@ class Trainer:
         see it in the same call, save the same step and leave. No separate message could be late.
         """
         state, every = self.state, self.config.checkpoint_every_steps
+        if self.config.freeze_epochs:
+            is_frozen = len(state.history) < self.config.freeze_epochs
+            self.loop.choose_learning(state.new_weights if is_frozen else [])
         end = self.input.compute_epoch_end(len(state.history))
         end = min(end, self.spec.steps_limit or end)
         reported = 0.0

@@ -319,15 +319,24 @@ def initialize_training(
     config: Train, request: Request, loop: Loop, build: BuildModel, progress: ProgressWriter
 ) -> TrainingState:
     """Returns the state of a new training, whose initial weights the request may name."""
+    state = TrainingState(learning_rate=config.optimizer.learning_rate)
     if WARM_START in request.inputs:
         uri = fetch_version(request.inputs[WARM_START]).uri
         warm_start = read_warm_start(uri, loop.model, loop.get_weights(), build)
         loop.assign(warm_start.weights)
+        left_out = set(warm_start.left_out)
+        state.new_weights = [
+            position for position, each in enumerate(loop.model.weights) if each.path in left_out
+        ]
         message = f"starts from the weights of {request.inputs[WARM_START].uri}"
-        if warm_start.left_out:
+        if left_out:
             message += f". Randomly initialized: {', '.join(warm_start.left_out)}"
+        if config.freeze_epochs and left_out:
+            message += f". All others are frozen in the first {config.freeze_epochs} epochs"
+        elif config.freeze_epochs:
+            message += ". They are all weights of the model, so none is frozen"
         progress.report("warm start", message=message)
     elif config.warm_start:
         message = "there is no champion yet. Starts from random weights."
         progress.report("warm start", message=message)
-    return TrainingState(learning_rate=config.optimizer.learning_rate)
+    return state

@@ -332,7 +332,9 @@ def initialize_training(
         if left_out:
             message += f". Randomly initialized: {', '.join(warm_start.left_out)}"
         if config.freeze_epochs and left_out:
-            message += f". All others are frozen in the first {config.freeze_epochs} epochs"
+            message += (
+                f". The others are frozen at first (train.freeze_epochs: {config.freeze_epochs})"
+            )
         elif config.freeze_epochs:
             message += ". They are all weights of the model, so none is frozen"
         progress.report("warm start", message=message)

@@ -43,6 +43,36 @@ from pipeline_ops.config.train import Train
             "strategy one_device uses 1 device of each worker, got devices_per_worker: 2",
         ),
         ({"strategy": "parameter_server"}, "strategy parameter_server needs parameter_servers"),
+        (
+            {"freeze_epochs": 2},
+            (
+                "freeze_epochs: 2 keeps the weights that warm_start sets, and there are none. "
+                "Set warm_start, or freeze_epochs: 0"
+            ),
+        ),
+        (
+            {"freeze_epochs": 3, "epochs": 3, "warm_start": "champion"},
+            "freeze_epochs must be smaller than epochs (3), got 3",
+        ),
+        (
+            {
+                "freeze_epochs": 1,
+                "warm_start": "champion",
+                "strategy": "parameter_server",
+                "parameter_servers": 1,
+            },
+            "freeze_epochs is not for parameter_server, whose weights are sharded",
+        ),
+        (
+            {
+                "freeze_epochs": 1,
+                "warm_start": "champion",
+                "strategy": "dtensor",
+                "devices_per_worker": 2,
+                "sharding": {"*": 0},
+            },
+            "freeze_epochs is not for dtensor, whose weights are sharded",
+        ),
         ({"seed": 2**32}, "less than or equal to 4294967295"),
         (
             {"input": {"local_folder": "cache"}},

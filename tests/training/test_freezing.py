@@ -1,0 +1,190 @@
+"""Only weights that a warm start has not set learn in the first `train.freeze_epochs` epochs."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from gangs import ALONE, QUICK, read_state, run_gang
+
+from pipeline_ops.config.train import Train
+from pipeline_ops.jobs.gang_protocol import TRAINED
+from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.training.checkpoints import read_arrays, write_arrays
+
+SHAPE = (16, 16, 1)
+STEPS_PER_EPOCH = 22
+HEAD = 2
+"""The number of weights of the last layer."""
+ADAMW = {"name": "adamw", "learning_rate": 1e-2, "weight_decay": 0.1, "average_weights": 0.9}
+
+
+def make_loop(**options):
+    """Makes a loop of a network with batch normalization, whose first layer never learns."""
+    import keras
+    import tensorflow as tf
+
+    from pipeline_ops.models.classification import Classification
+    from pipeline_ops.training.loop import SynchronousLoop
+
+    keras.utils.set_random_seed(1)
+    body = keras.Sequential(
+        [keras.layers.Conv2D(2, 3, name="conv"), keras.layers.BatchNormalization(name="normal")],
+        name="body",
+    )
+    images = keras.Input(SHAPE)
+    x = keras.layers.Conv2D(2, 3, trainable=False, name="fixed")(images)
+    x = keras.layers.Dropout(0.1)(keras.layers.Flatten()(body(x)))
+    model = keras.Model(images, keras.layers.Dense(3, name="logits")(x))
+    config = Train(
+        model="a:b", strategy="one_device", global_batch_size=8, optimizer=ADAMW, **options
+    )
+    return SynchronousLoop(tf.distribute.get_strategy(), model, Classification(SHAPE), config)
+
+
+def take_steps(loop, first: int) -> None:
+    import tensorflow as tf
+
+    rng = np.random.default_rng(first)
+    images = rng.integers(0, 256, (8, *SHAPE)).astype(np.uint8)
+    batch = tf.data.Dataset.from_tensors((images, rng.integers(0, 3, 8)))
+    assert loop.train(iter(batch.repeat()), first, [1e-2] * 4).is_sound
+
+
+def list_changed(before: list[np.ndarray], loop, best: bool = False) -> set[str]:
+    after = loop.get_best_weights() if best else loop.get_weights()
+    paths = [each.path for each in loop.model.weights]
+    return {
+        path for path, a, b in zip(paths, before, after, strict=True) if not np.array_equal(a, b)
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"micro_batches": 2, "precision": "float16"}, marks=pytest.mark.training),
+        pytest.param({"xla": "step"}, marks=pytest.mark.training),
+    ],
+)
+def test_frozen_weights_and_statistics_keep_every_bit_and_all_learn_after_the_thaw(options):
+    loop = make_loop(**options)
+    weights, values = loop.get_weights(), loop.get_views()[1]
+    head = {each.path for each in loop.model.weights[-HEAD:]}
+    loop.choose_learning(range(len(weights) - HEAD, len(weights)))
+    take_steps(loop, 0)
+    assert list_changed(weights, loop) == head
+    assert list_changed(weights, loop, best=True) == head  # averages are no less exact
+    assert [layer.trainable for layer in loop.model.get_layer("body").layers] == [False, False]
+
+    frozen = loop.get_weights()
+    loop.choose_learning([])
+    take_steps(loop, 4)
+    assert list_changed(frozen, loop) == {
+        each.path for each in loop.model.weights if not each.path.startswith("fixed")
+    }
+    assert not loop.model.get_layer("fixed").trainable
+    assert [each.shape for each in loop.get_views()[1]] == [each.shape for each in values]
+
+
+@pytest.fixture
+def make_fine_tuning(make_job, user_package, tmp_path):
+    """Makes jobs that begin with weights for a number of classes. The data set has ten."""
+
+    def make(name: str, classes: int = 5, **options):
+        import keras
+        from acme_vision import nets
+
+        keras.utils.set_random_seed(3)
+        weights = nets.smooth(SHAPE, classes).get_weights()
+        write_arrays(tmp_path / "start.npz", weights)
+        defaults = {
+            "train__model": "acme_vision.nets:smooth",
+            "train__warm_start": str(tmp_path / "start.npz"),
+            "train__freeze_epochs": 1,
+            "train__optimizer": {"name": "adam", "learning_rate": 1e-3, "average_weights": 0.9},
+        }
+        return make_job(name, **(QUICK | defaults | options)), weights
+
+    return make
+
+
+def trained(job, host_pool, **options) -> list[np.ndarray]:
+    run_gang(job, host_pool, **options)
+    return read_arrays(job.work / TRAINED)
+
+
+def get_messages(job, phase: str) -> list[str]:
+    events = ProgressReader(open_path(job.attempt.progress)).read_new()
+    return [event.message for event in events if event.phase == phase]
+
+
+@pytest.mark.training
+def test_the_head_learns_first_then_all_and_any_gang_gives_the_same_weights(
+    make_fine_tuning, host_pool
+):
+    job, start = make_fine_tuning("frozen", **ALONE)
+    weights = trained(job, host_pool, steps_limit=STEPS_PER_EPOCH)
+    assert all(np.array_equal(a, b) for a, b in zip(weights[:-HEAD], start, strict=False))
+    [message] = get_messages(job, "warm start")
+    assert message.endswith("logits/bias. The others are frozen at first (train.freeze_epochs: 1)")
+
+    alone = trained(make_fine_tuning("alone", **ALONE, train__seed=2)[0], host_pool)
+    assert not any(np.array_equal(a, b) for a, b in zip(alone[:-HEAD], start, strict=False))
+    others = {
+        "gang": {"train__workers": 2},
+        "parts": {"train__workers": 2, "train__micro_batches": 2},
+        "mirrored": {
+            "train__workers": 1,
+            "train__strategy": "mirrored",
+            "train__devices_per_worker": 2,
+        },
+        "placed": {
+            "train__workers": 1,
+            "train__strategy": "device_placement",
+            "train__devices_per_worker": 2,
+            "train__placement": {"conv2d": "CPU:1", "hidden": "CPU:0", "log*": "CPU:1"},
+        },
+    }
+    for name, options in others.items():
+        job, _ = make_fine_tuning(name, **options, train__seed=2)
+        for a, b in zip(trained(job, host_pool), alone, strict=True):
+            assert float(np.abs(a - b).max()) <= 1e-6, name
+
+
+@pytest.mark.training
+def test_a_restart_in_either_phase_and_at_the_thaw_gives_the_same_weights(
+    make_fine_tuning, host_pool
+):
+    job, _ = make_fine_tuning("calm", train__workers=2)
+    calm = trained(job, host_pool)
+    thaw = STEPS_PER_EPOCH
+    for limit, every, resumed in [(12, 8, 8), (thaw + 8, 1000, thaw), (thaw + 8, 8, thaw + 2)]:
+        options = {"train__workers": 2, "train__checkpoint_every_steps": every}
+        job, _ = make_fine_tuning(f"restarted-{resumed}", **options)
+        shutil.rmtree(job.work)  # checkpoint_every_steps is operational
+        run_gang(job, host_pool, steps_limit=limit)
+        weights = trained(job, host_pool)
+        assert f"resumes from step {resumed}" in get_messages(job, "restored")
+        assert all(np.array_equal(a, b) for a, b in zip(weights, calm, strict=True)), resumed
+
+
+@pytest.mark.training
+def test_a_worker_that_is_killed_at_the_thaw_changes_nothing(make_fine_tuning, host_pool):
+    calm = trained(make_fine_tuning("calm", **ALONE)[0], host_pool)
+    job, _ = make_fine_tuning("killed", **ALONE, train__callbacks=["own_watchers:DieOnce"])
+    weights = trained(job, host_pool)
+    assert get_messages(job, "restored") == ["resumes from step 16"]
+    assert all(np.array_equal(a, b) for a, b in zip(weights, calm, strict=True))
+
+
+@pytest.mark.training
+def test_nothing_is_frozen_if_the_weights_are_those_of_the_whole_model(make_fine_tuning, host_pool):
+    job, start = make_fine_tuning("whole", classes=10, **ALONE)
+    weights = trained(job, host_pool, steps_limit=4)
+    assert not any(np.array_equal(a, b) for a, b in zip(weights, start, strict=True))
+    [message] = get_messages(job, "warm start")
+    assert message.endswith("They are all weights of the model, so none is frozen")
+    assert read_state(job).new_weights == []

@@ -255,6 +255,7 @@ def test_what_cannot_work_is_refused_with_the_reason(options, reason):
         {"optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-3}},
         {"metrics": ["a.b:top3"], "best_checkpoint": {"monitor": "validation_top3"}},
         {"workers": 3, "global_batch_size": 64},
+        {"freeze_epochs": 2, "epochs": 3, "warm_start": "champion"},
         {"input": {"augment": {"flip_top_bottom": True, "scale": {"max": 1.5}, "saturation": 0.2}}},
         {"model": "center_detector", "input": {"augment": {"mosaic": 0.5, "min_visible": 0.5}}},
     ],

@@ -345,6 +345,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
         {"train.optimizer.average_weights": decay} for decay in (0.5, 0.99, 0.9999)
     ],
     "train.warm_start": [{"train.warm_start": "champion"}, {"train.warm_start": "version 3"}],
+    "train.freeze_epochs": [{"train.freeze_epochs": 1, "train.warm_start": "champion"}],
     "train.early_stopping": [
         {"train.early_stopping": {"monitor": "validation_loss", "patience_epochs": 1}},
         {"train.early_stopping": {"monitor": "validation_accuracy", "min_delta": 0.5}},

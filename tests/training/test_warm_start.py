@@ -3,6 +3,8 @@ first name that does not match."""
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -131,6 +133,72 @@ def test_every_kind_of_place_is_read(write, tmp_path):
     wider = net(units=6)
     with pytest.raises(ConfigError, match="train.warm_start: "):
         read_warm_start(str(place), wider, wider.get_weights(), lambda: net(units=6))
+
+
+def make_digits_cnn(classes: int):
+    from pipeline_ops.models.digits_cnn import build
+
+    return build((16, 16, 1), classes)
+
+
+def make_mobile_net(classes: int):
+    from pipeline_ops.models.backbones import build
+
+    return build((32, 32, 1), classes, "MobileNetV2", alpha=0.35)
+
+
+def make_center_detector(classes: int):
+    from pipeline_ops.models.center_detector import build
+
+    return build((32, 32, 1), classes, width=8)
+
+
+def make_retinanet(classes: int):
+    from pipeline_ops.models.retinanet import build
+
+    return build(
+        (64, 64, 3), classes, "MobileNetV2", backbone_parameters={"alpha": 0.35}, width=8, depth=1
+    )
+
+
+def variables(model, folder):
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.model = model
+    tf.saved_model.save(module, str(folder / "saved"))
+    return folder / "saved"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:You are saving")
+@pytest.mark.parametrize(
+    ("make", "write"),
+    [
+        *itertools.product(
+            (make_digits_cnn, make_center_detector), (npz, hdf5, keras_file, variables)
+        ),
+        pytest.param(make_mobile_net, hdf5, marks=pytest.mark.training),
+        pytest.param(make_retinanet, hdf5, marks=pytest.mark.training),
+        pytest.param(make_retinanet, variables, marks=pytest.mark.training),
+    ],
+)
+def test_a_model_for_other_classes_takes_all_but_the_class_outputs(make, write, tmp_path):
+    import keras
+
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    def make_fresh(classes: int = 6):
+        keras.utils.clear_session()  # Keras counts the layers of each process for their names
+        return make(classes)
+
+    source = make_fresh(classes=3)
+    place, model = write(source, tmp_path), make_fresh()
+    warm_start = read_warm_start(str(place), model, model.get_weights(), make_fresh)
+    pairs = [*zip(model.weights, source.weights, strict=True)]
+    class_outputs = tuple(new.path for new, old in pairs if new.shape != old.shape)
+    assert warm_start.left_out == class_outputs and len(class_outputs) == 2
+    for array, (new, old) in zip(warm_start.weights, pairs, strict=True):
+        assert new.path in class_outputs or np.array_equal(array, old.numpy()), new.path
 
 
 def test_the_files_of_keras_applications_fill_the_backbone(tmp_path):

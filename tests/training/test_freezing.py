@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 
 import numpy as np
 import pytest
 from gangs import ALONE, QUICK, read_state, run_gang
+from scenes import DETECTORS
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.jobs.gang_protocol import TRAINED
@@ -188,3 +190,27 @@ def test_nothing_is_frozen_if_the_weights_are_those_of_the_whole_model(make_fine
     [message] = get_messages(job, "warm start")
     assert message.endswith("They are all weights of the model, so none is frozen")
     assert read_state(job).new_weights == []
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("model", DETECTORS)
+def test_a_detector_for_other_classes_learns_its_class_outputs_first(
+    make_detection_job, host_pool, tmp_path, model
+):
+    module = importlib.import_module(f"pipeline_ops.models.{model}")
+    source = module.build((128, 128, 1), 3, **DETECTORS[model])
+    start = source.get_weights()
+    write_arrays(tmp_path / "start.npz", start)
+    options = {
+        "train__model": model,
+        "train__model_parameters": DETECTORS[model],
+        "train__warm_start": str(tmp_path / "start.npz"),
+        "train__freeze_epochs": 1,
+        "train__global_batch_size": 16,
+        "train__optimizer": {"name": "adam", "learning_rate": 1e-3},
+    }
+    for limit, is_frozen in [(8, True), (14, False)]:  # an epoch has 9 steps
+        job = make_detection_job("detector", **options, train__workers=2)
+        weights = trained(job, host_pool, steps_limit=limit)
+        same = [np.array_equal(a, b) for a, b in zip(weights, start, strict=True)]
+        assert same.count(False) == HEAD if is_frozen else same.count(False) > len(same) / 4

@@ -82,6 +82,7 @@ CATALOGUE: Mapping[str, CatalogueModel] = {
         metrics=("heat_loss", "box_iou"),
         size_multiple=16,
     ),
+    "compact_cnn": CatalogueModel("compact_cnn", ("width",)),
     "digits_cnn": CatalogueModel("digits_cnn", min_size=10),
     "dense": CatalogueModel("dense", ("units", "hidden_layers")),
     "convnext_tiny": _make_backbone("ConvNeXtTiny", has_batch_normalization=False),

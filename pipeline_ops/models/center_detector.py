@@ -58,9 +58,9 @@ def build(image_shape: tuple[int, int, int], num_classes: int, width: int = 16) 
     features = _build_features(layers.Rescaling(1 / 128, -1)(images), width)
     bias = initializers.Constant(_INITIAL_LOGIT)
     heat_conv = layers.Conv2D(num_classes, 1, bias_initializer=bias, dtype="float32")
-    heat = heat_conv(_build_conv_block(features, 3 * width))
+    heat = heat_conv(build_conv_block(features, 3 * width))
     sides_conv = layers.Conv2D(4, 1, activation="softplus", dtype="float32")
-    sides = sides_conv(_build_conv_block(features, 2 * width))
+    sides = sides_conv(build_conv_block(features, 2 * width))
     sides = layers.Rescaling(DISTANCE_SCALE_PIXELS, dtype="float32")(sides)
     return Model(images, {"heat": heat, "sides": sides})
 
@@ -71,19 +71,19 @@ def make_head(image_shape: tuple[int, int, int], num_classes: int, width: int = 
 
 def _build_features(x: KerasTensor, width: int) -> KerasTensor:
     """Goes down to stride 16 and back up to stride 4, and adds the features of the way down."""
-    x = _build_conv_block(_build_conv_block(x, width, strides=2), 2 * width, strides=2)
-    quarter = _build_conv_block(x, 2 * width)
-    eighth = _build_conv_block(_build_conv_block(quarter, 3 * width, strides=2), 3 * width)
-    x = _build_conv_block(_build_conv_block(eighth, 4 * width, strides=2), 4 * width)
+    x = build_conv_block(build_conv_block(x, width, strides=2), 2 * width, strides=2)
+    quarter = build_conv_block(x, 2 * width)
+    eighth = build_conv_block(build_conv_block(quarter, 3 * width, strides=2), 3 * width)
+    x = build_conv_block(build_conv_block(eighth, 4 * width, strides=2), 4 * width)
     # Objects of more than a hundred pixels need a view of more than a hundred pixels.
-    x = _build_conv_block(x, 4 * width, dilation=2)
+    x = build_conv_block(x, 4 * width, dilation=2)
     for filters, skipped in ((3 * width, eighth), (2 * width, quarter)):
-        x = layers.UpSampling2D(2)(_build_conv_block(x, filters, kernel=1))
-        x = _build_conv_block(layers.Add()([x, skipped]), 3 * width)
+        x = layers.UpSampling2D(2)(build_conv_block(x, filters, kernel=1))
+        x = build_conv_block(layers.Add()([x, skipped]), 3 * width)
     return x
 
 
-def _build_conv_block(
+def build_conv_block(
     x: KerasTensor, filters: int, kernel: int = 3, strides: int = 1, dilation: int = 1
 ) -> KerasTensor:
     x = layers.Conv2D(filters, kernel, strides, "same", dilation_rate=dilation, use_bias=False)(x)

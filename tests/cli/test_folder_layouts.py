@@ -62,10 +62,11 @@ def test_the_words_for_a_layout(name, tmp_path, capsys):
     folder, layout = tmp_path / "data", LAYOUTS[name]
     for pattern, content in layout["files"].items():
         write(folder, pattern, content)
-    status = main(["init", str(folder), "--output", str(tmp_path / "first.yaml")])
+    file = str(tmp_path / "first.yaml")
+    status = main(["init", str(folder), "--output", file, "--no-measure"])
     output, errors = (text.replace(str(folder), "DATA") for text in capsys.readouterr())
     if status == 0:
-        assert main(["validate", str(tmp_path / "first.yaml")]) == 0
+        assert main(["validate", file]) == 0
         rows = [line.strip() for line in output.splitlines()]
         said = [row for row in rows if row.startswith(("DATA", "source", "images"))]
     else:

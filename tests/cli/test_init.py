@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import tarfile
 from pathlib import Path
 
@@ -50,8 +51,8 @@ class Data:
         return names
 
     def init(self, *words: str, path: str | Path = "../data") -> tuple[int, str, str]:
-        """Runs the command. Returns its exit status, output and errors."""
-        status = main(["init", str(path), *words])
+        """Runs the command without a measurement. Returns its exit status, output and errors."""
+        status = main(["init", str(path), "--no-measure", *words])
         captured = self._capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -172,6 +173,42 @@ def test_small_equal_grey_images_keep_their_size_and_get_a_small_network(data):
     assert resize == {"resize": {"height": 28, "width": 28}}
     assert encode == {"encode": {"format": "png"}}
     assert config["train"]["model"] == "digits_cnn"
+
+
+def test_the_training_is_measured_and_fits_the_minutes(data, capsys):
+    for name in ("cat", "dog"):
+        data.add_images(name, 20, 40, 40)
+    assert main(["init", "../data", "--minutes", "2"]) == 0
+    output, text = capsys.readouterr().out, data.configs[0].read_text()
+    found = re.search(
+        r"time +(about .* on this machine \(\d+ cores\): (\d+) epochs of (\S+) s, .*)",
+        output,
+    )
+    assert found, output
+    assert f"# Time      {found[1]}\n" in text
+    train = yaml.safe_load(text)["train"]
+    assert train["epochs"] == int(found[2])
+    assert f"{found[3]} s on this machine" in text
+    assert main(["validate", str(data.configs[0])]) == 0
+
+
+def test_weights_are_a_warm_start_whose_new_layers_learn_first(data):
+    for name in ("cat", "dog"):
+        data.add_images(name, 20)
+    weights = data.work / "old.weights.h5"
+    assert "there is no such file" in data.fail("--weights", "old.weights.h5", status=78)
+    weights.touch()
+    config, _ = data.write("--weights", "old.weights.h5")
+    assert config["train"]["warm_start"] == "../old.weights.h5"
+    assert config["train"]["freeze_epochs"] == 2
+
+
+def test_the_gate_for_a_rare_class_is_not_its_accuracy(data):
+    data.add_images("fine", 45)
+    data.add_images("broken", 15)
+    config, _ = data.write()
+    assert config["evaluate"]["gate"][0]["metric"] == "macro_recall"
+    assert "because one has 75% of the images" in data.configs[0].read_text()
 
 
 def test_pascal_voc_becomes_a_config_that_runs_through_the_preprocess_job(data, tmp_path):

@@ -249,7 +249,15 @@ def test_the_smallest_images_of_the_catalogue_are_those_that_the_models_can_be_b
 
 @pytest.mark.parametrize(
     "name",
-    ["digits_cnn", "center_detector", "inception_v3", "mobilenet_v3_small", "resnet50", "xception"],
+    [
+        "compact_cnn",
+        "digits_cnn",
+        "center_detector",
+        "inception_v3",
+        "mobilenet_v3_small",
+        "resnet50",
+        "xception",
+    ],
 )
 def test_a_model_can_be_built_for_the_smallest_images(name):
     from pipeline_ops.config.model_catalogue import CATALOGUE

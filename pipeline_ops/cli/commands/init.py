@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from pipeline_ops.cli.arguments import Commands, add_command, add_output, load_checked
+from pipeline_ops.cli.arguments import (
+    Commands,
+    add_command,
+    add_output,
+    load_checked,
+    make_int_parser,
+)
 from pipeline_ops.cli.first_config.settings import choose_settings
 from pipeline_ops.cli.first_config.text import (
     ConfigFacts,
@@ -22,12 +28,17 @@ from pipeline_ops.cli.first_config.text import (
 )
 from pipeline_ops.config.model_data_rules import validate_model_for_data
 from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.jobs.model_check import ModelCheckRequest
+from pipeline_ops.jobs.step_times import measure_steps
 from pipeline_ops.storage.atomic import create_atomically, write_atomically
+from pipeline_ops.system.gpus import find_gpu_problem, find_gpus
 
 if TYPE_CHECKING:
+    from pipeline_ops.cli.first_config.budget import Budget
     from pipeline_ops.cli.first_config.data_summary import DataSummary
     from pipeline_ops.cli.first_config.folder_view import FolderView
     from pipeline_ops.cli.first_config.recognisers import SourceMatch
+    from pipeline_ops.config.pipeline import PipelineConfig
 
 _MAX_REJECTS_SHOWN = 10
 _GENERIC_NAMES = ("data", "dataset", "images", "img")
@@ -58,6 +69,25 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--type", metavar="TYPE", help="Type of the source, if PATH can be read in several ways."
     )
+    parser.add_argument(
+        "--minutes",
+        metavar="N",
+        type=make_int_parser(1),
+        default=20,
+        help="Time for the whole run on this machine, to which the training is fitted. "
+        "Default: 20.",
+    )
+    parser.add_argument(
+        "--no-measure",
+        action="store_true",
+        help="Take no training steps to measure the time, for a config that another machine runs.",
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        type=Path,
+        help="Weights to begin with: a SavedModel's folder, or a file (.npz, .h5 or .keras).",
+    )
     parser.add_argument("--force", action="store_true", help="Overwrite the config file.")
 
 
@@ -77,25 +107,47 @@ def init(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output or Path("configs") / f"{pipeline}.yaml"
     if output.exists() and not arguments.force:
         raise _make_exists_error(output)
-    path = str(folder)
-    if not arguments.path.is_absolute():
-        path = os.path.relpath(folder, os.path.abspath(output.parent))
+    weights: Path | None = arguments.weights
+    if weights and not weights.exists():
+        raise ConfigError(f"--weights {weights}: there is no such file or folder.")
+    path = _make_config_path(folder, arguments.path, output)
     source = {"type": match.type, "path": path, **match.keys}
     data = _read_data({**source, "path": str(folder)}, match, view)
     if match.type in _NAMING_SOURCES and (order := find_class_order(view, data.labels)):
         source["class_names"] = order
-    facts = ConfigFacts(pipeline, source, match.reason, data, choose_settings(data))
+    has_gpu = bool(find_gpus()) and find_gpu_problem() is None
+    facts = ConfigFacts(
+        pipeline,
+        source,
+        match.reason,
+        data,
+        choose_settings(data, has_gpu, weights.name if weights else ""),
+        _make_config_path(weights, weights, output) if weights else "",
+    )
     text = render_config(facts)
-    _validate_text(text, output)
+    config = _load_text(text, output)
+    if not arguments.no_measure:
+        budget = _measure(facts, config, arguments.minutes)
+        facts = facts._replace(settings=budget.settings, budget=budget)
+        text = render_config(facts)
     try:
         (write_atomically if arguments.force else create_atomically)(output, text.encode())
     except FileExistsError:
         raise _make_exists_error(output) from None
     _print_data(folder, match, data, view.is_complete)
+    if facts.budget:
+        print(f"  {'time':<10}{facts.budget.describe()}")
+        if facts.budget.shortage:
+            print(f"  {'too short':<10}{facts.budget.shortage}")
     command = f"trainyard {{}} {output}"
     print(f"\nWrote {output}\n\nNext:  {command.format('validate')} --deep")
     print(f"       {command.format('preview')}\n       {command.format('run')}")
     return 0
+
+
+def _make_config_path(target: Path, given: Path, output: Path) -> str:
+    """The path for the config: relative to its folder if it was given as a relative one."""
+    return str(target) if given.is_absolute() else os.path.relpath(target, output.parent.absolute())
 
 
 def _make_exists_error(output: Path) -> ConfigError:
@@ -139,18 +191,38 @@ def _read_data(source: dict[str, Any], match: SourceMatch, view: FolderView) -> 
         ) from None
 
 
-def _validate_text(text: str, output: Path) -> None:
+def _load_text(text: str, output: Path) -> PipelineConfig:
     """Raises ConfigError for a value that a config does not allow."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / output.name
         file.write_text(text, encoding="utf-8")
         try:
-            validate_model_for_data(load_checked(file))
+            config = load_checked(file)
+            validate_model_for_data(config)
         except ConfigError as error:
             raise ConfigError(
                 f"{output}: was not written, because the config would be invalid:\n"
                 f"{str(error).replace(str(file), output.name)}"
             ) from error
+    return config
+
+
+def _measure(facts: ConfigFacts, config: PipelineConfig, minutes: float) -> Budget:
+    """Takes a few steps of the training, and fits it to a number of minutes."""
+    from pipeline_ops.cli.first_config.budget import fit_to_budget
+
+    settings, data = facts.settings, facts.data
+    print("Taking a few training steps to measure the time (10 to 20 s) ...", flush=True)
+    times = measure_steps(
+        ModelCheckRequest(
+            config_file=str(config.file),
+            train=config.train.model_dump(mode="json"),
+            task=data.task,
+            image_shape=(settings.height, settings.width, settings.channels),
+            num_classes=len(data.labels),
+        )
+    )
+    return fit_to_budget(settings, data, times, minutes)
 
 
 def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete: bool) -> None:

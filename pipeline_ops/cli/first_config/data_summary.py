@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import posixpath
+import time
 from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -57,7 +58,7 @@ class DecodedSample:
 
     `sizes` are heights and widths in pixels. `box_sides` are the shorter sides of the boxes, as
     fractions of the longer side of their image. `num_rejected` is the expected number of rejected
-    images in the whole data set.
+    images in the whole data set. `decode_seconds` is the mean time to read and decode an image.
     """
 
     sizes: Sequence[tuple[int, int]]
@@ -66,6 +67,7 @@ class DecodedSample:
     is_lossless: bool
     rejected: Sequence[RejectedRecord]
     num_rejected: int
+    decode_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +167,7 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
     rejected: list[RejectedRecord] = []
     num_rejected = 0.0
     is_grey, num_lossless = True, 0
+    started = time.perf_counter()
     for group in (usual, unusual):
         tried, before = group[:_MAX_DECODED], len(rejected)
         reader = RawReader((record.file for record in tried), folder)
@@ -192,7 +195,15 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
             f"{first.key}: {first.reason}, {first.detail}"
         )
     is_lossless = 2 * num_lossless > len(sizes)
-    return DecodedSample(sizes, sides, is_grey, is_lossless, rejected, round(num_rejected * factor))
+    return DecodedSample(
+        sizes,
+        sides,
+        is_grey,
+        is_lossless,
+        rejected,
+        round(num_rejected * factor),
+        (time.perf_counter() - started) / (len(sizes) + len(rejected)),
+    )
 
 
 def sample_listing(

@@ -1,7 +1,6 @@
 """First values for image size, model and training, from the figures of a data set.
 
-Pure rules without any file. They are starting points for a network that starts from scratch, and
-not the result of a search.
+Pure rules without any file. `recipes.py` has the models and their trainings.
 """
 
 from __future__ import annotations
@@ -9,7 +8,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pipeline_ops.cli.first_config.recipes import (
+    MANY_OBJECTS,
+    MANY_PHOTOGRAPHS,
+    OBJECTS,
+    OBJECTS_OF_MANY_CLASSES,
+    PHOTOGRAPHS,
+    SMALL_IMAGES,
+    Recipe,
+    adapt_to_weights,
+)
 
 if TYPE_CHECKING:
     from pipeline_ops.cli.first_config.data_summary import DataSummary
@@ -23,12 +33,13 @@ _MIN_LONG_SIDE, _MAX_LONG_SIDE = 256, 640
 """Limits for the longer side of the images of a detector, in pixels."""
 _SMALL_BOX_PIXELS = 20
 """The size that nine of ten boxes of a detector keep, if the limits allow it."""
+_MIN_SCALED_SIDE = 96
+"""The smallest longer side to which images are scaled to save time."""
 _STEP_PIXELS = 32
 """A factor of all image sizes, as the networks need it."""
 _MANY_IMAGES = 50_000
-_STEPS = 4000
-"""Number of optimizer steps that a training aims at, within the limits of epochs."""
-_MIN_EPOCHS, _MAX_EPOCHS = 10, 60
+_MANY_CLASSES = 10
+_MIN_EPOCHS, _MAX_EPOCHS = 10, 300
 _MAX_SHARDS, _MANY_IMAGES_PER_SHARD = 64, 4000
 
 
@@ -40,36 +51,47 @@ class FirstSettings:
     height: int
     width: int
     size_reason: str
-    model: str
-    model_parameters: dict[str, Any]
-    model_reason: str
+    recipe: Recipe
     global_batch_size: int
     epochs: int
+    steps_per_epoch: int
     shards: int
 
 
-def choose_settings(data: DataSummary) -> FirstSettings:
-    """Chooses the values for a data set."""
+def choose_settings(data: DataSummary, has_gpu: bool, weights: str = "") -> FirstSettings:
+    """Chooses the values for a data set, without a limit of time.
+
+    `weights` is the name of a file of weights to begin with.
+    """
     is_detection = data.task == "detection"
     height, width, size_reason = _choose_detector_size(data) if is_detection else _choose_size(data)
+    recipe = _choose_recipe(data, min(height, width), has_gpu)
+    if not is_detection:
+        recipe = adapt_to_weights(recipe, weights)
     num_train = max(1, data.num_images["train"])
-    batch = _choose_batch(num_train, 16 if is_detection else 32)
-    epochs = round(_STEPS * batch / num_train)
-    model, parameters, model_reason = (
-        _choose_detector(data) if is_detection else _choose_classifier(data, min(height, width))
-    )
+    batch = _choose_batch(num_train, recipe.batch_size)
+    steps_per_epoch = -(-num_train // batch)
     return FirstSettings(
         channels=1 if data.sample.is_grey else 3,
         height=height,
         width=width,
         size_reason=size_reason,
-        model=model,
-        model_parameters=parameters,
-        model_reason=model_reason,
+        recipe=recipe,
         global_batch_size=batch,
-        epochs=min(_MAX_EPOCHS, max(_MIN_EPOCHS, epochs)),
+        epochs=min(_MAX_EPOCHS, max(_MIN_EPOCHS, round(recipe.steps / steps_per_epoch))),
+        steps_per_epoch=steps_per_epoch,
         shards=min(max(8, num_train // _MANY_IMAGES_PER_SHARD), _MAX_SHARDS, num_train),
     )
+
+
+def scale_size(settings: FirstSettings, factor: float) -> FirstSettings:
+    """Scales height and width, unless the images are small already."""
+    if max(settings.height, settings.width) * factor < _MIN_SCALED_SIDE:
+        return settings
+    height, width = (_round_size(side * factor) for side in (settings.height, settings.width))
+    reason = f"{settings.size_reason}, scaled by {factor:g} to save time"
+    reason = settings.size_reason if factor == 1 else reason
+    return dataclasses.replace(settings, height=height, width=width, size_reason=reason)
 
 
 def _choose_size(data: DataSummary) -> tuple[int, int, str]:
@@ -108,17 +130,13 @@ def _choose_batch(num_train: int, largest: int) -> int:
     return int(min(largest, 2 ** int(math.log2(max(2, num_train // 4)))))
 
 
-def _choose_classifier(data: DataSummary, side: int) -> tuple[str, dict[str, Any], str]:
+def _choose_recipe(data: DataSummary, side: int, has_gpu: bool) -> Recipe:
+    """A large model needs many images and a GPU."""
+    is_large = has_gpu and data.total >= _MANY_IMAGES
+    if data.task == "detection":
+        if is_large:
+            return MANY_OBJECTS
+        return OBJECTS if len(data.labels) <= _MANY_CLASSES else OBJECTS_OF_MANY_CLASSES
     if side < _SMALL_SIDE:
-        return "digits_cnn", {}, "a small network for small images"
-    if data.total < _MANY_IMAGES:
-        return "mobilenet_v2", {}, "small, trains on CPUs"
-    return "resnet50_v2", {}, "for many images, on GPUs"
-
-
-def _choose_detector(data: DataSummary) -> tuple[str, dict[str, Any], str]:
-    if data.total < _MANY_IMAGES:
-        width = 24 if len(data.labels) <= 10 else 48
-        return "center_detector", {"width": width}, "small, trains on CPUs"
-    parameters = {"backbone": "ResNet50", "normalization": "group", "max_boxes": 128}
-    return "retinanet", parameters, "for many images, on GPUs"
+        return SMALL_IMAGES
+    return MANY_PHOTOGRAPHS if is_large else PHOTOGRAPHS

@@ -11,6 +11,7 @@ import yaml
 from pipeline_ops.cli.first_config.settings import FirstSettings
 
 if TYPE_CHECKING:
+    from pipeline_ops.cli.first_config.budget import Budget
     from pipeline_ops.cli.first_config.data_summary import DataSummary
 
 _COMMENT_COLUMN, _MAX_CLASSES_SHOWN, _WIDTH = 50, 20, 100_000
@@ -21,7 +22,8 @@ _HEAD = """\
 #
 # Written   by `trainyard init`. [*] marks values to adjust to your needs.
 # Classes   {num_classes:,}, by {noun}: {classes}
-{remarks}# Command   trainyard run, with this file
+{remarks}# Recipe    {measured} (`trainyard init` and `trainyard run`)
+{time}# Command   trainyard run, with this file
 pipeline: {pipeline} # the name of the DAG and of its folder of results
 tags: [{task}] # for the filter in Airflow's list of DAGs
 schedule: null # [*] runs by hand only; "0 3 * * *" is every night, in UTC
@@ -42,42 +44,22 @@ _PREPROCESS = """\
   rejects: {{max_count: {rejects}}} # [*] more unusable entries than this fail the task; {seen}
 
 train: # shards to a model
-  model: {model} # [*] {model_reason}, from scratch
+  model: {model} # [*] {model_reason}
   model_parameters: {model_parameters} # [*] arguments of the model, such as its size
-  workers: 1 # [*] processes that train together; more than one on several hosts
+{weights}  workers: 1 # [*] processes that train together; more than one on several hosts
   global_batch_size: {batch} # over all workers
-  epochs: {epochs} # [*] of {steps:,} steps each
+  epochs: {epochs} # [*] of {steps:,} steps each{epoch_time}
   seed: 1 # the same seed and data give the same model
 """
-_TRAINING = {
-    "detection": """\
-  input: {augment: {flip_left_right: true}} # [*] mirrors every second image
-  optimizer: # as in configs/bccd.yaml, whose result was measured
-    name: adamw # Adam with weight decay
-    learning_rate: 3e-3 # [*] lower it if the loss jumps
-    weight_decay: 1e-3 # against overfitting
-    clip: {global_norm: 10.0} # limits the step of a single batch
-    schedule: {type: cosine, warmup_steps: 100, end_factor: 0.02} # from 0 to the rate, then down
-  best_checkpoint: null # the end of a cosine wave is its best epoch
-
+_GATE = """
 evaluate: # the new model and the one in service, on the test split
   gate: # a model that fails a rule is not published
-    - metric: map_50 # mean average precision at an IoU of 0.5
+    - metric: {metric} # {meaning}
       min_skill: 0.1 # [*] raise it later; 0 is as good as without the images, 1 is perfect
       max_regression: 0.01 # the loss, compared with the model in service, that still passes
-""",
-    "classification": """\
-  optimizer: {name: adam, learning_rate: 1e-3} # [*] lower the rate if the loss jumps
-  early_stopping: {monitor: validation_loss, patience_epochs: 8} # ends epochs without progress
-  best_checkpoint: {monitor: validation_loss} # the weights of the best epoch are evaluated
-
-evaluate: # the new model and the one in service, on the test split
-  gate: # a model that fails a rule is not published
-    - metric: accuracy # share of right answers
-      min_skill: 0.1 # [*] raise it later; 0 is as good as without the images, 1 is perfect
-      max_regression: 0.01 # the loss, compared with the model in service, that still passes
-""",
-}
+"""
+_FREQUENT = 0.7
+"""The share of a class from which accuracy says little about the others."""
 _EXPORT = """
 export: # to the layout of TensorFlow Serving
   model: {pipeline} # the name under which versions are published
@@ -107,13 +89,18 @@ _SOURCE_COMMENTS = {
 
 
 class ConfigFacts(NamedTuple):
-    """The name, the source, the reason for it, the figures of the data, and the chosen values."""
+    """The name, the source, the reason for it, the figures of the data, and the chosen values.
+
+    `budget` is None if no time was measured, and `weights` is empty without a warm start.
+    """
 
     pipeline: str
     source: Mapping[str, Any]
     reason: str
     data: DataSummary
     settings: FirstSettings
+    weights: str = ""
+    budget: Budget | None = None
 
 
 def render_config(facts: ConfigFacts) -> str:
@@ -126,17 +113,34 @@ def render_config(facts: ConfigFacts) -> str:
         noun=noun,
         classes=describe_classes(data.labels, with_counts=True),
         remarks="".join(f"# Sampled   {make_printable(remark)}\n" for remark in data.remarks),
+        measured=facts.settings.recipe.measured,
+        time=f"# Time      {facts.budget.describe()}\n" if facts.budget else "",
         pipeline=facts.pipeline,
         task=data.task,
     )
+    metric, meaning = _choose_gate_metric(data)
     lines = [
         *map(_align, head.splitlines()),
         *_render_source(facts.source),
         *map(_align, _render_preprocess(facts).splitlines()),
-        *map(_align, _TRAINING[data.task].splitlines()),
+        *map(_align, facts.settings.recipe.training.splitlines()),
+        *map(_align, _GATE.format(metric=metric, meaning=meaning).splitlines()),
         *map(_align, _EXPORT.format(pipeline=facts.pipeline).splitlines()),
     ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _choose_gate_metric(data: DataSummary) -> tuple[str, str]:
+    """The metric of the gate, and its meaning."""
+    if data.task == "detection":
+        return "map_50", "mean average precision at an IoU of 0.5"
+    share = max(data.labels.values()) / data.labels.total()
+    if share >= _FREQUENT:
+        return (
+            "macro_recall",
+            f"mean recall of the classes, because one has {share:.0%} of the images",
+        )
+    return "accuracy", "share of right answers"
 
 
 def make_printable(text: str) -> str:
@@ -196,13 +200,25 @@ def _render_preprocess(facts: ConfigFacts) -> str:
         shards=settings.shards,
         rejects=num_rejects,
         seen=f"{num_rejects:,} are expected now" if num_rejects else "none was found",
-        model=settings.model,
-        model_reason=settings.model_reason,
-        model_parameters=_dump(settings.model_parameters),
+        model=settings.recipe.model,
+        model_reason=settings.recipe.reason,
+        model_parameters=_dump(dict(settings.recipe.parameters)),
+        weights=_render_weights(facts),
         batch=settings.global_batch_size,
         epochs=settings.epochs,
-        steps=-(-data.num_images["train"] // settings.global_batch_size),
+        steps=settings.steps_per_epoch,
+        epoch_time=f", {facts.budget.epoch_seconds:.1f} s on this machine" if facts.budget else "",
     )
+
+
+def _render_weights(facts: ConfigFacts) -> str:
+    """The lines of a warm start, or a comment that says what it would bring."""
+    if facts.weights:
+        return (
+            f"  {_dump({'warm_start': facts.weights})[1:-1]} # the weights to begin with\n"
+            "  freeze_epochs: 2 # [*] in these first ones only layers that the file lacks learn\n"
+        )
+    return f"  warm_start: null # [*] {facts.settings.recipe.weights_hint}\n"
 
 
 def describe_sizes(data: DataSummary) -> str:

@@ -144,19 +144,6 @@ def test_an_unchanged_second_run_is_cached(ui, trainyard):
 
 
 @pytest.mark.airflow
-def test_a_run_says_where_pictures_of_a_new_data_set_and_of_predictions_are(ui, trainyard):
-    words = ("--set", "preprocess.split.seed=5", "--set", "train.epochs=1")
-    outputs = []
-    for _ in range(2):
-        process = trainyard.start("run", str(trainyard.config), *words, stdout=subprocess.PIPE)
-        outputs.append(process.communicate(timeout=400)[0])
-    places = {key: re.findall(rf"^{key}  (\S+)$", outputs[0], re.M) for key in PICTURES}
-    sizes = {key: Image.open(place).size for key, [place] in places.items()}
-    assert sizes == PICTURES
-    assert "Examples" not in outputs[1] and f"Pictures  {places['Pictures'][0]}\n" in outputs[1]
-
-
-@pytest.mark.airflow
 def test_another_learning_rate_trains_but_does_not_preprocess(ui, trainyard):
     summary = parse_summary(trainyard.run("--set", "train.optimizer.learning_rate=0.002"))
     assert cached_tasks(summary) == {"preprocess"}
@@ -412,3 +399,16 @@ def test_a_person_with_nothing_but_a_browser_retrains_watches_approves_and_rolls
 def dataset_version(layout: Layout, run_id: str) -> str:
     """The version of a data set as the events of its asset show it, shortened."""
     return Path(read_record(layout.task_record(run_id, "preprocess")).manifest).parent.name[:12]
+
+
+@pytest.mark.airflow
+def test_a_run_says_where_pictures_of_a_new_data_set_and_of_predictions_are(ui, trainyard):
+    words = ("--set", "preprocess.split.seed=5", "--set", "train.epochs=1")
+    outputs = []
+    for _ in range(2):
+        process = trainyard.start("run", str(trainyard.config), *words, stdout=subprocess.PIPE)
+        outputs.append(process.communicate(timeout=400)[0])
+    places = {key: re.findall(rf"^{key}  (\S+)$", outputs[0], re.M) for key in PICTURES}
+    sizes = {key: Image.open(place).size for key, [place] in places.items()}
+    assert sizes == PICTURES
+    assert "Examples" not in outputs[1] and f"Pictures  {places['Pictures'][0]}\n" in outputs[1]

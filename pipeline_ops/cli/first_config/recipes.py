@@ -36,12 +36,12 @@ class Recipe:
 
 
 _AVERAGED = """\
-  optimizer: # averaged weights at the end of a cosine wave: the part of the recipe that helps most
+  optimizer: # its averaged weights at the end of a cosine schedule become the model
     name: adamw # Adam with weight decay
     learning_rate: {rate} # [*] lower it if the loss jumps
     weight_decay: 1e-3 # against overfitting
     clip: {{global_norm: 10.0}} # limits the step of a single batch
-    average_weights: 0.99 # the model is the moving average of the weights
+    average_weights: 0.99 # the share of the average that a step keeps
     schedule: {{type: cosine, warmup_steps: 100, end_factor: 0.02}} # from 0 to the rate, then down
   best_checkpoint: {{monitor: {monitor}}} # the best epoch by the gate's metric
 """

@@ -97,7 +97,7 @@ def plan_trials(config: PipelineConfig) -> list[Trial]:
     earlier trainings.
 
     Raises:
-      ConfigError: there are too many.
+      ConfigError: there are too many, or Optuna is not installed.
     """
     search = config.search
     if search is None:
@@ -109,8 +109,13 @@ def plan_trials(config: PipelineConfig) -> list[Trial]:
                 f"search: the grid has {count} combinations, more than {MAX_TRIALS}. "
                 "Take fewer values, or method: random."
             )
-    from pipeline_ops.jobs.study import draw_parameters
-
+    try:
+        from pipeline_ops.jobs.study import draw_parameters
+    except ImportError as error:
+        raise ConfigError(
+            f"search: Optuna is not installed here ({error}). "
+            "Install the extra search: pip install '.[search]' in a clone of Trainyard."
+        ) from None
     distinct = list[dict[str, Any]]()
     for parameters in draw_parameters(search):
         if parameters not in distinct:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from pathlib import Path
 
 import pytest
@@ -238,3 +239,12 @@ def test_what_is_monitored_is_what_the_best_checkpoint_goes_by():
         )
         == "validation_loss"
     )
+
+
+def test_without_optuna_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "pipeline_ops.jobs.study", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"Optuna is not installed here .*pip install '.\[search\]'"
+    ):
+        random_trials(2, train__global_batch_size=[32, 64])

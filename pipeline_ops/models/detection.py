@@ -305,7 +305,9 @@ def _match(found: Detections, labels: Boxes, is_possible: tf.Tensor) -> tf.Tenso
 
     initial = tf.constant(0), tf.ones_like(labels.is_crowd), tf.zeros_like(found.scores, tf.bool)
     end = tf.where(num_boxes > 0, tf.reduce_max(found.num_detections), 0)
-    return tf.while_loop(lambda number, *_: number < end, choose, initial)[2]
+    any_size = tf.TensorShape([None, None])
+    shapes = tf.TensorShape([]), any_size, any_size
+    return tf.while_loop(lambda number, *_: number < end, choose, initial, shapes)[2]
 
 
 def _cover_half(boxes: tf.Tensor, regions: tf.Tensor) -> tf.Tensor:

@@ -119,3 +119,17 @@ def test_a_batch_without_a_column_for_boxes_counts_only_wrong_detections():
     labels = Boxes(tf.zeros([1, 0, 4]), tf.zeros([1, 0], tf.int32), tf.zeros([1, 0], tf.bool))
     counts = count_detections(found, labels, CLASSES).numpy()
     assert counts.sum() == counts[1, 200:400].sum() == 1
+
+
+@pytest.mark.parametrize("num_boxes", [1, 3])
+def test_counts_of_a_traced_function_with_boxes_of_a_known_number(num_boxes):
+    import tensorflow as tf
+
+    from pipeline_ops.models.detection import count_detections
+
+    box = np.array([[10, 10, 50, 50]])
+    boxes = np.repeat(box, num_boxes, axis=0)
+    scene = boxes, np.zeros(num_boxes, int), np.zeros(num_boxes, bool), box, np.array([0])
+    labels, found = to_batch([scene] * 4, [np.array([0.9])] * 4)
+    counts = tf.function(count_detections, autograph=False)(found, labels, CLASSES).numpy()
+    assert counts[0, :200].sum() == 4 and counts[:, 200:400].sum() == 0

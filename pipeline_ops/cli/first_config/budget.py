@@ -7,6 +7,7 @@ The time of a step is measured (`jobs/step_times.py`). The other constants are t
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ class Budget:
         more = self.seconds + (needed - self.num_steps) / steps_per_second
         return (
             f"only {self.num_steps:,} optimizer steps fit, and a useful model needs about "
-            f"{needed:,}: give --minutes {more / 60:.0f}"
+            f"{needed:,}: give --minutes {math.ceil(more / 60) + 1}"
         )
 
     def describe(self) -> str:

@@ -22,7 +22,7 @@ _LOG_TAIL = 2000
 class StepTimes(BaseModel):
     """The times of a training on this machine, in seconds.
 
-    `start` is the time to import TensorFlow, build the model, trace it and take the first step.
+    `start` is the time to build the model, trace it and take the first step.
     `evaluation` is for one image.
     """
 

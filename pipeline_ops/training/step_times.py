@@ -31,8 +31,9 @@ _SECONDS, _MAX_STEPS = 2.0, 50
 _NUM_BOXES = 8
 
 
-def measure(request: ModelCheckRequest, started: float) -> StepTimes:
-    """Takes steps and evaluates a batch. `started` is the time at which the process began."""
+def measure(request: ModelCheckRequest) -> StepTimes:
+    """Takes steps and evaluates a batch."""
+    started = time.perf_counter()
     config, folder = Train.model_validate(request.train), Path(request.config_file).parent
     shape, num_classes = request.image_shape, request.num_classes
     task: Task
@@ -47,7 +48,7 @@ def measure(request: ModelCheckRequest, started: float) -> StepTimes:
     )
     batches = iter(_make_batches(request, config.global_batch_size).repeat())
     loop.train(batches, 0, [1e-6])
-    start = time.time() - started
+    start = time.perf_counter() - started
     begun, steps = time.perf_counter(), 0
     while steps < _MAX_STEPS and time.perf_counter() - begun < _SECONDS:
         loop.train(batches, 0, [1e-6])
@@ -75,6 +76,5 @@ def _make_batches(request: ModelCheckRequest, size: int) -> tf.data.Dataset:
 
 
 if __name__ == "__main__":
-    began = time.time()
     question = ModelCheckRequest.model_validate_json(sys.stdin.buffer.read())
-    print(measure(question, began).model_dump_json())
+    print(measure(question).model_dump_json())

@@ -144,6 +144,13 @@ def test_a_budget_without_a_useful_training_says_how_many_minutes_one_needs():
     assert int(match[2]) > 2 and not fit(int(match[2])).shortage
 
 
+def test_a_few_images_keep_their_size_and_no_minutes_are_asked_for():
+    budget = fit(1000, train=4)
+    assert budget.num_steps == 300 * 2 < budget.settings.recipe.min_steps
+    assert not budget.shortage
+    assert (budget.settings.height, budget.settings.width) == (192, 256)
+
+
 def test_small_images_are_not_scaled():
     small = choose([(28, 28)])
     assert scale_size(small, 0.5) is small

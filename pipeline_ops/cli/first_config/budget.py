@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline_ops.jobs.step_times import StepTimes
 
 _FIXED_SECONDS = 40.0
-"""The starts of Airflow and of four jobs, and the export, without the start of TensorFlow."""
+"""The starts of Airflow and of four jobs, with their imports, and the export."""
 _INPUT_FACTOR = 1.15
 """The time of a step with random changes of its images, compared with one without."""
 _EPOCH_SECONDS = 0.5
@@ -33,13 +33,14 @@ _SCALES = (1.0, 0.75, 0.5)
 class Budget:
     """Settings that fit a number of minutes, if any do.
 
-    `seconds` is the time of the whole run, and `epoch_seconds` that of an epoch. `num_steps` is
-    the number of optimizer steps.
+    `seconds` is the time of the whole run, and `epoch_seconds` that of an epoch. With fewer than
+    `needed_steps` optimizer steps, a model is hardly of use.
     """
 
     settings: FirstSettings
     seconds: float
     epoch_seconds: float
+    needed_steps: int
 
     @property
     def num_steps(self) -> int:
@@ -48,11 +49,10 @@ class Budget:
     @property
     def shortage(self) -> str:
         """Says that the training is too short to be of use. Empty if it is not."""
-        settings = self.settings
-        needed = min(settings.recipe.min_steps, settings.recipe.steps)
+        needed = self.needed_steps
         if self.num_steps >= needed:
             return ""
-        steps_per_second = settings.steps_per_epoch / self.epoch_seconds
+        steps_per_second = self.settings.steps_per_epoch / self.epoch_seconds
         more = self.seconds + (needed - self.num_steps) / steps_per_second
         return (
             f"only {self.num_steps:,} optimizer steps fit, and a useful model needs about "
@@ -96,7 +96,10 @@ def _fit(
     rest = _FIXED_SECONDS + 2 * times.start + data.num_images["test"] * evaluation
     rest += data.total * (_IMAGE_SECONDS + data.sample.decode_seconds)
     epochs = max(1, min(settings.epochs, int((60 * minutes - rest) / epoch)))
-    return Budget(dataclasses.replace(settings, epochs=epochs), rest + epochs * epoch, epoch)
+    fitting = dataclasses.replace(settings, epochs=epochs)
+    # Of a few images, even all epochs are fewer steps than the recipe asks for.
+    needed_steps = min(settings.recipe.min_steps, settings.epochs * settings.steps_per_epoch)
+    return Budget(fitting, rest + epochs * epoch, epoch, needed_steps)
 
 
 def format_minutes(seconds: float) -> str:

@@ -352,7 +352,8 @@ class SourceFiles:
 
     def _find_label_fault(self, label: str) -> Reject | None:
         if not label or escape_surrogates(label) != label:
-            return Reject("no_label", f"{label!r} is not the name of a class")
+            cure = ". Save the file as UTF-8" if label else ""
+            return Reject("no_label", f"{label!r} is not the name of a class{cure}")
         if self._class_names is not None and label not in self._class_names:
             return Reject("unknown_class", f"{label!r} is not among preprocess.source.class_names")
         return None

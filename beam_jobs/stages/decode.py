@@ -50,6 +50,9 @@ class Decode:
     400 kB may hold a gigabyte of pixels."""
     background: Color = (255, 255, 255)
     """The colour behind the transparent parts of an image, [red, green, blue]."""
+    bits: int = Field(16, ge=8, le=16)
+    """The bits that the values of 16-bit files use, such as 12 for values up to 4095. 255 stands
+    for the largest of them, and all larger ones."""
     check: Literal["pixels", "header"] = "pixels"
     """pixels: decodes every image to its end. header: decodes an image only if its pixels are
     needed. Some damage then goes unnoticed, see `decode.py`."""
@@ -95,7 +98,7 @@ def _decode(data: bytes, header: _Header, parameters: Decode) -> tuple[np.ndarra
         image, is_opaque = _decode_onto_background(parameters.background, data, parameters.channels)
         is_kept = is_kept and is_opaque
     else:
-        image = _decode_other(data, parameters.channels)
+        image = _decode_other(data, parameters.channels, parameters.bits)
     if image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
         raise Reject(
             "corrupt",
@@ -130,12 +133,33 @@ def _decode_onto_background(
         return np.array(flat).reshape(flat.height, flat.width, channels), is_opaque
 
 
-def _decode_other(data: bytes, channels: int) -> np.ndarray:
+def count_bits(data: bytes) -> int:
+    """Returns the bits that the largest value of a 16-bit image file needs, or 0 for other files.
+
+    `data` is a file that `decode` accepts.
+    """
+    if data.startswith(b"\xff\xd8"):  # a JPEG
+        return 0
+    image = _decode_with_opencv(data, channels=3, keeps_depth=True)
+    return int(image.max()).bit_length() if image.itemsize > 1 else 0
+
+
+def _decode_other(data: bytes, channels: int, bits: int) -> np.ndarray:
     """Decodes with OpenCV, which applies EXIF's orientation and reduces 16 bits to 8."""
+    import numpy as np
+
+    image = _decode_with_opencv(data, channels, keeps_depth=bits < 16)
+    if image.itemsize > 1:
+        image = np.minimum(image >> (bits - 8), 255).astype(np.uint8)
+    return image.reshape(*image.shape[:2], channels)
+
+
+def _decode_with_opencv(data: bytes, channels: int, keeps_depth: bool) -> np.ndarray:
     import cv2
     import numpy as np
 
     mode = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
+    mode |= cv2.IMREAD_ANYDEPTH if keeps_depth else 0
     try:
         image: np.ndarray | None = cv2.imdecode(np.frombuffer(data, np.uint8), mode)
     except cv2.error as error:
@@ -145,7 +169,7 @@ def _decode_other(data: bytes, channels: int) -> np.ndarray:
         raise Reject("corrupt", error.err) from None
     if image is None:
         raise Reject("corrupt", f"{len(data)} bytes that cannot be decoded to the end")
-    return image.reshape(*image.shape[:2], channels)
+    return image
 
 
 class _Header(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures, list_shards
+from pipeline_ops.artifacts.dataset import DATA_PAGE, SPLITS, DatasetFigures, list_shards
 from pipeline_ops.artifacts.input_names import WARM_START
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import Manifest, find_file, read_manifest
@@ -27,6 +27,7 @@ from pipeline_ops.planning.trials import read_search
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.store import StoreUsage
+from pipeline_ops.storage.store_path import StorePath
 
 
 def summarize_run(config: PipelineConfig, run: RunStatus) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def summarize_run(config: PipelineConfig, run: RunStatus) -> dict[str, Any]:
         "state": run.state,
         "seconds": round(run.seconds, 3),
         "tasks": {task.name: _summarize_task(task) for task in run.tasks},
-        "dataset": _summarize_dataset(manifests.get("preprocess")),
+        "dataset": _summarize_dataset(paths["preprocess"], manifests.get("preprocess")),
         "training": _summarize_training(manifests.get("train")),
         "search": _summarize_search(config, run.run_id),
         **_summarize_evaluation(manifests.get("evaluate")),
@@ -74,12 +75,15 @@ def _summarize_task(task: TaskStatus) -> dict[str, Any]:
     }
 
 
-def _summarize_dataset(manifest: Manifest | None) -> dict[str, Any]:
+def _summarize_dataset(path: StorePath | None, manifest: Manifest | None) -> dict[str, Any]:
+    page = find_file(path, DATA_PAGE) if path else None
     figures = manifest and DatasetFigures.model_validate(manifest.figures)
     return {
         "examples": {split: figures and figures.num_examples[split] for split in SPLITS},
         "shards": {split: manifest and len(list_shards(manifest, split)) for split in SPLITS},
         "digest": manifest and manifest.digest,
+        "rejected": figures and figures.num_rejected,
+        "page": page and str(page),
     }
 
 

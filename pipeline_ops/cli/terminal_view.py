@@ -122,6 +122,8 @@ def print_result(console: Console, summary: Mapping[str, Any], run: RunStatus) -
         summary["model"],
         summary["training"]["warm_start"],
     )
+    if rejected := (dataset := summary["dataset"])["rejected"]:
+        console.print(f"Rejected  {rejected:,} unusable entries of the raw data: {dataset['page']}")
     for line in search["table"] if search else ():
         console.print(f"Trial   {line}")
     if warm_start:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -40,6 +41,7 @@ from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.search import Search
 from pipeline_ops.config.storage import Storage
 from pipeline_ops.config.train import Train
+from pipeline_ops.config.train_options import PUBLISHED_MODEL_PATTERN
 from pipeline_ops.config.validation import validate_section
 from pipeline_ops.config.yaml_source import ConfigFile, ConfigText
 from pipeline_ops.storage.open_store import is_remote, open_near, open_root
@@ -253,6 +255,14 @@ class PipelineConfig(Section):
     def resolve_path(self, relative: str) -> Path:
         """A path of the config, taken from the folder that the config file is in."""
         return (self.file.parent / Path(relative).expanduser()).resolve()
+
+    @property
+    def weights_path(self) -> Path | None:
+        """The file or the folder of `train.warm_start`. None for a published model."""
+        source = self.train.warm_start
+        if source is None or re.fullmatch(PUBLISHED_MODEL_PATTERN, source):
+            return None
+        return self.resolve_path(source)
 
 
 def load_config(file: ConfigFile, overrides: Mapping[str, Any] | None = None) -> PipelineConfig:

@@ -59,6 +59,8 @@ class ModelCheckRequest(BaseModel):
     task: Task
     image_shape: tuple[int, int, int]
     num_classes: int
+    weights: str = ""
+    """The file or the folder of weights that must fit the model."""
 
 
 def requires_process(train: Train) -> bool:
@@ -95,7 +97,7 @@ def validate_training(
             f"train.model: {train.model} {fault}, and those of the data set are "
             f"{image_shape[0]}x{image_shape[1]}. Change preprocess.stages or choose another model.",
         )
-    if not requires_process(train):
+    if not requires_process(train) and not training.weights:
         return
     question = ModelCheckRequest(
         config_file=training.config_file,
@@ -103,6 +105,7 @@ def validate_training(
         task=task,
         image_shape=image_shape,
         num_classes=num_classes,
+        weights=training.weights,
     )
     verdict = verdicts / f"{_fingerprint(training, train, question)}.json"
     if not verdict.exists() and _build_model(training, question):
@@ -134,7 +137,17 @@ def _fingerprint(training: PlannedTraining, train: Train, question: ModelCheckRe
     facts = question.model_dump(mode="json", include={"task", "image_shape", "num_classes"})
     chosen = {name: training.train[name] for name in _CHECKED_KEYS}
     versions = read_versions(Path(_get_python(training)), _VERSIONS)
-    return compute_digest({"code": code, "versions": versions, "config": chosen, "data": facts})
+    weights = _list_files(Path(training.weights)) if training.weights else []
+    return compute_digest(
+        {"code": code, "versions": versions, "config": chosen, "data": facts, "weights": weights}
+    )
+
+
+def _list_files(path: Path) -> list[list[Any]]:
+    """The path, the size and the time of a file, or of the files in a folder."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    stats = [(file, file.stat()) for file in files]
+    return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
 
 def _ask(training: PlannedTraining, question: ModelCheckRequest) -> dict[str, Any]:

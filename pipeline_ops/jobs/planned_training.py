@@ -22,6 +22,8 @@ class PlannedTraining(BaseModel):
     """The interpreter of the train task. Empty for that of the process that checks the training."""
     has_hosts: bool = False
     """True if it trains on other hosts, so that TensorFlow may be missing here."""
+    weights: str = ""
+    """The file or the folder of weights that it begins with, if this host has it."""
 
     @classmethod
     def from_config(cls, config: PipelineConfig, python: str) -> PlannedTraining:
@@ -32,4 +34,5 @@ class PlannedTraining(BaseModel):
             train=config.train.model_dump(mode="json"),
             python="" if is_elsewhere else str(config.resolve_interpreter("train") or python),
             has_hosts=is_elsewhere or config.hosts is not None,
+            weights="" if is_elsewhere else str(config.weights_path or ""),
         )

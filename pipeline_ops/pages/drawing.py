@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -82,11 +83,17 @@ def _write_line(
 
     The end of a key identifies it better than its start.
     """
-    font, shown = load_font(12), text
+    font, shown = load_font(12), (text := _to_base_letters(text))
     while pen.textlength(shown, font) > side - 4:
         text = text[1:] if keep_end else text[:-1]
         shown = f"...{text}" if keep_end else f"{text}..."
     pen.text((2, side + line), shown, fill=color, font=font)
+
+
+def _to_base_letters(text: str) -> str:
+    """The text without accents, because Pillow's font has no letters with them."""
+    parts = unicodedata.normalize("NFKD", text)
+    return "".join(letter for letter in parts if not unicodedata.combining(letter))
 
 
 def _draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox], side: int) -> Image.Image:
@@ -121,7 +128,8 @@ def _write_texts(
     earlier text is moved down.
     """
     font, line_pixels, written = load_font(11), 13, list[tuple[float, float, float]]()
-    for left, top, text, color in texts:
+    for left, top, name, color in texts:
+        text = _to_base_letters(name)
         length = pen.textlength(text, font) + 2
         left = max(0.0, min(left, width - length))
         while top < height and any(

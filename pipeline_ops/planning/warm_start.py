@@ -9,7 +9,6 @@ if the champion itself came out of this very training, the input of that trainin
 from __future__ import annotations
 
 import contextlib
-import re
 from pathlib import Path
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
@@ -24,7 +23,6 @@ from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_near
 
 CHAMPION = "champion"
-_VERSION = re.compile(r"version (\d+)")
 
 
 def find_warm_start(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
@@ -74,11 +72,12 @@ def _find_champion_input(config: PipelineConfig, fingerprint: Fingerprint) -> In
 
 
 def _find_named_input(config: PipelineConfig, source: str) -> Input:
-    if not (number := _VERSION.fullmatch(source)):
-        return _make_path_input(config.resolve_path(source))
+    if path := config.weights_path:
+        return make_path_input(path)
+    number = int(source.removeprefix("version "))
     versions = Registry(config.registry).list_versions()
     for version in versions:
-        if version.number == int(number[1]):
+        if version.number == number:
             return Input(uri=version.uri, digest=version.read_manifest().digest)
     raise ConfigError(
         f"train.warm_start: there is no {source} of the model {config.export.model}. Its versions "
@@ -86,7 +85,17 @@ def _find_named_input(config: PipelineConfig, source: str) -> Input:
     )
 
 
-def _make_path_input(path: Path) -> Input:
+def make_path_input(path: Path) -> Input:
+    """Returns the input for a SavedModel's folder or a file of weights.
+
+    Raises ConfigError: there is neither.
+    """
+    if path.is_dir() and not (path / "saved_model.pb").is_file():
+        inside = sorted(found.parent for found in path.glob("*/saved_model.pb"))
+        cure = str(inside[-1]) if inside else "a SavedModel's folder, or a file of weights"
+        raise ConfigError(
+            f"train.warm_start: the folder {path} has no saved_model.pb. Give {cure}."
+        )
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
         return Input(

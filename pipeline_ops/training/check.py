@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline_ops.config.model_catalogue import is_user_function
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.jobs.model_check import ModelCheckRequest
 from pipeline_ops.storage.atomic import write_json
 
@@ -26,11 +26,13 @@ try:
 except ImportError as error:
     _missing = f"{sys.executable} has no TensorFlow ({error})"
 else:
+    import keras
     import tensorflow as tf
 
     from pipeline_ops.models import build_model, make_head
     from pipeline_ops.models.classification import compute_per_example, validate_logits
     from pipeline_ops.training.callbacks import load_callback
+    from pipeline_ops.training.warm_start import read_warm_start
     from pipeline_ops.training.worker import load_user_functions
 
 _NUM_IMAGES = 2
@@ -47,6 +49,8 @@ def check_model(request: ModelCheckRequest) -> None:
     with _convert_user_errors(f"train.model: {config.model}", is_user_function(config.model)):
         model = build_model(config, *size, folder, for_training=False)
         outputs = model(images, training=False)
+    if request.weights:
+        _check_weights(request.weights, model, lambda: build_model(config, *size, folder, False))
     if request.task == "detection":
         make_head(config, *size).detect(outputs)
         return
@@ -71,6 +75,13 @@ def check_model(request: ModelCheckRequest) -> None:
             f"train.loss: {config.loss} has no gradient with respect to the weights, so nothing "
             "would be learned. Do not round, compare or take argmax of the logits."
         )
+
+
+def _check_weights(path: str, model: keras.Model, build: Callable[[], keras.Model]) -> None:
+    try:
+        read_warm_start(path, model, model.get_weights(), build)
+    except DataError as error:
+        raise ConfigError(f"train.warm_start: {error}") from error
 
 
 def _compute_values(

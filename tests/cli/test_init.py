@@ -20,6 +20,8 @@ from job_chain import run_jobs
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.cli.commands.init import make_name
 from pipeline_ops.cli.main import main
+from pipeline_ops.config.train import Train
+from pipeline_ops.models import build_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BCCD = Path(os.environ.get("TRAINYARD_BCCD", REPOSITORY.parent / "shared" / "data" / "bccd"))
@@ -195,12 +197,25 @@ def test_the_training_is_measured_and_fits_the_minutes(data, capsys):
 def test_weights_are_a_warm_start_whose_new_layers_learn_first(data):
     for name in ("cat", "dog"):
         data.add_images(name, 20)
-    weights = data.work / "old.weights.h5"
     assert "there is no such file" in data.fail("--weights", "old.weights.h5", status=78)
-    weights.touch()
+    train = Train(model="compact_cnn", model_parameters={"width": 24}, epochs=1)
+    build_model(train, (96, 96, 3), 5, data.work, False).save_weights(data.work / "old.weights.h5")
     config, _ = data.write("--weights", "old.weights.h5")
     assert config["train"]["warm_start"] == "../old.weights.h5"
     assert config["train"]["freeze_epochs"] == 2
+
+
+def test_weights_that_do_not_fit_are_refused_before_the_config_is_written(data):
+    for name in ("cat", "dog"):
+        data.add_images(name, 20)
+    np.savez(data.work / "other.npz", np.zeros((3, 3)))
+    error = data.fail("--weights", "other.npz", status=78)
+    assert "other.npz has 0 weights and the model " in error
+    (data.work / "models" / "pets" / "2").mkdir(parents=True)
+    (data.work / "models" / "pets" / "2" / "saved_model.pb").touch()
+    error = data.fail("--weights", "models/pets", status=78)
+    assert "models/pets has no saved_model.pb. Give " in error
+    assert "models/pets/2.\n" in error
 
 
 def test_the_gate_for_a_rare_class_is_not_its_accuracy(data):
@@ -245,7 +260,8 @@ def test_bccd_is_recognised_and_its_two_slips_are_named(data, tmp_path):
     assert "3: Platelets, RBC, WBC" in output
     assert "205 train, 87 validation, 72 test" in output
     assert "2 of 366 entries cannot be used: 2 box_empty (such as JPEGImages/Blood" in output
-    assert config["preprocess"]["rejects"] == {"max_count": 2}
+    # Two are seen, and 100 of 364 images are decoded.
+    assert config["preprocess"]["rejects"] == {"max_count": 5}
     manifest = run_jobs(data.configs[0], tmp_path, "preprocess")["preprocess"]
     assert read_manifest(manifest).figures["image_shape"] == [192, 256, 3]
 
@@ -486,6 +502,25 @@ def test_files_that_are_no_images_are_told_and_counted(data):
     assert "cat/Thumbs.db: not_image" in output
     assert "dog/broken.jpg: " in output
     assert config["preprocess"]["rejects"] == {"max_count": 2}
+
+
+def test_files_of_sixteen_bits_are_decoded_by_the_bits_that_they_use(data):
+    for index in range(40):
+        pixels = np.random.default_rng(index).integers(0, 4096, (40, 40), np.uint16)
+        data.add(f"{'ab'[index % 2]}/{index}.png", cv2.imencode(".png", pixels)[1].tobytes())
+    config, _ = data.write()
+    assert config["preprocess"]["stages"][0] == {"decode": {"channels": 1, "bits": 12}}
+
+
+def test_the_entries_that_cannot_be_used_are_told_if_the_others_are_too_few(data):
+    rows = [
+        f"p/{name},{'Birnen' if name < '020' else 'Äpfel'}" for name in data.add_images("p", 40)
+    ]
+    data.add("labels.csv", "\n".join(["path,label", *rows]).encode("latin-1"))
+    error = data.fail()
+    assert "a classifier needs two classes or more, found Birnen." in error
+    assert "20 of 40 entries cannot be used: 20 no_label" in error
+    assert "is not the name of a class. Save the file as UTF-8" in error
 
 
 # Names, places, hostile content

@@ -23,6 +23,8 @@ SHAPE = {
         "examples": dict.fromkeys(("train", "validation", "test")),
         "shards": dict.fromkeys(("train", "validation", "test")),
         "digest": None,
+        "rejected": None,
+        "page": None,
     },
     "training": dict.fromkeys(
         ("strategy", "workers", "steps", "restarts", "weights_digest", "warm_start")

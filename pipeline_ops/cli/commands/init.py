@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,9 +29,12 @@ from pipeline_ops.cli.first_config.text import (
 )
 from pipeline_ops.config.model_data_rules import validate_model_for_data
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.jobs.model_check import ModelCheckRequest
+from pipeline_ops.jobs.model_check import ModelCheckRequest, validate_training
+from pipeline_ops.jobs.planned_training import PlannedTraining
 from pipeline_ops.jobs.step_times import measure_steps
+from pipeline_ops.planning.warm_start import make_path_input
 from pipeline_ops.storage.atomic import create_atomically, write_atomically
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.gpus import find_gpu_problem, find_gpus
 
 if TYPE_CHECKING:
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
     from pipeline_ops.config.pipeline import PipelineConfig
 
 _MAX_REJECTS_SHOWN = 10
+_MIN_TEST_IMAGES = 20
+"""Fewer make the figures of the gate a matter of chance."""
 _GENERIC_NAMES = ("data", "dataset", "images", "img")
 _NAMING_SOURCES = ("voc", "csv", "jsonl", "cvat")
 """The sources whose annotations name the classes and do not number them."""
@@ -103,8 +109,9 @@ def init(arguments: argparse.Namespace) -> int:
     named = Path(os.path.abspath(arguments.path))
     folder = (named.parent if view.named_file else named) / match.below
     is_generic = match.below.lower() in _GENERIC_NAMES
-    pipeline = make_name((named if is_generic else folder).name)
-    output: Path = arguments.output or Path("configs") / f"{pipeline}.yaml"
+    output: Path | None = arguments.output
+    pipeline = make_name(output.stem if output else (named if is_generic else folder).name)
+    output = output or Path("configs") / f"{pipeline}.yaml"
     if output.exists() and not arguments.force:
         raise _make_exists_error(output)
     weights: Path | None = arguments.weights
@@ -126,6 +133,8 @@ def init(arguments: argparse.Namespace) -> int:
     )
     text = render_config(facts)
     config = _load_text(text, output)
+    if weights:
+        _check_weights(weights.absolute(), output, facts, config)
     if not arguments.no_measure:
         budget = _measure(facts, config, arguments.minutes)
         facts = facts._replace(settings=budget.settings, budget=budget)
@@ -207,6 +216,18 @@ def _load_text(text: str, output: Path) -> PipelineConfig:
     return config
 
 
+def _check_weights(weights: Path, output: Path, facts: ConfigFacts, config: PipelineConfig) -> None:
+    """Raises ConfigError if the weights do not fit the model."""
+    settings, data = facts.settings, facts.data
+    shape = (settings.height, settings.width, settings.channels)
+    make_path_input(weights)
+    training = PlannedTraining.from_config(config, sys.executable)
+    training = training.model_copy(update={"config_file": str(output), "weights": str(weights)})
+    with tempfile.TemporaryDirectory() as folder:
+        verdicts = open_path(folder)
+        validate_training(training, data.task, shape, len(data.labels), verdicts)
+
+
 def _measure(facts: ConfigFacts, config: PipelineConfig, minutes: float) -> Budget:
     """Takes a few steps of the training, and fits it to a number of minutes."""
     from pipeline_ops.cli.first_config.budget import fit_to_budget
@@ -226,6 +247,8 @@ def _measure(facts: ConfigFacts, config: PipelineConfig, minutes: float) -> Budg
 
 
 def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete: bool) -> None:
+    from pipeline_ops.cli.first_config.folder_view import count
+
     images = ", ".join(f"{number:,} {split}" for split, number in data.num_images.items())
     rows = [
         ("source", f"{match.type} ({match.certainty.name.lower()}): {match.reason}"),
@@ -234,6 +257,14 @@ def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete
         ("images", f"{images}; {describe_sizes(data)}"),
         *(("sampled", remark) for remark in data.remarks),
     ]
+    if (num_test := data.num_images["test"]) < _MIN_TEST_IMAGES:
+        rows.append(
+            (
+                "too few",
+                f"one of {count(num_test, 'test image')} changes the gate's figure by "
+                f"{1 / num_test:.0%}, so the gate says little. Add images",
+            )
+        )
     if not is_complete:
         rows.append(("sampled", "only a part of the names in the folder was listed"))
     if data.found.rejected:

@@ -44,7 +44,7 @@ class Budget:
 
     @property
     def num_steps(self) -> int:
-        return self.settings.epochs * self.settings.steps_per_epoch
+        return round(self.settings.epochs * self.settings.steps_per_epoch)
 
     @property
     def shortage(self) -> str:
@@ -98,7 +98,7 @@ def _fit(
     epochs = max(1, min(settings.epochs, int((60 * minutes - rest) / epoch)))
     fitting = dataclasses.replace(settings, epochs=epochs)
     # Of a few images, even all epochs are fewer steps than the recipe asks for.
-    needed_steps = min(settings.recipe.min_steps, settings.epochs * settings.steps_per_epoch)
+    needed_steps = min(settings.recipe.min_steps, round(settings.epochs * settings.steps_per_epoch))
     return Budget(fitting, rest + epochs * epoch, epoch, needed_steps)
 
 

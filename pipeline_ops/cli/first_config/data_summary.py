@@ -29,7 +29,7 @@ from beam_jobs.planning.splits import explain_from_plan, split_records
 from beam_jobs.sources import read_records, validate_listing
 from beam_jobs.sources.parsing import is_image_name
 from beam_jobs.sources.source import SourceRecords
-from beam_jobs.stages.decode import Decode, decode
+from beam_jobs.stages.decode import Decode, count_bits, decode
 from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.cli.first_config.folder_view import count
@@ -59,6 +59,7 @@ class DecodedSample:
     `sizes` are heights and widths in pixels. `box_sides` are the shorter sides of the boxes, as
     fractions of the longer side of their image. `num_rejected` is the expected number of rejected
     images in the whole data set. `decode_seconds` is the mean time to read and decode an image.
+    `bits` are those that the values of files of 16 bits use, or 16 if there are no such files.
     """
 
     sizes: Sequence[tuple[int, int]]
@@ -68,6 +69,7 @@ class DecodedSample:
     rejected: Sequence[RejectedRecord]
     num_rejected: int
     decode_seconds: float = 0.0
+    bits: int = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +101,16 @@ class DataSummary:
         """The expected number of rejected entries."""
         return round(len(self.found.rejected) * self.factor) + self.sample.num_rejected
 
+    @property
+    def num_decoded(self) -> int:
+        return len(self.sample.sizes) + len(self.sample.rejected)
+
+    @property
+    def allowed_rejects(self) -> int:
+        """The expected number, and a hundredth of the images if only a part was decoded."""
+        is_part = self.num_decoded < len(self.found.records)
+        return self.num_rejects + (self.total // 100 if is_part else 0)
+
 
 def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
     """Reads the annotations and a sample of the images.
@@ -118,7 +130,12 @@ def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
     if not found.records:
         raise DataError(f"{listing.folder}: no entry can be used. {found.describe_rejects()}")
     sample = _decode_sample(found.records, listing.folder, factor)
-    split, members = _choose_split(found.records, str(listing.folder), factor)
+    try:
+        split, members = _choose_split(found.records, str(listing.folder), factor)
+    except DataError as error:
+        if not found.rejected:
+            raise
+        raise DataError(f"{error} {found.describe_rejects()}") from None
     given = {record.split for record in found.records}
     return DataSummary(
         infer_task(found.records),
@@ -166,7 +183,7 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
     sides: list[float] = []
     rejected: list[RejectedRecord] = []
     num_rejected = 0.0
-    is_grey, num_lossless = True, 0
+    is_grey, num_lossless, bits = True, 0, 0
     started = time.perf_counter()
     for group in (usual, unusual):
         tried, before = group[:_MAX_DECODED], len(rejected)
@@ -186,6 +203,7 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
             sides += [box.shorter_side / max(height, width) for box in example.boxes or ()]
             is_grey = is_grey and bool((example.image == example.image[:, :, :1]).all())
             num_lossless += not example.encoded.startswith(b"\xff\xd8")
+            bits = max(bits, count_bits(example.encoded))
         if tried:
             num_rejected += (len(rejected) - before) * len(group) / len(tried)
     if not sizes:
@@ -203,6 +221,7 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
         rejected,
         round(num_rejected * factor),
         (time.perf_counter() - started) / (len(sizes) + len(rejected)),
+        max(bits, 8) if bits else 16,
     )
 
 

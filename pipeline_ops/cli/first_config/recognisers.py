@@ -43,6 +43,7 @@ from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.cli.first_config.folder_view import MAX_CANDIDATES, START_BYTES, FolderView, count
 from pipeline_ops.config.sources import ImageFolderSource, VocSource
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
 
 _MAX_ROWS, _MAX_EXAMPLES = 200, 20
@@ -82,7 +83,8 @@ def recognise_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
         return
     below = _find_common_folder(view)
     listing = view.enter(below)
-    source = ImageFolderSource(type="image_folder", path=".")
+    keys = {"class_folder": "inner"} if _has_repeated_folders(listing) else {}
+    source = ImageFolderSource.model_validate({"type": "image_folder", "path": ".", **keys})
     try:
         validate_layout(source, listing)
     except DataError as error:
@@ -104,11 +106,21 @@ def recognise_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
             f"{'has' if len(others) == 1 else 'have'} none. Move what is no class away"
         )
     else:
-        names = [file.key.lower() for file in listing.files if "/" not in file.key]
-        may_be_annotated = any(name.endswith(_ANNOTATIONS) for name in names)
+        names = [file.key.lower() for file in listing.files]
+        may_be_annotated = any(
+            name.endswith(".xml" if "/" in name else _ANNOTATIONS) for name in names
+        )
         certainty = Certainty.LIKELY if may_be_annotated else Certainty.CERTAIN
         reason = _describe_classes(images, list(find_split_folders(source, listing)))
-        yield SourceMatch("image_folder", certainty, reason, below=below)
+        yield SourceMatch("image_folder", certainty, reason, keys, below)
+
+
+def _has_repeated_folders(listing: Listing) -> bool:
+    """Whether the folders in other ones repeat, such as those of classes in folders of days."""
+    outer = {file.key.split("/")[0] for file in listing.files}
+    pairs = {tuple(file.key.split("/")[:2]) for file in listing.files if file.key.count("/") > 1}
+    numbers = Counter(inner for _, inner in pairs)
+    return not find_split_names(outer) and len(numbers) > 1 and min(numbers.values()) > 1
 
 
 def _find_common_folder(view: FolderView) -> str:
@@ -159,7 +171,8 @@ def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[s
     """The folders in which an image and an XML file of the same name can be.
 
     Each is the folder of the source, and below it those of the images and of the annotations.
-    Folders of splits are neither: they are around them, or inside.
+    Folders of splits are neither: they are around them, or inside. If every XML file is beside its
+    image, the folder around all of them is the only one.
     """
     images, found = defaultdict[str, set[str]](set), set[tuple[str, str]]()
     for file in view.images:
@@ -167,7 +180,11 @@ def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[s
         images[name].add(folder)
     for file in files:
         folder, name = posixpath.split(posixpath.splitext(file.key)[0])
-        found.update((image, folder) for image in images[name])
+        around = {folder} if folder in images[name] else images[name]
+        found.update((image, folder) for image in around)
+    if found and all(image == folder for image, folder in found):
+        common = posixpath.commonpath(image for image, _ in found)
+        found = {(common, common)}
     return {_find_voc_folders(*pair) for pair in found}
 
 

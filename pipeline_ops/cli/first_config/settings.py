@@ -54,7 +54,7 @@ class FirstSettings:
     recipe: Recipe
     global_batch_size: int
     epochs: int
-    steps_per_epoch: int
+    steps_per_epoch: float
     shards: int
 
 
@@ -70,7 +70,7 @@ def choose_settings(data: DataSummary, has_gpu: bool, weights: str = "") -> Firs
         recipe = adapt_to_weights(recipe, weights)
     num_train = max(1, data.num_images["train"])
     batch = _choose_batch(num_train, recipe.batch_size)
-    steps_per_epoch = -(-num_train // batch)
+    steps_per_epoch = num_train / batch
     return FirstSettings(
         channels=1 if data.sample.is_grey else 3,
         height=height,

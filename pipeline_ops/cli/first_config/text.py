@@ -36,19 +36,19 @@ preprocess: # raw images to sharded TFRecords
 """
 _PREPROCESS = """\
   stages: # applied in this order; `trainyard stages` lists what there is
-    - decode: {{channels: {channels}}} # {color}
+    - decode: {{channels: {channels}{bits}}} # {color}
     - resize: {{height: {height}, width: {width}}} # [*] {size_reason}; {sizes}
     - encode: {encode}
   split: {split} # {split_reason}
   shards: {shards} # of each split; at least one for each worker
-  rejects: {{max_count: {rejects}}} # [*] more unusable entries than this fail the task; {seen}
+  rejects: {{max_count: {rejects}}} # [*] more unusable entries fail the task; {seen}
 
 train: # shards to a model
   model: {model} # [*] {model_reason}
   model_parameters: {model_parameters} # [*] arguments of the model, such as its size
 {weights}  workers: 1 # [*] processes that train together; more than one on several hosts
   global_batch_size: {batch} # over all workers
-  epochs: {epochs} # [*] of {steps:,} steps each{epoch_time}
+  epochs: {epochs} # [*] of {steps:,.0f} steps each{epoch_time}
   seed: 1 # the same seed and data give the same model
 """
 _GATE = """
@@ -67,6 +67,7 @@ export: # to the layout of TensorFlow Serving
 _SOURCE_COMMENTS = {
     "type": "docs/data-sources.md describes it",
     "path": "all files below it belong to the data; relative paths start at this file's folder",
+    "class_folder": "the innermost folder of an image names its class",
     "unlisted": "images in no list are left out; `reject` would count them as unusable",
     "image_sets": "the lists that are our splits",
     "manifest": "the file that names every image; a path below `path`",
@@ -183,11 +184,15 @@ def _render_source(source: Mapping[str, Any]) -> Iterator[str]:
 
 def _render_preprocess(facts: ConfigFacts) -> str:
     data, settings = facts.data, facts.settings
-    split, num_rejects = data.split, data.num_rejects
+    split, bits = data.split, data.sample.bits
     shares = f"train: {split.train}, validation: {split.validation}, test: {split.test}"
     return _PREPROCESS.format(
         channels=settings.channels,
-        color="every image of the sample is grey" if settings.channels == 1 else "red, green, blue",
+        bits=f", bits: {bits}" if bits < 16 else "",
+        color=(
+            "every image of the sample is grey" if settings.channels == 1 else "red, green, blue"
+        )
+        + (f"; files of 16 bits have values below {1 << bits:,}" if bits < 16 else ""),
         height=settings.height,
         width=settings.width,
         size_reason=settings.size_reason,
@@ -198,8 +203,8 @@ def _render_preprocess(facts: ConfigFacts) -> str:
         split=f"{{{shares}{', stratify: true' if split.stratify else ''}}}",
         split_reason=_describe_split(data),
         shards=settings.shards,
-        rejects=num_rejects,
-        seen=f"{num_rejects:,} are expected now" if num_rejects else "none was found",
+        rejects=data.allowed_rejects,
+        seen=_describe_rejects(data),
         model=settings.recipe.model,
         model_reason=settings.recipe.reason,
         model_parameters=_dump(dict(settings.recipe.parameters)),
@@ -209,6 +214,14 @@ def _render_preprocess(facts: ConfigFacts) -> str:
         steps=settings.steps_per_epoch,
         epoch_time=f", {facts.budget.epoch_seconds:.1f} s on this machine" if facts.budget else "",
     )
+
+
+def _describe_rejects(data: DataSummary) -> str:
+    seen = f"{data.num_rejects:,} are expected now" if data.num_rejects else "none was found"
+    if data.allowed_rejects == data.num_rejects:
+        return seen
+    decoded = f"{data.num_decoded:,} of {data.total:,} images were decoded"
+    return f"{decoded}, {seen}, and a hundredth is allowed besides"
 
 
 def _render_weights(facts: ConfigFacts) -> str:

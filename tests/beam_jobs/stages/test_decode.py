@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from beam_jobs.stages import CATALOGUE, BoundStage, run_stages
-from beam_jobs.stages.decode import Decode, decode
+from beam_jobs.stages.decode import Decode, count_bits, decode
 from beam_jobs.stages.resize import Resize
 from beam_jobs.stages.stage import Example, Reject, Rejected
 
@@ -242,3 +242,14 @@ def test_damage_that_shows_when_a_later_stage_asks_for_pixels_is_a_reject_of_dec
         40,
         3,
     )  # the damage goes unnoticed
+
+
+def test_values_of_twelve_bits_fill_the_range():
+    values = np.array([[0, 2048, 4095], [1, 16, 5000]], np.uint16)
+    png = cv2.imencode(".png", values)[1].tobytes()
+    assert count_bits(png) == 13
+    assert count_bits(save("PNG")) == count_bits(save("JPEG")) == 0
+    expected = [[0, 128, 255], [0, 1, 255]]
+    assert run(png, channels=1, bits=12).image[..., 0].tolist() == expected
+    assert run(png, channels=3, bits=12).image[..., 2].tolist() == expected
+    assert run(png, channels=1).image[..., 0].tolist() == (values >> 8).tolist()

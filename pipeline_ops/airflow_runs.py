@@ -25,9 +25,8 @@ from pipeline_ops.airflow_internals import (
 )
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.run_config import load_author_config, load_run_config_or_author
-from pipeline_ops.config.yaml_source import ConfigFile, YamlCopy
-from pipeline_ops.config.yaml_view import find_yaml
+from pipeline_ops.config.reading import ConfigFile, YamlCopy, find_yaml
+from pipeline_ops.config.run_conf import load_author_config, load_run_config_or_author
 from pipeline_ops.errors import TrainyardError
 
 use_airflow_connections()

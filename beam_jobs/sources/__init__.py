@@ -30,8 +30,7 @@ from beam_jobs.sources.user_source import read_user_records
 from beam_jobs.stages import BoundStage, bind_stages, check_data, map_class_names
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.sources import AnySource, ImageFolderSource
-from pipeline_ops.config.user_source import UserSource
+from pipeline_ops.config.sources import AnySource, ImageFolderSource, UserSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.remote import RemoteFolder

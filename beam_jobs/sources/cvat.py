@@ -29,7 +29,7 @@ from beam_jobs.sources.parsing import (
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.config.labelling_sources import CvatSource
+from pipeline_ops.config.sources import CvatSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile
 

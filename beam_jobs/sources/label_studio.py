@@ -32,7 +32,7 @@ from beam_jobs.sources.parsing import (
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS, Size
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.config.labelling_sources import LabelStudioSource
+from pipeline_ops.config.sources import LabelStudioSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile
 

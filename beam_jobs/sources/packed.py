@@ -19,7 +19,7 @@ from beam_jobs.sources.parsing import make_box, parse_box, parse_number, parse_s
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.config.packed_sources import FieldsSource, PackedSource
+from pipeline_ops.config.sources import FieldsSource, PackedSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest

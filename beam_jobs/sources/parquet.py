@@ -13,8 +13,8 @@ from beam_jobs.io import raw
 from beam_jobs.sources.packed import find_containers, find_field, make_entry
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
-from pipeline_ops.config.packed_sources import ParquetSource
-from pipeline_ops.config.yaml_source import suggest_name
+from pipeline_ops.config.reading import suggest_name
+from pipeline_ops.config.sources import ParquetSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest
 

@@ -16,7 +16,7 @@ from typing import Any
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.source import SourceRecords
 from beam_jobs.sources.user_source import bind_source, collect_entries
-from pipeline_ops.config.user_source import UserSource
+from pipeline_ops.config.sources import UserSource
 from pipeline_ops.raw_data.folder import list_folder, resolve_raw_folder
 from pipeline_ops.storage.open_store import open_root
 

@@ -22,8 +22,8 @@ from beam_jobs.sources.packed import PackedExample, read_examples
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Reject
+from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.config.sources import TfdsPart, TfdsSource
-from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile

@@ -21,7 +21,7 @@ from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.artifacts import manifest
-from pipeline_ops.config.packed_sources import TfrecordSource
+from pipeline_ops.config.sources import TfrecordSource
 from pipeline_ops.errors import DataError
 
 _KEYS = (shards.KEY, "image/filename", "image/source_id")

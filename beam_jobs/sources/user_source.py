@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from beam_jobs.sources.source import SourceEntry, SourceFailed, SourceFiles, SourceRecords
 from beam_jobs.stages import find_parameter_problems, find_parameters_class, raise_problems
 from beam_jobs.stages.stage import Reject
-from pipeline_ops.config.source_base import Source
-from pipeline_ops.config.user_source import UserSource
-from pipeline_ops.config.yaml_source import locate_in_file, suggest_name
+from pipeline_ops.config.reading import locate_in_file, suggest_name
+from pipeline_ops.config.sources import Source, UserSource
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.user_code.modules import import_module, locate_error

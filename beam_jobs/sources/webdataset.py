@@ -18,7 +18,7 @@ from beam_jobs.sources.packed import find_containers, make_entry
 from beam_jobs.sources.parsing import is_image_name, parse_json_object
 from beam_jobs.sources.source import MAX_IMAGE_BYTES, SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
-from pipeline_ops.config.packed_sources import WebdatasetSource
+from pipeline_ops.config.sources import WebdatasetSource
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_raw_key
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)

@@ -23,9 +23,8 @@ from beam_jobs.sources.parsing import enclose, iterate_path_ends, make_box, pars
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.config.labelling_sources import YoloSource
-from pipeline_ops.config.yaml_messages import YamlProblem
-from pipeline_ops.config.yaml_reading import Location, read_yaml
+from pipeline_ops.config.reading import Location, YamlProblem, read_yaml
+from pipeline_ops.config.sources import YoloSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile

@@ -32,8 +32,8 @@ from beam_jobs.stages import (
 )
 from beam_jobs.stages.stage import Example, LazyImage, Reject, Rejected, Skip, Stage
 from pipeline_ops.config.preprocess import Preprocess, StageConfig
-from pipeline_ops.config.type_messages import describe_problem
-from pipeline_ops.config.yaml_source import locate_in_file, suggest_name
+from pipeline_ops.config.reading import locate_in_file, suggest_name
+from pipeline_ops.config.validation import describe_problem
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.user_code.modules import import_module, locate_error
 from pipeline_ops.user_code.stages import find_module_path, list_published_names

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import pydantic
 import pydantic.dataclasses
 
-from pipeline_ops.config.yaml_source import suggest_name
+from pipeline_ops.config.reading import suggest_name
 
 if TYPE_CHECKING:
     import numpy as np

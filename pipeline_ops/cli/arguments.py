@@ -10,10 +10,9 @@ from typing import Any, Literal, TypeAlias
 
 from pipeline_ops.config.model_data_rules import validate_model_for_data
 from pipeline_ops.config.notify import check_notifiers
-from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.pipeline_files import find_config_files
-from pipeline_ops.config.user_source import UserSource
-from pipeline_ops.config.yaml_source import locate_in_file, parse_value
+from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load_config
+from pipeline_ops.config.reading import locate_in_file, parse_value
+from pipeline_ops.config.sources import UserSource
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.raw_data.folder import validate_folder
 from pipeline_ops.user_code.models import digest_user_code, validate_names

@@ -20,7 +20,7 @@ from beam_jobs.stages import BoundStage, run_stages
 from beam_jobs.stages.stage import Example, Rejected
 from pipeline_ops.cli.deep_validation import read_source
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.yaml_source import suggest_name
+from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.pages.drawing import (
     CELL_PIXELS,

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
-from pipeline_ops.config.base import (
+from pipeline_ops.config.fields import (
     READ_WITH_THE_DAG,
     Section,
     TaskSection,

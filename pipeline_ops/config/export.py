@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from pipeline_ops.config.base import (
+from pipeline_ops.config.fields import (
     SAME_FOR_ALL_RUNS,
     Section,
     TaskSection,

@@ -1,22 +1,185 @@
-"""Every field of a config as one flat table: dotted key, kind, and declarations.
+"""The fields of a config: their declarations, their texts, and the values that a run may choose.
 
-The trigger form, the check of a run's conf, the check of `per_run` and the reference read only this
-table.
+Only the author may set a field, unless it is declared with `per_run_field`, or the author opens
+it to runs:
+
+    per_run:
+      train.hosts: [lab, two_gpus]
+      preprocess.source.path: [/data/daily/**, "s3://lake/daily/*"]
+      train.epochs: [5, 20]                  a run may choose one of these
+      train.seed: []                         a run may not set it
+
+The value in the YAML itself is always allowed. A path is made absolute and its links are followed
+before the comparison. `*` and `?` stand for anything within one folder's name, `**` for any number
+of folders.
+
+`collect_fields` returns all fields as one flat table by dotted key. The trigger form, the check
+of a run's conf and the reference read only this table.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import fnmatch
 import functools
+import inspect
+import itertools
+import re
+import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from pipeline_ops.config.base import Declarations, Section, get_declarations
+from pipeline_ops.config.reading import suggest_name
+from pipeline_ops.system.python_source import parse_python
+
+SELECTS_A_PROGRAM = "it selects a program to execute"
+READ_WITH_THE_DAG = "Airflow reads it when it makes the DAG, before there is a run"
+SAME_FOR_ALL_RUNS = "pages, the orphan reaper and other runs need it to be the same for all runs"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Declarations:
+    """The declarations of a field besides its type and its bounds.
+
+    Attributes:
+      is_operational: the value cannot change the result.
+      is_per_run: a run may set it.
+      is_advanced: few pipelines need it. The form and the reference mark it.
+      rank: the position at the top of the form, for fields that change often. 0 for other fields.
+      fixed: the reason why a run can never set it. Empty if the author may open it.
+      is_path: a path or a URI, for which `per_run` takes globs.
+      run_pattern: the values that a run may set it to. Empty for any valid value.
+      run_pattern_description: a description of `run_pattern` in words.
+      selects_program: the value selects the code that a host runs.
+    """
+
+    is_operational: bool = False
+    is_per_run: bool = False
+    is_advanced: bool = False
+    rank: int = 0
+    fixed: str = ""
+    is_path: bool = False
+    run_pattern: str = ""
+    run_pattern_description: str = ""
+    selects_program: bool = False
+
+
+_DECLARATIONS = frozenset(field.name for field in dataclasses.fields(Declarations))
+
+
+def config_field(default: Any, **options: Any) -> Any:
+    """A field with `Declarations`. The other options go to pydantic."""
+    declared = {name: options.pop(name) for name in _DECLARATIONS & options.keys()}
+    return Field(default, json_schema_extra=declared, **options)
+
+
+def get_declarations(field: FieldInfo) -> Mapping[str, Any]:
+    """The declarations of a field that are not at their defaults, by name."""
+    extra = field.json_schema_extra
+    return extra if isinstance(extra, dict) else {}
+
+
+def operational_field(default: Any, **declarations: Any) -> Any:
+    """A field about resources or timeouts. It cannot change the result."""
+    return config_field(default, is_operational=True, **declarations)
+
+
+def advanced_field(default: Any, **declarations: Any) -> Any:
+    """A field that few pipelines need. No shipped config sets it."""
+    return config_field(default, is_advanced=True, **declarations)
+
+
+def per_run_field(default: Any, **declarations: Any) -> Any:
+    """A field that a single run may set."""
+    return config_field(default, is_per_run=True, **declarations)
+
+
+def fixed_field(default: Any, reason: str, **declarations: Any) -> Any:
+    """A field that a run can never set, even if the author lists it in `per_run`."""
+    return config_field(default, fixed=reason, **declarations)
+
+
+class FieldError(ValueError):
+    """A rule over several fields that one of them breaks.
+
+    `key` is the dotted path of that field, below the section that checks.
+    """
+
+    def __init__(self, key: str, rule: str):
+        super().__init__(rule)
+        self.location = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+
+
+class Section(BaseModel):
+    """Base of every part of the config: frozen, strict about types, and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    def to_fingerprint_dict(self) -> dict[str, Any]:
+        """Returns this section as JSON, without its operational fields."""
+        values = {}
+        for name, field in type(self).model_fields.items():
+            if not get_declarations(field).get("is_operational"):
+                value = getattr(self, name)
+                values[name] = (
+                    value.to_fingerprint_dict()
+                    if isinstance(value, Section)
+                    else self.model_dump(mode="json", include={name})[name]
+                )
+        return values
+
+
+class TaskSection(Section):
+    """The fields that every task's section has."""
+
+    timeout_seconds: int = operational_field(24 * 3600, ge=1)
+    """The job ends itself after this long, whatever happens to Airflow."""
+
+    retries: int = fixed_field(
+        2, READ_WITH_THE_DAG, is_operational=True, ge=0, le=20, is_advanced=True
+    )
+    """Number of further attempts after a machine failure. The first follows at once, the next after
+    half a minute or more, later ones after minutes, so that a slow restart of Airflow does not use
+    them up. Errors in the config or the data are never retried."""
+
+    python: str | None = fixed_field(
+        None, SELECTS_A_PROGRAM, is_operational=True, min_length=1, is_advanced=True
+    )
+    """The interpreter that runs this task's job, such as `/opt/tensorflow/bin/python`. It needs the
+    packages of the job. It does not need Airflow. The versions that are installed there are part of
+    the fingerprint. Null is Airflow's own interpreter."""
+
+    runs_on: str | None = fixed_field(
+        None, SELECTS_A_PROGRAM, is_operational=True, min_length=1, is_advanced=True
+    )
+    """A file in the folder `hosts/` next to the pipeline's YAML, without `.yaml`. It says where
+    this task's job runs: on a host over ssh, in a container, in a pod, or in a Slurm job. Null is
+    the host of the Airflow worker."""
+
+    pool: str | None = fixed_field(
+        None, READ_WITH_THE_DAG, is_operational=True, min_length=1, is_advanced=True
+    )
+    """One of Airflow's pools, which keeps the number of running tasks within the number of hosts.
+    Create it with `airflow pools set NAME SLOTS TEXT --include-deferred`. A task whose job runs is
+    deferred, and only counts with this option."""
+
+    priority: int = fixed_field(
+        1, READ_WITH_THE_DAG, is_operational=True, ge=1, le=1_000_000, is_advanced=True
+    )
+    """Priority among the tasks that wait for the same pool. The highest comes first."""
+
+    executor: str | None = fixed_field(
+        None, READ_WITH_THE_DAG, is_operational=True, min_length=1, is_advanced=True
+    )
+    """One of Airflow's executors, if it has several. Null is its first one."""
+
 
 Kind = Literal["scalar", "list", "mapping"]
 _INHERITED = frozenset({"is_operational", "fixed", "is_advanced", "selects_program"})
@@ -129,3 +292,177 @@ def _is_valid(field: FieldInfo, value: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+@functools.cache
+def read_descriptions(section: type) -> Mapping[str, str]:
+    """Returns the text below each field of a class, and of the classes that it is derived from.
+
+    Fields without a text are left out. So are those of a class without a source file.
+    """
+    texts: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        texts |= _read_module(base.__module__).get(base.__qualname__, {})
+    return texts
+
+
+@functools.cache
+def _read_module(name: str) -> Mapping[str, Mapping[str, str]]:
+    """The texts in the file of a module, by class and field."""
+    file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
+    if file.suffix != ".py" or not file.is_file():
+        return {}
+    return {
+        path: dict(_iterate_texts(found)) for path, found in _iterate_classes(parse_python(file))
+    }
+
+
+def _iterate_classes(
+    tree: ast.Module | ast.ClassDef, prefix: str = ""
+) -> Iterator[tuple[str, ast.ClassDef]]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield prefix + node.name, node
+            yield from _iterate_classes(node, f"{prefix}{node.name}.")
+
+
+def _iterate_texts(found: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, text in itertools.pairwise(found.body):
+        match field, text:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(value))),
+            ):
+                yield name, inspect.cleandoc(value)
+
+
+Scalar = bool | int | float | str | None
+_WILDCARD = re.compile(r"[*?\[]")
+_URI = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
+
+
+def validate_per_run(
+    leaves: Mapping[str, ConfigField], per_run: Mapping[str, Sequence[Scalar]]
+) -> None:
+    """Checks the fields and the values of `per_run`.
+
+    Raises:
+      ValueError: a field does not exist or can never be opened, or a value is not valid.
+    """
+    for key, values in per_run.items():
+        leaf = leaves.get(key)
+        if leaf is None:
+            known = [name for name, leaf in leaves.items() if _can_be_opened(leaf)]
+            raise ValueError(f"{key}: there is no such value; {suggest_name(key, known)}")
+        if not _can_be_opened(leaf):
+            reason = leaf.fixed or (
+                f"it is {'a list' if leaf.kind == 'list' else 'a mapping'}, "
+                "and a run sets single values only"
+            )
+            raise ValueError(f"{key}: cannot be opened to runs: {reason}. Remove this line.")
+        for value in values:
+            if leaf.is_path and isinstance(value, str):
+                _validate_pattern(key, value)
+            elif not leaf.accepts(value):
+                raise ValueError(
+                    f"{key}: {value!r} is not a valid value of it. Correct or remove it."
+                )
+
+
+def resolve_allowed_value(
+    leaf: ConfigField, value: Scalar, allowed: Sequence[Scalar], folder: Path
+) -> Scalar:
+    """The value to use. For a path that a glob allows, that is the absolute path without links.
+
+    Raises:
+      ValueError: the value is not allowed.
+    """
+    for candidate in allowed:
+        if (
+            type(candidate) is type(value)
+            and candidate == value
+            and not (leaf.is_path and isinstance(value, str) and _WILDCARD.search(value))
+        ):
+            return value
+    if leaf.is_path and isinstance(value, str):
+        path = _normalize(value, folder)
+        if any(_is_match(pattern, path, folder) for pattern in allowed if isinstance(pattern, str)):
+            return path
+    choices = ", ".join("null" if candidate is None else str(candidate) for candidate in allowed)
+    raise ValueError(
+        f"must be one of the values that per_run allows ({choices})"
+        if choices
+        else "is closed to runs by per_run"
+    )
+
+
+def is_glob(value: Scalar) -> bool:
+    """Returns whether an allowed value stands for several."""
+    return isinstance(value, str) and bool(_WILDCARD.search(value))
+
+
+def _can_be_opened(leaf: ConfigField) -> bool:
+    return leaf.kind == "scalar" and not leaf.fixed and not leaf.is_in_list
+
+
+def _validate_pattern(key: str, pattern: str) -> None:
+    wildcard = _WILDCARD.search(pattern)
+    after = pattern[pattern.rfind("/", 0, wildcard.start()) + 1 :] if wildcard else ""
+    if ".." in after.split("/"):
+        raise ValueError(
+            f"{key}: {pattern!r} has '..' behind a wildcard. Write the folder that is meant."
+        )
+    if "{" in pattern or "\0" in pattern:
+        raise ValueError(
+            f"{key}: {pattern!r} must be a plain path or a glob, without brackets like {{start}}"
+        )
+
+
+def _normalize(value: str, folder: Path) -> str:
+    """An absolute path without `..` and without links, or a plain URI.
+
+    Raises:
+      ValueError: the value is neither.
+    """
+    if re.search(r"[{}*?\[]", value):
+        raise ValueError("must be a plain path for a single run, without any of { } * ? [")
+    if uri := _URI.fullmatch(value):
+        parts = uri[2].rstrip("/").split("/")
+        if any(part in ("", ".", "..") for part in parts) or re.search(r"[%#@\\]", uri[2]):
+            raise ValueError("must be a plain URI, without '..', '//' or any of % # @ \\")
+        return f"{uri[1]}://{'/'.join(parts)}"
+    if "://" in value:
+        raise ValueError("must be a path or a plain URI")
+    return str((folder / Path(value).expanduser()).resolve())
+
+
+def _is_match(pattern: str, path: str, folder: Path) -> bool:
+    return _are_segments_matching(_make_absolute(pattern, folder).split("/"), path.split("/"))
+
+
+def _make_absolute(pattern: str, folder: Path) -> str:
+    """The pattern with the folders before its first wildcard made absolute.
+
+    These folders may be links, because they are the author's own.
+    """
+    if _URI.fullmatch(pattern):
+        return pattern.rstrip("/")
+    wildcard = _WILDCARD.search(pattern)
+    cut = len(pattern) if wildcard is None else pattern.rfind("/", 0, wildcard.start()) + 1
+    start = str((folder / Path(pattern[:cut]).expanduser()).resolve())
+    return f"{start.rstrip('/')}/{pattern[cut:].rstrip('/')}" if pattern[cut:] else start
+
+
+def _are_segments_matching(pattern: Sequence[str], segments: Sequence[str]) -> bool:
+    if not pattern:
+        return not segments
+    if pattern[0] == "**":
+        return any(
+            _are_segments_matching(pattern[1:], segments[skipped:])
+            for skipped in range(len(segments) + 1)
+        )
+    return (
+        bool(segments)
+        and fnmatch.fnmatchcase(segments[0], pattern[0])
+        and _are_segments_matching(pattern[1:], segments[1:])
+    )

@@ -8,20 +8,455 @@ must be the same path on all hosts, on a file system that they share, or a bucke
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from pipeline_ops.config.base import Section, config_field
-from pipeline_ops.config.hosts_base import Hosts
-from pipeline_ops.config.hosts_clusters import ContainerHosts, KubernetesHosts, SlurmHosts
-from pipeline_ops.config.train_options import HOSTS_NAME_PATTERN
+from pipeline_ops.config.fields import Section, config_field, get_declarations
+from pipeline_ops.config.reading import ConfigText, suggest_name
+from pipeline_ops.config.train import HOSTS_NAME_PATTERN, Train
 from pipeline_ops.config.validation import validate_section
-from pipeline_ops.config.yaml_source import ConfigText, suggest_name
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.open_store import is_remote
+
+
+def match_pattern(pattern: str, rule: str) -> AfterValidator:
+    """A check of a whole text, whose message has a rule in words in the place of the pattern."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"must be {rule}, got {value!r}")
+        return value
+
+    return AfterValidator(check)
+
+
+class Hosts(Section):
+    """The fields that all launchers have in common."""
+
+    launcher: str
+    """The kind of hosts."""
+    python: str | None = config_field(None, selects_program=True)
+    """The interpreter on the hosts. Null is the same path as on this machine, and in an image its
+    `python`."""
+    code: str | None = config_field(None, selects_program=True)
+    """The folder on the hosts that holds `pipeline_ops/`, with the same code as on this machine.
+    Null is the same path as on this machine, and in an image the installed package."""
+    environment: dict[str, str] = config_field({}, selects_program=True)
+    """Environment variables of the job, or of every process of the gang."""
+    network: Literal["trusted", "isolated"] | None = None
+    """`trusted`: Everyone who reaches the ports of these hosts may read and change the training.
+
+    TensorFlow's servers, by which workers reach each other, listen on all interfaces, talk
+    unencrypted and ask for no credentials. `isolated`: A gang on one host runs in a network
+    namespace of its own, or not at all. Null is one where the kernel allows it, and a warning
+    where it does not. A gang on several hosts needs `trusted`.
+    """
+    first_port: int | None = Field(None, ge=1024, le=65535)
+    """The first of the ports that a firewall lets through, up to `last_port`. Null is any free
+    port."""
+    last_port: int | None = Field(None, ge=1024, le=65535)
+    """The last of these ports."""
+
+    @model_validator(mode="after")
+    def _validate_ports(self) -> Hosts:
+        if (self.first_port is None) != (self.last_port is None):
+            raise ValueError("first_port and last_port must be given together")
+        if self.ports and self.ports[0] > self.ports[1]:
+            raise ValueError(
+                "first_port must not be above last_port, got "
+                f"{self.first_port} and {self.last_port}"
+            )
+        return self
+
+    @property
+    def ports(self) -> tuple[int, int] | None:
+        return (self.first_port, self.last_port) if self.first_port and self.last_port else None
+
+    @property
+    def code_digests(self) -> dict[str, str]:
+        """Digests of the fields that select the hosts' code, without those at the default."""
+        values = self.model_dump(mode="json")
+        selected = {
+            name: values[name]
+            for name, field in type(self).model_fields.items()
+            if get_declarations(field).get("selects_program")
+        }
+        return {name: compute_digest(value) for name, value in selected.items() if value}
+
+    @property
+    def capacity(self) -> int:
+        """The number of workers that all hosts can take."""
+        raise NotImplementedError
+
+    @property
+    def num_hosts(self) -> int:
+        raise NotImplementedError
+
+    def validate_gang(self, train: Train, location: str) -> None:
+        """Raises ConfigError if the gang can never run on these hosts."""
+        is_alone = train.effective_max_workers == 1 and train.strategy != "parameter_server"
+        if self.num_hosts > 1 and not is_alone and self.network != "trusted":
+            raise ConfigError(
+                f"{location}: train.hosts: {train.hosts} has {self.num_hosts} hosts, "
+                "and their workers talk unencrypted, and in part without credentials. "
+                f"Write `network: trusted` into hosts/{train.hosts}.yaml "
+                "if only trusted people reach the hosts' ports, or train on one host"
+            )
+        if self.capacity < train.effective_min_workers:
+            raise ConfigError(
+                f"{location}: train.hosts: {train.hosts} can take {self.capacity} workers, "
+                f"and the gang has at least {train.effective_min_workers} "
+                f"(train.{'min_workers' if train.min_workers else 'workers'}). "
+                "Add hosts, or lower it."
+            )
+
+    @property
+    def num_gpus(self) -> int:
+        """The number of GPUs that each host is asked for. 0 if the hosts file names none."""
+        return 0
+
+    def find_folder_problem(self, folder: Path) -> str:
+        """Explains why an absolute folder of Airflow's host is not the same one there.
+
+        Returns the text behind the folder in a sentence, with the cure. Empty if it may be the
+        same.
+        """
+        return ""
+
+
+_UNITS = {"": 1} | {
+    f"{letter}{suffix}": factor**power
+    for suffix, factor in (("", 1000), ("i", 1024))
+    for power, letter in enumerate("kMGT" if not suffix else "KMGT", start=1)
+}
+
+
+_MIN_CORES = 0.001
+_MIN_MEMORY = "64Mi"
+"""No job starts with less."""
+
+
+def _count_cores(cpu: str) -> float:
+    return float(cpu[:-1]) / 1000 if cpu.endswith("m") else float(cpu)
+
+
+def _count_bytes(memory: str) -> int:
+    number = memory.rstrip("KMGTki")
+    return int(float(number) * _UNITS[memory.removeprefix(number)])
+
+
+def _parse_cpu(value: Any) -> str:
+    """Reads a number as in Kubernetes, where `cpu: 4` and `cpu: "4"` are the same."""
+    text = str(value)
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?|[0-9]+m", text) or _count_cores(text) < _MIN_CORES:
+        raise ValueError(
+            f"must be a number of cores, at least 1m, such as 4, 0.5 or 500m, got {value!r}"
+        )
+    return text
+
+
+def _parse_memory(value: Any) -> str:
+    is_text = isinstance(value, str) and re.fullmatch(
+        r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?", value
+    )
+    if not is_text or _count_bytes(value) < _count_bytes(_MIN_MEMORY):
+        raise ValueError(
+            f"must be a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 8Gi, and at least "
+            f"{_MIN_MEMORY}, got {value!r}"
+        )
+    return str(value)
+
+
+Cpu = Annotated[str, BeforeValidator(_parse_cpu)]
+Memory = Annotated[str, BeforeValidator(_parse_memory)]
+
+
+class Resources(Section):
+    """The resources of a container or pod. A job that needs more memory is killed and retried."""
+
+    cpu: Cpu | None = None
+    """Number of cores: `4`, `0.5` or `500m`. Null is no limit."""
+    memory: Memory | None = None
+    """Bytes of memory, such as `8Gi`. Null is no limit."""
+    gpus: int = Field(0, ge=0, le=64)
+    """Number of NVIDIA GPUs."""
+
+    @property
+    def num_cores(self) -> float | None:
+        """`cpu` as a number."""
+        return None if self.cpu is None else _count_cores(self.cpu)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory` as a number."""
+        return None if self.memory is None else _count_bytes(self.memory)
+
+
+_SlurmMemory = Annotated[
+    str, match_pattern("[0-9]+[KMGT]?", "a number with K, M, G or T, such as 8G for Slurm")
+]
+_DaemonAddress = Annotated[
+    str,
+    match_pattern(
+        "(unix|ssh|tcp|https?)://.+",
+        "an address that begins with unix://, ssh://, tcp:// or https://, such as ssh://user@host",
+    ),
+]
+_Namespace = Annotated[
+    str,
+    match_pattern(
+        "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?",
+        "lower-case letters, digits and hyphens, such as training",
+    ),
+]
+_ObjectName = Annotated[
+    str,
+    match_pattern(
+        r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
+        "lower-case letters, digits, hyphens and dots, such as trainyard-store",
+    ),
+]
+"""The name of an object in Kubernetes."""
+_DIGEST = re.compile("@(sha256:[0-9a-f]{64})$")
+
+
+class SlurmHosts(Hosts):
+    """Nodes that Slurm allocates for the training and takes back after it."""
+
+    launcher: Literal["slurm"]
+    nodes: int = Field(ge=1, le=1024)
+    """Number of hosts for a gang."""
+    min_nodes: int | None = Field(None, ge=1, le=1024)
+    """The smallest number of nodes to start with if there are no more. Null is all of `nodes`."""
+    workers_per_node: int = Field(1, ge=1, le=256)
+    """Number of workers that a node can take."""
+    cores_per_node: int | None = Field(None, ge=1)
+    """Number of cores. Null is whole nodes."""
+    memory_per_node: _SlurmMemory | None = None
+    """Memory in the format of sbatch, such as `16G`. Null is the default of the partition."""
+    gpus_per_node: int = Field(0, ge=0, le=64)
+    """Number of GPUs."""
+    partition: str | None = None
+    """Slurm's partition. Null is its default one."""
+    account: str | None = None
+    """The account that Slurm charges. Null is the user's default one."""
+    time_limit: str | None = None
+    """The time limit in the format of sbatch, such as `2-00:00:00`. Null is that of the
+    partition."""
+    arguments: list[str] = config_field([], selects_program=True)
+    """Further options of sbatch, such as `--gres=gpu:4` or `--exclusive`."""
+    queue_timeout_seconds: int = Field(24 * 3600, ge=1)
+    """Time to wait in the queue before the task is tried again."""
+
+    @property
+    def capacity(self) -> int:
+        return self.nodes * self.workers_per_node
+
+    @property
+    def num_hosts(self) -> int:
+        return self.nodes
+
+    @property
+    def num_gpus(self) -> int:
+        return self.gpus_per_node
+
+
+_OWN_FOLDERS = ("/", "/tmp", "/work")  # noqa: S108
+
+
+class FolderVolume(Section):
+    """A folder of the container engine's host that the containers see."""
+
+    folder: str = Field(pattern=r"^/")
+    """The folder on the daemon's host."""
+    mount: str = Field(pattern=r"^/")
+    """The path of the folder in the containers. For a storage root, that on Airflow's host."""
+    read_only: bool = False
+    """Whether the containers can't write to it."""
+
+
+class ContainerHosts(Resources, Hosts):
+    """Containers of a Docker daemon, one for each job. A gang runs inside that of its train job.
+
+    Containers run with a read-only root file system, without capabilities, and as the image's user,
+    which must not be root. They share no folder with Airflow unless `volumes` names one.
+    """
+
+    launcher: Literal["container"]
+    image: str = config_field(..., selects_program=True, min_length=1)
+    """The image. It must have this project's code and packages (`docker/jobs.Dockerfile`)."""
+    daemon: _DaemonAddress | None = None
+    """The daemon's address, such as `ssh://user@host`. Null is the one that DOCKER_HOST names, or
+    the local one. For TLS, DOCKER_CERT_PATH names the folder of the certificates."""
+    docker_network: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """The Docker network of the containers, from which they must reach the store. Null is Docker's
+    default network."""
+    pull: Literal["missing", "never"] = "missing"
+    """Whether the daemon pulls an image that it does not have."""
+    volumes: list[FolderVolume] = config_field([], selects_program=True)
+
+    @model_validator(mode="after")
+    def _validate_network(self) -> ContainerHosts:
+        if self.docker_network == "none":
+            raise ValueError(
+                "docker_network must be a network from which the store can be reached, got none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _validate_volumes(self) -> ContainerHosts:
+        for volume in self.volumes:
+            if volume.mount in _OWN_FOLDERS:
+                raise ValueError(
+                    f"volumes must not be mounted at {volume.mount}, which each container has of "
+                    "its own"
+                )
+        return self
+
+    def validate_gang(self, train: Train, location: str) -> None:
+        raise ConfigError(
+            f"{location}: train.hosts: {train.hosts} is a Docker daemon, which runs the job of a "
+            f"training with its whole gang in one container. Write runs_on: {train.hosts} in the "
+            "place of hosts, or name hosts with launcher ssh, slurm or kubernetes"
+        )
+
+    @property
+    def num_gpus(self) -> int:
+        return self.gpus
+
+    def find_folder_problem(self, folder: Path) -> str:
+        cure = f"volumes: [{{folder: {folder}, mount: {folder}}}]"
+        covering = [
+            volume
+            for volume in self.volumes
+            if folder.is_relative_to(volume.mount) and not volume.read_only
+        ]
+        if not covering:
+            return f"which is not seen there. {_describe_volume_cure(cure)}"
+        volume = max(covering, key=lambda each: len(each.mount))
+        if self._is_daemon_here and _is_elsewhere(volume):
+            return (
+                f"and a container has another folder there: {volume.folder}. "
+                f"{_describe_volume_cure(cure)}"
+            )
+        return ""
+
+    @property
+    def _is_daemon_here(self) -> bool:
+        address = self.daemon or os.environ.get("DOCKER_HOST") or "unix://"
+        return address.startswith("unix://")
+
+
+def _is_elsewhere(volume: FolderVolume) -> bool:
+    """Returns whether this host has another folder at the path of a volume.
+
+    If this process runs in a container, the daemon may see a folder that is missing here.
+    """
+    folder, mount = volume.folder, volume.mount
+    if not os.path.exists(folder):
+        return False
+    return not (os.path.exists(mount) and os.path.samefile(folder, mount))
+
+
+def _describe_volume_cure(form: str) -> str:
+    return (
+        f"Use a URI such as s3://bucket/folder, or write {form} into the hosts file, which "
+        "mounts it at the same path"
+    )
+
+
+class Volume(Section):
+    """A persistent volume claim that all pods share."""
+
+    claim: _ObjectName
+    """The name of the claim."""
+    mount: str = Field(pattern=r"^/")
+    """The path of the volume in the pods. For a storage root, that on Airflow's host."""
+
+
+class Toleration(Section):
+    """A taint of a node that the pods tolerate, as in a pod's specification."""
+
+    key: str | None = None
+    """The key of the taint. Null is any."""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    """`Equal` compares the value, and `Exists` does not."""
+    value: str | None = None
+    """The value of the taint."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """The effect of the taint. Null is any."""
+
+
+class KubernetesHosts(Resources, Hosts):
+    """Pods, which are created for a job or a gang and deleted after it."""
+
+    launcher: Literal["kubernetes"]
+    image: str = config_field(..., selects_program=True, min_length=1)
+    """The container image. It must have this project's code and packages
+    (`docker/jobs.Dockerfile`). For `runs_on` it ends with its digest, `@sha256:...`."""
+    pods: int = Field(1, ge=1, le=1024)
+    """Number of hosts for a gang."""
+    workers_per_pod: int = Field(1, ge=1, le=64)
+    """Number of workers that a pod can take."""
+    namespace: _Namespace = "default"
+    """The namespace of the pods."""
+    volumes: list[Volume] = config_field([], selects_program=True)
+    cpu: Cpu | None = "1"
+    memory: Memory | None = "4Gi"
+    service_account: _ObjectName | None = None
+    """The account of the pods. A training with `runs_on` needs one that may create its gang's
+    pods. Null is none, and no token."""
+    secret: _ObjectName | None = None
+    """A Secret whose entries become variables of the pods, such as the access to a bucket. With
+    a `secret` or a `service_account`, Airflow's own credentials are not sent, so one of them must
+    have the access."""
+    node_selector: dict[str, str] = {}
+    """Labels that the nodes of the pods must have."""
+    tolerations: list[Toleration] = []
+    priority_class: _ObjectName | None = None
+    """The PriorityClass of the pods."""
+    image_pull_secrets: list[_ObjectName] = []
+    """Secrets with the access to the registry of the image."""
+    queue_timeout_seconds: int = Field(3600, ge=1)
+    """Time to wait until the pods run before the task is tried again."""
+    context: str | None = None
+    """The context in the kubeconfig file. Null is the current one, or the cluster around the
+    process."""
+
+    @property
+    def capacity(self) -> int:
+        return self.pods * self.workers_per_pod
+
+    @property
+    def num_hosts(self) -> int:
+        return self.pods
+
+    @property
+    def num_gpus(self) -> int:
+        return self.gpus
+
+    @property
+    def image_digest(self) -> str | None:
+        """The digest that the image ends with, `sha256:...`, or None."""
+        found = _DIGEST.search(self.image)
+        return found[1] if found else None
+
+    @property
+    def image_name(self) -> str:
+        """The image without its tag and its digest."""
+        return re.sub(r"(:[^/@]*)?(@.*)?$", "", self.image, count=1)
+
+    def find_folder_problem(self, folder: Path) -> str:
+        if any(folder.is_relative_to(volume.mount) for volume in self.volumes):
+            return ""
+        cure = f"volumes: [{{claim: NAME, mount: {folder}}}]"
+        return f"which is not seen there. {_describe_volume_cure(cure)}"
 
 
 class LocalHosts(Hosts):
@@ -144,3 +579,110 @@ def _suggest_file(name: str, folder: Path, known: list[str]) -> str:
 def parse_hosts(values: Mapping[str, Any]) -> Hosts:
     """Returns the hosts in a request."""
     return LAUNCHERS[values["launcher"]].model_validate(values)
+
+
+TASKS = ("preprocess", "train", "evaluate", "export")
+
+
+class _Config(Protocol):
+    """The parts of a pipeline's config that the rules need."""
+
+    @property
+    def storage(self) -> Any: ...
+    @property
+    def preprocess(self) -> Any: ...
+    @property
+    def train(self) -> Any: ...
+    @property
+    def export(self) -> Any: ...
+    @property
+    def hosts(self) -> Hosts | None: ...
+    def find_job_hosts(self, job: str) -> Hosts | None: ...
+    def locate(self, location: Sequence[str | int]) -> str: ...
+    def resolve_path(self, relative: str) -> Path: ...
+
+
+def validate_places(config: _Config) -> None:
+    """Checks the hosts files of all tasks against what their jobs need.
+
+    Raises:
+      ConfigError: with a line for each problem.
+    """
+    problems = []
+    for task in TASKS:
+        if (hosts := config.find_job_hosts(task)) is not None:
+            where = config.locate((task, "runs_on"))
+            found = [*_find_problems(config, task, hosts), *_find_folders(config, task, hosts)]
+            problems += [f"{where}: {task}.runs_on: {problem}" for problem in found]
+    if config.hosts and not is_remote(root := config.storage.root):
+        folder = config.resolve_path(root)
+        where = f"{config.locate(('train', 'hosts'))}: train.hosts"
+        if problem := config.hosts.find_folder_problem(folder):
+            problems.append(f"{where}: storage.root is {folder} on this host, {problem}.")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _find_problems(config: _Config, task: str, hosts: Hosts) -> Iterator[str]:
+    section = getattr(config, task)
+    if section.python is not None:
+        yield (
+            f"{task}.python is for the host of the Airflow worker. "
+            f"Write `python` into hosts/{section.runs_on}.yaml instead."
+        )
+    if hosts.launcher == "local":
+        yield (
+            f"hosts/{section.runs_on}.yaml describes the host of the Airflow worker, where jobs "
+            f"run anyway. Remove runs_on, and set {task}.python if another interpreter is needed."
+        )
+    if isinstance(hosts, KubernetesHosts) and hosts.image_digest is None:
+        yield (
+            f"the image {hosts.image} has no digest, and another image of that name would give "
+            f"another result. Write image: {hosts.image_name}@sha256:... with 64 digits into "
+            f"hosts/{section.runs_on}.yaml. `docker push IMAGE && docker inspect --format "
+            "'{{index .RepoDigests 0}}' IMAGE` prints it."
+        )
+    if task == "train":
+        yield from _find_training_problems(config, hosts)
+
+
+def _find_training_problems(config: _Config, hosts: Hosts) -> Iterator[str]:
+    """Problems of the job of a training with its gang."""
+    train, gang = config.train, config.hosts
+    if (
+        isinstance(hosts, KubernetesHosts)
+        and isinstance(gang, KubernetesHosts)
+        and not (hosts.service_account or gang.context)
+    ):
+        yield (
+            "the job of the training creates the pods of its gang, and has no account for it. "
+            "Write service_account: trainyard-supervisor (docker/kubernetes/rbac.yaml) into "
+            f"hosts/{train.runs_on}.yaml."
+        )
+    is_gang_here = gang is None or gang.launcher == "local"
+    num_needed = train.effective_max_workers * train.devices_per_worker
+    if is_gang_here and train.strategy != "tpu" and 0 < hosts.num_gpus < num_needed:
+        yield (
+            f"the gang runs in the job, which has {hosts.num_gpus} GPUs, and train.workers "
+            f"({train.effective_max_workers}) x train.devices_per_worker "
+            f"({train.devices_per_worker}) is {num_needed}. Ask for {num_needed} GPUs in "
+            f"hosts/{train.runs_on}.yaml, or lower one of the two."
+        )
+
+
+def _find_folders(config: _Config, task: str, hosts: Hosts) -> Iterator[str]:
+    """The folders of Airflow's host that the job can't see."""
+    paths = {"storage.root": config.storage.root}
+    if task == "preprocess":
+        paths["preprocess.source.path"] = config.preprocess.source.path
+    if task == "export" and config.export.registry:
+        paths["export.registry"] = config.export.registry
+    if task == "export" and config.export.signing_key:
+        paths["export.signing_key"] = config.export.signing_key
+    if config.storage.ca_file:
+        paths["storage.ca_file"] = config.storage.ca_file
+    for key, path in paths.items():
+        if not is_remote(path):
+            folder = config.resolve_path(path)
+            if problem := hosts.find_folder_problem(folder):
+                yield f"{key} is {folder} on this host, {problem}."

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pipeline_ops.config.model_catalogue import CATALOGUE, Task, get_model_task, is_user_function
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import StageConfig
-from pipeline_ops.config.yaml_reading import Location
+from pipeline_ops.config.reading import Location
 from pipeline_ops.errors import ConfigError
 
 _TASKS: dict[str, Task] = {

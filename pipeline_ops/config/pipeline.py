@@ -1,6 +1,6 @@
 """The pipeline config: one complete YAML file, checked when it is read.
 
-`load_config` reads the author's config. The config of a run comes from `run_config.py`. An unknown
+`load_config` reads the author's config. The config of a run comes from `run_conf.py`. An unknown
 key, a wrong type or an impossible combination is a ConfigError that names file, line, key, rule and
 the nearest valid name. An `operational_field` sets the resources or timeouts of a task and cannot
 change its result, so fingerprints leave it out. The sections of the four tasks are in
@@ -14,36 +14,34 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline_ops.config.base import (
+from pipeline_ops.config.evaluate import DetectionMetric, Evaluate, Measure
+from pipeline_ops.config.export import Export
+from pipeline_ops.config.fields import (
     READ_WITH_THE_DAG,
     SAME_FOR_ALL_RUNS,
     FieldError,
+    Scalar,
     Section,
+    collect_fields,
     fixed_field,
+    validate_per_run,
 )
-from pipeline_ops.config.evaluate import DetectionMetric, Evaluate, Measure
-from pipeline_ops.config.export import Export
-from pipeline_ops.config.fields import collect_fields
-from pipeline_ops.config.hosts import load_hosts
-from pipeline_ops.config.hosts_base import Hosts
+from pipeline_ops.config.hosts import Hosts, load_hosts, validate_places
 from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.notify import NotifierConfig
-from pipeline_ops.config.per_run import Scalar, validate_per_run
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.runs_on import validate_places
+from pipeline_ops.config.reading import ConfigFile, ConfigText
 from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.search import Search
 from pipeline_ops.config.storage import Storage
-from pipeline_ops.config.train import Train
-from pipeline_ops.config.train_options import PUBLISHED_MODEL_PATTERN
+from pipeline_ops.config.train import PUBLISHED_MODEL_PATTERN, Train
 from pipeline_ops.config.validation import validate_section
-from pipeline_ops.config.yaml_source import ConfigFile, ConfigText
 from pipeline_ops.storage.open_store import is_remote, open_near, open_root
 from pipeline_ops.storage.store_options import StoreOptions
 from pipeline_ops.storage.store_path import StorePath
@@ -293,3 +291,15 @@ def _validate(text: ConfigText) -> PipelineConfig:
         where = f"{config.locate(('per_run', 'train.hosts'))}: per_run: train.hosts"
         load_hosts(config.file.parent / "hosts", str(name), where)
     return config
+
+
+def find_config_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
+    """The YAML files among and directly inside the given places, sorted within a folder.
+
+    Hidden files are left out, because editors keep their locks and copies in them.
+    """
+    for path in map(Path, paths):
+        if path.is_dir():
+            yield from sorted(file for file in path.glob("*.yaml") if not file.name.startswith("."))
+        else:
+            yield path

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, model_validator
 
-from pipeline_ops.config.base import (
+from pipeline_ops.config.fields import (
     Section,
     TaskSection,
     advanced_field,
     operational_field,
     per_run_field,
 )
-from pipeline_ops.config.user_source import CatalogueOrUserSource, select_source_tag
+from pipeline_ops.config.sources import CatalogueOrUserSource, select_source_tag
 
 
 class StageConfig(Section):

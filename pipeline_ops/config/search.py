@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline_ops.config.base import Section, operational_field
-from pipeline_ops.config.train_options import Monitor
+from pipeline_ops.config.fields import Section, operational_field
+from pipeline_ops.config.train import Monitor
 
 MAX_TRIALS = 256
 

@@ -3,19 +3,349 @@
 The file of the same name in `beam_jobs/sources/` reads each of them. All paths in a source except
 `path` itself are relative to `path`, so that one folder holds everything that the fingerprint must
 cover.
+
+A source with a type of the user's own is a function, or an entry point of an installed package,
+whose code is not imported here:
+
+    source: {type: "patients:patients", path: ../data, min_age: 18}    a file next to the YAML
+    source: {type: my_package.my_module:patients, path: ../data}       an installed package
+    source: {type: patients, path: ../data}                            an entry point
+
+All its keys besides `type`, `path` and `class_names` are parameters, which the source itself checks
+(`beam_jobs/sources/user_source.py`).
 """
 
 from __future__ import annotations
 
+import glob
+import importlib.metadata
 import re
-from typing import Literal, Self
+import string
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, Tag, field_validator, model_validator
 
-from pipeline_ops.config.base import Section, advanced_field, operational_field
-from pipeline_ops.config.labelling_sources import CvatSource, LabelStudioSource, YoloSource
-from pipeline_ops.config.packed_sources import ParquetSource, TfrecordSource, WebdatasetSource
-from pipeline_ops.config.source_base import AnnotatedSource, Source, SplitName
+from pipeline_ops.config.fields import Section, advanced_field, operational_field
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.storage.open_store import validate_no_credentials
+
+
+def find_module_path(group: str, name: str) -> str | None:
+    """Returns `module:attribute` for a module path or a published name, or None for another name.
+
+    Args:
+      group: the group of entry points, `trainyard.stages` or `trainyard.sources`.
+      name: the name in the config.
+
+    Raises:
+      ConfigError: two installed packages publish this name.
+    """
+    if ":" in name:
+        return name
+    found = {
+        entry.value: entry.dist.name if entry.dist else "?"
+        for entry in importlib.metadata.entry_points(group=group, name=name)
+    }
+    if len(found) > 1:
+        kind = group.rpartition(".")[2].removesuffix("s")
+        raise ConfigError(
+            f"several installed packages have a {kind} {name} "
+            f"({', '.join(sorted(found.values()))}). Name one by its module path: "
+            f"{' or '.join(sorted(found))}."
+        )
+    return next(iter(found), None)
+
+
+def list_published_names(group: str) -> list[str]:
+    """Returns the names that all installed packages publish in a group."""
+    return sorted({entry.name for entry in importlib.metadata.entry_points(group=group)})
+
+
+def find_publishers(group: str, name: str) -> set[str]:
+    """Returns the installed distributions that publish a name."""
+    found = importlib.metadata.entry_points(group=group, name=name)
+    return {entry.dist.name for entry in found if entry.dist}
+
+
+SplitName = Literal["train", "validation", "test"]
+
+
+class Source(Section):
+    """The common fields of every source.
+
+    The location of the raw data is not fingerprinted. The digest of their contents is.
+    """
+
+    path: str = operational_field(..., is_path=True)
+    """The folder that holds all of the raw data, or a URI such as s3://bucket/folder. All files
+    below it are in the fingerprint, for `tfrecord`, `webdataset` and `parquet` those that the
+    config names. For data by day or by hour, `raw/{start:%Y-%m-%d}` contains the start of the run's
+    data interval (`{end}` its end), which backfills need."""
+
+    @property
+    def folder(self) -> str:
+        """The folder whose files are listed: a path, relative like `path`, or a URI."""
+        return self.path
+
+    @property
+    def has_interval(self) -> bool:
+        """Returns whether the location of the raw data depends on the run's data interval."""
+        return bool(_find_fields(self.path))
+
+    @property
+    def required_files(self) -> dict[str, str]:
+        """Files that the source requires, as paths below `path`, by the key that names each."""
+        return {}
+
+    @property
+    def file_patterns(self) -> tuple[str, ...] | None:
+        """Globs of the files below `path` that are read, as fnmatch takes them. None is all."""
+        return None
+
+    def format_path(self, start: datetime, end: datetime) -> str:
+        """Returns the path for one data interval."""
+        return self.path.format(start=start, end=end)
+
+    @field_validator("path")
+    @classmethod
+    def _validate_interval(cls, value: str) -> str:
+        for _, field, spec, conversion in string.Formatter().parse(value):
+            if field is not None and (conversion or not _INTERVAL_FORMAT.fullmatch(spec or "")):
+                raise ValueError(
+                    f"{{{field}}} takes a format of strftime such as %Y-%m-%d, "
+                    f"got {spec or conversion!r}"
+                )
+        if unknown := _find_fields(value) - {"start", "end"}:
+            raise ValueError(
+                "only the start and the end of a run's data interval can stand in brackets, "
+                f"such as {{start:%Y-%m-%d}}, got {min(unknown)!r}"
+            )
+        return value
+
+    @field_validator("path")
+    @classmethod
+    def _validate_scheme(cls, value: str) -> str:
+        validate_no_credentials(value)
+        if "://" in value and not _is_known_scheme(value):
+            raise ValueError(
+                "must be a local folder, or a URI of an object store "
+                f"such as s3://bucket/folder, got {value}"
+            )
+        return value
+
+
+_INTERVAL_FORMAT = re.compile(r"(%[A-Za-z%]|[^%{}])*")
+
+
+def _is_known_scheme(uri: str) -> bool:
+    """Returns whether fsspec knows the scheme of a URI. Its driver need not be installed."""
+    from fsspec.registry import known_implementations  # here: few configs name a store
+
+    return uri.partition("://")[0] in known_implementations
+
+
+def _find_fields(path: str) -> set[str]:
+    """Returns the fields in brackets. Raises ValueError if a bracket is not closed."""
+    return {field for _, field, _, _ in string.Formatter().parse(path) if field is not None}
+
+
+class AnnotatedSource(Source):
+    """A source that names the classes in its annotations."""
+
+    class_names: list[str] | None = Field(None, min_length=1)
+    """The classes, in the order of their indices. Records with another class are left out. Null is
+    all classes that occur, sorted."""
+
+    @field_validator("class_names")
+    @classmethod
+    def _validate_unique(cls, value: list[str] | None) -> list[str] | None:
+        if value and (duplicates := sorted({name for name in value if value.count(name) > 1})):
+            raise ValueError(
+                f"must name each class once, got {', '.join(duplicates)} more than once"
+            )
+        return value
+
+
+class FilesPart(Section):
+    """Files, given by a pattern such as `train-*`, below `source.path`."""
+
+    files: str
+    split: SplitName | None = None
+    """Our split. With null, `preprocess.split` decides."""
+
+
+class PackedSource(AnnotatedSource):
+    """Files with many images each. Only the files that `parts` names are read."""
+
+    task: Literal["classification", "detection"]
+    parts: list[FilesPart] = Field(min_length=1)
+
+    @property
+    def file_patterns(self) -> tuple[str, ...] | None:
+        return tuple(part.files for part in self.parts)
+
+
+class TfrecordSource(PackedSource):
+    """TFRecords of tf.train.Example.
+
+    They are ours, or come from the scripts of the TensorFlow Object Detection API.
+    """
+
+    type: Literal["tfrecord"]
+    label_map: str | None = advanced_field(None)
+    """A `.pbtxt` file below `source.path` with names for the class numbers of the records."""
+
+    @property
+    def required_files(self) -> dict[str, str]:
+        return {"label_map": self.label_map} if self.label_map else {}
+
+    @property
+    def file_patterns(self) -> tuple[str, ...]:
+        """The records, the label map, and the manifest of shards of ours."""
+        label_map = (glob.escape(self.label_map),) if self.label_map else ()
+        return (*(part.files for part in self.parts), *label_map, "manifest.json")
+
+
+class FieldsSource(PackedSource):
+    """Annotations in named fields: the columns of Parquet files, or the keys of a sample's JSON.
+
+    `objects.bbox` is the field `bbox` inside `objects`.
+    """
+
+    label: str = "label"
+    """The field with the class of an image, or with the classes of its boxes. A number is an index
+    into `class_names`. Without `class_names`, or if they are numbers, it is the name itself."""
+    boxes: str = "boxes"
+    """The field with the boxes of an image, each with four numbers in `box_format`, or an object
+    with xmin, ymin, xmax, ymax and label."""
+    corners: list[str] | None = advanced_field(None, min_length=4, max_length=4)
+    """Four fields in the order of `box_format`, each with one number per box, instead of
+    `boxes`."""
+    box_format: Literal["xyxy", "yxyx", "xywh", "center_xywh"] = "xyxy"
+    """The numbers of a box: the corners, or a corner or the center with width and height. COCO has
+    `xywh`, and Keras uses the same names."""
+    units: Literal["pixels", "fractions"] = advanced_field("pixels")
+    """Unit of the boxes' coordinates."""
+    split: str | None = advanced_field(None)
+    """The field with the split of an image. It takes precedence over the split of the part."""
+    group: str | None = advanced_field(None)
+    """The field with the group of an image, for `preprocess.split.group_by`."""
+
+
+class WebdatasetSource(FieldsSource):
+    """Tar shards of WebDataset.
+
+    The members of a sample have one name up to its first dot: `000017.jpg`, `000017.cls`.
+    """
+
+    type: Literal["webdataset"]
+    parts: list[FilesPart] = Field([FilesPart(files="*.tar")], min_length=1)
+    annotation: Literal["cls", "txt", "json"] | None = None
+    """For `webdataset`, the member of a sample with its annotation: a number or a name in `cls`, a
+    name in `txt`, or fields in `json`. Null is `cls`, and `json` for detection."""
+    image: str | None = advanced_field(None)
+    """For `webdataset`, the part of the image's name after the first dot, such as `jpg`. Null is
+    the only image of a sample."""
+
+    @property
+    def annotation_suffix(self) -> str:
+        return self.annotation or ("json" if self.task == "detection" else "cls")
+
+    @model_validator(mode="after")
+    def _validate_annotation(self) -> WebdatasetSource:
+        if self.annotation_suffix != "json":
+            needs = {"task: detection": self.task == "detection", "split": self.split is not None}
+            needs["group"] = self.group is not None
+            for key in (key for key, is_set in needs.items() if is_set):
+                raise ValueError(
+                    f"{key} needs annotation: json, got annotation: {self.annotation_suffix}"
+                )
+        return self
+
+
+class ParquetSource(FieldsSource):
+    """Parquet files with a column of images, one row per image."""
+
+    type: Literal["parquet"]
+    parts: list[FilesPart] = Field([FilesPart(files="*.parquet")], min_length=1)
+    image: str = "image"
+    """For `parquet`, the column with the bytes of the images, with `{bytes, path}` as Hugging Face
+    writes it, or with paths."""
+    images: str | None = advanced_field(None)
+    """For `parquet`, the folder below `source.path` at which the paths in the column `image` start.
+    With null, the column holds bytes."""
+
+    @property
+    def file_patterns(self) -> tuple[str, ...] | None:
+        return super().file_patterns if self.images is None else None
+
+
+class YoloSource(AnnotatedSource):
+    """The layout of Ultralytics YOLO: `data.yaml`, `images` and `labels`."""
+
+    type: Literal["yolo"]
+    data: str = advanced_field("data.yaml")
+    """The file below `source.path` that names the splits and the classes of a YOLO data set."""
+
+    @property
+    def required_files(self) -> dict[str, str]:
+        return {"data": self.data}
+
+
+class ImagePrefix(Section):
+    """A folder below `source.path`, for image references with a common beginning."""
+
+    prefix: str = Field(min_length=1)
+    """The beginning of an image reference, such as `s3://bucket/photos/`."""
+    folder: str = "."
+
+
+class LabelStudioSource(AnnotatedSource):
+    """Label Studio's export as JSON or JSON-MIN."""
+
+    type: Literal["label_studio"]
+    export: str
+    """The path of Label Studio's export below `source.path`."""
+    task: Literal["classification", "detection"] = "detection"
+    """For `label_studio`, `detection` is the default. Rectangles and polygons count for it, and
+    choices for `classification`."""
+    image_key: str = advanced_field("image")
+    """The key of a task's data that holds the image."""
+    control: str | None = advanced_field(None)
+    """The name of the tag in the labelling interface whose results count, their `from_name`. Null
+    is all of them. The choices of a JSON-MIN export need a name, and null is `choice`."""
+    annotation: Literal["only", "first", "last"] = advanced_field("only")
+    """The annotation that counts if an image has several, by the time of creation. With `only`, the
+    image is rejected. Cancelled and skipped annotations never count."""
+    unannotated: Literal["reject", "ignore"] = advanced_field("reject")
+    """The treatment of a task whose annotations are all missing, cancelled or skipped."""
+    prefixes: list[ImagePrefix] = advanced_field([])
+    """Folders for image references. Without an entry that fits, the file with the longest part of
+    the reference as its path is taken."""
+
+    @property
+    def required_files(self) -> dict[str, str]:
+        return {"export": self.export}
+
+
+class CvatSource(AnnotatedSource):
+    """CVAT's export in the format "CVAT for images 1.1"."""
+
+    type: Literal["cvat"]
+    annotations: str = "annotations.xml"
+    """The path of CVAT's XML file below `source.path`."""
+    images: str = advanced_field("images")
+    """For `cvat`, the folder below `source.path` at which the images' names start, and `images` by
+    default."""
+    task: Literal["classification", "detection"] = "detection"
+    """For `cvat`, `detection` is the default. Boxes, polygons and masks count for it, and tags for
+    `classification`."""
+
+    @property
+    def required_files(self) -> dict[str, str]:
+        return {"annotations": self.annotations}
 
 
 class ImageFolderSource(Source):
@@ -196,4 +526,50 @@ AnySource = (
     | YoloSource
     | LabelStudioSource
     | CvatSource
+)
+
+
+ENTRY_POINT_GROUP = "trainyard.sources"
+"""The group of entry points in which sources are published."""
+CATALOGUE_TAG, _USER_TAG = "catalogue", "user"
+CATALOGUE_TYPES = frozenset(
+    name
+    for member in get_args(AnySource)
+    for name in get_args(member.model_fields["type"].annotation)
+)
+
+
+class UserSource(AnnotatedSource):
+    """A function of the user's own that finds images and their annotations."""
+
+    type: str = Field(pattern=r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*:)?[A-Za-z_]\w*$")
+    """For a source of your own: `module:function`, with the module next to the YAML or in an
+    installed package, or the name of an entry point in the group `trainyard.sources`."""
+    parameters: dict[str, Any] = {}
+    """Parameters of a source of your own. They may also stand next to `type`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_parameters(cls, value: Any) -> Any:
+        """Reads the short form of YAML, with the parameters next to `type`."""
+        if not isinstance(value, dict) or "parameters" in value:
+            return value
+        own = {name: value[name] for name in value if name not in cls.model_fields}
+        return {name: value[name] for name in value if name not in own} | {"parameters": own}
+
+
+def select_source_tag(value: Any) -> str:
+    """Returns the tag of the section that reads a source: that of the catalogue, or UserSource."""
+    name = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    is_own = isinstance(name, str) and name not in CATALOGUE_TYPES and bool(_find_path(name))
+    return _USER_TAG if is_own else CATALOGUE_TAG
+
+
+def _find_path(name: str) -> str | None:
+    return find_module_path(ENTRY_POINT_GROUP, name)
+
+
+CatalogueOrUserSource = (
+    Annotated[Annotated[AnySource, Field(discriminator="type")], Tag(CATALOGUE_TAG)]
+    | Annotated[UserSource, Tag(_USER_TAG)]
 )

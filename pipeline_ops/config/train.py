@@ -1,11 +1,759 @@
-"""`train` of a pipeline config: shards to trained weights and a candidate SavedModel."""
+"""`train` of a pipeline config: shards to trained weights and a candidate SavedModel.
+
+The sections come first, then the keys, and then the rules over several keys, each with its
+reason. They are checked before a process starts.
+"""
 
 from __future__ import annotations
 
-from pydantic import model_validator
+import math
+from typing import Annotated, Any, Literal
 
-from pipeline_ops.config.train_options import TrainOptions
-from pipeline_ops.config.train_rules import validate_options
+from pydantic import Field, field_validator, model_validator
+
+from pipeline_ops.config.fields import (
+    Section,
+    TaskSection,
+    advanced_field,
+    operational_field,
+    per_run_field,
+)
+from pipeline_ops.config.model_catalogue import (
+    CATALOGUE,
+    check_function,
+    check_model,
+    get_model_task,
+    is_user_function,
+)
+
+DebugSwitch = Literal["numerics", "determinism", "eager", "dump"]
+"""numerics: the first operation that produces an infinite value or NaN reports its name and its
+line of code. determinism: operations that are not repeatable to the bit are replaced or refused.
+eager: no function is compiled, so a debugger stops inside a step. dump: tensors are recorded for
+TensorBoard's debugger."""
+
+
+class Divergence(Section):
+    """The reaction to an infinite or NaN loss or weight, or to a loss that is too large.
+
+    The training goes back to the last checkpoint, finds the step that caused the divergence, and
+    saves its batch. Then it goes on or stops.
+    """
+
+    action: Literal["stop", "skip_batch", "lower_learning_rate"] = "stop"
+    """`skip_batch` leaves out the batch of that step. `lower_learning_rate` multiplies the rate by
+    `factor`, from the checkpoint on."""
+    factor: float | None = per_run_field(None, gt=0, lt=1)
+    max_times: int = per_run_field(3, ge=1, le=1000)
+    """Number of divergences that the action may handle. The next one stops the training."""
+    max_loss: float | None = per_run_field(None, gt=0)
+    """A step with a mean loss above this has diverged. With null, only an infinite or NaN
+    value counts."""
+
+    @model_validator(mode="after")
+    def _validate_combination(self) -> Divergence:
+        if (self.action == "lower_learning_rate") != (self.factor is not None):
+            raise ValueError(
+                f"got on_divergence.factor {self.factor} with the action {self.action}. The action "
+                "lower_learning_rate needs a factor, such as 0.5, and the other actions have none."
+            )
+        return self
+
+
+class Tensorboard(Section):
+    """Records for TensorBoard besides the scalars, at the end of each epoch.
+
+    Turning one on does not repeat the training.
+    """
+
+    graph: bool = operational_field(True)
+    histograms: bool = operational_field(False)
+    """Histograms of all weights."""
+    images: int = operational_field(0, ge=0, le=100)
+    """Number of validation examples that are shown with the model's predictions: its class, or its
+    boxes beside the labelled ones."""
+
+
+class Scale(Section):
+    """The range of factors by which images are scaled. All values in it are equally likely.
+
+    A random part of a larger image is shown. A smaller image lies at a random position.
+    """
+
+    min: float = per_run_field(1.0, ge=0.1, le=1)
+    max: float = per_run_field(1.0, ge=1, le=10)
+
+
+class AugmentOptions(Section):
+    """Random changes of training images, drawn from (seed, epoch, example).
+
+    They do not depend on the worker or on restarts. Boxes move with the pixels. The area beyond an
+    image repeats its edge. For a detector it is grey, with the value 128.
+    """
+
+    flip_left_right: bool = per_run_field(False)
+    """Mirrors every second image."""
+    flip_top_bottom: bool = per_run_field(False)
+    """Turns every second image upside down."""
+    shift: float = per_run_field(0.0, ge=0, le=0.5, is_advanced=True)
+    """Moves an image by up to this fraction of its height and width. A mosaic's parts lie at random
+    places anyway."""
+    scale: Scale | None = None
+    """Enlarges or shrinks images."""
+    brightness: float = per_run_field(0.0, ge=0, le=1)
+    """Adds or subtracts up to this fraction of the range of values."""
+    contrast: float = per_run_field(0.0, ge=0, lt=1)
+    """Stretches values away from the image's mean, or pulls them to it, by up to this fraction."""
+    saturation: float = per_run_field(0.0, ge=0, le=1)
+    """Stretches the colours of a pixel away from their mean, or pulls them to it, by up to this
+    fraction."""
+    mosaic: float = per_run_field(0.0, ge=0, le=1)
+    """The share of examples that are made of four images, which meet at a random point. Only for
+    detectors."""
+    min_visible: float = per_run_field(0.3, gt=0, le=1, is_advanced=True)
+    """The smallest visible part of a box. An object with less in sight is not learned. Only for
+    detectors."""
+
+
+class InputOptions(Section):
+    """The input pipeline, which brings examples from the shards to the step.
+
+    Evaluation reads without a cache and without augmentation.
+    """
+
+    augment: AugmentOptions = AugmentOptions()
+    shuffle: Literal["examples", "shards"] = advanced_field("examples")
+    """The order of the training examples, in which each of them comes once in an epoch. `examples`
+    permutes all of them. `shards` permutes the shards, and then the examples of `shuffle_window`
+    shards at a time, which a data set in a store needs if it is larger than `local_limit_gib`."""
+    shuffle_window: int = advanced_field(8, ge=1)
+    """The number of shards whose examples `shuffle: shards` permutes together."""
+    cache: Literal["none", "memory", "disk"] = operational_field("memory")
+    """The place where decoded training images are kept from one epoch to the next. `memory` is each
+    worker's memory. `disk`, for classification, is a file that a host's workers share."""
+    cache_limit_mib: int = operational_field(256, ge=1, is_advanced=True)
+    """A split whose decoded images need more than this is not cached, and the log says so."""
+    local_copy: Literal["auto", "always"] = operational_field("auto", is_advanced=True)
+    """`auto` keeps copies of shards on the host's disk if they lie in an object store. `always`
+    also does so for a folder, which pays if that folder is a slow share. Training begins before
+    the copies are there."""
+    local_folder: str | None = operational_field(None, is_path=True, is_advanced=True)
+    """A folder on the host's own disk for copies of shards and for decoded images, which may be
+    removed while no training runs. Null is the host's TRAINYARD_LOCAL_FOLDER, or ~/.cache. They lie
+    below `trainyard-cache/` in it, and no other file of the folder is ever removed."""
+    local_limit_gib: float = operational_field(100, gt=0, is_advanced=True)
+    """The limit for this folder. Files that are not in use are removed, the oldest first, until no
+    more than this is left. Of a larger data set in a store, the remaining records are read one by
+    one."""
+
+    @field_validator("local_folder")
+    @classmethod
+    def _validate_local_folder(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("/", "~")):
+            raise ValueError(
+                f"must begin with / or ~, because it is on the hosts' own disks, got {value}"
+            )
+        return value
+
+    @property
+    def window(self) -> int | None:
+        """The number of shards whose examples are permuted together. None is the whole split."""
+        return self.shuffle_window if self.shuffle == "shards" else None
+
+
+class LearningRateSchedule(Section):
+    """The common part of all schedules: a linear warm-up from zero to the whole learning rate."""
+
+    warmup_steps: int = per_run_field(0, ge=0)
+
+
+class Constant(LearningRateSchedule):
+    """The same learning rate after the warm-up."""
+
+    type: Literal["constant"] = "constant"
+
+
+class Cosine(LearningRateSchedule):
+    """Half a cosine wave from the whole learning rate down to `end_factor` of it."""
+
+    type: Literal["cosine"]
+    decay_steps: int | None = per_run_field(None, ge=1)
+    """Optimizer steps from the end of the warm-up to the end of the wave. Null is until the last
+    step of the last epoch."""
+    end_factor: float = per_run_field(0.0, ge=0, le=1)
+
+
+class Exponential(LearningRateSchedule):
+    """Multiplies the learning rate by `factor` in every `decay_steps` steps, smoothly."""
+
+    type: Literal["exponential"]
+    decay_steps: int = per_run_field(..., ge=1)
+    factor: float = per_run_field(..., gt=0, lt=1)
+
+
+class Piecewise(LearningRateSchedule):
+    """Another factor from each boundary on.
+
+    Example: `boundaries_steps: [1000, 2000]` and `factors: [0.1, 0.01]`.
+    """
+
+    type: Literal["piecewise"]
+    boundaries_steps: list[int] = Field(min_length=1)
+    factors: list[float] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _validate_combination(self) -> Piecewise:
+        if len(self.boundaries_steps) != len(self.factors):
+            raise ValueError(
+                "there must be as many factors as boundaries_steps "
+                f"({len(self.boundaries_steps)}), got {len(self.factors)}"
+            )
+        if any(
+            later <= earlier
+            for earlier, later in zip(
+                [0, *self.boundaries_steps], self.boundaries_steps, strict=False
+            )
+        ):
+            raise ValueError(
+                f"boundaries_steps must be positive and ascending, got {self.boundaries_steps}"
+            )
+        if any(not math.isfinite(factor) or factor < 0 for factor in self.factors):
+            raise ValueError(f"factors must not be negative, got {self.factors}")
+        return self
+
+
+AnySchedule = Annotated[Constant | Cosine | Exponential | Piecewise, Field(discriminator="type")]
+
+
+class Clip(Section):
+    """Bounds the gradient of the global batch, after it was summed over all workers.
+
+    Exactly one of the three bounds is given.
+    """
+
+    global_norm: float | None = per_run_field(None, gt=0)
+    """The largest norm of all gradients together. Their direction stays."""
+    norm: float | None = per_run_field(None, gt=0, is_advanced=True)
+    """The largest norm of each variable's gradient."""
+    value: float | None = per_run_field(None, gt=0, is_advanced=True)
+    """The largest absolute value of each element."""
+
+    @model_validator(mode="after")
+    def _validate_combination(self) -> Clip:
+        given = [
+            name for name in ("global_norm", "norm", "value") if getattr(self, name) is not None
+        ]
+        if len(given) != 1:
+            raise ValueError(
+                "exactly one of global_norm, norm and value must be given, "
+                f"got {' and '.join(given) or 'none'}"
+            )
+        return self
+
+
+class Optimizer(Section):
+    """A Keras optimizer on the gradient of the global batch."""
+
+    name: Literal["adam", "adamw", "rmsprop", "sgd"] = per_run_field("adam")
+    learning_rate: float = per_run_field(1e-3, rank=2, gt=0, le=10)
+    """Size of the optimizer's steps. The schedule multiplies it with its factors."""
+    momentum: float = per_run_field(0.0, ge=0, lt=1)
+    """The momentum. Only for sgd and rmsprop."""
+    rho: float = per_run_field(0.9, ge=0, lt=1, is_advanced=True)
+    """The decay of the mean of squared gradients. Only for rmsprop."""
+    epsilon: float = per_run_field(1e-7, gt=0, le=10, is_advanced=True)
+    """Added to the mean of squared gradients, below the root. Only for rmsprop."""
+    weight_decay: float = per_run_field(0.0, ge=0, lt=1)
+    """The part of each weight that it loses in each step, times the learning rate. Not for
+    adam. With sgd and a momentum of 0.9, a penalty of w * |weights|**2 / 2 in the loss, the form
+    in papers, is about a weight_decay of 10 * w."""
+    schedule: AnySchedule = Constant()
+    """The change of the learning rate with the steps. `reduce_learning_rate` multiplies the
+    result."""
+    clip: Clip | None = None
+    average_weights: float | None = per_run_field(None, gt=0, lt=1)
+    """Decay of an exponential moving average of the weights (0.999, say). The average is evaluated
+    and becomes the challenger. Training goes on from the weights themselves. The decay is warmed
+    up: in step t it is at most (1 + t) / (10 + t), so that the average of a short training does not
+    consist of initial weights."""
+
+    @model_validator(mode="after")
+    def _validate_combination(self) -> Optimizer:
+        if self.momentum and self.name not in ("sgd", "rmsprop"):
+            raise ValueError(
+                f"momentum is for the optimizers sgd and rmsprop, got it with {self.name}"
+            )
+        for name in ("rho", "epsilon"):
+            default = type(self).model_fields[name].default
+            if self.name != "rmsprop" and getattr(self, name) != default:
+                raise ValueError(f"{name} is for the optimizer rmsprop, got it with {self.name}")
+        if self.weight_decay and self.name == "adam":
+            raise ValueError(
+                "weight_decay is for the optimizers adamw, rmsprop and sgd, got it with adam"
+            )
+        return self
+
+
+Monitor = Annotated[str, Field(pattern=r"^validation_[a-z][a-z0-9_]*$")]
+"""A figure of the validation split: `validation_loss`, or `validation_` and the name of a metric. A
+figure whose name ends in loss or error is better when it is lower, any other when it is higher."""
+
+
+def is_lower_better(monitor: str) -> bool:
+    return monitor.endswith(("loss", "error"))
+
+
+Strategy = Literal[
+    "auto",
+    "one_device",
+    "mirrored",
+    "multi_worker_mirrored",
+    "parameter_server",
+    "tpu",
+    "device_placement",
+    "dtensor",
+]
+MAX_EPOCHS = 100_000
+HOSTS_NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+"""A plain name, so that the path stays in the folder `hosts/`."""
+PUBLISHED_MODEL_PATTERN = "champion|version [1-9][0-9]{0,8}"
+"""The weights that a run may begin with: a published model of this pipeline, never a path."""
+PUBLISHED_MODEL_DESCRIPTION = "champion, or a published version such as `version 3`"
+
+
+class EarlyStopping(Section):
+    """Stops after `patience_epochs` epochs without an improvement of the monitored figure."""
+
+    monitor: Monitor = "validation_loss"
+    patience_epochs: int = per_run_field(5, ge=1)
+    min_delta: float = per_run_field(0.0, ge=0, is_advanced=True)
+
+
+class ReduceLearningRate(Section):
+    """Multiplies the learning rate by `factor` when the monitored figure does not improve.
+
+    That is after `patience_epochs` epochs without an improvement.
+    """
+
+    monitor: Monitor = "validation_loss"
+    factor: float = per_run_field(0.5, gt=0, lt=1)
+    patience_epochs: int = per_run_field(2, ge=1)
+    min_learning_rate: float = per_run_field(1e-6, ge=0, is_advanced=True)
+
+
+class BestCheckpoint(Section):
+    """Selects the weights of the best epoch as the challenger, not those of the last epoch."""
+
+    monitor: Monitor | None = None
+    """The figure. Null is `validation_accuracy`, or `validation_map_50` for a detector."""
+    keep: int = operational_field(1, ge=1, le=1000, is_advanced=True)
+    """Number of best epochs whose weights stay in the folder of checkpoints until training is
+    done."""
+
+
+class TrainOptions(TaskSection):
+    """Each key by itself. `train.Train` also checks which of them go together."""
+
+    model: str
+    """A name from the model catalogue (`config/model_catalogue.py`), or
+    `my_package.my_module:build`, a function of your own."""
+    model_parameters: dict[str, Any] = {}
+    """Arguments for the function that builds the model."""
+    loss: str | None = advanced_field(None)
+    """`my_package.my_module:loss`, a function of labels and logits that returns a loss for each
+    example. Null is cross-entropy."""
+    metrics: list[str] = advanced_field([])
+    """Functions `my_package.my_module:metric`, each like `loss`. They are reported under the
+    function's name, next to accuracy."""
+    strategy: Strategy = "multi_worker_mirrored"
+    workers: int = Field(1, ge=1, le=1024)
+    min_workers: int | None = operational_field(None, ge=1, le=1024, is_advanced=True)
+    """The smallest number of workers with which a gang that has lost hosts goes on, at the same
+    global batch. With null it needs all of `workers`."""
+    max_workers: int | None = operational_field(None, ge=1, le=1024, is_advanced=True)
+    """The largest number of workers, if the hosts can take them. Null is `workers`."""
+    hosts: str | None = operational_field(None, pattern=HOSTS_NAME_PATTERN)
+    """The hosts to train on, as the name of a file in `hosts/` next to this one. Null is this
+    machine."""
+    devices_per_worker: int = Field(1, ge=1, le=64)
+    """Number of GPUs of each worker, or of logical devices if it has none."""
+    parameter_servers: int = advanced_field(0, ge=0, le=1024)
+    """Number of processes that hold the variables, besides the chief and the workers. Only for
+    `parameter_server`."""
+    min_variable_shard_bytes: int = operational_field(256 << 10, ge=1, is_advanced=True)
+    """The smallest part into which a variable is divided among the servers. Only for
+    `parameter_server`."""
+    placement: dict[str, str] = advanced_field({})
+    """The device of the layers whose names match a pattern,
+    `{"conv2d*": "GPU:0", "dense*": "GPU:1"}`. The first match counts. Only for
+    `device_placement`."""
+    sharding: dict[str, int] = advanced_field({})
+    """The axis along which the weights that match a pattern are divided, `{"*dense/kernel": 1}`.
+    Other weights are on each device. Only for `dtensor`."""
+    tpu: str | None = operational_field(None, min_length=1, is_advanced=True)
+    """The name or address of the TPU. Null is the one that the environment names. Only for
+    `tpu`."""
+    global_batch_size: int = per_run_field(64, rank=3, ge=1, le=1_000_000)
+    """Examples per optimizer step over all workers. It never follows the number of workers."""
+    micro_batches: int = per_run_field(1, ge=1, le=1024, is_advanced=True)
+    """Number of parts into which each replica divides its share of a batch, one after the other, to
+    save memory. The gradients are added up."""
+    epochs: int = per_run_field(10, rank=1, ge=1, le=MAX_EPOCHS)
+    """Passes over the training data."""
+    seed: int = per_run_field(1, ge=0, le=2**32 - 1)
+    """Seed of initial weights, the order of examples, augmentation and dropout."""
+    input: InputOptions = InputOptions()
+    optimizer: Optimizer = Optimizer()
+    precision: Literal["float32", "bfloat16", "float16"] = per_run_field("float32")
+    """The type in which layers compute. Weights are always float32. float16 scales the loss, so
+    that small gradients do not vanish."""
+    synchronized_batch_normalization: bool = per_run_field(False, is_advanced=True)
+    """Normalises over the global batch instead of each replica's share of it."""
+    xla: Literal["none", "gradients", "step"] = advanced_field("none")
+    """The part that XLA compiles: nothing, the forward and backward pass, or the whole step with
+    the optimizer. For GPUs. On CPUs, convolutions get slower."""
+    class_weights: bool = per_run_field(False, is_advanced=True)
+    """Weighs each example's loss by its class, as in `preprocess.balance: by_class`. The validation
+    loss is not weighed."""
+    label_smoothing: float = per_run_field(0.0, ge=0, lt=1, is_advanced=True)
+    """The part of each label that is spread over all classes, in training only."""
+    warm_start: str | None = per_run_field(
+        None,
+        rank=5,
+        is_operational=True,
+        is_path=True,
+        run_pattern=PUBLISHED_MODEL_PATTERN,
+        run_pattern_description=PUBLISHED_MODEL_DESCRIPTION,
+    )
+    """The weights to begin with: champion (the model in service, if there is one yet), `version 3`
+    of the published ones, or the path of a SavedModel's folder or of a file of weights (.npz, .h5
+    or .keras). The head is left out if it has another number of classes."""
+    freeze_epochs: int = per_run_field(0, ge=0, le=MAX_EPOCHS, is_advanced=True)
+    """The number of first epochs in which the weights that `warm_start` has set do not change. Only
+    the others, such as a head for other classes, learn."""
+    early_stopping: EarlyStopping | None = None
+    reduce_learning_rate: ReduceLearningRate | None = None
+    best_checkpoint: BestCheckpoint | None = BestCheckpoint()
+    on_divergence: Divergence = advanced_field(Divergence())
+    callbacks: list[str] = advanced_field([])
+    """Classes `my_package.my_module:MyCallback`, or functions that are called after every epoch
+    (README, "Callbacks")."""
+    tensorboard: Tensorboard = advanced_field(Tensorboard())
+    debug: list[DebugSwitch] = advanced_field([])
+    """TensorFlow's debugging switches. Training gets slower with each."""
+    steps_per_call: int = operational_field(10, ge=1, le=10_000, is_advanced=True)
+    """Optimizer steps in one call of the compiled function."""
+    checkpoint_every_steps: int = operational_field(200, ge=1)
+    """Steps between checkpoints. Checkpoints are written during training. A lost worker costs the
+    steps since the last one."""
+    keep_checkpoints: int = operational_field(2, ge=2, le=1000, is_advanced=True)
+    """Number of newest checkpoints that are kept. If the last one is damaged, training goes on from
+    the one before it."""
+    max_restarts: int = operational_field(3, ge=0, le=1000, is_advanced=True)
+    """Number of restarts of the whole gang from its last checkpoint before the task fails."""
+    start_timeout_seconds: int = operational_field(300, ge=1)
+    """Time until each worker must have made its first step. Otherwise the gang is restarted."""
+    step_timeout_seconds: int = operational_field(120, ge=1)
+    """Time without a report from a worker after which it counts as hung, and the gang is
+    restarted."""
+    heartbeat_timeout_seconds: int = operational_field(15, ge=2, is_advanced=True)
+    """Time without a sign of life from a host or a process after which it counts as lost, even in
+    the middle of a long step."""
+
+    @field_validator("model")
+    @classmethod
+    def _validate_model(cls, value: str) -> str:
+        return check_model(value)
+
+    @field_validator("loss")
+    @classmethod
+    def _validate_loss(cls, value: str | None) -> str | None:
+        return value and check_function(value)
+
+    @field_validator("metrics", "callbacks")
+    @classmethod
+    def _validate_functions(cls, value: list[str]) -> list[str]:
+        return [check_function(path) for path in value]
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The names of all figures of the validation split besides the loss."""
+        known = ("accuracy",) if is_user_function(self.model) else CATALOGUE[self.model].metrics
+        counted = ("map_50",) if get_model_task(self.model) == "detection" else ()
+        return [*known, *counted, *(path.partition(":")[2] for path in self.metrics)]
+
+    @property
+    def best_monitor(self) -> str | None:
+        """The figure that selects the best epoch. None if the last epoch counts."""
+        if self.best_checkpoint is None:
+            return None
+        return self.best_checkpoint.monitor or (
+            "validation_map_50"
+            if get_model_task(self.model) == "detection"
+            else "validation_accuracy"
+        )
+
+    @property
+    def effective_min_workers(self) -> int:
+        return self.min_workers or self.workers
+
+    @property
+    def effective_max_workers(self) -> int:
+        return self.max_workers or self.workers
+
+
+_SEVERAL_WORKERS = ("auto", "multi_worker_mirrored", "parameter_server")
+_LAYERS = ("device_placement", "dtensor")
+
+
+def validate_options(train: TrainOptions) -> None:
+    """Raises ValueError if one option makes another impossible or void."""
+    for validate in (
+        _validate_workers,
+        _validate_keys,
+        _validate_batch,
+        _validate_normalization,
+        _validate_xla,
+        _validate_parameter_servers,
+        _validate_sharding,
+        _validate_freezing,
+        _validate_labels,
+        _validate_for_detection,
+        _validate_parameters,
+        _validate_monitors,
+    ):
+        validate(train)
+
+
+def _validate_workers(train: TrainOptions) -> None:
+    if not train.effective_min_workers <= train.workers <= train.effective_max_workers:
+        raise ValueError(
+            "need min_workers <= workers <= max_workers, got "
+            f"{train.effective_min_workers}, {train.workers}, {train.effective_max_workers}"
+        )
+    if train.strategy not in _SEVERAL_WORKERS and train.effective_max_workers != 1:
+        raise ValueError(
+            f"strategy {train.strategy} has exactly 1 worker, "
+            f"got workers: {train.effective_max_workers}. Use multi_worker_mirrored."
+        )
+    if train.strategy in ("one_device", "parameter_server") and train.devices_per_worker != 1:
+        raise ValueError(
+            f"strategy {train.strategy} uses 1 device of each worker, "
+            f"got devices_per_worker: {train.devices_per_worker}. "
+            "Use mirrored or multi_worker_mirrored."
+        )
+    if train.strategy in ("mirrored", *_LAYERS) and train.devices_per_worker == 1:
+        raise ValueError(
+            f"strategy {train.strategy} is for several devices, "
+            "got devices_per_worker: 1. Use one_device."
+        )
+
+
+def _validate_keys(train: TrainOptions) -> None:
+    """Rejects a key for another strategy, and a strategy without its key.
+
+    The first is a mistake. The second cannot be carried out.
+    """
+    for name, strategy in (
+        ("placement", "device_placement"),
+        ("sharding", "dtensor"),
+        ("parameter_servers", "parameter_server"),
+    ):
+        value = getattr(train, name)
+        if bool(value) != (train.strategy == strategy):
+            problem = (
+                f"needs {name}"
+                if train.strategy == strategy
+                else f"has no use for {name} ({value}), which is for {strategy}"
+            )
+            raise ValueError(f"strategy {train.strategy} {problem}")
+    if train.tpu and train.strategy != "tpu":
+        raise ValueError(f"strategy {train.strategy} has no use for tpu ({train.tpu})")
+
+
+def _validate_batch(train: TrainOptions) -> None:
+    replicas = (
+        1
+        if train.strategy in ("parameter_server", *_LAYERS)
+        else train.effective_max_workers * train.devices_per_worker
+    )
+    if train.global_batch_size < replicas * train.micro_batches:
+        raise ValueError(
+            "global_batch_size must be at least workers x devices_per_worker x micro_batches "
+            f"({replicas * train.micro_batches}), got {train.global_batch_size}"
+        )
+    if train.strategy == "tpu" and train.global_batch_size % (replicas * train.micro_batches):
+        raise ValueError(
+            "global_batch_size must be a multiple of devices_per_worker x micro_batches "
+            f"({replicas * train.micro_batches}) for tpu, whose shapes are fixed when a step is "
+            f"compiled, got {train.global_batch_size}"
+        )
+    if train.xla != "none" and train.micro_batches > 1:
+        for workers in range(train.effective_min_workers, train.effective_max_workers + 1):
+            parts = workers * train.devices_per_worker * train.micro_batches
+            if train.global_batch_size % parts:
+                raise ValueError(
+                    f"xla: {train.xla} needs micro_batches of one size, and global_batch_size "
+                    f"{train.global_batch_size} is no multiple of workers x devices_per_worker x "
+                    f"micro_batches ({parts})"
+                )
+
+
+def _validate_normalization(train: TrainOptions) -> None:
+    if not train.synchronized_batch_normalization:
+        return
+    if not is_user_function(train.model) and not CATALOGUE[train.model].has_batch_normalization:
+        raise ValueError(
+            f"synchronized_batch_normalization: the model {train.model} has no batch normalisation"
+        )
+    if train.model_parameters.get("frozen_batch_normalization"):
+        raise ValueError(
+            "synchronized_batch_normalization: with model_parameters.frozen_batch_normalization "
+            "there are no statistics to synchronise. Use one of the two."
+        )
+    if train.strategy == "parameter_server":
+        raise ValueError(
+            "synchronized_batch_normalization: the workers of parameter_server do not wait for one "
+            "another, so there is nothing to synchronise. Each step normalises over its batch."
+        )
+
+
+def _validate_xla(train: TrainOptions) -> None:
+    if train.xla == "none":
+        return
+    for switch in ("numerics", "eager", "dump"):
+        if switch in train.debug:
+            raise ValueError(
+                f"debug: {switch} looks at single operations, and xla: {train.xla} compiles them "
+                "into one. Use one of the two."
+            )
+    if train.strategy in ("parameter_server", *_LAYERS):
+        raise ValueError(
+            f"xla: {train.xla} compiles for one device, and under {train.strategy} a step's "
+            "variables are on several. Use xla: none."
+        )
+    if train.synchronized_batch_normalization and train.strategy not in ("one_device", "tpu"):
+        raise ValueError(
+            f"xla: {train.xla} cannot compile the exchange between replicas that "
+            "synchronized_batch_normalization makes in the forward pass. Use one of the two."
+        )
+    if train.xla == "step" and train.strategy not in ("one_device", "tpu"):
+        raise ValueError(
+            f"xla: step is for one_device and tpu: under {train.strategy} a step exchanges "
+            "gradients between replicas, which XLA cannot compile here. Use xla: gradients."
+        )
+    if train.xla == "gradients" and train.strategy == "tpu":
+        raise ValueError(
+            "xla: gradients has no meaning for tpu, where the whole step is always compiled. "
+            "Leave xla out."
+        )
+
+
+def _validate_parameter_servers(train: TrainOptions) -> None:
+    if train.strategy != "parameter_server":
+        return
+    if train.precision == "float16":
+        raise ValueError(
+            "precision: float16 is not for parameter_server: its loss scale would be changed by "
+            "all workers at once. Use bfloat16."
+        )
+
+
+def _validate_sharding(train: TrainOptions) -> None:
+    if train.strategy != "dtensor":
+        return
+    if train.precision == "float16":
+        raise ValueError(
+            "precision: float16 is not for dtensor, whose optimizer has no loss scale. "
+            "Use bfloat16."
+        )
+    if train.micro_batches > 1:
+        raise ValueError(
+            "micro_batches is not for dtensor. DTensor needs all shapes when a step is compiled, "
+            "and micro-batches are cut while it runs."
+        )
+
+
+def _validate_freezing(train: TrainOptions) -> None:
+    frozen = train.freeze_epochs
+    if not frozen:
+        return
+    if train.warm_start is None:
+        raise ValueError(
+            f"freeze_epochs: {frozen} keeps the weights that warm_start sets, and there are none. "
+            "Set warm_start, or freeze_epochs: 0."
+        )
+    if frozen >= train.epochs:
+        raise ValueError(
+            f"freeze_epochs must be smaller than epochs ({train.epochs}), got {frozen}. "
+            "All weights learn in the epochs after it."
+        )
+    if train.strategy in ("parameter_server", "dtensor"):
+        raise ValueError(
+            f"freeze_epochs is not for {train.strategy}, whose weights are sharded. "
+            "Use multi_worker_mirrored, or freeze_epochs: 0."
+        )
+
+
+def _validate_labels(train: TrainOptions) -> None:
+    if train.loss is None:
+        return
+    for name in ("class_weights", "label_smoothing"):
+        if getattr(train, name):
+            raise ValueError(
+                f"{name} belongs to the cross-entropy. Apply it inside your own loss, {train.loss}."
+            )
+
+
+def _validate_for_detection(train: TrainOptions) -> None:
+    if get_model_task(train.model) != "detection":
+        if train.input.augment.mosaic:
+            raise ValueError(
+                f"input.augment.mosaic: four images have four labels, and {train.model} gives one. "
+                "Remove it, or use a detector."
+            )
+        augment = train.input.augment
+        if (
+            augment.min_visible != type(augment).model_fields["min_visible"].default
+        ):  # the trigger form sends every value, also unchanged ones
+            raise ValueError(
+                f"input.augment.min_visible is for boxes, and {train.model} is not a detector"
+            )
+        return
+    for name in ("loss", "metrics", "class_weights", "label_smoothing"):
+        if getattr(train, name):
+            raise ValueError(f"{name} is for classification, and {train.model} is a detector")
+    if train.strategy in ("parameter_server", "dtensor", "tpu"):
+        why = (
+            "whose shapes are fixed, and images have different numbers of boxes"
+            if train.strategy == "tpu"
+            else "whose loop does not divide by the number of boxes"
+        )
+        raise ValueError(
+            f"the detector {train.model} does not train under {train.strategy}, {why}. "
+            "Use one_device, mirrored or multi_worker_mirrored."
+        )
+
+
+def _validate_parameters(train: TrainOptions) -> None:
+    if is_user_function(train.model):
+        return
+    parameters = CATALOGUE[train.model].parameters
+    if unknown := sorted(set(train.model_parameters) - set(parameters)):
+        raise ValueError(
+            f"the model {train.model} has no parameter {', '.join(unknown)}. "
+            f"It has {', '.join(parameters) or 'none'}."
+        )
+
+
+def _validate_monitors(train: TrainOptions) -> None:
+    known = [f"validation_{name}" for name in ("loss", *train.metric_names)]
+    for name in ("early_stopping", "reduce_learning_rate", "best_checkpoint"):
+        section = getattr(train, name)
+        if section is not None and section.monitor not in (None, *known):
+            raise ValueError(
+                f"{name}.monitor must be one of {', '.join(known)}, got {section.monitor}"
+            )
 
 
 class Train(TrainOptions):

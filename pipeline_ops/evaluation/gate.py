@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline_ops.artifacts.results import ModelEvaluation, RuleVerdict
 from pipeline_ops.config.evaluate import LOWER_IS_BETTER, Measure, Rule
-from pipeline_ops.config.yaml_source import suggest_name
+from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.groups import Group
 

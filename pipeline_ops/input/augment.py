@@ -15,8 +15,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pipeline_ops.config.input import AugmentOptions
 from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.config.train import AugmentOptions
 from pipeline_ops.input.order import StatelessRandom
 from pipeline_ops.input.tensorflow_start import tf
 

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from pipeline_ops.artifacts.dataset import list_removed_positions, list_shard_paths, list_shards
-from pipeline_ops.config.input import AugmentOptions, InputOptions
+from pipeline_ops.config.train import AugmentOptions, InputOptions
 from pipeline_ops.errors import DataError
 from pipeline_ops.input.augment import Augmentation, ImageAugmentation
 from pipeline_ops.input.order import ExampleOrder, GlobalOrder, StatelessRandom, WindowOrder

@@ -19,7 +19,7 @@ from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.dataset import DatasetFigures, list_shards
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile, locate_file, read_manifest
 from pipeline_ops.artifacts.record_lengths import RECORD_LENGTHS, parse_record_lengths
-from pipeline_ops.config.input import InputOptions
+from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.checksums import ChecksumAccumulator

@@ -19,7 +19,7 @@ from pipeline_ops.artifacts.manifest import (
     read_manifest,
     write_manifest,
 )
-from pipeline_ops.config.input import InputOptions
+from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.host_dataset import open_host_cache
 from pipeline_ops.jobs.request import Request

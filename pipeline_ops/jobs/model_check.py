@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict
 from pipeline_ops.artifacts.source_code import CODE_ROOT, digest_sources
 from pipeline_ops.config.model_catalogue import CATALOGUE, Task, is_user_function
 from pipeline_ops.config.model_data_rules import find_size_problem, validate_task
+from pipeline_ops.config.reading import locate_in_file
 from pipeline_ops.config.train import Train
-from pipeline_ops.config.yaml_source import locate_in_file
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.planned_training import PlannedTraining
 from pipeline_ops.storage.atomic import format_json, read_json

@@ -18,9 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline_ops.config.hosts import LocalHosts, SshHosts
-from pipeline_ops.config.hosts_base import Hosts
-from pipeline_ops.config.hosts_clusters import KubernetesHosts, SlurmHosts
+from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.jobs.places.environment import build_python_command

@@ -17,8 +17,7 @@ from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD, TrainingFigures
-from pipeline_ops.config.hosts import LocalHosts, parse_hosts
-from pipeline_ops.config.hosts_base import Hosts
+from pipeline_ops.config.hosts import Hosts, LocalHosts, parse_hosts
 from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, Pruned, TrainyardError

@@ -33,7 +33,7 @@ import numpy as np
 import tensorflow as tf
 from keras import Input, KerasTensor, Model, initializers, layers
 
-from pipeline_ops.config.yaml_source import suggest_name
+from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.backbones import preprocess_images
 from pipeline_ops.models.detection import (

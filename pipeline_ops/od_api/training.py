@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline_ops.config.train_options import MAX_EPOCHS
+from pipeline_ops.config.train import MAX_EPOCHS
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.reader import ConfigReader
 

@@ -21,7 +21,7 @@ from airflow.sdk import DAG
 
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.yaml_source import locate_in_file, suggest_name
+from pipeline_ops.config.reading import locate_in_file, suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.operators.broken import make_broken_dag
 from pipeline_ops.operators.factory import make_dag

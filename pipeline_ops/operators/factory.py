@@ -12,10 +12,10 @@ from typing import Any
 
 from airflow.sdk import DAG, BaseOperator
 
-from pipeline_ops.config.base import TaskSection
+from pipeline_ops.config.fields import TaskSection
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.reading import format_yaml, hide_secrets
 from pipeline_ops.config.search import Search
-from pipeline_ops.config.yaml_view import format_yaml, hide_secrets
 from pipeline_ops.operators.assets import make_outlets, make_timetable
 from pipeline_ops.operators.chain import OPERATORS, TrainOperator
 from pipeline_ops.operators.form import make_form_params

@@ -1,7 +1,7 @@
 """The trigger form: the fields that a run may set, from the config's own classes.
 
 The classes give the names, types, bounds and help. A field is named by its dotted path in the YAML,
-so the form sends a conf as `config/overrides.py` checks it.
+so the form sends a conf as `config/run_conf.py` checks it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from typing import Any
 
 from airflow.sdk import Param
 
-from pipeline_ops.config.base import Section
-from pipeline_ops.config.descriptions import read_descriptions
-from pipeline_ops.config.fields import ConfigField, collect_fields, get_value
-from pipeline_ops.config.overrides import list_settable_keys
-from pipeline_ops.config.per_run import is_glob
+from pipeline_ops.config.fields import (
+    ConfigField,
+    Section,
+    collect_fields,
+    get_value,
+    is_glob,
+    read_descriptions,
+)
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.run_conf import list_settable_keys
 
 _SCALARS = ("integer", "number", "boolean", "string")
 _COPIED_KEYWORDS = ("enum", "pattern", "minLength", "maxLength")

@@ -16,7 +16,7 @@ from airflow.sdk import DAG, BaseOperator, Param
 from airflow.sdk.exceptions import AirflowFailException
 
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.yaml_source import suggest_name
+from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.operators.task_run import make_airflow_error
 from pipeline_ops.registry.registry import Registry

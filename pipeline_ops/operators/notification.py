@@ -30,7 +30,7 @@ from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures, RuleVerdict
 from pipeline_ops.config.notify import Event, NotifierConfig
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.run_config import load_run_config_or_author
+from pipeline_ops.config.run_conf import load_run_config_or_author
 from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.operators.run_summary import (
     Notification,

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline_ops.config.notify import check_notifiers
-from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.pipeline_files import find_config_files
+from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load_config
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.text_file import read_text
-from pipeline_ops.config.yaml_source import ConfigText, locate_in_file
+from pipeline_ops.config.reading import ConfigText, locate_in_file, read_text
 from pipeline_ops.errors import ConfigError
 
 ANY_ERROR = (Exception, SystemExit)

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from pipeline_ops.airflow_connections import use_airflow_connections
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.run_config import apply_conf, load_author_config
+from pipeline_ops.config.run_conf import apply_conf, load_author_config
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.storage.store import read_usage

@@ -17,7 +17,7 @@ from pipeline_ops.artifacts.input_names import BASE, RAW_FILES, WARM_START
 from pipeline_ops.artifacts.layout import Layout, iterate_manifests, usage_file
 from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, read_manifest
 from pipeline_ops.artifacts.results import LAST_EVALUATION, TEST_SPLIT, ModelFigures
-from pipeline_ops.config.hosts_base import Hosts
+from pipeline_ops.config.hosts import Hosts
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.jobs.places.environment import make_hosts_variable
 from pipeline_ops.jobs.places.open_place import open_place

@@ -17,7 +17,7 @@ from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.search import MAX_TRIALS, Search
-from pipeline_ops.config.train_options import is_lower_better
+from pipeline_ops.config.train import is_lower_better
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.request import PlannedTrial
 from pipeline_ops.storage.digest import compute_digest

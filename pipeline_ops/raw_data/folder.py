@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.yaml_source import suggest_name
+from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.local import list_raw_files, list_stats, matches_any

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline_ops.config.input import InputOptions
+from pipeline_ops.config.train import InputOptions
 from pipeline_ops.jobs.host_dataset import open_host_cache
 from pipeline_ops.jobs.workspace import find_jobs_folder
 from pipeline_ops.retention.removal import Total

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.config.optimizer import (
+from pipeline_ops.config.train import (
     AnySchedule,
     Clip,
     Constant,

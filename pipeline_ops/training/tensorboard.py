@@ -18,7 +18,7 @@ import tensorflow as tf
 from PIL import Image, ImageDraw, ImageOps
 
 from pipeline_ops.artifacts.results import Epoch
-from pipeline_ops.config.diagnostics import Tensorboard
+from pipeline_ops.config.train import Tensorboard
 from pipeline_ops.input.reading import build_evaluation_dataset
 from pipeline_ops.models.detection import Boxes, Detection, Detections
 from pipeline_ops.models.task import Task

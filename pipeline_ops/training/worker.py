@@ -106,7 +106,7 @@ def run_worker(spec: WorkerSpec) -> Trainer:
 def _enable_debugging(
     switches: Sequence[str], tensorboard_folder: Path, worker: str
 ) -> Iterator[None]:
-    """Enables the switches that `config/diagnostics.py` documents while the block runs.
+    """Enables the switches that `config/train.py` documents while the block runs.
 
     The records of a lost incarnation are replaced by those of the next one. Raises ConfigError if
     the numerics check stopped an operation, or if an operation has no repeatable form.

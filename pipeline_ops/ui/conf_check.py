@@ -15,7 +15,7 @@ from sqlalchemy import event
 
 from pipeline_ops.airflow_internals import DagRun, create_session
 from pipeline_ops.airflow_runs import NotFound, find_config_file
-from pipeline_ops.config.run_config import load_run_config
+from pipeline_ops.config.run_conf import load_run_config
 from pipeline_ops.errors import ConfigError
 
 

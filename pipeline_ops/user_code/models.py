@@ -14,10 +14,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline_ops.artifacts.fingerprint import find_versions
-from pipeline_ops.config.class_check import collect_bindings
 from pipeline_ops.config.model_catalogue import is_user_function
+from pipeline_ops.config.notify import collect_bindings
+from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.config.train import Train
-from pipeline_ops.config.yaml_source import suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.system.python_source import parse_python
 from pipeline_ops.user_code.modules import digest_module, find_distributions, find_module

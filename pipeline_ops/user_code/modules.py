@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from pipeline_ops.artifacts.source_code import digest_sources
-from pipeline_ops.config.yaml_source import suggest_name
+from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
 
 _INSTALLED = {Path(path) for path in sysconfig.get_paths().values()}

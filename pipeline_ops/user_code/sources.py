@@ -14,9 +14,13 @@ from pathlib import Path
 from types import ModuleType
 
 from pipeline_ops.artifacts.fingerprint import find_versions
-from pipeline_ops.config.entry_points import find_module_path, find_publishers
-from pipeline_ops.config.source_base import Source
-from pipeline_ops.config.user_source import ENTRY_POINT_GROUP, UserSource
+from pipeline_ops.config.sources import (
+    ENTRY_POINT_GROUP,
+    Source,
+    UserSource,
+    find_module_path,
+    find_publishers,
+)
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.user_code.modules import digest_module, find_distributions, find_module
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.config import entry_points
+from pipeline_ops.config import sources
 from pipeline_ops.user_code.modules import digest_module, find_distributions, find_module
 
 ENTRY_POINT_GROUP = "trainyard.stages"
@@ -26,12 +26,12 @@ def find_module_path(name: str) -> str | None:
     Raises:
       ConfigError: two installed packages offer a stage of this name.
     """
-    return entry_points.find_module_path(ENTRY_POINT_GROUP, name)
+    return sources.find_module_path(ENTRY_POINT_GROUP, name)
 
 
 def list_published_names() -> list[str]:
     """Returns the names of all stages in installed packages."""
-    return entry_points.list_published_names(ENTRY_POINT_GROUP)
+    return sources.list_published_names(ENTRY_POINT_GROUP)
 
 
 def digest_stage_code(names: Iterable[str]) -> dict[str, str]:
@@ -55,7 +55,7 @@ def find_stage_versions(names: Iterable[str]) -> dict[str, str]:
     published = {
         publisher
         for name in names
-        for publisher in entry_points.find_publishers(ENTRY_POINT_GROUP, name)
+        for publisher in sources.find_publishers(ENTRY_POINT_GROUP, name)
     }
     modules = _modules(name for name in names if ":" in name)
     return find_versions(sorted(published | find_distributions(modules)))

@@ -18,7 +18,7 @@ from pipeline_ops.artifacts.manifest import (
     NAME,
     iterate_references,
 )
-from pipeline_ops.config.input import InputOptions
+from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.host_dataset import open_host_dataset
 from pipeline_ops.storage.staging import withdraw_folder

@@ -10,8 +10,7 @@ from beam_jobs.sources import read_records
 from pipeline_ops.cli.first_config.data_summary import sample_listing
 from pipeline_ops.cli.first_config.folder_view import view_folder
 from pipeline_ops.cli.first_config.recognisers import find_split
-from pipeline_ops.config.packed_sources import TfrecordSource
-from pipeline_ops.config.sources import VocSource
+from pipeline_ops.config.sources import TfrecordSource, VocSource
 from pipeline_ops.raw_data.listing import Listing
 
 ANNOTATION = "<annotation><object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"  # noqa: E501

@@ -9,7 +9,7 @@ from config_files import DIGITS
 
 from pipeline_ops.config.fields import collect_fields
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.yaml_source import ConfigText
+from pipeline_ops.config.reading import ConfigText
 
 
 def iterate_keys(value: Any, prefix: str = "") -> Iterator[str]:

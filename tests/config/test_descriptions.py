@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pipeline_ops.config.descriptions import read_descriptions
+from pipeline_ops.config.fields import read_descriptions
 
 SOURCE = '''
 class Base:

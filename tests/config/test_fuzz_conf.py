@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline_ops.config.fields import collect_fields
-from pipeline_ops.config.overrides import parse_conf
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.run_config import load_run_config
+from pipeline_ops.config.run_conf import load_run_config, parse_conf
 from pipeline_ops.errors import ConfigError
 
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "300"))

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.config.yaml_source import parse_value
+from pipeline_ops.config.reading import parse_value
 from pipeline_ops.errors import ConfigError
 
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", 300))

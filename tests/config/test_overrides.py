@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from config_files import DIGITS, write_config
 
-from pipeline_ops.config.base import get_declarations
-from pipeline_ops.config.fields import collect_fields, get_value
-from pipeline_ops.config.overrides import parse_conf
+from pipeline_ops.config.fields import collect_fields, get_declarations, get_value
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.run_config import (
+from pipeline_ops.config.run_conf import (
     AUTHOR_OVERRIDES,
     load_author_config,
     load_run_config,
     load_run_config_or_author,
+    parse_conf,
     write_author_overrides,
 )
 from pipeline_ops.errors import ConfigError

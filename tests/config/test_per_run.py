@@ -9,7 +9,7 @@ import pytest
 from config_files import write_config
 
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.config.run_config import load_run_config
+from pipeline_ops.config.run_conf import load_run_config
 from pipeline_ops.errors import ConfigError
 
 HOSTS = "launcher: local\n"

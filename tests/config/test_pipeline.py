@@ -8,7 +8,7 @@ import pytest
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.preprocess import Rejects
-from pipeline_ops.config.yaml_source import parse_value, suggest_name
+from pipeline_ops.config.reading import parse_value, suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.open_store import open_near
 

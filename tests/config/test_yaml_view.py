@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.config.yaml_source import YamlCopy
-from pipeline_ops.config.yaml_view import find_yaml, format_yaml, hide_secrets
+from pipeline_ops.config.reading import YamlCopy, find_yaml, format_yaml, hide_secrets
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 BLOCK = """\

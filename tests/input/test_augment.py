@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline_ops.config.input import AugmentOptions, Scale
+from pipeline_ops.config.train import AugmentOptions, Scale
 
 ALL = AugmentOptions(
     flip_left_right=True,

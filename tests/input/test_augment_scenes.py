@@ -10,7 +10,7 @@ from math import ceil, floor
 import numpy as np
 import pytest
 
-from pipeline_ops.config.input import AugmentOptions
+from pipeline_ops.config.train import AugmentOptions
 
 HEIGHT, WIDTH = 48, 64
 NUM_SCENES = 40

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline_ops.artifacts.dataset import DatasetFigures, list_shard_paths, list_shards
 from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.config.input import InputOptions
+from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import MachineError
 from pipeline_ops.system.disk_cache import HostCache
 

@@ -21,7 +21,7 @@ from manifests import list_again
 from pipeline_ops.artifacts.dataset import KEY
 from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.artifacts.record_lengths import RECORD_LENGTHS, format_record_lengths
-from pipeline_ops.config.input import AugmentOptions, InputOptions
+from pipeline_ops.config.train import AugmentOptions, InputOptions
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.host_dataset import open_host_dataset
 from pipeline_ops.storage.open_store import open_path

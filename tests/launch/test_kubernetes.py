@@ -16,7 +16,7 @@ from launch.on_bucket import bucket_jobs, upload_dataset
 from launch.running import QUICK, wait_until
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.config.hosts_clusters import KubernetesHosts
+from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.jobs.gang_protocol import AgentSpec
 from pipeline_ops.launch.launchers import KubernetesLauncher, build_manifests

@@ -12,7 +12,7 @@ from launch.cluster import Cluster, why_not
 from launch.outcomes import assert_same, assert_went_on
 from launch.running import command, starting, wait_until
 
-from pipeline_ops.config.hosts_clusters import SlurmHosts
+from pipeline_ops.config.hosts import SlurmHosts
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.places.slurm import build_sbatch_command
 from pipeline_ops.launch.launchers import build_batch_script, count_nodes, parse_node_address

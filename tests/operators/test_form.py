@@ -11,7 +11,7 @@ from config_files import DIGITS, write_config
 
 from pipeline_ops.config.fields import collect_fields
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.run_config import load_run_config
+from pipeline_ops.config.run_conf import load_run_config
 from pipeline_ops.operators.form import make_form_params
 
 

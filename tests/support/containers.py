@@ -29,7 +29,7 @@ import psutil
 from processes import is_running
 
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.config.hosts_clusters import ContainerHosts
+from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.jobs.places.container import ContainerPlace
 from pipeline_ops.jobs.places.place import name_job
 from pipeline_ops.storage.store_path import StorePath

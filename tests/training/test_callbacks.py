@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from pipeline_ops.artifacts.results import Epoch
-from pipeline_ops.config.train import Train
-from pipeline_ops.config.train_options import BestCheckpoint, EarlyStopping, ReduceLearningRate
+from pipeline_ops.config.train import BestCheckpoint, EarlyStopping, ReduceLearningRate, Train
 from pipeline_ops.training.callbacks import end_epoch
 from pipeline_ops.training.checkpoints import TrainingState
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline_ops.config.optimizer import Constant, Cosine, Exponential, Piecewise
+from pipeline_ops.config.train import Constant, Cosine, Exponential, Piecewise
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_pie
     import numpy as np
     import tensorflow as tf
 
-    from pipeline_ops.config.optimizer import Optimizer
+    from pipeline_ops.config.train import Optimizer
     from pipeline_ops.training.optimizer import ShardedOptimizer, make_optimizer
 
     config = Optimizer(name="sgd", learning_rate=0.1, momentum=momentum, weight_decay=0.5)
@@ -78,7 +78,7 @@ def test_averaged_weights_are_warmed_up_in_one_piece_and_in_several(num_steps, d
     import numpy as np
     import tensorflow as tf
 
-    from pipeline_ops.config.optimizer import Optimizer
+    from pipeline_ops.config.train import Optimizer
     from pipeline_ops.training.optimizer import ShardedOptimizer, make_optimizer
 
     config = Optimizer(name="sgd", learning_rate=0.1, average_weights=decay)

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 
 from pipeline_ops.cli.checks.errors import make_finding
+from pipeline_ops.config.hosts import TASKS
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.runs_on import TASKS
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.raw_data.folder import find_raw_folder, read_folder_state, validate_folder

@@ -13,8 +13,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
 from pipeline_ops.cli.checks.errors import make_finding
+from pipeline_ops.config.hosts import TASKS
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.runs_on import TASKS
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.workspace import find_jobs_folder
 from pipeline_ops.system.host_check import Finding, check_host

@@ -14,11 +14,8 @@ from pydantic import ValidationError
 
 from pipeline_ops.cli.checks.errors import make_finding
 from pipeline_ops.cli.checks.here import EXTRAS, compare_packages, list_packages
-from pipeline_ops.config.hosts import SshHosts, parse_hosts
-from pipeline_ops.config.hosts_base import Hosts
-from pipeline_ops.config.hosts_clusters import SlurmHosts
+from pipeline_ops.config.hosts import TASKS, Hosts, SlurmHosts, SshHosts, parse_hosts
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.runs_on import TASKS
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.jobs.environment_check import digest_code
 from pipeline_ops.jobs.places.environment import build_python_command

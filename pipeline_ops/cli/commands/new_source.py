@@ -21,7 +21,7 @@ from pipeline_ops.cli.scaffold import (
     validate_new_name,
     validate_unused,
 )
-from pipeline_ops.config.user_source import CATALOGUE_TYPES, ENTRY_POINT_GROUP
+from pipeline_ops.config.sources import CATALOGUE_TYPES, ENTRY_POINT_GROUP
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.atomic import write_atomically
 

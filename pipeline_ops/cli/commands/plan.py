@@ -20,11 +20,15 @@ from pipeline_ops.cli.arguments import (
     load_checked,
     parse_overrides,
 )
-from pipeline_ops.config.hosts import LocalHosts, SshHosts
-from pipeline_ops.config.hosts_base import Hosts
-from pipeline_ops.config.hosts_clusters import KubernetesHosts, SlurmHosts
+from pipeline_ops.config.hosts import (
+    TASKS,
+    Hosts,
+    KubernetesHosts,
+    LocalHosts,
+    SlurmHosts,
+    SshHosts,
+)
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.runs_on import TASKS
 
 if TYPE_CHECKING:
     from pipeline_ops.launch.plan import Host

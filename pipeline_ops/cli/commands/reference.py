@@ -17,8 +17,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from pipeline_ops.cli.arguments import Commands, add_command
-from pipeline_ops.config.descriptions import read_descriptions
-from pipeline_ops.config.fields import ConfigField, collect_fields
+from pipeline_ops.config.fields import ConfigField, collect_fields, read_descriptions
 from pipeline_ops.config.hosts import LAUNCHERS
 from pipeline_ops.config.pipeline import PipelineConfig
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline_ops.cli.arguments import Commands, add_command
-from pipeline_ops.config.descriptions import read_descriptions
+from pipeline_ops.config.fields import read_descriptions
 from pipeline_ops.errors import ConfigError
 
 _CONSTRAINT_WORDS = {

@@ -34,9 +34,8 @@ from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.cli.first_config.folder_view import count
 from pipeline_ops.config.model_catalogue import Task
-from pipeline_ops.config.packed_sources import PackedSource
 from pipeline_ops.config.preprocess import Preprocess, Split
-from pipeline_ops.config.sources import AnySource
+from pipeline_ops.config.sources import AnySource, PackedSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.raw_file import RawFile

@@ -1,7 +1,7 @@
 """`trainyard run --set`: the author's values for a single run.
 
 They may set fields that a run cannot set by its conf. They reach the embedded Airflow in a file of
-its home, which only this command writes and `config/run_config.py` reads. Values that a run may set
+its home, which only this command writes and `config/run_conf.py` reads. Values that a run may set
 are also in the run's conf, where Airflow's UI shows them.
 """
 
@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline_ops.cli.local_airflow.home import AirflowHome
-from pipeline_ops.config.base import READ_WITH_THE_DAG
-from pipeline_ops.config.fields import collect_fields, get_value
-from pipeline_ops.config.overrides import parse_conf
+from pipeline_ops.config.fields import READ_WITH_THE_DAG, collect_fields, get_value
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.run_config import write_author_overrides
+from pipeline_ops.config.run_conf import parse_conf, write_author_overrides
 from pipeline_ops.errors import ConfigError
 
 _PER_RUN_SECTIONS = ("search.", "evaluate.approval.")

@@ -12,8 +12,8 @@ from typing import Any
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.local_airflow.home import USER, AirflowHome, Secrets, prepend
-from pipeline_ops.config.pipeline_files import find_config_files
-from pipeline_ops.config.run_config import AUTHOR_OVERRIDES
+from pipeline_ops.config.pipeline import find_config_files
+from pipeline_ops.config.run_conf import AUTHOR_OVERRIDES
 from pipeline_ops.system.processes import SAFE_PATH
 
 PROGRAMS: Mapping[str, tuple[str, ...]] = {

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.config.hosts_clusters import ContainerHosts
+from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS, read_cancellation_reason
 from pipeline_ops.jobs.environment_check import IMAGE

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline_ops.config.hosts_clusters import ContainerHosts
+from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.jobs.places.container_daemon import WORK
 from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE
 

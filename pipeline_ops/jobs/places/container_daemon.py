@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.config.hosts_clusters import ContainerHosts
+from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.places.container_tunnel import SshTunnel, open_tunnel
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.config.hosts_base import Hosts
-from pipeline_ops.config.hosts_clusters import ContainerHosts, KubernetesHosts
+from pipeline_ops.config.hosts import ContainerHosts, Hosts, KubernetesHosts
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.open_store import STORES_VARIABLE
 from pipeline_ops.system.processes import SAFE_PATH

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.config.hosts_clusters import KubernetesHosts
+from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
 from pipeline_ops.jobs.places.kubernetes_client import KubernetesClient

@@ -11,7 +11,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline_ops.config.hosts_clusters import KubernetesHosts, Toleration
+from pipeline_ops.config.hosts import KubernetesHosts, Toleration
 from pipeline_ops.jobs.places.environment import (
     build_python_command,
     build_python_environment,

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline_ops.config.hosts import SshHosts
-from pipeline_ops.config.hosts_base import Hosts
-from pipeline_ops.config.hosts_clusters import ContainerHosts, KubernetesHosts, SlurmHosts
+from pipeline_ops.config.hosts import ContainerHosts, Hosts, KubernetesHosts, SlurmHosts, SshHosts
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.places.place import Place

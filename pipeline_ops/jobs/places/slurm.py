@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.config.hosts_clusters import SlurmHosts
+from pipeline_ops.config.hosts import SlurmHosts
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
 from pipeline_ops.jobs.places.environment import build_job_environment, build_python_command

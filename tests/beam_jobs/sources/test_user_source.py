@@ -17,7 +17,7 @@ from beam_jobs.sources.source import SourceFailed
 from beam_jobs.sources.user_source import check_source, read_user_records
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.config.user_source import UserSource
+from pipeline_ops.config.sources import UserSource
 from pipeline_ops.errors import ConfigError, DataError, ExitCode
 from pipeline_ops.jobs.environment_check import validate_environment
 from pipeline_ops.jobs.user_files import add_user_files, write_user_files

@@ -17,7 +17,7 @@ from processes import Stopwatch
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.config.hosts_clusters import ContainerHosts
+from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.container import ContainerPlace

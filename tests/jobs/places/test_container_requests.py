@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pipeline_ops.config.hosts_clusters import ContainerHosts
+from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.places.container import ContainerPlace
 from pipeline_ops.jobs.places.container_body import ContainerUse, build_body, build_labels

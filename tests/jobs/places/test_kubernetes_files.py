@@ -22,8 +22,7 @@ from fake_kubernetes.rbac import Right, read_roles
 from fake_kubernetes.validation import SCHEMA, make_validator, validate
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.config.hosts import load_hosts
-from pipeline_ops.config.hosts_clusters import KubernetesHosts
+from pipeline_ops.config.hosts import KubernetesHosts, load_hosts
 from pipeline_ops.jobs.places.kubernetes_manifest import build_gang
 from pipeline_ops.jobs.places.kubernetes_rights import GANG_RIGHTS
 

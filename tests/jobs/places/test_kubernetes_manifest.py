@@ -9,7 +9,7 @@ import pytest
 from fake_kubernetes.validation import validate
 
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.config.hosts_clusters import KubernetesHosts
+from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.jobs.places.kubernetes_manifest import (
     RESUMED,
     STARTED,

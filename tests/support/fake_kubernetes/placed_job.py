@@ -12,7 +12,7 @@ from manifests import EMPTY_FINGERPRINT
 
 from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.config.hosts_clusters import KubernetesHosts
+from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.kubernetes import KubernetesPlace
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, name_job

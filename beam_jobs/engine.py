@@ -33,7 +33,7 @@ from beam_jobs.worker import BuildSpec, PlanWorker
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.config.preprocess import BeamRunner, Preprocess
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.jobs.environment_check import digest_code, validate_environment
+from pipeline_ops.jobs.job_code import digest_code, validate_environment
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.jobs.runner import Job
 from pipeline_ops.storage.store_options import wait_at_most

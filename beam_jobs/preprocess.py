@@ -36,8 +36,8 @@ from pipeline_ops.artifacts import dataset
 from pipeline_ops.artifacts.layout import Layout, work_folder
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import ExitCode, MachineError
-from pipeline_ops.jobs.artifact_writer import ArtifactDraft
 from pipeline_ops.jobs.runner import Job
+from pipeline_ops.jobs.workspace import ArtifactDraft
 from pipeline_ops.raw_data.folder import list_folder, resolve_raw_folder
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.storage.atomic import write_json

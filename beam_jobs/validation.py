@@ -21,8 +21,7 @@ from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.model_data_rules import find_image_size
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.train import Train
-from pipeline_ops.jobs.model_check import requires_process, validate_training
-from pipeline_ops.jobs.planned_training import PlannedTraining
+from pipeline_ops.jobs.model_check import PlannedTraining, requires_process, validate_training
 from pipeline_ops.raw_data.listing import RawFolder
 
 _MAX_TRIED_IMAGES = 50

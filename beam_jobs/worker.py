@@ -28,7 +28,7 @@ from beam_jobs.statistics.summary import PlanSummary
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.storage.read_errors import to_exit_code
-from pipeline_ops.system.cores import count_cores
+from pipeline_ops.system.host import count_cores
 
 _BYTES_PER_PROCESS, _BYTES_PER_RECORD = 20e6, 10e3
 """With less work, starting a process costs more than it saves. Each record counts as work, too."""

@@ -35,7 +35,7 @@ try:
     from airflow.utils.session import create_session
 
     if __version__.startswith("3.2."):
-        JobEntry = XComModel  # see `operators/claim_store.py`
+        JobEntry = XComModel  # see `operators/task_run.py`
     else:
         from airflow.models.task_state_store import TaskStateStoreModel as JobEntry
 except ImportError as error:

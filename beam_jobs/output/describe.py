@@ -23,9 +23,9 @@ from pipeline_ops.artifacts.input_names import REFERENCES
 from pipeline_ops.artifacts.manifest import Input, read_input
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.artifact_writer import ArtifactDraft
 from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.runner import Job
+from pipeline_ops.jobs.workspace import ArtifactDraft
 from pipeline_ops.storage.atomic import read_json, write_atomically, write_json
 from pipeline_ops.storage.read_errors import make_read_error
 

@@ -38,9 +38,9 @@ from pipeline_ops.artifacts.input_names import BASE
 from pipeline_ops.artifacts.manifest import ManifestFile, read_input
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.artifact_writer import ArtifactDraft
 from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.request import Request
+from pipeline_ops.jobs.workspace import ArtifactDraft
 from pipeline_ops.raw_data.raw_file import format_digest
 from pipeline_ops.storage.atomic import write_atomically
 from pipeline_ops.storage.read_errors import make_read_error

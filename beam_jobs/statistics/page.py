@@ -20,8 +20,7 @@ from PIL import Image, ImageFile
 from beam_jobs.statistics.dataset import LABELS, DataSchema, DatasetStatistics
 from beam_jobs.statistics.summary import FEATURES, NO_BOXES, NO_LABEL, BadRecord, Histogram
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
-from pipeline_ops.pages.axes import format_short
-from pipeline_ops.pages.charts import Bar, draw_distance, draw_histogram
+from pipeline_ops.pages.charts import Bar, draw_distance, draw_histogram, format_short
 from pipeline_ops.pages.page import render_page
 
 _MAX_CLASSES = 100

@@ -16,9 +16,14 @@ from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.cli.arguments import add_config, add_overrides, parse_overrides
 from pipeline_ops.cli.commands.run import compute_exit_status, list_task_names
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, make_run_id
+from pipeline_ops.cli.run_view import (
+    RunMonitor,
+    RunStatus,
+    make_console,
+    print_result,
+    terminal_view,
+)
 from pipeline_ops.cli.summary import summarize_run
-from pipeline_ops.cli.terminal_view import make_console, print_result, terminal_view
-from pipeline_ops.cli.watch import RunMonitor, RunStatus
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import MachineError, TrainyardError
 

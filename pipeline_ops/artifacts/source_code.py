@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.storage.digest import compute_digest
-from pipeline_ops.system.python_source import parse_python
+from pipeline_ops.system.host import parse_python
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
 """The folder that holds `pipeline_ops/` and `beam_jobs/`."""

@@ -11,7 +11,7 @@ from beam_jobs.sources import SourceData, read_source_data
 from beam_jobs.validation import validate_model, validate_plan
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.jobs.planned_training import PlannedTraining
+from pipeline_ops.jobs.model_check import PlannedTraining
 from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_interval
 
 

@@ -19,7 +19,7 @@ from pipeline_ops.artifacts.results import (
     ModelFigures,
     TrainingFigures,
 )
-from pipeline_ops.cli.watch import RunStatus, TaskStatus
+from pipeline_ops.cli.run_view import RunStatus, TaskStatus
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.jobs.task_record import find_report
 from pipeline_ops.planning.job_kinds import JOBS

@@ -37,7 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from pipeline_ops.config.reading import suggest_name
-from pipeline_ops.system.python_source import parse_python
+from pipeline_ops.system.host import parse_python
 
 SELECTS_A_PROGRAM = "it selects a program to execute"
 READ_WITH_THE_DAG = "Airflow reads it when it makes the DAG, before there is a run"

@@ -30,7 +30,7 @@ from pydantic import Field
 from pipeline_ops.config.fields import Section
 from pipeline_ops.config.reading import locate_in_file, suggest_name
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.system.python_source import parse_python
+from pipeline_ops.system.host import parse_python
 
 
 def check_class(path: str, arguments: Collection[str]) -> None:

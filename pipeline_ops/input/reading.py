@@ -45,13 +45,13 @@ from pipeline_ops.input.streaming import (
     read_record_offsets,
 )
 from pipeline_ops.input.tensorflow_start import tf
-from pipeline_ops.jobs.host_dataset import HostDataset
+from pipeline_ops.jobs.local_inputs import HostDataset
 from pipeline_ops.storage.atomic import translate_write_errors
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.read_errors import make_read_error
 from pipeline_ops.storage.tfrecord import FRAME_BYTES
-from pipeline_ops.system.cores import count_cores
 from pipeline_ops.system.disk_cache import HostCache
+from pipeline_ops.system.host import count_cores
 
 Parse = Callable[[Any], tuple[Any, Any]]
 """A function from serialised examples, string [b], to features and labels."""

@@ -28,11 +28,10 @@ import numpy as np
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
 from pipeline_ops.input.tensorflow_start import tf
-from pipeline_ops.jobs.host_dataset import REMEDY
+from pipeline_ops.jobs.local_inputs import REMEDY
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.storage.tfrecord import FRAME_BYTES, list_record_offsets, unframe_record
-from pipeline_ops.system.cache_entry import CacheEntry
-from pipeline_ops.system.disk_cache import HostCache
+from pipeline_ops.system.disk_cache import CacheEntry, HostCache
 
 _NAME = "shard.tfrecord"
 _TRIES = 2

@@ -33,8 +33,7 @@ from pipeline_ops.jobs.workspace import make_local_folder, ship_leftovers
 from pipeline_ops.storage.atomic import format_json
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.memory_limit import OUT_OF_MEMORY, count_memory_kills
-from pipeline_ops.system.prctl import adopt_orphans
+from pipeline_ops.system.host import OUT_OF_MEMORY, adopt_orphans, count_memory_kills
 from pipeline_ops.system.processes import (
     ATTEMPT_VARIABLE,
     SAFE_PATH,

@@ -1,10 +1,13 @@
-"""The check of a model, its loss, metrics and callbacks on one batch, before any other work.
+"""The check of a model on one batch, and the measurement of its steps, before any other work.
 
-`pipeline_ops.training.check` does it, in its own process and in the interpreter of the train task,
-so that the caller needs no TensorFlow. Callers are the preprocess job before its work, its task if
-the data set already exists, and `trainyard validate --deep`. An unchanged model of the catalogue
-needs no process, because this project's tests build each of them. A verdict is kept below the
-storage root, so that an unchanged run starts no process.
+`pipeline_ops.training.check` checks model, loss, metrics and callbacks in its own process and in
+the interpreter of the train task, so that the caller needs no TensorFlow. Callers are the
+preprocess job before its work, its task if the data set already exists, and `trainyard validate
+--deep`. An unchanged model of the catalogue needs no process, because this project's tests build
+each of them. A verdict is kept below the storage root, so that an unchanged run starts no process.
+
+`pipeline_ops.training.step_times` measures training steps in the same way. `trainyard init` uses it
+to fit a training to the time that a user has.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT, digest_sources
 from pipeline_ops.config.model_catalogue import CATALOGUE, Task, is_user_function
@@ -25,12 +28,43 @@ from pipeline_ops.config.model_data_rules import find_size_problem, validate_tas
 from pipeline_ops.config.reading import locate_in_file
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.jobs.planned_training import PlannedTraining
 from pipeline_ops.storage.atomic import format_json, read_json
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.interpreter import read_versions
 from pipeline_ops.user_code.models import digest_user_code
+
+if TYPE_CHECKING:
+    from pipeline_ops.config.pipeline import PipelineConfig
+
+
+class PlannedTraining(BaseModel):
+    """The training that a data set is made for."""
+
+    model_config = ConfigDict(frozen=True)
+
+    config_file: str
+    train: dict[str, Any]
+    """The section of the config, as JSON."""
+    python: str
+    """The interpreter of the train task. Empty for that of the process that checks the training."""
+    has_hosts: bool = False
+    """True if it trains on other hosts, so that TensorFlow may be missing here."""
+    weights: str = ""
+    """The file or the folder of weights that it begins with, if this host has it."""
+
+    @classmethod
+    def from_config(cls, config: PipelineConfig, python: str) -> PlannedTraining:
+        """The training of a config. `python` is the interpreter if the config names none."""
+        is_elsewhere = bool(config.train.runs_on or config.preprocess.runs_on)
+        return cls(
+            config_file=str(config.file),
+            train=config.train.model_dump(mode="json"),
+            python="" if is_elsewhere else str(config.resolve_interpreter("train") or python),
+            has_hosts=is_elsewhere or config.hosts is not None,
+            weights="" if is_elsewhere else str(config.weights_path or ""),
+        )
+
 
 _log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 300
@@ -203,3 +237,45 @@ def _make_located_error(training: PlannedTraining, fault: str) -> ConfigError:
     """An error whose text begins with a key of the config, with file and line before it."""
     location = tuple(fault.partition(": ")[0].split("."))
     return ConfigError(f"{locate_in_file(Path(training.config_file), location)}: {fault}")
+
+
+_STEPS_MODULE = "pipeline_ops.training.step_times"
+
+
+class StepTimes(BaseModel):
+    """The times of a training on this machine, in seconds.
+
+    `start` is the time to build the model, trace it and take the first step.
+    `evaluation` is for one image.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    start: float = Field(gt=0)
+    step: float = Field(gt=0)
+    evaluation: float = Field(gt=0)
+
+
+def measure_steps(request: ModelCheckRequest) -> StepTimes:
+    """Measures with random images. Raises MachineError if the process fails or takes too long."""
+    argv = [sys.executable, "-P", "-m", _STEPS_MODULE]
+    try:
+        done = subprocess.run(
+            argv,
+            input=request.model_dump_json().encode(),
+            capture_output=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+        )
+        return StepTimes.model_validate_json(done.stdout)
+    except subprocess.TimeoutExpired:
+        raise MachineError(
+            f"no training step was done within {_TIMEOUT_SECONDS} s. Retry on an idle machine, or "
+            "add --no-measure."
+        ) from None
+    except ValidationError:
+        log_tail = done.stderr.decode(errors="replace")[-_LOG_TAIL:].strip()
+        raise MachineError(
+            f"the process that measures a training step ended with {done.returncode}. Add "
+            f"--no-measure to go on without it.\n{log_tail}"
+        ) from None

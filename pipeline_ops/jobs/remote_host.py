@@ -24,13 +24,14 @@ from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import ConfigError, DataError, ExitCode, TrainyardError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
-from pipeline_ops.jobs.environment_check import digest_code
+from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.places.local import is_local
 from pipeline_ops.jobs.workspace import find_jobs_folder, make_local_folder, ship_leftovers
 from pipeline_ops.storage.atomic import format_json, write_atomically
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.host import find_unreachable
 from pipeline_ops.system.host_check import Finding, check_host
 from pipeline_ops.system.locks import exclusive_lock
 from pipeline_ops.system.processes import (
@@ -41,7 +42,6 @@ from pipeline_ops.system.processes import (
     kill_processes,
     start_detached,
 )
-from pipeline_ops.system.reachability import find_unreachable
 from pipeline_ops.system.temp_dirs import sweep
 
 INIT_MODULE = "pipeline_ops.jobs.init_process"

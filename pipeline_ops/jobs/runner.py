@@ -32,14 +32,15 @@ from pipeline_ops.artifacts.damage import has_damage, withdraw_artifact
 from pipeline_ops.artifacts.layout import Attempt, lock_file, work_folder
 from pipeline_ops.artifacts.manifest import NAME
 from pipeline_ops.errors import Cancelled, ExitCode, TrainyardError
-from pipeline_ops.jobs.artifact_writer import ArtifactDraft, open_draft
 from pipeline_ops.jobs.cancellation import LOST, monitor_cancellation, read_cancellation_reason
-from pipeline_ops.jobs.environment_check import validate_environment
+from pipeline_ops.jobs.job_code import validate_environment
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Request, Status, read_request, write_status
 from pipeline_ops.jobs.workspace import (
+    ArtifactDraft,
     find_local_folder,
     make_local_folder,
+    open_draft,
     open_workspace,
     read_planned_request,
 )

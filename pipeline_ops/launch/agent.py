@@ -53,19 +53,22 @@ from pipeline_ops.storage.atomic import read_json, translate_write_errors, write
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.staging import remove_own_folder
-from pipeline_ops.system.cores import count_cores
-from pipeline_ops.system.descendants import end_descendants
-from pipeline_ops.system.gpus import find_gpus
+from pipeline_ops.system.host import (
+    OUT_OF_MEMORY,
+    adopt_orphans,
+    count_cores,
+    count_memory_kills,
+    die_with_parent,
+    find_gpus,
+    find_unreachable,
+)
 from pipeline_ops.system.host_check import check_host, describe_problems
-from pipeline_ops.system.memory_limit import OUT_OF_MEMORY, count_memory_kills
 from pipeline_ops.system.network_namespace import (
     CLOSE_PORTS,
     enter_network_namespace,
     find_isolation_problem,
 )
-from pipeline_ops.system.prctl import adopt_orphans, die_with_parent
-from pipeline_ops.system.processes import ProcessIdentity, is_stopped
-from pipeline_ops.system.reachability import find_unreachable
+from pipeline_ops.system.processes import ProcessIdentity, end_descendants, is_stopped
 from pipeline_ops.system.temp_dirs import (
     ScratchFolder,
     get_scratch_path,

@@ -35,7 +35,7 @@ from pipeline_ops.launch.agent import (
 from pipeline_ops.launch.launchers import Launcher
 from pipeline_ops.launch.plan import Host
 from pipeline_ops.storage.atomic import write_atomically
-from pipeline_ops.system.readiness import wait_until_ready
+from pipeline_ops.system.host import wait_until_ready
 
 _POLL_SECONDS = 0.2
 _RETRY_SECONDS = 5.0

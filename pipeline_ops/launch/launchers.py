@@ -21,12 +21,11 @@ from typing import Any, Protocol
 from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
-from pipeline_ops.jobs.places.environment import build_python_command
 from pipeline_ops.jobs.places.kubernetes import is_running
-from pipeline_ops.jobs.places.kubernetes_client import Kind, KubernetesClient
+from pipeline_ops.jobs.places.kubernetes_client import Kind, KubernetesClient, check_gang_rights
 from pipeline_ops.jobs.places.kubernetes_manifest import build_gang, set_owner
-from pipeline_ops.jobs.places.kubernetes_rights import check_gang_rights
 from pipeline_ops.jobs.places.kubernetes_state import judge_pod, may_replace_pods
+from pipeline_ops.jobs.places.place import build_python_command
 from pipeline_ops.jobs.places.pod_exec import build_exec_command
 from pipeline_ops.jobs.places.slurm import UNKNOWN_JOB, WAITING, build_sbatch_command, run_slurm
 from pipeline_ops.jobs.places.ssh import build_ssh_command

@@ -21,7 +21,6 @@ from pipeline_ops.config.hosts import Hosts, LocalHosts, parse_hosts
 from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, Pruned, TrainyardError
-from pipeline_ops.jobs.file_exchange import fetch_files
 from pipeline_ops.jobs.gang_protocol import (
     STATE,
     AgentSpec,
@@ -32,8 +31,8 @@ from pipeline_ops.jobs.gang_protocol import (
     StoredWork,
     format_worker_digest_name,
 )
-from pipeline_ops.jobs.host_dataset import open_host_cache, open_host_dataset
-from pipeline_ops.jobs.places.environment import collect_store_environment, read_hosts_variable
+from pipeline_ops.jobs.local_inputs import fetch_files, open_host_cache, open_host_dataset
+from pipeline_ops.jobs.places.place import collect_store_environment, read_hosts_variable
 from pipeline_ops.jobs.progress import ProgressEvent
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.jobs.runner import Job, run_job

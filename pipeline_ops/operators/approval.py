@@ -18,10 +18,9 @@ from pipeline_ops.artifacts.results import EvaluationFigures
 from pipeline_ops.config.evaluate import Approval
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import TrainyardError
-from pipeline_ops.operators.chain import APPROVE, record_unpublished, skip_unless_passed
-from pipeline_ops.operators.handover import pull_manifests
 from pipeline_ops.operators.notification import build_report_url
-from pipeline_ops.operators.task_run import TaskRun
+from pipeline_ops.operators.task_run import TaskRun, pull_manifests
+from pipeline_ops.operators.tasks import APPROVE, record_unpublished, skip_unless_passed
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 

@@ -1,4 +1,4 @@
-"""The data set and the model as Airflow assets, on which other DAGs can be scheduled.
+"""The raw files, the data set and the model as Airflow assets, for the schedules of other DAGs.
 
     Asset("digits.dataset")    an event when preprocessing has left a data set that differs from
                                the last one
@@ -10,11 +10,21 @@
 The events contain the properties of the new version. The outlets are aliases, because Airflow gives
 an asset itself an event whenever its task succeeds, even if there was nothing to do. A run that
 finds everything cached therefore triggers no other DAG.
+
+The raw files are watched from the triggerer, which holds no worker. Many such watchers share the
+triggerer. A change is reported once the files are the same in two successive checks, so one event
+stands for a whole delivery. A file keeps the last reported version, and a restarted triggerer reads
+it again, so it also reports a change in between. The very first check reports nothing. The file is
+written after Airflow has received the event. If the triggerer is killed in between, a change is
+reported twice, and the second run finds everything cached.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 from airflow.sdk import (
     Asset,
@@ -25,15 +35,22 @@ from airflow.sdk import (
     CronDataIntervalTimetable,
     CronTriggerTimetable,
 )
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+from pydantic import Field, RootModel
 
+from pipeline_ops.airflow_connections import use_airflow_connections
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import Manifest, read_manifest
 from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.operators.raw_files import RawFilesTrigger
+from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.operators.task_run import TaskRun
-from pipeline_ops.raw_data.folder import find_raw_folder
+from pipeline_ops.raw_data.folder import find_raw_folder, read_folder_state, resolve_raw_folder
+from pipeline_ops.storage.atomic import format_json
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.storage.store_options import StoreOptions, wait_at_most
 from pipeline_ops.storage.store_path import StorePath
 
 
@@ -105,3 +122,101 @@ def _summarize_dataset(manifest: Manifest) -> dict[str, Any]:
         "num_examples": figures.num_examples,
         "num_rejected": figures.num_rejected,
     }
+
+
+FolderVersion = tuple[Annotated[str, Field(max_length=1000)], Annotated[int, Field(ge=0, lt=2**63)]]
+"""The version of the present files, and their number."""
+
+use_airflow_connections()
+
+
+class _ReportedVersion(RootModel[FolderVersion]):
+    """The content of the file that keeps the last reported version."""
+
+
+class RawFilesTrigger(BaseEventTrigger):
+    """Fires for each change, and continues.
+
+    Args:
+      folder: an absolute path, or a URI.
+      state: the file that keeps the last reported version.
+      every_seconds: the time between two checks.
+      options: how to reach the state if it is in a bucket (`StoreOptions`).
+      patterns: globs of the files that count in a local folder. None is all.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        state: str,
+        every_seconds: float,
+        options: dict[str, Any] | None = None,
+        patterns: Sequence[str] | None = None,
+    ):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.options = options or {}
+        self.folder, self.state, self.every_seconds = folder, state, every_seconds
+        self.patterns = None if patterns is None else list(patterns)
+        self._is_failing = False
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "pipeline_ops.operators.assets.RawFilesTrigger", {
+            "folder": self.folder,
+            "state": self.state,
+            "every_seconds": self.every_seconds,
+            "options": self.options,
+            "patterns": self.patterns,
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        options = StoreOptions.model_validate(self.options)
+        before, state = None, open_path(self.state, options)
+        while True:
+            now, reported = await asyncio.to_thread(self._look, state)
+            if now is not None and is_new(before, now, reported):
+                if reported is not None:
+                    event = {"folder": self.folder, "version": now[0], "num_files": now[1]}
+                    yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+                await asyncio.to_thread(state.write, format_json(list(now)))
+            before = now
+            await asyncio.sleep(self.every_seconds)
+
+    def _read_reported(self, state: StorePath) -> FolderVersion | None:
+        """Reads the last reported version; None if it is unknown, as after damage to the file.
+
+        The next check writes the file again.
+        """
+        try:
+            reported = read_json_as(_ReportedVersion, state)
+        except DataError as error:
+            self.log.warning("%s. The next check writes it again.", error)
+            return None
+        return reported.root if reported else None
+
+    def _look(self, state: StorePath) -> tuple[FolderVersion | None, FolderVersion | None]:
+        """Reads the present version and the last reported one.
+
+        Both are None if the files or the state cannot be read. Such a failure may pass and is not a
+        change. It is said once. The threads of the triggerer do not wait for it.
+        """
+        try:
+            with wait_at_most(0):
+                reported = self._read_reported(state)
+                folder = resolve_raw_folder(self.folder, Path("/"))
+                now = read_folder_state(folder, self.patterns)
+        except TrainyardError as error:
+            if not self._is_failing:
+                self.log.warning("cannot list the raw files, trying again later: %s", error)
+            self._is_failing = True
+            return None, None
+        if self._is_failing:
+            self.log.warning("the raw files can be listed again")
+        self._is_failing = False
+        return now, reported
+
+
+def is_new(
+    before: FolderVersion | None, now: FolderVersion | None, reported: FolderVersion | None
+) -> bool:
+    """Returns whether the present version is stable and differs from the last reported one."""
+    return now is not None and now == before and now != reported

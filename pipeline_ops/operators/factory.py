@@ -17,13 +17,13 @@ from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.reading import format_yaml, hide_secrets
 from pipeline_ops.config.search import Search
 from pipeline_ops.operators.assets import make_outlets, make_timetable
-from pipeline_ops.operators.chain import OPERATORS, TrainOperator
 from pipeline_ops.operators.form import make_form_params
 from pipeline_ops.operators.notification import (
     build_dag_callback_kwargs,
     build_task_callback_kwargs,
 )
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
+from pipeline_ops.operators.tasks import OPERATORS, TrainOperator
 
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 _RETRY_KWARGS = {

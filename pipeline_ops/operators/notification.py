@@ -1,20 +1,24 @@
 """Sends notifications about a run through Airflow's notifiers, as `notify` in the YAML configures.
 
-A notification is first a file in the run's folder, so there is one of each event, despite retries
-and cleared tasks. Then it is sent. A notification that could not be sent stays there, is logged,
-and is sent with the next notification of this run, or at the next try. A failing mail server fails
-no task. The recipients follow from the YAML alone, never from a run's conf, because a user who may
-start a run may not choose a class to be called.
+A notification is the event, the verdict in a sentence, the rules and their values. It is first a
+file in the run's folder, so there is one of each event, despite retries and cleared tasks. Then it
+is sent. A notification that could not be sent stays there, is logged, and is sent with the next
+notification of this run, or at the next try. A failing mail server fails no task. The recipients
+follow from the YAML alone, never from a run's conf, because a user who may start a run may not
+choose a class to be called.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime as dt
 import functools
 import importlib
+import json
 import logging
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
@@ -25,21 +29,19 @@ from airflow.sdk import (  # type: ignore[attr-defined]  # the stub of airflow.s
 )
 from airflow.sdk.configuration import conf
 from asgiref.sync import sync_to_async
+from pydantic import BaseModel, ConfigDict
 
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.dataset import STATISTICS
+from pipeline_ops.artifacts.manifest import find_file, read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures, RuleVerdict
 from pipeline_ops.config.notify import Event, NotifierConfig
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.preprocess import Drift
 from pipeline_ops.config.run_conf import load_run_config_or_author
-from pipeline_ops.errors import DataError, MachineError
-from pipeline_ops.operators.run_summary import (
-    Notification,
-    explain_failure,
-    find_drifted_features,
-    list_finished_tasks,
-    read_gate_rules,
-)
+from pipeline_ops.errors import DataError, MachineError, TrainyardError
+from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest, read_record
 from pipeline_ops.operators.task_run import TaskRun
+from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath
@@ -47,6 +49,118 @@ from pipeline_ops.system.lease import hold_lease
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+_TITLES = {
+    "failed": "run failed",
+    "gate_not_passed": "gate not passed",
+    "drift": "the data has drifted",
+    "late": "run is late",
+}
+
+
+class Notification(BaseModel):
+    """One event of one run.
+
+    `link` leads to the report in Airflow's UI. `rules` are the gate's, or for `drift` those of the
+    features.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    event: Event
+    pipeline: str
+    run_id: str
+    verdict: str
+    rules: list[RuleVerdict] = []
+    link: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.pipeline}: {_TITLES[self.event]}"
+
+    @property
+    def text(self) -> str:
+        """Plain lines."""
+        rules = [f"{'passed' if rule.passed else 'FAILED'}  {rule.text}" for rule in self.rules]
+        return "\n".join(
+            [self.title, f"run {self.run_id}", "", self.verdict, *rules, "", self.link]
+        )
+
+    @property
+    def html(self) -> str:
+        """The same as HTML for a mail. Messages and class names are escaped."""
+        *lines, link = map(escape, self.text.splitlines())
+        return f'<pre>{chr(10).join(lines)}\n<a href="{link}">{link}</a></pre>'
+
+
+_MAX_STATISTICS_BYTES = 256 << 20
+
+
+def explain_failure(run: TaskRun, default: str) -> str:
+    """Returns the reason why a run has failed: the message of its first failed task.
+
+    It is `default` if Airflow has ended the run.
+    """
+    for task, record in _read_records(run).items():
+        if record.state == "failed":
+            return f"{task}: {record.message}"
+    return default
+
+
+def list_finished_tasks(run: TaskRun) -> list[str]:
+    """Lists the tasks of a run that have succeeded."""
+    return [task for task, record in _read_records(run).items() if record.state == "success"]
+
+
+def read_gate_rules(run: TaskRun) -> list[RuleVerdict]:
+    """Reads the gate's verdict on a run, if the run has come so far."""
+    try:
+        manifest = find_recorded_manifest(run.layout, run.run_id, "evaluate", "evaluate")
+        if manifest is None:
+            return []
+        return EvaluationFigures.model_validate(read_manifest(manifest).figures).rules
+    except TrainyardError:  # the artifact is gone, and the notification goes out without it
+        return []
+
+
+def find_drifted_features(manifest: StorePath, limits: Drift) -> list[RuleVerdict]:
+    """Returns a rule for each feature that is further from the reference than allowed."""
+    file = find_file(manifest, STATISTICS)
+    statistics = json.loads(file.read(_MAX_STATISTICS_BYTES)) if file else {}
+    return [
+        _to_rule_verdict(distance, limits)
+        for distance in (statistics.get("comparison") or {"drift": []})["drift"]
+        if distance["jensen_shannon"] > limits.max_js_distance
+        or distance["l_infinity"] > limits.max_linf_distance
+    ]
+
+
+def _read_records(run: TaskRun) -> dict[str, TaskRecord]:
+    """Reads the records of a run's tasks, in the order of the jobs.
+
+    Damaged ones are left out. The notification goes out without them.
+    """
+    records = {}
+    for task in JOBS:
+        with contextlib.suppress(TrainyardError):
+            if record := read_record(run.layout.task_record(run.run_id, task)):
+                records[task] = record
+    return records
+
+
+def _to_rule_verdict(distance: Mapping[str, Any], limits: Drift) -> RuleVerdict:
+    feature, js, linf = distance["feature"], distance["jensen_shannon"], distance["l_infinity"]
+    return RuleVerdict(
+        metric="drift",
+        subject=feature,
+        passed=False,
+        text=f"{feature} has drifted: Jensen-Shannon {js:.3f} "
+        f"(at most {limits.max_js_distance:g}), L-infinity {linf:.3f} "
+        f"(at most {limits.max_linf_distance:g})",
+        value=js,
+        bound=limits.max_js_distance,
+    )
+
 
 _REPORT = "{base}/dags/{dag}/runs/{run}/plugin/trainyard_report"
 _LOCK_SECONDS = 120.0

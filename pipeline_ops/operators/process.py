@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.environment_check import digest_code
+from pipeline_ops.jobs.job_code import add_user_files, digest_code, write_user_files
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.places.place import JobLaunch, Place
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.request import compute_request_digest, make_private_folder, write_request
-from pipeline_ops.jobs.user_files import add_user_files, write_user_files
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import JobPlan

@@ -21,8 +21,8 @@ from pipeline_ops.errors import ConfigError, DataError, ExitCode
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.request import PlannedTrial, read_request
 from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest, read_record
-from pipeline_ops.operators.chain import TrainOperator
 from pipeline_ops.operators.task_run import TaskRun
+from pipeline_ops.operators.tasks import TrainOperator
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.planning.trials import (
     SearchResult,

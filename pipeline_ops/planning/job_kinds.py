@@ -20,7 +20,7 @@ from pipeline_ops.config.model_catalogue import CATALOGUE, is_user_function
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, FORK_SERVER_MODULE
-from pipeline_ops.jobs.host_dataset import open_host_cache
+from pipeline_ops.jobs.local_inputs import open_host_cache
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.digest import compute_digest
 

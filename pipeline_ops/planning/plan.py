@@ -19,20 +19,23 @@ from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, read_manifest
 from pipeline_ops.artifacts.results import LAST_EVALUATION, TEST_SPLIT, ModelFigures
 from pipeline_ops.config.hosts import Hosts
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.jobs.places.environment import make_hosts_variable
 from pipeline_ops.jobs.places.open_place import open_place
+from pipeline_ops.jobs.places.place import make_hosts_variable
 from pipeline_ops.jobs.request import Request
-from pipeline_ops.planning.base_dataset import choose_base
-from pipeline_ops.planning.comparison import find_baseline, find_previous_evaluation
-from pipeline_ops.planning.dataset_lookup import find_dataset
+from pipeline_ops.planning.inputs import (
+    choose_base,
+    find_baseline,
+    find_dataset,
+    find_previous_evaluation,
+    find_reference,
+    find_warm_start,
+)
 from pipeline_ops.planning.job_kinds import KINDS, find_job_code
 from pipeline_ops.planning.prefetching import (
     prefetch_artifact,
     prefetch_for_plan,
     prefetch_manifests,
 )
-from pipeline_ops.planning.reference_dataset import find_reference
-from pipeline_ops.planning.warm_start import find_warm_start
 from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_interval
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_near

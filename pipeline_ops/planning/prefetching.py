@@ -13,7 +13,7 @@ from functools import partial
 from pipeline_ops.artifacts.layout import Layout, iterate_manifests
 from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.planning.reference_dataset import find_champion_dataset
+from pipeline_ops.planning.inputs import find_champion_dataset
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.snapshot import prefetch, remember

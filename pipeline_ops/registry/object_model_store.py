@@ -31,7 +31,7 @@ from pathlib import Path
 from pipeline_ops.artifacts.manifest import MAX_BYTES, NAME, SIGNATURE, ManifestFile
 from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
-from pipeline_ops.jobs.host_dataset import open_host_cache
+from pipeline_ops.jobs.local_inputs import open_host_cache
 from pipeline_ops.registry.model_store import (
     PUBLISH_SECONDS,
     AddVersion,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.config.train import InputOptions
-from pipeline_ops.jobs.host_dataset import open_host_cache
+from pipeline_ops.jobs.local_inputs import open_host_cache
 from pipeline_ops.jobs.workspace import find_jobs_folder
 from pipeline_ops.retention.removal import Total
 from pipeline_ops.storage.digest import compute_digest

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline_ops.system.gpus import find_gpu_problem
+from pipeline_ops.system.host import find_gpu_problem
 
 _MIN_FREE_BYTES = 256 << 20
 _MIN_SHARED_BYTES = 128 << 20

@@ -36,7 +36,7 @@ from pipeline_ops.jobs.gang_protocol import (
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.read_errors import to_exit_code
-from pipeline_ops.system.prctl import die_with_parent
+from pipeline_ops.system.host import die_with_parent
 
 _log = logging.getLogger(__name__)
 _TEMPORARY_VARIABLES = re.compile(r"([^/\s]+)_temp/part-\d+-of-\d+([\w.-]*)")

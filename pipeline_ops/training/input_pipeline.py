@@ -20,7 +20,7 @@ from pipeline_ops.input.reading import (
     read_step_examples,
     slice_batch,
 )
-from pipeline_ops.jobs.host_dataset import HostDataset
+from pipeline_ops.jobs.local_inputs import HostDataset
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.loop import Batches
 

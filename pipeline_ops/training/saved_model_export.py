@@ -32,9 +32,14 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.input.reading import open_split, read_batches
 from pipeline_ops.input.saved_model_client import pack_detections
 from pipeline_ops.input.streaming import raise_read_errors
-from pipeline_ops.jobs.file_exchange import fetch_files, store_files
 from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
-from pipeline_ops.jobs.host_dataset import HostDataset, open_host_cache, open_host_dataset
+from pipeline_ops.jobs.local_inputs import (
+    HostDataset,
+    fetch_files,
+    open_host_cache,
+    open_host_dataset,
+    store_files,
+)
 from pipeline_ops.jobs.request import read_request
 from pipeline_ops.models import build_model, make_head
 from pipeline_ops.models.detection import Head

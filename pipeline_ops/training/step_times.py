@@ -1,7 +1,8 @@
 """Measures steps of a training: `python -m pipeline_ops.training.step_times`.
 
-`jobs/step_times.py` starts it, writes the request to its stdin and reads the times from its stdout.
-The images are random, and there is no augmentation. A step is that of one worker with one device.
+`jobs/model_check.py` starts it, writes the request to its stdin and reads the times from its
+stdout. The images are random, and there is no augmentation. A step is that of one worker with one
+device.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.config.train import Train
-from pipeline_ops.jobs.model_check import ModelCheckRequest
-from pipeline_ops.jobs.step_times import StepTimes
+from pipeline_ops.jobs.model_check import ModelCheckRequest, StepTimes
 from pipeline_ops.models import build_model, make_head
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.models.detection import Boxes, Detection

@@ -25,14 +25,18 @@ from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.streaming import raise_read_errors
-from pipeline_ops.jobs.file_exchange import store_files
 from pipeline_ops.jobs.gang_protocol import (
     STATE,
     TRAINED,
     WorkerSpec,
     format_worker_digest_name,
 )
-from pipeline_ops.jobs.host_dataset import HostDataset, open_host_cache, open_host_dataset
+from pipeline_ops.jobs.local_inputs import (
+    HostDataset,
+    open_host_cache,
+    open_host_dataset,
+    store_files,
+)
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Request, read_request
 from pipeline_ops.models import build_model, load_per_example, make_head

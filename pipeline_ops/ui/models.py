@@ -12,11 +12,11 @@ from pipeline_ops.artifacts.manifest import Manifest
 from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import DataError
-from pipeline_ops.pages.axes import Point
+from pipeline_ops.pages.charts import Point
 from pipeline_ops.registry.aliases import CHAMPION, PREVIOUS, AliasMove
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.version import read_manifests
-from pipeline_ops.ui.charts import Chart, draw_version_charts
+from pipeline_ops.ui.progress import Chart, draw_version_charts
 
 _MAX_VERSIONS = 200
 """The number of newest versions to show. A manifest in a bucket costs a request each."""

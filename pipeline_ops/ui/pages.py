@@ -14,9 +14,8 @@ import jinja2
 from fastapi.responses import HTMLResponse
 
 from pipeline_ops.pages.page import STYLE
-from pipeline_ops.ui.charts import format_metric_title
 from pipeline_ops.ui.models import describe_move
-from pipeline_ops.ui.progress import format_duration
+from pipeline_ops.ui.progress import format_duration, format_metric_title
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

@@ -1,28 +1,171 @@
-"""The state of a run, for its page.
+"""The state of a run, for its page, with the curves of its training.
 
-It has each task with its progress, the curves of its training, its workers, shards and quarantine.
-It is read from the files that the jobs leave in the run's folder, without a request to any job.
+It has each task with its progress, its workers, shards and quarantine. It is read from the files
+that the jobs leave in the run's folder, without a request to any job. A progress file of days has
+hundreds of thousands of lines. Each line is read once, however often a page asks. Only as many
+points of a curve are kept as a drawing can show.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime as dt
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterator
+import threading
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ParamSpec, TypeVar
+
+from markupsafe import Markup
 
 from pipeline_ops.airflow_runs import PipelineRun, TaskState
 from pipeline_ops.artifacts.dataset import DatasetFigures, list_shards
 from pipeline_ops.artifacts.layout import Attempt, list_worker_progress
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.errors import TrainyardError
-from pipeline_ops.jobs.progress import ProgressEvent, read_last_event
+from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader, read_last_event
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
+from pipeline_ops.pages.charts import (
+    LARGE,
+    Line,
+    Point,
+    draw_legend,
+    draw_line_chart,
+    drop_undrawable,
+)
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.ui.charts import Chart, draw_metric_charts
-from pipeline_ops.ui.curves import TrainingCurves, read_curves
+
+_VALIDATION = "validation_"
+_SPELLINGS = {"f1": "F1", "roc": "ROC", "auc": "AUC", "map": "mAP"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    title: str
+    legend: Markup
+    drawing: Markup
+
+
+def format_metric_title(name: str) -> str:
+    """Converts `macro_roc_auc` to `Macro ROC AUC`."""
+    first, *others = name.replace("top_k", "top-k").split("_")
+    return " ".join(
+        [
+            _SPELLINGS.get(first, first.capitalize()),
+            *(_SPELLINGS.get(word, word) for word in others),
+        ]
+    )
+
+
+def draw_metric_charts(by_metric: Mapping[str, Sequence[Point]], x_label: str) -> list[Chart]:
+    """Draws one chart for each metric, with the curves of training and validation data."""
+    charts = []
+    for base in dict.fromkeys(name.removeprefix(_VALIDATION) for name in by_metric):
+        names = {"training": base, "validation": _VALIDATION + base}
+        lines = [
+            Line(label, label, points)
+            for label, name in names.items()
+            if (points := drop_undrawable(by_metric.get(name, [])))
+        ]
+        if lines:
+            drawing = draw_line_chart(base, lines, x_label, frame=LARGE, has_dots=False)
+            charts.append(Chart(format_metric_title(base), draw_legend(lines), drawing))
+    return charts
+
+
+def draw_version_charts(by_metric: Mapping[str, Sequence[Point]]) -> list[Chart]:
+    """Draws one chart for each metric of a model, over its versions."""
+    return [
+        Chart(
+            format_metric_title(name),
+            Markup(),
+            draw_line_chart(name, [Line(name, "training", drawable)], "version", frame=LARGE),
+        )
+        for name, points in by_metric.items()
+        if (drawable := drop_undrawable(points))
+    ]
+
+
+_MAX_POINTS = 400
+_MAX_NOTES = 8
+_MAX_METRICS = 100
+_MAX_FILES = 64
+
+
+class TrainingCurves:
+    """The content of one progress file: the newest event, the notes, each metric by units done."""
+
+    def __init__(self) -> None:
+        self.latest: ProgressEvent | None = None
+        self.latest_counted: ProgressEvent | None = None
+        """The newest event with a count.
+
+        Events after the training have no steps, but those of the training are still shown.
+        """
+        self.notes: list[ProgressEvent] = []
+        self.by_metric: dict[str, list[Point]] = defaultdict(list)
+        self.problems: list[str] = []
+        """The problems of the first few lines that cannot be read."""
+
+    def add(self, events: Iterable[ProgressEvent]) -> None:
+        for event in events:
+            if event.message:
+                self.notes = [*self.notes, event][-_MAX_NOTES:]
+            if event.done is not None:
+                self._add_points(event.done, event.metrics)
+                self.latest_counted = event
+            self.latest = event
+
+    def copy(self) -> TrainingCurves:
+        """Returns a copy for a reader who does not hold the lock."""
+        copied = copy.copy(self)
+        copied.problems = list(self.problems)
+        copied.by_metric = {name: list(points) for name, points in self.by_metric.items()}
+        return copied
+
+    def _add_points(self, done: int, metrics: Mapping[str, float]) -> None:
+        newest = self.latest_counted.done if self.latest_counted else None
+        if newest is not None and done < newest:
+            # A restarted gang continues from its last checkpoint and reports those steps again.
+            for points in self.by_metric.values():
+                points[:] = [point for point in points if point[0] < done]
+        for name, value in metrics.items():
+            if name not in self.by_metric and len(self.by_metric) >= _MAX_METRICS:
+                continue
+            points = self.by_metric[name]
+            points.append((done, value))
+            if len(points) > 2 * _MAX_POINTS:
+                points[:] = [*points[:-1:2], points[-1]]
+
+
+class _CurveReader:
+    def __init__(self, file: StorePath):
+        self._reader = ProgressReader(file)
+        self._curves, self._lock = TrainingCurves(), threading.Lock()
+
+    def read(self) -> TrainingCurves:
+        with self._lock:
+            for events in self._reader.read_all():
+                self._curves.add(events)
+            self._curves.problems = self._reader.problems
+            return self._curves.copy()
+
+
+_curve_readers: OrderedDict[StorePath, _CurveReader] = OrderedDict()
+_curve_readers_lock = threading.Lock()
+
+
+def read_curves(attempt: Attempt[StorePath]) -> TrainingCurves:
+    """Reads the present content of a job's progress file; empty if there is no file yet."""
+    file = attempt.progress
+    with _curve_readers_lock:
+        reader = _curve_readers.setdefault(file, _CurveReader(file))
+        _curve_readers.move_to_end(file)
+        while len(_curve_readers) > _MAX_FILES:
+            _curve_readers.popitem(last=False)
+    return reader.read()
+
 
 _Value = TypeVar("_Value")
 _Arguments = ParamSpec("_Arguments")

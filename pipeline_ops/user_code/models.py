@@ -19,7 +19,7 @@ from pipeline_ops.config.notify import collect_bindings
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.system.python_source import parse_python
+from pipeline_ops.system.host import parse_python
 from pipeline_ops.user_code.modules import digest_module, find_distributions, find_module
 
 _FRAMEWORKS = ("tf-slim", "tf-keras")

@@ -10,7 +10,7 @@ import pytest
 from beam_jobs.validation import sample_image_shape
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.planned_training import PlannedTraining
+from pipeline_ops.jobs.model_check import PlannedTraining
 from pipeline_ops.storage.open_store import open_root
 
 

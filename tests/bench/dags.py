@@ -31,7 +31,7 @@ from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
 from pipeline_ops.cli.local_airflow.home import USER, AirflowHome
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 from pipeline_ops.cli.local_airflow.server import embedded_airflow
-from pipeline_ops.system.descendants import find_descendants
+from pipeline_ops.system.processes import find_descendants
 
 ROOT = Path(__file__).resolve().parents[2]
 _READ = """

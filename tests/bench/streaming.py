@@ -88,7 +88,7 @@ def train(uri: str, shuffle: str, cache: Path, limit_bytes: int, num_steps: int)
     """Trains as a worker does, and prints what it took."""
     from pipeline_ops.config.train import Train
     from pipeline_ops.input.tensorflow_start import tf
-    from pipeline_ops.jobs.host_dataset import open_host_cache, open_host_dataset
+    from pipeline_ops.jobs.local_inputs import open_host_cache, open_host_dataset
     from pipeline_ops.models import build_model
     from pipeline_ops.models.classification import Classification
     from pipeline_ops.training.input_pipeline import InputPipeline

@@ -27,7 +27,7 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.operators.approval import ApproveOperator
-from pipeline_ops.operators.chain import ExportOperator
+from pipeline_ops.operators.tasks import ExportOperator
 
 CONFIG, MADE = {config!r}, json.loads({made!r})
 

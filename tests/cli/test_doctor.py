@@ -23,9 +23,9 @@ from small_disks import mount_small_disk
 
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.cli.checks.here import list_packages
+from pipeline_ops.cli.checks import list_packages
 from pipeline_ops.cli.main import main
-from pipeline_ops.jobs.environment_check import digest_code
+from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.remote_host import Answer
 from pipeline_ops.system.host_check import check_host
 

@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 
 from beam_jobs.sources.source import SourceRecords
-from pipeline_ops.cli.first_config.budget import Budget, fit_to_budget, format_minutes
 from pipeline_ops.cli.first_config.data_summary import DataSummary, DecodedSample
-from pipeline_ops.cli.first_config.settings import FirstSettings, choose_settings, scale_size
+from pipeline_ops.cli.first_config.settings import (
+    Budget,
+    FirstSettings,
+    choose_settings,
+    fit_to_budget,
+    format_minutes,
+    scale_size,
+)
 from pipeline_ops.config.model_data_rules import find_size_problem
 from pipeline_ops.config.preprocess import Split
-from pipeline_ops.jobs.step_times import StepTimes
+from pipeline_ops.jobs.model_check import StepTimes
 
 
 def choose(

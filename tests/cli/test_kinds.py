@@ -15,8 +15,12 @@ import pyarrow.parquet
 import pytest
 
 from pipeline_ops.cli.first_config.folder_view import view_folder
-from pipeline_ops.cli.first_config.recognisers import Certainty, SourceMatch, find_class_order
-from pipeline_ops.cli.first_config.recognition import recognise
+from pipeline_ops.cli.first_config.recognition import (
+    Certainty,
+    SourceMatch,
+    find_class_order,
+    recognise,
+)
 from pipeline_ops.errors import DataError
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")

@@ -18,7 +18,7 @@ from config_files import write_config, write_digits
 from listeners import find_listening_processes
 from processes import find_child_processes
 
-from pipeline_ops.system.descendants import find_descendants
+from pipeline_ops.system.processes import find_descendants
 
 
 class Login(NamedTuple):

@@ -23,7 +23,7 @@ from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.artifacts.record_lengths import RECORD_LENGTHS, format_record_lengths
 from pipeline_ops.config.train import AugmentOptions, InputOptions
 from pipeline_ops.errors import MachineError
-from pipeline_ops.jobs.host_dataset import open_host_dataset
+from pipeline_ops.jobs.local_inputs import open_host_dataset
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.storage.tfrecord import FRAME_BYTES

@@ -27,8 +27,7 @@ from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.parsing import parse_json_as, read_json_as
 from pipeline_ops.storage.safe_paths import UnsafePath, parse_relative_path, read_below
 from pipeline_ops.system.processes import ProcessIdentity, find_group_members, kill_group
-from pipeline_ops.ui.charts import draw_metric_charts
-from pipeline_ops.ui.curves import TrainingCurves
+from pipeline_ops.ui.progress import TrainingCurves, draw_metric_charts
 
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "300"))
 fuzz = settings(

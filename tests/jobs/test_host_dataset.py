@@ -13,7 +13,7 @@ import pytest
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import DataError, MachineError
-from pipeline_ops.jobs.host_dataset import open_host_cache, open_host_dataset
+from pipeline_ops.jobs.local_inputs import open_host_cache, open_host_dataset
 from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.system.disk_cache import HostCache
 

@@ -23,7 +23,7 @@ from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import AgentSpec
-from pipeline_ops.jobs.places.environment import HOSTS_VARIABLE
+from pipeline_ops.jobs.places.place import HOSTS_VARIABLE
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.jobs.runner import Job

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from pipeline_ops.jobs.gang_protocol import Event
-from pipeline_ops.jobs.places.environment import collect_store_environment
+from pipeline_ops.jobs.places.place import collect_store_environment
 from pipeline_ops.launch.agent import FileRelay, LineReader, append_to_file
 
 

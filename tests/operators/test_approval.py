@@ -15,8 +15,8 @@ from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.operators.approval import ApproveOperator, _format_question
-from pipeline_ops.operators.chain import ExportOperator
 from pipeline_ops.operators.factory import make_dag
+from pipeline_ops.operators.tasks import ExportOperator
 from pipeline_ops.storage.open_store import open_root
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"

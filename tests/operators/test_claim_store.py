@@ -12,8 +12,7 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.cancellation import STORE_KEY, StoredJob, read_cancellation_reason
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.local import LocalPlace
-from pipeline_ops.operators.claim import claim_job, find_claimed_job, find_running_job
-from pipeline_ops.operators.task_run import TaskRun
+from pipeline_ops.operators.task_run import TaskRun, claim_job, find_claimed_job, find_running_job
 
 PLACE = LocalPlace()
 

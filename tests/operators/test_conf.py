@@ -14,8 +14,8 @@ from config_files import write_config
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.operators.approval import ApproveOperator
-from pipeline_ops.operators.chain import OPERATORS
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
+from pipeline_ops.operators.tasks import OPERATORS
 
 
 class Untouched(dict):

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from config_files import write_config
 
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.operators.chain import PreprocessOperator
+from pipeline_ops.operators.tasks import PreprocessOperator
 from pipeline_ops.storage.open_store import open_root
 
 NETS = """

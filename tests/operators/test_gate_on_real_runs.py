@@ -27,7 +27,7 @@ from pipeline_ops.artifacts.manifest import NAME, read_manifest, write_manifest
 from pipeline_ops.artifacts.results import METRICS, REPORT, EvaluationFigures
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.task_record import TaskRecord, find_report, read_record
-from pipeline_ops.operators.chain import EvaluateOperator, ExportOperator, TrainOperator
+from pipeline_ops.operators.tasks import EvaluateOperator, ExportOperator, TrainOperator
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_path, open_root
 

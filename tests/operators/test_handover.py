@@ -18,9 +18,8 @@ from pipeline_ops.artifacts.manifest import NAME, write_manifest
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.task_record import TaskRecord, read_record, write_record
-from pipeline_ops.operators.chain import ExportOperator
-from pipeline_ops.operators.handover import pull_manifests
-from pipeline_ops.operators.task_run import TaskRun
+from pipeline_ops.operators.task_run import TaskRun, pull_manifests
+from pipeline_ops.operators.tasks import ExportOperator
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 RUN = "manual__1"

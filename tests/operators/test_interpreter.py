@@ -134,7 +134,7 @@ sys.path.append("TESTS")
 from upstream_artifacts import copy_artifacts
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.operators.chain import TrainOperator
+from pipeline_ops.operators.tasks import TrainOperator
 class Store(dict):
     set = dict.__setitem__
 config, dataset = sys.argv[1:]

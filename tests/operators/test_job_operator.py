@@ -32,12 +32,12 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.cancellation import STORE_KEY, request_cancellation
 from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.places.environment import build_job_environment
 from pipeline_ops.jobs.places.local import read_process
+from pipeline_ops.jobs.places.place import build_job_environment
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.jobs.task_record import read_record
-from pipeline_ops.operators.chain import ExportOperator, TrainOperator
+from pipeline_ops.operators.tasks import ExportOperator, TrainOperator
 from pipeline_ops.operators.trigger import JobTrigger
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.system.processes import find_group_members

@@ -18,7 +18,7 @@ from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import NAME, Input, ManifestFile, write_manifest
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
-from pipeline_ops.operators.chain import OPERATORS
+from pipeline_ops.operators.tasks import OPERATORS
 from pipeline_ops.storage.open_store import open_root
 
 FIGURES = {
@@ -156,7 +156,7 @@ def test_a_task_that_left_nothing_is_told_without_data_sets(tmp_path):
 @pytest.mark.airflow
 def test_nothing_of_openlineage_is_imported_before_it_asks():
     code = (
-        "import sys, pipeline_ops.operators.dags, pipeline_ops.operators.chain;"
+        "import sys, pipeline_ops.operators.dags, pipeline_ops.operators.tasks;"
         "print([name for name in sys.modules if name.startswith('openlineage')])"
     )
     assert (

@@ -30,11 +30,15 @@ from pipeline_ops.config.notify import check_notifiers
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
-from pipeline_ops.operators.chain import EvaluateOperator
 from pipeline_ops.operators.factory import make_dag
-from pipeline_ops.operators.notification import notify_drift, notify_failure, notify_late
-from pipeline_ops.operators.run_summary import Notification
+from pipeline_ops.operators.notification import (
+    Notification,
+    notify_drift,
+    notify_failure,
+    notify_late,
+)
 from pipeline_ops.operators.task_run import TaskRun
+from pipeline_ops.operators.tasks import EvaluateOperator
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.store_path import StorePath
 

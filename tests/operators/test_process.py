@@ -25,14 +25,13 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.cancellation import STORE_KEY, read_cancellation_reason, request_cancellation
 from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.places.environment import HOSTS_VARIABLE, build_job_environment
 from pipeline_ops.jobs.places.local import LocalPlace, build_bridge_environment, read_process
+from pipeline_ops.jobs.places.place import HOSTS_VARIABLE, build_job_environment
 from pipeline_ops.jobs.progress import read_last_event
 from pipeline_ops.jobs.request import Request, read_status
-from pipeline_ops.operators.chain import TrainOperator
-from pipeline_ops.operators.claim import find_running_job
 from pipeline_ops.operators.process import prepare_job, start_job
-from pipeline_ops.operators.task_run import TaskRun
+from pipeline_ops.operators.task_run import TaskRun, find_running_job
+from pipeline_ops.operators.tasks import TrainOperator
 from pipeline_ops.planning.plan import JobPlan, plan_job
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.open_store import open_root

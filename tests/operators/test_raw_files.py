@@ -18,9 +18,9 @@ from config_files import write_config
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.operators.chain import PreprocessOperator
+from pipeline_ops.operators.assets import RawFilesTrigger, is_new
 from pipeline_ops.operators.factory import make_dag
-from pipeline_ops.operators.raw_files import RawFilesTrigger, is_new
+from pipeline_ops.operators.tasks import PreprocessOperator
 from pipeline_ops.storage.atomic import write_atomically
 from pipeline_ops.storage.open_store import open_root
 
@@ -144,7 +144,7 @@ def test_the_schedule_makes_a_watched_asset_of_the_raw_files(tmp_path):
     assert (labels.name, raw.name, path) == (
         "labels",
         "digits.raw",
-        "pipeline_ops.operators.raw_files.RawFilesTrigger",
+        "pipeline_ops.operators.assets.RawFilesTrigger",
     )
     assert arguments == {
         "folder": str(tmp_path / "raw"),

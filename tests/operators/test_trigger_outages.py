@@ -8,7 +8,7 @@ import pytest
 from object_servers.fault_proxy import FaultProxy
 from object_servers.fixtures import set_environment
 
-from pipeline_ops.operators.raw_files import RawFilesTrigger
+from pipeline_ops.operators.assets import RawFilesTrigger
 from pipeline_ops.operators.trigger import JobTrigger
 
 

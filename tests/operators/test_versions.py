@@ -21,10 +21,10 @@ from pipeline_ops.artifacts.manifest import Manifest, list_files, read_manifest,
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.jobs.task_record import read_record
-from pipeline_ops.operators.chain import PreprocessOperator
 from pipeline_ops.operators.form import make_form_params
+from pipeline_ops.operators.tasks import PreprocessOperator
+from pipeline_ops.planning.inputs import find_warm_start
 from pipeline_ops.planning.plan import plan_job
-from pipeline_ops.planning.warm_start import find_warm_start
 from pipeline_ops.storage.open_store import open_root
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"

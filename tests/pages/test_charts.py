@@ -7,11 +7,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipeline_ops.pages.axes import compute_ticks, format_short
 from pipeline_ops.pages.charts import (
     Line,
+    compute_ticks,
     draw_interval_chart,
     draw_line_chart,
+    format_short,
 )
 
 

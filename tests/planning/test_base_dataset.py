@@ -9,7 +9,7 @@ import pytest
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import Input, Manifest, list_files, write_manifest
-from pipeline_ops.planning.base_dataset import choose_base
+from pipeline_ops.planning.inputs import choose_base
 from pipeline_ops.storage.open_store import open_root
 
 CHAIN = Fingerprint(config={"shards": 8}, inputs={}, code={"plan.py": "1"}, versions={"numpy": "2"})

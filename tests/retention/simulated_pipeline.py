@@ -23,9 +23,9 @@ from pipeline_ops.artifacts.manifest import (
 from pipeline_ops.artifacts.moved_root import find_input
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.artifact_writer import open_draft
 from pipeline_ops.jobs.request import Request, Status, write_request, write_status
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
+from pipeline_ops.jobs.workspace import open_draft
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.retention.collector import Options, Report, collect
 from pipeline_ops.storage.checksums import ChecksumAccumulator

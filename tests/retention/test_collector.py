@@ -29,10 +29,9 @@ from pipeline_ops.retention.usage import record_use
 from pipeline_ops.storage.local_store import LocalStore
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system import lease, lease_records
+from pipeline_ops.system import lease
 from pipeline_ops.system.disk_cache import HostCache
-from pipeline_ops.system.lease import hold_lease
-from pipeline_ops.system.lease_records import create_record, get_record_path
+from pipeline_ops.system.lease import create_record, get_record_path, hold_lease
 
 KEEP = {"runs": 2, "days": 0}
 NUM_DAYS = 6
@@ -394,7 +393,7 @@ def test_what_a_job_on_a_lost_host_left_in_a_bucket_goes_and_a_damaged_lease_sto
     for artifact in (lost, damaged):
         (artifact / "00000001/weights.npz").write(b"half")
     with monkeypatch.context() as patch:
-        patch.setattr(lease_records, "get_pid_space", lambda: "a host that is gone")
+        patch.setattr(lease, "get_pid_space", lambda: "a host that is gone")
         create_record(lock_file(lost), 1, "held")
     get_record_path(lock_file(damaged), 1).write(b"{}")
     monkeypatch.setattr(lease, "LEASE_SECONDS", 0.3)

@@ -16,7 +16,7 @@ from typing import Any
 
 from airflow.sdk.exceptions import TaskDeferred
 
-from pipeline_ops.operators.chain import OPERATORS
+from pipeline_ops.operators.tasks import OPERATORS
 
 
 class Store(dict):

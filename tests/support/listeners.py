@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
-from pipeline_ops.system.descendants import find_descendants
+from pipeline_ops.system.processes import find_descendants
 
 _LOOPBACK = re.compile(r"^(127\.[\d.]+|\[::1\]|\[::ffff:127\.[\d.]+\])(%\w+)?:")
 

@@ -23,7 +23,7 @@ from obstore.store import MemoryStore
 from pipeline_ops.registry import aliases
 from pipeline_ops.retention import collector
 from pipeline_ops.storage import object_store, snapshot
-from pipeline_ops.system import lease, lease_records, locks
+from pipeline_ops.system import lease, locks
 
 Fate = Literal["done", "request lost", "answer lost", "killed before", "killed after"]
 ROOT = "s3://bucket/root"
@@ -143,8 +143,7 @@ class Simulation:
         for module in (aliases, collector, lease, locks):
             self._patch(module, "time", clock)
         self._patch(lease, "threading", SimpleNamespace(Event=Event, Thread=ClientThread))
-        for module in (lease, lease_records):
-            self._patch(module, "get_pid_space", lambda: _current.thread.client.name)
+        self._patch(lease, "get_pid_space", lambda: _current.thread.client.name)
         self._patch(object_store, "open_client", lambda bucket, options: self._memory)
         self._patch(object_store, "obstore", _Requests(self))
         self._patch(snapshot, "ThreadPoolExecutor", _InOrder)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.system.cores import count_cores
+from pipeline_ops.system.host import count_cores
 
 HERE = len(os.sched_getaffinity(0))
 

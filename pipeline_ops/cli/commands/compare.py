@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.cli.arguments import Commands, add_command, add_output
-from pipeline_ops.cli.terminal_view import make_console
+from pipeline_ops.cli.run_view import make_console
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.atomic import write_atomically

@@ -8,11 +8,18 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pipeline_ops.cli.arguments import Commands, add_command, add_config
-from pipeline_ops.cli.checks.data import check_raw_data, check_signing_key, check_store
-from pipeline_ops.cli.checks.engine import check_engine
-from pipeline_ops.cli.checks.errors import make_finding
-from pipeline_ops.cli.checks.here import check_executor, check_packages, check_this_host
-from pipeline_ops.cli.checks.places import check_gang_ports, check_places
+from pipeline_ops.cli.checks import (
+    check_engine,
+    check_executor,
+    check_gang_ports,
+    check_packages,
+    check_places,
+    check_raw_data,
+    check_signing_key,
+    check_store,
+    check_this_host,
+    make_finding,
+)
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.system.host_check import Finding

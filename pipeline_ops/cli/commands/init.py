@@ -29,19 +29,22 @@ from pipeline_ops.cli.first_config.text import (
 )
 from pipeline_ops.config.model_data_rules import validate_model_for_data
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.jobs.model_check import ModelCheckRequest, validate_training
-from pipeline_ops.jobs.planned_training import PlannedTraining
-from pipeline_ops.jobs.step_times import measure_steps
-from pipeline_ops.planning.warm_start import make_path_input
+from pipeline_ops.jobs.model_check import (
+    ModelCheckRequest,
+    PlannedTraining,
+    measure_steps,
+    validate_training,
+)
+from pipeline_ops.planning.inputs import make_path_input
 from pipeline_ops.storage.atomic import create_atomically, write_atomically
 from pipeline_ops.storage.open_store import open_path
-from pipeline_ops.system.gpus import find_gpu_problem, find_gpus
+from pipeline_ops.system.host import find_gpu_problem, find_gpus
 
 if TYPE_CHECKING:
-    from pipeline_ops.cli.first_config.budget import Budget
     from pipeline_ops.cli.first_config.data_summary import DataSummary
     from pipeline_ops.cli.first_config.folder_view import FolderView
-    from pipeline_ops.cli.first_config.recognisers import SourceMatch
+    from pipeline_ops.cli.first_config.recognition import SourceMatch
+    from pipeline_ops.cli.first_config.settings import Budget
     from pipeline_ops.config.pipeline import PipelineConfig
 
 _MAX_REJECTS_SHOWN = 10
@@ -99,8 +102,7 @@ def add_parser(commands: Commands) -> None:
 
 def init(arguments: argparse.Namespace) -> int:
     from pipeline_ops.cli.first_config.folder_view import view_folder
-    from pipeline_ops.cli.first_config.recognisers import find_class_order
-    from pipeline_ops.cli.first_config.recognition import KINDS, recognise
+    from pipeline_ops.cli.first_config.recognition import KINDS, find_class_order, recognise
 
     if arguments.type not in (None, *KINDS):
         raise ConfigError(f"--type {arguments.type}: must be one of {', '.join(KINDS)}.")
@@ -230,7 +232,7 @@ def _check_weights(weights: Path, output: Path, facts: ConfigFacts, config: Pipe
 
 def _measure(facts: ConfigFacts, config: PipelineConfig, minutes: float) -> Budget:
     """Takes a few steps of the training, and fits it to a number of minutes."""
-    from pipeline_ops.cli.first_config.budget import fit_to_budget
+    from pipeline_ops.cli.first_config.settings import fit_to_budget
 
     settings, data = facts.settings, facts.data
     print("Taking a few training steps to measure the time (10 to 20 s) ...", flush=True)

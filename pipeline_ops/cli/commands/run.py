@@ -34,9 +34,15 @@ from pipeline_ops.cli.local_airflow.home import USER, AirflowHome, AirflowServer
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 from pipeline_ops.cli.local_airflow.server import check_alive, embedded_airflow
 from pipeline_ops.cli.local_airflow.stopping import Stopped, handle_stop_signals
+from pipeline_ops.cli.run_view import (
+    RunMonitor,
+    RunStatus,
+    TaskStatus,
+    make_console,
+    print_result,
+    terminal_view,
+)
 from pipeline_ops.cli.summary import summarize_run
-from pipeline_ops.cli.terminal_view import make_console, print_result, terminal_view
-from pipeline_ops.cli.watch import RunMonitor, RunStatus, TaskStatus
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ExitCode, TrainyardError
 from pipeline_ops.jobs.task_record import TaskRecord

@@ -20,7 +20,7 @@ from pipeline_ops.cli.commands.run import connect
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag
 from pipeline_ops.cli.local_airflow.server import check_alive
 from pipeline_ops.cli.local_airflow.stopping import handle_stop_signals
-from pipeline_ops.cli.terminal_view import make_console
+from pipeline_ops.cli.run_view import make_console
 from pipeline_ops.errors import ConfigError
 
 if TYPE_CHECKING:

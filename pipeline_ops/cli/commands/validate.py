@@ -17,7 +17,7 @@ from pipeline_ops.cli.arguments import (
     load_runnable,
     parse_overrides,
 )
-from pipeline_ops.cli.checks.here import find_executor_problems
+from pipeline_ops.cli.checks import find_executor_problems
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.search import Search

@@ -1,21 +1,819 @@
 """Recognises the kind of a data set in a folder, for `trainyard init`.
 
 Each kind has a recogniser, a function that looks at names and at the start of a few files. It
-yields matches, each with a reason and a certainty. The best match wins. No job uses this
-package.
+yields a match for each place where its source fits, with a reason and a certainty. If files are of
+its kind, but the source cannot read them as they are, it yields the reason in plain words, with the
+cure. The best match wins. No job uses this package.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import dataclasses
+import enum
+import glob
+import html
+import io
+import itertools
+import json
 import posixpath
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+import re
+import tarfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from pipeline_ops.cli.first_config import recognisers
-from pipeline_ops.cli.first_config.folder_view import FolderView, count
-from pipeline_ops.cli.first_config.recognisers import SourceMatch
+from beam_jobs.io.example import parse
+from beam_jobs.io.raw import CorruptParquet, iterate_rows, open_parquet, open_raw
+from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
+from beam_jobs.sources import read_records
+from beam_jobs.sources.csv import find_delimiter
+from beam_jobs.sources.image_folder import find_split_folders, validate_layout
+from beam_jobs.sources.packed import find_field
+from beam_jobs.sources.parsing import (
+    CORNERS,
+    SPLITS,
+    find_split_names,
+    is_image_name,
+    parse_json_object,
+)
+from beam_jobs.sources.tfrecord import parse_label_map
+from beam_jobs.sources.voc import find_voc_files
+from beam_jobs.stages.stage import Reject
+from pipeline_ops.artifacts import dataset as shards
+from pipeline_ops.cli.first_config.folder_view import MAX_CANDIDATES, START_BYTES, FolderView, count
+from pipeline_ops.config.sources import ImageFolderSource, VocSource
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.raw_file import RawFile
+
+_MAX_ROWS, _MAX_EXAMPLES = 200, 20
+"""Number of rows of a manifest, and of rows or members of a packed file, that are read."""
+_ANNOTATIONS = (".csv", ".json", ".jsonl", ".ndjson", ".tsv", ".txt", ".xml", ".yaml", ".yml")
+_BYTE_ORDER_MARK_AND_SPACE = b"\xef\xbb\xbf \r\n\t"
+
+
+class Certainty(enum.IntEnum):
+    """The degree to which a source fits."""
+
+    LIKELY = 1
+    """Names alone say so, or other files are in the way."""
+    CERTAIN = 2
+    """Annotations of this kind were found, with their images, or there is nothing else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceMatch:
+    """A source that fits.
+
+    `reason` says in plain words what was seen. `keys` are the keys of the source besides `type` and
+    `path`. `below` is the folder of the source below the folder that was looked at, "" for that
+    folder itself.
+    """
+
+    type: str
+    certainty: Certainty
+    reason: str
+    keys: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    below: str = ""
+
+
+def recognise_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds class folders. A folder that contains only one other folder is entered."""
+    if view.named_file or not view.images:
+        return
+    below = _find_common_folder(view)
+    listing = view.enter(below)
+    keys = {"class_folder": "inner"} if _has_repeated_folders(listing) else {}
+    source = ImageFolderSource.model_validate({"type": "image_folder", "path": ".", **keys})
+    try:
+        validate_layout(source, listing)
+    except DataError as error:
+        yield str(error).removesuffix(".")
+        return
+    found = read_records(source, listing)
+    images = Counter(record.label for record in found.records if is_image_name(record.key))
+    others = sorted({record.label for record in found.records} - images.keys())
+    if not images:
+        yield f"{count(len(view.images), 'image')} in no class folder"
+    elif len(images) == 1:
+        yield (
+            f"only one folder has images ({min(images)}), and a classifier needs two classes. Put "
+            "the images of each class into a folder of its own"
+        )
+    elif others:
+        yield (
+            f"{len(images)} folders have images, and {_join_names(others)} "
+            f"{'has' if len(others) == 1 else 'have'} none. Move what is no class away"
+        )
+    else:
+        names = [file.key.lower() for file in listing.files]
+        may_be_annotated = any(
+            name.endswith(".xml" if "/" in name else _ANNOTATIONS) for name in names
+        )
+        certainty = Certainty.LIKELY if may_be_annotated else Certainty.CERTAIN
+        reason = _describe_classes(images, list(find_split_folders(source, listing)))
+        yield SourceMatch("image_folder", certainty, reason, keys, below)
+
+
+def _has_repeated_folders(listing: Listing) -> bool:
+    """Whether the folders in other ones repeat, such as those of classes in folders of days."""
+    outer = {file.key.split("/")[0] for file in listing.files}
+    pairs = {tuple(file.key.split("/")[:2]) for file in listing.files if file.key.count("/") > 1}
+    numbers = Counter(inner for _, inner in pairs)
+    return not find_split_names(outer) and len(numbers) > 1 and min(numbers.values()) > 1
+
+
+def _find_common_folder(view: FolderView) -> str:
+    """The innermost folder that all images share, unless it contains images itself.
+
+    A folder of images alone is a class, so the folder around it is returned.
+    """
+    folders = {posixpath.dirname(file.key) for file in view.images}
+    common = posixpath.commonpath(folders) if "" not in folders else ""
+    return posixpath.dirname(common) if common in folders else common
+
+
+def _describe_classes(images: Counter[str], splits: list[str]) -> str:
+    where = f", in the folders {_join_names(splits)} of the splits" if splits else ""
+    if len(images) > 5:
+        low, high = min(images.values()), max(images.values())
+        return f"{len(images):,} class folders with {low:,} to {high:,} images{where}"
+    *first, last = [f"{number:,}" for _, number in sorted(images.items())]
+    return f"{len(images)} class folders with {', '.join(first)} and {last} images{where}"
+
+
+def recognise_voc(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds images with an XML file of the same name, in the same folder or in another one."""
+    files = [] if view.named_file else view.list_candidates(".xml")
+    if not any(
+        "/Annotations/" in f"/{file.key}" or b"<annotation>" in view.read_start(file)
+        for file in files[:MAX_CANDIDATES]
+    ):
+        return
+    best: dict[str, tuple[int, VocSource]] = {}
+    for below, *folders in _pair_voc_folders(view, files):
+        images, annotations = folders
+        source = VocSource(type="voc", path=".", images=images, annotations=annotations)
+        pictures, annotated = find_voc_files(view.enter(below), source)
+        number = len(pictures.keys() & annotated)
+        best[below] = max(best.get(below, (0, source)), (number, source), key=lambda pair: pair[0])
+    if not best:
+        first = posixpath.splitext(posixpath.basename(files[0].key))[0]
+        yield (
+            f"{files[0].key} is an annotation of Pascal VOC, but there is no image {first}.jpg. "
+            "Add the images, or name the folder that holds both"
+        )
+    for below, (_, source) in sorted(best.items()):
+        yield _describe_voc(view, below, source)
+
+
+def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[str, str, str]]:
+    """The folders in which an image and an XML file of the same name can be.
+
+    Each is the folder of the source, and below it those of the images and of the annotations.
+    Folders of splits are neither: they are around them, or inside. If every XML file is beside its
+    image, the folder around all of them is the only one.
+    """
+    images, found = defaultdict[str, set[str]](set), set[tuple[str, str]]()
+    for file in view.images:
+        folder, name = posixpath.split(posixpath.splitext(file.key)[0])
+        images[name].add(folder)
+    for file in files:
+        folder, name = posixpath.split(posixpath.splitext(file.key)[0])
+        around = {folder} if folder in images[name] else images[name]
+        found.update((image, folder) for image in around)
+    if found and all(image == folder for image, folder in found):
+        common = posixpath.commonpath(image for image, _ in found)
+        found = {(common, common)}
+    return {_find_voc_folders(*pair) for pair in found}
+
+
+def _find_voc_folders(*folders: str) -> tuple[str, str, str]:
+    image, xml = ([part for part in folder.split("/") if part] for folder in folders)
+    common = len(posixpath.commonprefix([image, xml]))
+    before, image, xml = image[:common], image[common:], xml[common:]
+    while image and xml and image[-1] == xml[-1]:
+        image, xml = image[:-1], xml[:-1]
+    if before and before[-1].lower() in SPLITS:
+        before = before[:-1]
+    return "/".join(before), "/".join(image) or ".", "/".join(xml) or "."
+
+
+def _describe_voc(view: FolderView, below: str, source: VocSource) -> SourceMatch:
+    pictures, annotated = find_voc_files(view.enter(below), source)
+    keys, remark = _read_voc_lists(view, below, pictures.keys() | annotated.keys())
+    keys |= _unless("images", source.images, "JPEGImages")
+    keys |= _unless("annotations", source.annotations, "Annotations")
+    names = sorted({name.partition("/")[0] for name in pictures.keys() & annotated})
+    splits = find_split_names(names)
+    where = f", in the folders {_join_names(sorted(splits))} of the splits" if splits else ""
+    reason = (
+        f"{count(len(annotated), 'XML file')}{_say_folder(source.annotations)}, and "
+        f"{count(len(pictures), 'image')}{_say_folder(source.images)}, of which "
+        f"{len(pictures.keys() & annotated):,} have annotations{where}{'' if splits else remark}"
+    )
+    return SourceMatch("voc", Certainty.CERTAIN, reason, keys, below)
+
+
+def _say_folder(folder: str) -> str:
+    return "" if folder == "." else f" in {folder}"
+
+
+def _read_voc_lists(view: FolderView, below: str, names: set[str]) -> tuple[dict[str, Any], str]:
+    """The keys of the source for its lists, and a remark on them."""
+    prefix = posixpath.join(below, "ImageSets/Main/")
+    lists = {
+        file.key.removeprefix(prefix).removesuffix(".txt"): file
+        for file in view.files
+        if file.key.startswith(prefix) and file.key.endswith(".txt")
+    }
+    used = [name for name in lists if name in ("train", "val", "test")]
+    keys: dict[str, Any] = {}
+    if "trainval" in lists and not {"train", "val"} & lists.keys():
+        used.append("trainval")
+        keys["image_sets"] = {"train": "trainval"}
+    if not used:
+        return {}, ""
+    content = b"\n".join(view.read_start(lists[name], 1 << 26) for name in used)
+    unlisted = len(names - set(content.decode("utf-8", "replace").split()))
+    if unlisted:
+        keys["unlisted"] = "ignore"
+        return keys, f"; {unlisted:,} of them are in none of the lists {_join_names(used)}"
+    return keys, f"; the lists {_join_names(used)} name all of them"
+
+
+_COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
+_FILE_NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\\n]|\\.){1,1000}")')
+
+
+def recognise_coco(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds JSON files for detection whose images are below the folder."""
+    candidates = [file for file in view.list_candidates(".json") if "captions" not in file.key]
+    if instances := [file for file in candidates if "instances" in posixpath.basename(file.key)]:
+        candidates = instances  # COCO's own files of key points name the same images
+    parts, reasons = [], []
+    for file in candidates[:MAX_CANDIDATES]:
+        ends = view.read_ends(file)
+        # The middle of a large file, with one of the three lists, is not in sight.
+        has_keys = b'"file_name"' in ends and sum(key in ends for key in _COCO_KEYS) >= 2
+        if not has_keys or not ends.lstrip(_BYTE_ORDER_MARK_AND_SPACE).startswith(b"{"):
+            continue
+        names = []
+        for quoted in _FILE_NAME.findall(ends):
+            with contextlib.suppress(ValueError):  # not UTF-8, or a wrong escape
+                names.append(json.loads(quoted))
+        folder, found = view.find_images_folder(names, file.key)
+        if not found:
+            yield (
+                f"{file.key} is like a COCO file, but none of its images"
+                f"{f' ({names[0]})' if names else ''} is below this folder. Name the folder that "
+                "holds both"
+            )
+            continue
+        part = {"annotations": file.key, **_unless("images", folder, ".")}
+        parts.append({**part, **_unless("split", find_split(file.key), None)})
+        reasons.append(f"{file.key} is a COCO file with images in {folder}")
+    if parts:
+        yield SourceMatch("coco", Certainty.CERTAIN, "; ".join(reasons), {"parts": parts})
+
+
+_YOLO_LINE = re.compile(rb"\s*\d+(\s+[-+.\deE]+){4,}\s*(\r?\n|$)")
+_YOLO_KEYS = (re.compile(rb"^names\s*:", re.MULTILINE), re.compile(rb"^(train|val)\s*:", re.M))
+
+
+def recognise_yolo(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds a `data.yaml`, or folders `images` and `labels`."""
+    descriptions = [
+        file
+        for file, start in view.iterate_starts(".yaml", ".yml")
+        if all(key.search(start) for key in _YOLO_KEYS)
+    ]
+    labels = _count_label_files(view)
+    for file in descriptions:
+        below, name = posixpath.split(file.key)
+        around = f"{below}/" if below else ""
+        number = sum(n for folder, n in labels.items() if f"{folder}/".startswith(around))
+        reason = f"{file.key} names classes and splits; {count(number, 'label file')} below it"
+        certainty = Certainty.CERTAIN if number else Certainty.LIKELY
+        yield SourceMatch("yolo", certainty, reason, _unless("data", name, "data.yaml"), below)
+    if not descriptions and labels and not view.named_file:
+        yield (
+            f"{count(labels.total(), 'label file')} of YOLO in {_join_names(sorted(labels))}, "
+            "but no data.yaml, which names the classes. Add a file data.yaml with names, train "
+            "and val"
+        )
+
+
+def _count_label_files(view: FolderView) -> Counter[str]:
+    """The number of text files by folder `labels` or below it, if the first ones hold boxes."""
+    files = [
+        file
+        for file in view.files
+        if file.key.endswith(".txt") and "labels" in file.key.split("/")[:-1]
+    ]
+    if not any(_YOLO_LINE.match(view.read_start(file)) for file in files[:MAX_CANDIDATES]):
+        return Counter()
+    return Counter(posixpath.dirname(file.key) for file in files)
+
+
+_OTHER_NAMES = {
+    "label": ("class", "class_name", "category", "label_name", "target", "y"),
+    "xmin": ("x_min", "x1", "left"),
+    "ymin": ("y_min", "y1", "top"),
+    "xmax": ("x_max", "x2", "right"),
+    "ymax": ("y_max", "y2", "bottom"),
+    "split": ("subset", "set", "partition"),
+    "width": (),
+    "height": (),
+    "group": (),
+}
+"""Names that other tools have for our columns. The column with the paths is the one whose values
+are images."""
+_PATHS = ("path", "filename", "file_name", "file", "image", "image_path")
+"""The usual names of this column, for a message."""
+
+
+class _Table(NamedTuple):
+    """A file whose rows or lines name images. `columns` has the names of our columns in it."""
+
+    file: RawFile
+    columns: Mapping[str, str]
+    rows: Sequence[Mapping[str, Any]]
+    images: str
+    find_by: str
+    found: int
+    has_boxes: bool
+
+
+def recognise_csv(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds CSV files with a column of images and one of classes, whatever their names are."""
+    starts = view.iterate_starts(".csv", ".tsv")
+    tables = ((file, *_read_table(start, file.num_bytes > START_BYTES)) for file, start in starts)
+    yield from _recognise_tables("csv", view, tables)
+
+
+def _recognise_tables(
+    kind: str, view: FolderView, files: Iterable[tuple[RawFile, Sequence[str], Sequence[_Fields]]]
+) -> Iterator[SourceMatch | str]:
+    """The matches of files with a header and rows. Those of several splits are one."""
+    tables = []
+    for file, header, rows in files:
+        table = _judge_table(view, file, header, rows)
+        if isinstance(table, _Table):
+            tables.append(table)
+        elif table:
+            yield table
+    splits = [find_split(table.file.key) for table in tables]
+    if "train" in splits and None not in splits and len({*splits}) == len(splits):
+        yield _match_tables(kind, view, tables, splits)
+    else:
+        for table in tables:
+            yield _match_tables(kind, view, [table], [None])
+
+
+def _judge_table(
+    view: FolderView, file: RawFile, header: Sequence[str], rows: Sequence[_Fields]
+) -> _Table | str | None:
+    """The table of a file, the reason why it is none, or None if it has nothing to do with it."""
+    if any(is_image_name(name) and view.count_images_named([name]) for name in header):
+        line = ",".join(("path", *_XYXY, "label") if len(header) == 6 else ("path", "label"))
+        return f"{file.key} has no header: its first line names an image. Add the line {line}"
+    usual = next((name for name in header if name.lower() in _PATHS), "")
+    best = (usual, ".", "path", 0)
+    for name in header:
+        values = [value for row in rows if isinstance(value := row.get(name), str) and value]
+        folder, number = view.find_images_folder(values, file.key)
+        by_name = view.count_images_named(values)
+        best = max(best, (name, folder, "path", number), key=lambda found: found[3])
+        best = max(best, (name, ".", "name", by_name), key=lambda found: found[3])
+    path, images, find_by, found = best
+    columns = {"path": path} | _find_columns([name for name in header if name != path])
+    has_boxes = {*CORNERS} <= columns.keys() or "boxes" in header
+    is_complete = "label" in columns or "boxes" in header
+    if found and is_complete:
+        return _Table(file, columns, rows, images, find_by, found, has_boxes)
+    if found:
+        return (
+            f"{file.key} names images in {path}, but which of {_join_names(header)} "
+            "has the classes is not clear. Name it in preprocess.source.columns, "
+            f"`{{path: {path}, label: ...}}`"
+        )
+    if usual and is_complete:
+        values = [row[usual] for row in rows if row.get(usual)]
+        return (
+            f"{file.key} names images and classes, but none of its images"
+            f"{f' ({values[0]})' if values else ''} is below this folder. Correct the paths, or "
+            "name the folder that holds both"
+        )
+    return None
+
+
+def _find_columns(header: Sequence[str]) -> dict[str, str]:
+    """The names in a header by ours. The only other column is the label's."""
+    columns: dict[str, str] = {}
+    for ours, others in _OTHER_NAMES.items():
+        for name in header:
+            if re.sub(r"[\s-]", "_", name.lower()) in (ours, *others):
+                columns.setdefault(ours, name)
+    rest = [name for name in header if name not in columns.values()]
+    if "label" not in columns and len(rest) == 1:
+        columns["label"] = rest[0]
+    return columns
+
+
+def _match_tables(
+    kind: str, view: FolderView, tables: Sequence[_Table], splits: Sequence[str | None]
+) -> SourceMatch:
+    first = tables[0]
+    columns = {
+        ours: theirs
+        for ours, theirs in first.columns.items()
+        if ours != theirs and (first.has_boxes or ours not in (*CORNERS, "width", "height"))
+    }
+    keys: dict[str, Any] = {"manifest": first.file.key, **_unless("images", first.images, ".")}
+    if len(tables) > 1:
+        keys = {
+            "parts": [
+                {
+                    "manifest": table.file.key,
+                    **_unless("images", table.images, "."),
+                    "split": split,
+                }
+                for table, split in zip(tables, splits, strict=True)
+            ]
+        }
+    keys |= _get_task(first.has_boxes) | _unless("columns", columns, {})
+    keys |= _unless("find_by", first.find_by, "path")
+    if first.has_boxes and _has_fractions(
+        dict(row) | {name: row.get(column) for name, column in first.columns.items()}
+        for row in first.rows
+    ):
+        keys["units"] = "fractions"
+    noun = "boxes" if first.has_boxes else "labels"
+    reason = "; ".join(
+        f"{table.file.key} names images{_say_folder(table.images)} with {noun}"
+        f"{' by their file names' if table.find_by == 'name' else ''} "
+        f"({table.found:,} of the first {count(len(table.rows), 'row')} looked up were found)"
+        for table in tables
+    )
+    # A table with the columns of another tool may be a copy of the XML files beside it.
+    is_copy = columns and view.list_candidates(".xml")
+    certainty = Certainty.LIKELY if is_copy else Certainty.CERTAIN
+    return SourceMatch(kind, certainty, reason, keys)
+
+
+def _read_table(start: bytes, is_cut: bool) -> tuple[Sequence[str], list[dict[str, Any]]]:
+    """The header and the first rows of a CSV file. Both are empty if it is none."""
+    lines = start.decode("utf-8-sig", "replace").split("\n")
+    if is_cut:
+        lines.pop()
+    text = io.StringIO("\n".join(lines[: _MAX_ROWS + 1]), newline="")
+    reader = csv.DictReader(text, delimiter=find_delimiter(lines[0] if lines else ""))
+    try:
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        return reader.fieldnames, list(reader)
+    except csv.Error:
+        return [], []
+
+
+def recognise_jsonl(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds files of JSON lines with a path and a label or boxes."""
+    files = []
+    for file, start in view.iterate_starts(".jsonl", ".ndjson"):
+        entries = []
+        for line in start.split(b"\n")[:_MAX_ROWS]:
+            with contextlib.suppress(Reject):  # also of the last line, which may be cut off
+                entries.append(parse_json_object(line))
+        files.append((file, [*dict.fromkeys(itertools.chain(*entries))], entries))
+    found = list(_recognise_tables("jsonl", view, files))
+    yield from found
+    if not found and files and files[0][1]:
+        file, header, _ = files[0]
+        yield (
+            f"the lines of {file.key} have the keys {_join_names(header)}. "
+            "The source needs path and label, or path and boxes"
+        )
+
+
+def _has_fractions(entries: Iterable[Mapping[str, Any]]) -> bool:
+    """Returns whether all corners of the boxes are from 0 to 1."""
+    lists = (entry.get("boxes", [entry]) for entry in entries)
+    boxes = [box for boxes in lists if isinstance(boxes, list) for box in boxes]
+    boxes = [box for box in boxes if isinstance(box, dict)]
+    try:
+        corners = [float(box[name]) for box in boxes for name in CORNERS if box.get(name) != ""]
+    except (KeyError, TypeError, ValueError):
+        return False
+    return bool(corners) and all(0 <= corner <= 1 for corner in corners)
+
+
+_LABEL_STUDIO = ((b'"annotations"', b'"data"'), (b'"annotator"', b'"annotation_id"'))
+"""Keys of an export: of the full JSON, and of JSON-MIN."""
+
+
+def recognise_label_studio(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds JSON files that are a list of tasks."""
+    for file, start in view.iterate_starts(".json"):
+        is_list = start.lstrip(_BYTE_ORDER_MARK_AND_SPACE).startswith(b"[")
+        if is_list and any(all(key in start for key in keys) for keys in _LABEL_STUDIO):
+            reason = f"{file.key} is a list of tasks as Label Studio exports them"
+            has_shapes = b"rectanglelabels" in start or b"polygonlabels" in start
+            keys = {"export": file.key, **_get_task(has_shapes)}
+            yield SourceMatch("label_studio", Certainty.CERTAIN, reason, keys)
+
+
+_CVAT_IMAGE = re.compile(rb"""<image\s[^>]{0,500}?name=["']([^"'<>]{1,500})["']""")
+
+
+def recognise_cvat(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds XML files of the format "CVAT for images"."""
+    for file, start in view.iterate_starts(".xml"):
+        if b"<annotations>" not in start or not (quoted := _CVAT_IMAGE.findall(start)):
+            continue
+        names = [html.unescape(name.decode("utf-8", "replace")) for name in quoted]
+        folder, found = view.find_images_folder(names, file.key)
+        if found:
+            has_shapes = any(shape in start for shape in (b"<box", b"<polygon", b"<mask"))
+            keys = {"annotations": file.key, "images": folder, **_get_task(has_shapes)}
+            reason = f"{file.key} is an export of CVAT with images in {folder}"
+            yield SourceMatch("cvat", Certainty.CERTAIN, reason, keys)
+        else:
+            yield f"{file.key} is an export of CVAT without its images. Export it with images"
+
+
+_TFRECORD_NAME = re.compile(r"\.(tfrecords?|tfrec|record)(-\d+-of-\d+)?$|-\d+-of-\d+$")
+
+
+def recognise_tfrecord(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds TFRecord files with images. The first record of the first file is parsed."""
+    files = [
+        file
+        for file in view.list_candidates("")
+        if _TFRECORD_NAME.search(file.key)
+        and not posixpath.basename(file.key).startswith(shards.QUARANTINE_PREFIX)
+    ]
+    if not files:
+        return
+    features, problem = _read_first_record(view, files[0])
+    has_boxes = shards.BOX_XMIN in features
+    has_label = shards.LABEL in features or "image/class/text" in features
+    if shards.ENCODED not in features or not (has_boxes or has_label):
+        reason = f"{files[0].key}: {problem or 'its first record has other features'}"
+        if any(posixpath.basename(file.key) == "dataset_info.json" for file in view.files):
+            reason += ". TensorFlow Datasets made it: use `type: tfds` (docs/data-sources.md)"
+        yield reason
+        return
+    keys = _get_task(has_boxes)
+    if maps := view.list_candidates(".pbtxt"):
+        keys["label_map"] = maps[0].key
+    patterns = list(dict.fromkeys(map(_get_pattern, files)))
+    keys |= _list_parts(files) or {"parts": [{"files": pattern} for pattern in patterns]}
+    reason = (
+        f"{count(len(files), 'TFRecord file')} ({_join_names(patterns)}) whose first record "
+        f"has an image and {'boxes' if has_boxes else 'a label'}"
+    )
+    yield SourceMatch("tfrecord", Certainty.CERTAIN, reason, keys)
+
+
+def _read_first_record(view: FolderView, file: RawFile) -> tuple[dict[str, Any], str]:
+    """The features of the first record, or none and the problem."""
+    try:
+        with open_raw(file, view.folder) as opened:
+            for _, record in scan_records(opened, file.num_bytes):
+                if isinstance(record, CorruptRecord):
+                    return {}, record.detail
+                return dict(parse(record)), ""
+    except OSError as error:
+        raise DataError(f"{file.key}: {error.strerror}. Correct its permissions.") from None
+    except ValueError as error:
+        return {}, str(error)
+    return {}, "it has no records"
+
+
+def recognise_parquet(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds Parquet files with a column of images. The first rows of the first file are read."""
+    files = view.list_candidates(".parquet")
+    if not any(start.startswith(b"PAR1") for _, start in view.iterate_starts(".parquet")):
+        return
+    try:
+        with open_raw(files[0], view.folder) as opened, open_parquet(opened) as parquet:
+            names = parquet.schema_arrow.names
+            groups = range(parquet.num_row_groups)
+            every = (row for group in groups for _, row in iterate_rows(parquet, group, names))
+            rows = list(itertools.islice(every, _MAX_EXAMPLES))
+    except (CorruptParquet, OSError) as error:
+        yield f"{files[0].key}: {error}"
+        return
+    image, fields = _guess_image_column(view, rows), _guess_fields(rows)
+    if image is None or not fields:
+        missing = "images" if image is None else "labels or boxes"
+        yield f"{files[0].key} has no known column with {missing}, but {_join_names(names)}"
+        return
+    kind = "boxes" if fields["task"] == "detection" else "labels"
+    reason = f"{count(len(files), 'Parquet file')} with {kind}"
+    keys = {**fields, **_list_parts(files), **image}
+    yield SourceMatch("parquet", Certainty.CERTAIN, reason, keys)
+
+
+_Fields = Mapping[str, Any]
+
+
+def _guess_image_column(view: FolderView, rows: Sequence[_Fields]) -> dict[str, Any] | None:
+    """The keys `image` and `images` of a Parquet source. None if no column can be the images."""
+    paths: dict[str, list[str]] = {}
+    for name in rows[0] if rows else ():
+        values = [row[name] for row in rows]
+        values = [each.get("bytes") if isinstance(each, dict) else each for each in values]
+        if any(isinstance(value, bytes) for value in values):
+            return _unless("image", name, "image")
+        paths[name] = [value for value in values if isinstance(value, str)]
+    for name, found in paths.items():
+        folder, number = view.find_images_folder(found, "")
+        if number:
+            return {**_unless("image", name, "image"), "images": folder}
+    return None
+
+
+def recognise_webdataset(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds tar files whose first members are images and annotations of the same names."""
+    files = view.list_candidates(".tar")
+    members = _list_members(view, files[0]) if files else []
+    suffixes = {name.partition(".")[2].lower() for name, _ in members}
+    objects = []
+    for name, content in members:
+        if name.lower().endswith(".json"):
+            with contextlib.suppress(Reject):
+                objects.append(parse_json_object(content))
+    fields = _guess_fields(objects)
+    if fields or suffixes & {"cls", "txt"}:
+        keys: dict[str, Any] = {"task": "classification", "annotation": "txt"}
+        if fields.get("task") == "detection":
+            keys = fields
+        elif "cls" in suffixes:
+            keys = {"task": "classification"}
+        elif fields:
+            keys = {**fields, "annotation": "json"}
+        keys |= _list_parts(files)
+        reason = (
+            f"{count(len(files), 'tar file')} of samples with the members "
+            f"{_join_names(sorted(suffixes))}"
+        )
+        yield SourceMatch("webdataset", Certainty.CERTAIN, reason, keys)
+    elif members:
+        yield (
+            f"{files[0].key} begins with {_join_names([name for name, _ in members])}. In a shard "
+            "of WebDataset, each image has a member of the same name with its class or its boxes, "
+            ".cls, .json or .txt. Unpack an archive of a folder"
+        )
+    elif files:
+        yield f"{files[0].key} is no tar file, or is damaged. Write it again"
+    elif packed := view.list_candidates(".tar.gz", ".tgz"):
+        yield f"{packed[0].key} is compressed. Use gunzip first"
+
+
+def _list_members(view: FolderView, file: RawFile) -> list[tuple[str, bytes]]:
+    """The base names of the first files in a tar file, each with the start of its content."""
+    found = []
+    with view.open(file) as opened:
+        try:
+            with tarfile.open(fileobj=opened, mode="r:") as tar:
+                for member in itertools.islice(tar, _MAX_EXAMPLES):
+                    if content := tar.extractfile(member) if member.isfile() else None:
+                        found.append((posixpath.basename(member.name), content.read(START_BYTES)))
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError):
+            pass  # damaged from here on
+    return found
+
+
+_BOXES = ("boxes", "bbox", "bboxes", "objects", "annotations")
+_LABELS = [
+    "label",
+    "labels",
+    "class",
+    "class_name",
+    "category",
+    "categories",
+    "category_id",
+    "category_name",
+]
+_XYXY = ("xmin", "ymin", "xmax", "ymax")
+"""Names of fields that are looked for, the usual ones first."""
+
+
+def _guess_fields(rows: Sequence[_Fields]) -> dict[str, Any]:
+    """The keys `task`, `label`, `boxes` and so on of a source, from its first annotations.
+
+    Empty if there are neither labels nor boxes.
+    """
+    names = (*_BOXES, *(f"{outer}.{inner}" for outer in _BOXES for inner in _BOXES))
+    for name in names:
+        values = [value for row in rows if (value := find_field(row, name)) is not None]
+        boxes = [box for value in values for box in _as_list(value)]
+        keys = {"task": "detection", **_unless("boxes", name, "boxes")}
+        if values and all(map(_is_box, boxes)):
+            return {**keys, **_guess_numbers(rows, name, boxes)} if boxes else keys
+        if values and all(map(_has_corners, boxes)):
+            return keys
+    if any(all(_has_value(row, name) for name in CORNERS) for row in rows):
+        columns = ([_as_list(find_field(row, name)) for name in _XYXY] for row in rows)
+        boxes = [box for row in columns for box in zip(*row, strict=False)]
+        found = _guess_numbers(rows, "", boxes)
+        return {"task": "detection", "corners": list(_XYXY), **found}
+    label = _find_label(rows, "")
+    return {"task": "classification", **_unless("label", label, "label")} if label else {}
+
+
+def _is_box(value: Any) -> bool:
+    is_list = isinstance(value, list) and len(value) == 4
+    return is_list and all(isinstance(number, int | float) for number in value)
+
+
+def _has_corners(value: Any) -> bool:
+    return isinstance(value, dict) and {*CORNERS, "label"} <= {*value}
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _guess_numbers(
+    rows: Sequence[_Fields], boxes: str, numbers: Sequence[Sequence[float]]
+) -> dict[str, Any]:
+    """The label, the format and the unit of boxes of four numbers."""
+    outer = boxes.rpartition(".")[0]
+    label = (outer and _find_label(rows, f"{outer}.")) or _find_label(rows, "") or "label"
+    is_xywh = any(c < a or d < b for a, b, c, d in numbers)
+    is_fraction = bool(numbers) and max(map(max, numbers)) <= 1
+    keys = _unless("label", label, "label") | ({"box_format": "xywh"} if is_xywh else {})
+    return keys | ({"units": "fractions"} if is_fraction else {})
+
+
+def _find_label(rows: Sequence[_Fields], before: str) -> str:
+    """The first usual name of labels that has a value in a row, or "" if there is none."""
+    names = [f"{before}{name}" for name in _LABELS]
+    return next((name for name in names if any(_has_value(row, name) for row in rows)), "")
+
+
+def _has_value(row: _Fields, name: str) -> bool:
+    return any(value is not None for value in _as_list(find_field(row, name)))
+
+
+def _list_parts(files: Iterable[RawFile]) -> dict[str, Any]:
+    """The key `parts` if the names of the files tell their splits, and otherwise no key."""
+    patterns = dict.fromkeys(map(_get_pattern, files))
+    parts = [
+        {"files": pattern, **_unless("split", find_split(pattern), None)} for pattern in patterns
+    ]
+    return {"parts": parts} if any("split" in part for part in parts) else {}
+
+
+def _get_pattern(file: RawFile) -> str:
+    """The pattern of a file and of the other shards of its set."""
+    key = file.key
+    found = re.search(r"-(\d+)-of-\d+", key)
+    if not found:
+        return glob.escape(key)
+    before, after = glob.escape(key[: found.start(1)]), glob.escape(key[found.end(1) :])
+    return f"{before}{'?' * len(found[1])}{after}"
+
+
+def find_split(path: str) -> str | None:
+    """The split that the words of a path name, as in `instances_val2017.json`.
+
+    None if they name none, or more than one.
+    """
+    words = re.findall(r"[a-z]+", path.lower())
+    found = {SPLITS[word] for word in words if word in SPLITS}
+    return found.pop() if len(found) == 1 else None
+
+
+def find_class_order(view: FolderView, labels: Collection[str]) -> list[str]:
+    """The classes in the order of a label map that names all of them. Empty if there is none."""
+    for file, start in view.iterate_starts(".pbtxt"):
+        with contextlib.suppress(DataError):  # of something else
+            names = parse_label_map(start, file.key).names
+            order = [names[number] for number in sorted(names) if names[number] in labels]
+            if len(order) == len(labels):
+                return order
+    return []
+
+
+def _get_task(has_boxes: bool) -> dict[str, Any]:
+    return {"task": "detection" if has_boxes else "classification"}
+
+
+def _unless(key: str, value: Any, default: Any) -> dict[str, Any]:
+    """The key of a source with a value, left out if the value is the default."""
+    return {} if value == default else {key: value}
+
+
+def _join_names(names: Sequence[str], limit: int = 5) -> str:
+    """The first names, and the number of the others."""
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
 
 _MAX_SHOWN = 5
 
@@ -30,36 +828,28 @@ class Kind(NamedTuple):
 KINDS = {
     # The key is the `type` of the source.
     "image_folder": Kind(
-        recognisers.recognise_class_folders,
+        recognise_class_folders,
         "a folder of images for each class, maybe below train and val",
     ),
     "voc": Kind(
-        recognisers.recognise_voc,
+        recognise_voc,
         "images, and XML files of Pascal VOC with the same names",
     ),
     "coco": Kind(
-        recognisers.recognise_coco,
+        recognise_coco,
         "a JSON file with images, categories and annotations, and the images",
     ),
-    "yolo": Kind(recognisers.recognise_yolo, "a data.yaml, and folders images and labels"),
+    "yolo": Kind(recognise_yolo, "a data.yaml, and folders images and labels"),
     "csv": Kind(
-        recognisers.recognise_csv,
+        recognise_csv,
         "a CSV file with a column of images and one of classes, maybe with boxes",
     ),
-    "jsonl": Kind(
-        recognisers.recognise_jsonl, 'a .jsonl file with lines {"path": "1.jpg", "label": "cat"}'
-    ),
-    "tfrecord": Kind(
-        recognisers.recognise_tfrecord, "TFRecord files with image/encoded and labels or boxes"
-    ),
-    "parquet": Kind(recognisers.recognise_parquet, "Parquet files"),
-    "webdataset": Kind(
-        recognisers.recognise_webdataset, "tar files in which a name has an image and a label"
-    ),
-    "label_studio": Kind(
-        recognisers.recognise_label_studio, "the JSON export of Label Studio, and the images"
-    ),
-    "cvat": Kind(recognisers.recognise_cvat, 'the XML export "CVAT for images", and the images'),
+    "jsonl": Kind(recognise_jsonl, 'a .jsonl file with lines {"path": "1.jpg", "label": "cat"}'),
+    "tfrecord": Kind(recognise_tfrecord, "TFRecord files with image/encoded and labels or boxes"),
+    "parquet": Kind(recognise_parquet, "Parquet files"),
+    "webdataset": Kind(recognise_webdataset, "tar files in which a name has an image and a label"),
+    "label_studio": Kind(recognise_label_studio, "the JSON export of Label Studio, and the images"),
+    "cvat": Kind(recognise_cvat, 'the XML export "CVAT for images", and the images'),
 }
 
 

@@ -1,28 +1,152 @@
-"""First values for image size, model and training, from the figures of a data set.
+"""First values for image size, model, training and time, from the figures of a data set.
 
-Pure rules without any file. `recipes.py` has the models and their trainings.
+A recipe is a model with the training that was measured to suit it. It is chosen by the figures of a
+data set. Each says what it reached on real data, always with `trainyard init FOLDER` and `trainyard
+run`, without an edit.
+
+The time of a step is measured (`jobs/model_check.py`). The other times are constants, those of
+`trainyard run` on a machine with two cores. Pure functions.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from pipeline_ops.cli.first_config.recipes import (
-    MANY_OBJECTS,
-    MANY_PHOTOGRAPHS,
-    OBJECTS,
-    OBJECTS_OF_MANY_CLASSES,
-    PHOTOGRAPHS,
-    SMALL_IMAGES,
-    Recipe,
-    adapt_to_weights,
-)
+from pipeline_ops.config.model_catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     from pipeline_ops.cli.first_config.data_summary import DataSummary
+    from pipeline_ops.jobs.model_check import StepTimes
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A model and its training.
+
+    `steps` optimizer steps of `batch_size` examples are enough. With fewer than `min_steps` at
+    hand, smaller images are better. `training` has the lines of the config between the batch size
+    and the gate. `weights_hint` says which weights to begin with would help.
+    """
+
+    model: str
+    parameters: Mapping[str, Any]
+    reason: str
+    batch_size: int
+    steps: int
+    min_steps: int
+    training: str
+    measured: str
+    weights_hint: str = (
+        "weights of an earlier model of yours: a published `version 3`, or `champion`"
+    )
+
+
+_AVERAGED = """\
+  optimizer: # its averaged weights at the end of a cosine schedule become the model
+    name: adamw # Adam with weight decay
+    learning_rate: {rate} # [*] lower it if the loss jumps
+    weight_decay: 1e-3 # against overfitting
+    clip: {{global_norm: 10.0}} # limits the step of a single batch
+    average_weights: 0.99 # the share of the average that a step keeps
+    schedule: {{type: cosine, warmup_steps: 100, end_factor: 0.02}} # from 0 to the rate, then down
+  best_checkpoint: {{monitor: {monitor}}} # the best epoch by the gate's metric
+"""
+_INPUT = """\
+  input: # random changes of the training images; without them, few images are learned by heart
+    augment: # [*] no flip if left and right differ
+      {{flip_left_right: true, scale: {{min: 0.8, max: 1.3}}, shift: 0.1, brightness: 0.1, \
+contrast: 0.2, saturation: 0.2{more}}}
+"""
+_DETECTOR_TRAINING = _INPUT.format(more=", mosaic: 0.3") + _AVERAGED.format(
+    rate="3e-3", monitor="validation_map_50"
+)
+_CLASSIFIER_TRAINING = _INPUT.format(more="") + _AVERAGED.format(
+    rate="3e-3", monitor="validation_accuracy"
+)
+_FINE_TUNING = _INPUT.format(more="") + _AVERAGED.format(rate="3e-4", monitor="validation_accuracy")
+_SMALL_IMAGE_TRAINING = _AVERAGED.format(rate="1e-3", monitor="validation_accuracy")
+
+SMALL_IMAGES = Recipe(
+    "digits_cnn",
+    {},
+    "a small network for small images",
+    32,
+    3000,
+    500,
+    _SMALL_IMAGE_TRAINING,
+    "accuracy 0.98 to 0.99 on 1,400 images of handwritten digits, ten classes, in 90 seconds",
+)
+PHOTOGRAPHS = Recipe(
+    "compact_cnn",
+    {"width": 24},
+    "small, learns from a few hundred images on CPUs",
+    32,
+    1500,
+    500,
+    _CLASSIFIER_TRAINING,
+    "accuracy 0.78 on 473 cut-out playing cards of six classes, seven minutes on two cores",
+    "weights of an earlier model of yours, or of keras.applications (docs/own-model.md)",
+)
+MANY_PHOTOGRAPHS = dataclasses.replace(
+    PHOTOGRAPHS,
+    model="resnet50_v2",
+    parameters={},
+    reason="for many images, on GPUs",
+    steps=20_000,
+    measured="not measured yet",
+)
+OBJECTS = Recipe(
+    "center_detector",
+    {"width": 24},
+    "small, learns from a few hundred images on CPUs",
+    16,
+    2000,
+    800,
+    _DETECTOR_TRAINING,
+    "mAP@0.5 0.94 on 270 photographs of playing cards and 0.90 on 205 microscope pictures, "
+    "twelve minutes on two cores",
+)
+OBJECTS_OF_MANY_CLASSES = dataclasses.replace(
+    OBJECTS, parameters={"width": 48}, steps=4000, measured="not measured yet"
+)
+MANY_OBJECTS = dataclasses.replace(
+    OBJECTS,
+    model="retinanet",
+    parameters={"backbone": "ResNet50", "normalization": "group", "max_boxes": 128},
+    reason="for many images, on GPUs",
+    steps=20_000,
+    measured="not measured yet",
+)
+
+
+def adapt_to_weights(recipe: Recipe, weights: str) -> Recipe:
+    """Returns the recipe for a file of weights whose name contains that of a catalogue's model.
+
+    Files of keras.applications do, such as `resnet50v2_weights_..._notop.h5`. Any other file is for
+    the model of the recipe.
+    """
+    own = weights.lower().replace("_", "")
+    known = [
+        name
+        for name, model in CATALOGUE.items()
+        if model.module == "backbones" and name.replace("_", "") in own
+    ]
+    if not known:
+        return recipe
+    return dataclasses.replace(
+        recipe,
+        model=max(known, key=len),
+        parameters={},
+        reason="the model of the weights",
+        training=_FINE_TUNING,
+        measured="not measured, because it depends on the weights",
+    )
+
 
 _SMALL_SIDE, _MIN_SIDE, _MAX_SIDE = 64, 32, 224
 """Sides in pixels of the images of a classifier: up to which the small network is used, and the
@@ -140,3 +264,94 @@ def _choose_recipe(data: DataSummary, side: int, has_gpu: bool) -> Recipe:
     if side < _SMALL_SIDE:
         return SMALL_IMAGES
     return MANY_PHOTOGRAPHS if is_large else PHOTOGRAPHS
+
+
+_FIXED_SECONDS = 40.0
+"""The starts of Airflow and of four jobs, with their imports, and the export."""
+_INPUT_FACTOR = 1.15
+"""The time of a step with random changes of its images, compared with one without."""
+_EPOCH_SECONDS = 0.5
+"""The end of an epoch without its validation: a checkpoint and the report."""
+_IMAGE_SECONDS = 0.005
+"""The time of an image in preprocess and evaluate besides decoding and the model."""
+_SCALES = (1.0, 0.75, 0.5)
+"""The factors of height and width that are tried."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """Settings that fit a number of minutes, if any do.
+
+    `seconds` is the time of the whole run, and `epoch_seconds` that of an epoch. With fewer than
+    `needed_steps` optimizer steps, a model is hardly of use.
+    """
+
+    settings: FirstSettings
+    seconds: float
+    epoch_seconds: float
+    needed_steps: int
+
+    @property
+    def num_steps(self) -> int:
+        return round(self.settings.epochs * self.settings.steps_per_epoch)
+
+    @property
+    def shortage(self) -> str:
+        """Says that the training is too short to be of use. Empty if it is not."""
+        needed = self.needed_steps
+        if self.num_steps >= needed:
+            return ""
+        steps_per_second = self.settings.steps_per_epoch / self.epoch_seconds
+        more = self.seconds + (needed - self.num_steps) / steps_per_second
+        return (
+            f"only {self.num_steps:,} optimizer steps fit, and a useful model needs about "
+            f"{needed:,}: give --minutes {math.ceil(more / 60) + 1}"
+        )
+
+    def describe(self) -> str:
+        cores = len(os.sched_getaffinity(0))
+        rest = self.seconds - self.settings.epochs * self.epoch_seconds
+        return (
+            f"about {format_minutes(self.seconds)} on this machine ({cores} cores): "
+            f"{self.settings.epochs} epochs of {self.epoch_seconds:.1f} s, and {rest:.0f} s for "
+            "all else"
+        )
+
+
+def fit_to_budget(
+    settings: FirstSettings, data: DataSummary, times: StepTimes, minutes: float
+) -> Budget:
+    """Reduces epochs, and the size of the images if too few steps would be left.
+
+    `times` were measured with the size in `settings`.
+    """
+    budgets = [
+        _fit(settings, scale_size(settings, factor), data, times, minutes) for factor in _SCALES
+    ]
+    return next((budget for budget in budgets if not budget.shortage), budgets[-1])
+
+
+def _fit(
+    measured: FirstSettings,
+    settings: FirstSettings,
+    data: DataSummary,
+    times: StepTimes,
+    minutes: float,
+) -> Budget:
+    area = settings.height * settings.width / (measured.height * measured.width)
+    step, evaluation = times.step * _INPUT_FACTOR * area, times.evaluation * area
+    epoch = settings.steps_per_epoch * step + _EPOCH_SECONDS
+    epoch += data.num_images["validation"] * evaluation
+    rest = _FIXED_SECONDS + 2 * times.start + data.num_images["test"] * evaluation
+    rest += data.total * (_IMAGE_SECONDS + data.sample.decode_seconds)
+    epochs = max(1, min(settings.epochs, int((60 * minutes - rest) / epoch)))
+    fitting = dataclasses.replace(settings, epochs=epochs)
+    # Of a few images, even all epochs are fewer steps than the recipe asks for.
+    needed_steps = min(settings.recipe.min_steps, round(settings.epochs * settings.steps_per_epoch))
+    return Budget(fitting, rest + epochs * epoch, epoch, needed_steps)
+
+
+def format_minutes(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

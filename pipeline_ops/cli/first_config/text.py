@@ -11,8 +11,8 @@ import yaml
 from pipeline_ops.cli.first_config.settings import FirstSettings
 
 if TYPE_CHECKING:
-    from pipeline_ops.cli.first_config.budget import Budget
     from pipeline_ops.cli.first_config.data_summary import DataSummary
+    from pipeline_ops.cli.first_config.settings import Budget
 
 _COMMENT_COLUMN, _MAX_CLASSES_SHOWN, _WIDTH = 50, 20, 100_000
 _MAX_HEAD_COLUMNS = 145

@@ -27,9 +27,8 @@ from pipeline_ops.cli.local_airflow.home import (
 from pipeline_ops.cli.local_airflow.supervisor import ALREADY_RUNNING
 from pipeline_ops.cli.usage_lock import acquire_usage_lock, release_usage_lock
 from pipeline_ops.errors import MachineError
-from pipeline_ops.system.descendants import end_descendants
-from pipeline_ops.system.prctl import adopt_orphans
-from pipeline_ops.system.processes import SAFE_PATH, start_detached
+from pipeline_ops.system.host import adopt_orphans
+from pipeline_ops.system.processes import SAFE_PATH, end_descendants, start_detached
 
 DAGS = CODE_ROOT / "dags"
 _POLL_SECONDS = 0.05

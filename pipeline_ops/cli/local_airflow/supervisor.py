@@ -38,10 +38,9 @@ from pipeline_ops.cli.local_airflow.programs import (
 )
 from pipeline_ops.cli.usage_lock import is_unused, open_lock_file
 from pipeline_ops.errors import ExitCode, MachineError
-from pipeline_ops.system.descendants import end_descendants, find_descendants, reap
+from pipeline_ops.system.host import adopt_orphans, die_with_parent
 from pipeline_ops.system.locks import exclusive_lock
-from pipeline_ops.system.prctl import adopt_orphans, die_with_parent
-from pipeline_ops.system.processes import ProcessIdentity
+from pipeline_ops.system.processes import ProcessIdentity, end_descendants, find_descendants, reap
 from pipeline_ops.system.temp_dirs import use_temporary_folder
 
 ALREADY_RUNNING = ExitCode.RETRY

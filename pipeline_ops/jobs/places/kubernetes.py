@@ -21,7 +21,11 @@ from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
-from pipeline_ops.jobs.places.kubernetes_client import KubernetesClient
+from pipeline_ops.jobs.places.kubernetes_client import (
+    KubernetesClient,
+    check_gang_rights,
+    check_job_rights,
+)
 from pipeline_ops.jobs.places.kubernetes_manifest import (
     RESUMED,
     build_job,
@@ -29,7 +33,6 @@ from pipeline_ops.jobs.places.kubernetes_manifest import (
     select_secret_values,
     set_owner,
 )
-from pipeline_ops.jobs.places.kubernetes_rights import check_gang_rights, check_job_rights
 from pipeline_ops.jobs.places.kubernetes_state import find_warning, judge_job
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
 from pipeline_ops.storage.store_path import StorePath

@@ -5,6 +5,9 @@ and an answer of a newer cluster is no problem. Each request has a time limit. A
 succeed later is sent again, a few times: after 410, 429 (with the pause that the server asks for)
 and errors of the server or of the network. All names of objects are chosen by the caller, so that
 a repeated request does no harm.
+
+docker/kubernetes/rbac.yaml grants the rights that an account needs in the namespace of its jobs.
+`trainyard doctor` asks for them, and the supervisor of a gang does before it creates anything.
 """
 
 from __future__ import annotations
@@ -12,12 +15,17 @@ from __future__ import annotations
 import email.utils
 import json
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
-from pipeline_ops.jobs.places.kubernetes_access import CONTAINER, RBAC_FILE, open_configuration
-from pipeline_ops.jobs.places.kubernetes_manifest import INSTANCE_LABEL
+from pipeline_ops.jobs.places.kubernetes_manifest import (
+    CONTAINER,
+    INSTANCE_LABEL,
+    RBAC_FILE,
+    open_configuration,
+)
+from pipeline_ops.system.host_check import Finding
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiException
@@ -215,3 +223,69 @@ def _read_pause(error: ApiException) -> float:
         return float((error.headers or {}).get("Retry-After", 0))
     except ValueError:
         return 0.0
+
+
+class Right(NamedTuple):
+    """A verb for a resource of an API group. A resource may have a part, such as `pods/log`."""
+
+    group: str
+    resource: str
+    verb: str
+
+
+def _grant(group: str, resource: str, *verbs: str) -> list[Right]:
+    return [Right(group, resource, verb) for verb in verbs]
+
+
+JOB_RIGHTS: Sequence[Right] = [
+    *_grant("batch", "jobs", "create", "get", "patch", "delete"),
+    *_grant("", "events", "list"),
+    *_grant("", "pods", "list", "delete"),
+    *_grant("", "pods/log", "get"),
+    *_grant("", "secrets", "create", "delete"),
+]
+"""Of Airflow's account, for `runs_on`."""
+GANG_RIGHTS: Sequence[Right] = [
+    *_grant("batch", "jobs", "create", "get", "delete"),
+    *_grant("", "pods", "list"),
+    *_grant("", "pods/exec", "get", "create"),
+    *_grant("", "services", "create", "delete"),
+    *_grant("networking.k8s.io", "networkpolicies", "create", "delete"),
+]
+"""Of the account of a training job, for `train.hosts`."""
+
+
+def find_missing_rights(client: KubernetesClient, rights: Sequence[Right]) -> list[Right]:
+    """The rights that this process's account lacks. Kubernetes answers; nothing is changed.
+
+    Raises:
+      MachineError: Kubernetes does not answer.
+      ConfigError: it does not know this account.
+    """
+    return [right for right in rights if not client.is_allowed(*right)]
+
+
+def check_job_rights(client: KubernetesClient) -> Iterator[Finding]:
+    """Yields one finding if `JOB_RIGHTS` are missing. Raises like `find_missing_rights`."""
+    return _check_rights(client, JOB_RIGHTS, f"Apply {RBAC_FILE}")
+
+
+def check_gang_rights(client: KubernetesClient) -> Iterator[Finding]:
+    """Yields one finding if `GANG_RIGHTS` are missing. Raises like `find_missing_rights`."""
+    cure = (
+        f"Apply {RBAC_FILE}, and let `train.runs_on` name a hosts file with `service_account: "
+        "trainyard-supervisor`"
+    )
+    return _check_rights(client, GANG_RIGHTS, cure)
+
+
+def _check_rights(
+    client: KubernetesClient, rights: Sequence[Right], cure: str
+) -> Iterator[Finding]:
+    if missing := find_missing_rights(client, rights):
+        names = ", ".join(f"{right.verb} {right.resource}" for right in missing)
+        yield Finding(
+            check="rights in Kubernetes",
+            problem=f"this account may not {names} in the namespace {client.namespace}",
+            cure=f"{cure}, or correct `namespace` in the hosts file.",
+        )

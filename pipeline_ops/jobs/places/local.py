@@ -16,8 +16,7 @@ from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
-from pipeline_ops.jobs.places.environment import build_job_environment
-from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place
+from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, build_job_environment
 from pipeline_ops.jobs.workspace import make_local_folder, ship_leftovers
 from pipeline_ops.storage.atomic import format_json
 from pipeline_ops.storage.parsing import read_json_as

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.jobs.places.kubernetes_access import CONTAINER, RBAC_FILE, open_configuration
+from pipeline_ops.jobs.places.kubernetes_manifest import CONTAINER, RBAC_FILE, open_configuration
 
 _MODULE = "pipeline_ops.jobs.places.pod_exec"
 _CONNECTION_LOST = 255

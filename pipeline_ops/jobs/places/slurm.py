@@ -20,8 +20,14 @@ from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.hosts import SlurmHosts
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
-from pipeline_ops.jobs.places.environment import build_job_environment, build_python_command
-from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
+from pipeline_ops.jobs.places.place import (
+    JobLaunch,
+    JobState,
+    Place,
+    build_job_environment,
+    build_python_command,
+    name_job,
+)
 from pipeline_ops.jobs.remote_host import INIT_MODULE
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host_check import Finding

@@ -18,8 +18,13 @@ from pydantic import ValidationError
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.hosts import SshHosts
 from pipeline_ops.errors import ConfigError, MachineError, make_error
-from pipeline_ops.jobs.places.environment import build_python_command, collect_store_environment
-from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place
+from pipeline_ops.jobs.places.place import (
+    JobLaunch,
+    JobState,
+    Place,
+    build_python_command,
+    collect_store_environment,
+)
 from pipeline_ops.jobs.remote_host import Answer, Question
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import make_store_environment

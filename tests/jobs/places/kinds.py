@@ -21,7 +21,7 @@ from small_disks import mount_small_disk
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts import parse_hosts
-from pipeline_ops.jobs.environment_check import digest_code
+from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.open_place import make_place
 from pipeline_ops.jobs.places.place import JobLaunch, Place, name_job

@@ -15,10 +15,15 @@ from pydantic import ValidationError
 
 from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.jobs.places.container import ContainerPlace
-from pipeline_ops.jobs.places.container_body import ContainerUse, build_body, build_labels
-from pipeline_ops.jobs.places.container_daemon import Daemon, _validate_image
-from pipeline_ops.jobs.places.container_tunnel import build_tunnel_command
+from pipeline_ops.jobs.places.container import (
+    ContainerPlace,
+    ContainerUse,
+    Daemon,
+    _validate_image,
+    build_body,
+    build_labels,
+    build_tunnel_command,
+)
 
 USE = ContainerUse(["env", "python", "-m", "module"], build_labels("digits", "train", "s3://b/a"))
 

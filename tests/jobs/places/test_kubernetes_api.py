@@ -9,13 +9,13 @@ from fake_kubernetes.validation import SCHEMA, make_validator
 from kubernetes import client, config, watch
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.places.kubernetes_client import KubernetesClient
-from pipeline_ops.jobs.places.kubernetes_manifest import build_gang
-from pipeline_ops.jobs.places.kubernetes_rights import (
+from pipeline_ops.jobs.places.kubernetes_client import (
     GANG_RIGHTS,
     JOB_RIGHTS,
+    KubernetesClient,
     find_missing_rights,
 )
+from pipeline_ops.jobs.places.kubernetes_manifest import build_gang
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ from fake_kubernetes.validation import SCHEMA, make_validator, validate
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts import KubernetesHosts, load_hosts
+from pipeline_ops.jobs.places.kubernetes_client import GANG_RIGHTS
 from pipeline_ops.jobs.places.kubernetes_manifest import build_gang
-from pipeline_ops.jobs.places.kubernetes_rights import GANG_RIGHTS
 
 FOLDER = CODE_ROOT / "docker" / "kubernetes"
 HOSTS = sorted(path.stem for path in (FOLDER / "hosts").glob("*.yaml"))

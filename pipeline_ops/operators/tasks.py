@@ -1,4 +1,4 @@
-"""The base of the four operators: policy over the mechanism in `process.py`.
+"""The operators of the four jobs, and their base: policy over the mechanism in `process.py`.
 
 An operator plans its job and does nothing if the artifact is there. Otherwise it starts one process
 and follows it: for a few seconds in the task, because many jobs take no longer, and then from the
@@ -11,30 +11,46 @@ A job that is no longer needed is ended, even if Airflow's programs have been ki
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import TaskDeferralTimeout
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferralTimeout
 
+from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import EvaluationFigures
+from pipeline_ops.config.model_data_rules import validate_model_for_data
 from pipeline_ops.errors import DataError, ExitCode, TrainyardError
 from pipeline_ops.jobs.job_handle import JobHandle
+from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
 from pipeline_ops.jobs.places.open_place import open_place
 from pipeline_ops.jobs.places.place import Place
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest
 from pipeline_ops.operators.assets import add_asset_event
-from pipeline_ops.operators.claim import claim_job, find_claimed_job, find_running_job
-from pipeline_ops.operators.handover import pull_manifests
+from pipeline_ops.operators.notification import notify_drift, notify_gate
 from pipeline_ops.operators.process import ProgressLog, is_here, prepare_job, start_job
-from pipeline_ops.operators.task_run import TaskRun, make_airflow_error
+from pipeline_ops.operators.task_run import (
+    TaskRun,
+    claim_job,
+    find_claimed_job,
+    find_running_job,
+    make_airflow_error,
+    pull_manifests,
+)
 from pipeline_ops.operators.trigger import JobTrigger
+from pipeline_ops.planning.inputs import check_warm_start
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import JobPlan, plan_job
 from pipeline_ops.planning.prefetching import prefetch_for_plan, prefetch_manifests
+from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.retention.usage import record_use
+from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.snapshot import read_once
 from pipeline_ops.storage.store_path import StorePath
 
@@ -265,3 +281,111 @@ class JobOperator(BaseOperator):
         )
         run.write_record(self.record_name, record)
         raise make_airflow_error(exit_code, f"{self.job}: {exit_code.name}: {message}")
+
+
+class PreprocessOperator(JobOperator):
+    """Converts raw data to sharded TFRecords with Beam."""
+
+    job = "preprocess"
+    ui_color = "#2f6f9f"
+
+    def check_preconditions(self, run: TaskRun, manifests: Mapping[str, str]) -> None:
+        """Stops a run that cannot train before it preprocesses."""
+        config = run.config
+        validate_model_for_data(config)
+        if config.root.is_local:
+            config.root.local.mkdir(parents=True, exist_ok=True)
+        check_warm_start(config)
+
+    def _plan_job(self, run: TaskRun) -> JobPlan:
+        """Plans the job, with checks of the storage and of the training.
+
+        The job checks the training before its work. If the artifact is cached, the task checks it.
+        """
+        training = PlannedTraining.from_config(run.config, sys.executable)
+        with read_once():
+            plan = super()._plan_job(run)
+            manifest = read_manifest(plan.manifest) if plan.is_cached else None
+        if manifest is None:
+            check_storage(run.config)
+            return dataclasses.replace(
+                plan, request=plan.request.model_copy(update={"training": training})
+            )
+        figures = DatasetFigures.model_validate(manifest.figures)
+        validate_training(
+            training,
+            figures.task,
+            figures.image_shape,
+            len(figures.class_names),
+            run.layout.checked_models,
+        )
+        return plan
+
+    def on_result(self, run: TaskRun, manifest: StorePath) -> None:
+        notify_drift(run, manifest)
+
+
+class TrainOperator(JobOperator):
+    """Trains a candidate model on the shards with a gang of workers."""
+
+    job = "train"
+    ui_color = "#7a4fa3"
+
+
+class EvaluateOperator(JobOperator):
+    """Compares the challenger with the champion. A failed gate is a result, not a failure."""
+
+    job = "evaluate"
+    ui_color = "#a3744f"
+
+    def on_result(self, run: TaskRun, manifest: StorePath) -> None:
+        notify_gate(run, manifest)
+
+
+class ExportOperator(JobOperator):
+    """Publishes the challenger if it has passed the gate."""
+
+    job = "export"
+    ui_color = "#3f8f5f"
+
+    def check_preconditions(self, run: TaskRun, manifests: Mapping[str, str]) -> None:
+        if run.config.evaluate.approval is not None and APPROVE not in self.upstream_task_ids:
+            raise AirflowFailException(
+                "evaluate.approval cannot be set for a single run: the DAG has no task that asks. "
+                f"Set it in {self.config_file}."
+            )
+        skip_unless_passed(run, manifests["evaluate"])
+
+
+APPROVE = "approve"
+"""The id of the task that asks a person, if the config has `evaluate.approval`."""
+
+
+def skip_unless_passed(run: TaskRun, evaluation: str) -> EvaluationFigures:
+    """Returns the evaluation of a manifest, or skips the task if the gate was not passed.
+
+    Then export's record contains the reason.
+    """
+    manifest = read_manifest(open_near(run.config.root, evaluation))
+    figures = EvaluationFigures.model_validate(manifest.figures)
+    if not figures.gate_passed:
+        reason = "; ".join(rule.text for rule in figures.rules if not rule.passed)
+        raise AirflowSkipException(record_unpublished(run, reason, ExitCode.GATE_NOT_PASSED))
+    return figures
+
+
+def record_unpublished(run: TaskRun, reason: str, exit_code: ExitCode | None = None) -> str:
+    """Writes export's record of a run that publishes nothing, which is a success.
+
+    Returns:
+      The whole reason.
+    """
+    reason = f"trained, not published: {reason}"
+    run.write_record(
+        ExportOperator.job, TaskRecord(state="skipped", reason=reason, exit_code=exit_code)
+    )
+    return reason
+
+
+OPERATORS = (PreprocessOperator, TrainOperator, EvaluateOperator, ExportOperator)
+"""The operators in the order in which a DAG runs them."""

@@ -1,1 +1,0 @@
-"""The checks of `trainyard doctor`, each a generator of findings."""

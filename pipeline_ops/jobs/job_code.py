@@ -1,0 +1,159 @@
+"""The code of a job on another host: what the request carries, and the check of the rest.
+
+A model, losses, metrics, callbacks and a source of the user's may lie beside the config file, which
+another host does not see. The request carries them. Modules of installed packages must be installed
+there, too. A job on another host, or in a container, could otherwise leave an artifact under the
+fingerprint of code that has not made it. Therefore the job compares the code and the packages of
+its host with those that the fingerprint names.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline_ops.artifacts.fingerprint import find_versions
+from pipeline_ops.artifacts.source_code import PACKAGES, digest_all_sources
+from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.jobs.request import Request
+from pipeline_ops.storage.atomic import translate_write_errors, write_atomically
+from pipeline_ops.user_code.models import digest_user_code
+from pipeline_ops.user_code.sources import digest_source_code
+from pipeline_ops.user_code.stages import digest_stage_code
+
+_FOLDER = "user_code"
+
+
+def add_user_files(request: Request) -> Request:
+    """Returns the request with the modules that its job needs.
+
+    Raises:
+      ConfigError: a module is missing, or is not valid Python.
+    """
+    folder = Path(request.config_file).parent
+    paths = {**_digest_training(request, folder), **_digest_source(request, folder)}
+    files = {path: (folder / path).read_text() for path in paths if (folder / path).is_file()}
+    return request.model_copy(
+        update={
+            "user_files": files,
+        }
+    )
+
+
+def _digest_training(request: Request, folder: Path) -> dict[str, str]:
+    training = request.training
+    train = request.config if request.job == "train" else training and training.train
+    return digest_user_code(Train.model_validate(train), folder) if train else {}
+
+
+def _digest_source(request: Request, folder: Path) -> dict[str, str]:
+    if request.job != "preprocess":
+        return {}
+    return digest_source_code(Preprocess.model_validate(request.config).source, folder)
+
+
+def write_user_files(request: Request, folder: Path) -> Request:
+    """Writes the modules that a request carries below a folder.
+
+    Returns:
+      The request with a config file in that folder, which need not exist.
+
+    Raises:
+      MachineError: the disk refused a file.
+    """
+    if not request.user_files:
+        return request
+    target = folder / _FOLDER
+    for path, text in request.user_files.items():
+        with translate_write_errors(target / path):
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target / path, text.encode())
+    config_file = str(target / Path(request.config_file).name)
+    training = request.training
+    if training:
+        training = training.model_copy(update={"config_file": config_file})
+    config = _make_path_absolute(request)
+    return request.model_copy(
+        update={
+            "config_file": config_file,
+            "config": config,
+            "training": training,
+            "user_files": {},
+        }
+    )
+
+
+def _make_path_absolute(request: Request) -> dict[str, Any]:
+    """The section of the job. The folder of raw data no longer depends on the config file's."""
+    if request.job != "preprocess":
+        return request.config
+    source = request.config["source"]
+    path = source["path"]
+    if "://" not in path and not path.startswith("~"):
+        path = os.path.normpath(Path(request.config_file).parent / path)
+    return {**request.config, "source": {**source, "path": path}}
+
+
+IMAGE = "image"
+"""The version of an image, which stands for those of all packages in it."""
+
+
+def digest_code() -> str:
+    """The digest of this project's code here."""
+    return digest_all_sources(packages=PACKAGES)
+
+
+def _digest_own_code(request: Request) -> dict[str, str]:
+    """The digests of the author's own modules here. Raises ConfigError if one is missing."""
+    folder = Path(request.config_file).parent
+    match request.job:
+        case "train":
+            return digest_user_code(Train.model_validate(request.config), folder)
+        case "preprocess":
+            config = Preprocess.model_validate(request.config)
+            stages = digest_stage_code([stage.name for stage in config.stages])
+            return stages | digest_source_code(config.source, folder)
+        case _:
+            return {}
+
+
+def validate_environment(request: Request, own_code: Mapping[str, str] | None = None) -> None:
+    """Checks that the job would run what was planned.
+
+    `own_code` are the digests of the author's modules that are needed here. The default is all that
+    the job needs.
+
+    Raises:
+      ConfigError: this host has other code, or other versions of packages.
+    """
+    if request.code_digest and request.code_digest != (found := digest_code()):
+        raise ConfigError(
+            f"the copy of Trainyard on {platform.node()} (digest {found}) is not the one that "
+            f"Airflow has ({request.code_digest}). Install the same version there, or build the "
+            "image again"
+        )
+    for path, digest in (_digest_own_code(request) if own_code is None else own_code).items():
+        if request.fingerprint.code.get(path) != digest:
+            raise ConfigError(
+                f"{path} on {platform.node()} is not the one that Airflow has. Install the same "
+                "version of its package there, or build the image again"
+            )
+    expected = request.fingerprint.versions
+    if IMAGE in expected:
+        return
+    installed = find_versions(expected) | {"python": platform.python_version()}
+    differing = [
+        f"{name} {installed.get(name, 'missing')} and not {version}"
+        for name, version in sorted(expected.items())
+        if installed.get(name) != version
+    ]
+    if differing:
+        raise ConfigError(
+            f"{platform.node()} has {', '.join(differing)}. All hosts that a job runs on need the "
+            "same packages"
+        )

@@ -1,0 +1,338 @@
+"""The artifacts that a plan depends on besides the results of earlier tasks.
+
+Base data set: a data set is made from the raw files and, if there is one, from the data set before
+it. Unchanged examples are taken over. A job can only start from a data set with the same code,
+package versions and config. The config may differ in the rules for rejects, schema or drift. Other
+rules change the fingerprint, but not the example that a record becomes.
+
+Reference data set: a new data set is checked against the one that the champion was trained on, or
+else the newest before it. The parts that can fail the check belong to the fingerprint: the
+reference's schema if `preprocess.schema` has a rule that fails, its statistics if
+`preprocess.drift` fails. Reported parts do not belong to it. Another champion is no reason to make
+a data set again, and the page of an existing one shows the champion of its time. If the reference
+was made from the same files with the same config and code, it has the same fingerprint. So its own
+reference counts, and an unchanged second run finds everything made. Without a champion the same
+holds for any older data set of the same files. Damaged data sets count as absent.
+
+Warm start: the digest of the weights that a training begins with (`train.warm_start`) is in the
+fingerprint. `champion` is the model in service when the training is planned. An unchanged second
+run has the same fingerprint as the first and finds its artifact. So if the champion itself came out
+of this very training, the input of that training counts again. `version 3` is that version, whether
+it is in service or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline_ops.artifacts.damage import find_damage
+from pipeline_ops.artifacts.dataset import SCHEMA, STATISTICS
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.input_names import BASE, REFERENCES, WARM_START
+from pipeline_ops.artifacts.layout import Layout, iterate_manifests
+from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
+from pipeline_ops.artifacts.moved_root import find_input
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.errors import ConfigError, DataError, TrainyardError
+from pipeline_ops.registry.registry import Registry
+from pipeline_ops.storage.checksums import compute_checksums
+from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.open_store import open_near
+from pipeline_ops.storage.store_path import StorePath
+
+_KEYS_WITHOUT_EFFECT_ON_SHARDS = ("rejects", "schema", "drift", "balance", "incremental")
+"""Keys of `preprocess` that decide what is checked, weighed or taken over.
+
+They do not change the example that a record becomes.
+"""
+
+
+def choose_base(artifacts: StorePath, fingerprint: Fingerprint) -> Input | None:
+    """Returns the data set to start from, or None if everything has to be made from scratch.
+
+    A complete data set may already have the very same fingerprint, for the same raw files and the
+    same reference. Its own base is then the result, so the request gets the fingerprint of
+    that data set. Otherwise the result is the newest complete data set. It may be one of the same
+    files with another reference, of which everything is taken over. Damaged data sets count as
+    absent.
+
+    Args:
+      artifacts: the folder of all data sets of the pipeline.
+      fingerprint: the fingerprint of the data set to make, without a base.
+    """
+    newest = None
+    for uri, manifest in _find_compatible(artifacts, fingerprint):
+        if manifest.fingerprint.without_inputs(BASE) == fingerprint:
+            return manifest.inputs.get(BASE)
+        newest = newest or Input(uri=str(uri), digest=manifest.digest)
+    return newest
+
+
+def _find_compatible(
+    artifacts: StorePath, fingerprint: Fingerprint
+) -> Iterator[tuple[StorePath, Manifest]]:
+    """Yields whole data sets in which a record becomes the same example, newest first."""
+    shard_keys = _keep_shard_keys(fingerprint)
+    for uri, manifest in iterate_manifests(artifacts):
+        if _keep_shard_keys(manifest.fingerprint) == shard_keys and not find_damage(uri, manifest):
+            yield uri, manifest
+
+
+def _keep_shard_keys(fingerprint: Fingerprint) -> Fingerprint:
+    """Returns the part of a fingerprint that determines the example that a record becomes."""
+    config = {
+        key: value
+        for key, value in fingerprint.config.items()
+        if key not in _KEYS_WITHOUT_EFFECT_ON_SHARDS
+    }
+    return fingerprint.model_copy(update={"inputs": {}, "config": config})
+
+
+_SCHEMA_DIGEST, _STATISTICS_DIGEST = "reference schema", "reference statistics"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferenceInputs:
+    """The inputs from a reference. Both fields are empty without a reference.
+
+    `inputs` are for the request, `digests` for the inputs of the fingerprint.
+    """
+
+    inputs: dict[str, Input] = dataclasses.field(default_factory=dict)
+    digests: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def find_reference(
+    config: PipelineConfig, layout: Layout, fingerprint: Fingerprint
+) -> ReferenceInputs:
+    """Finds the reference of the data set that will have this fingerprint.
+
+    The fingerprint has no reference and no base yet. An artifact that is gone, or that has no
+    schema because an older version made it, is no reference.
+    """
+    name, found = "champion_data", find_champion_dataset(config)
+    if found is None:
+        name, found = "previous_data", _find_previous_dataset(layout, fingerprint)
+    if found is None:
+        return ReferenceInputs()
+    uri, manifest = found
+    if _without_reference(manifest) == fingerprint:
+        return ReferenceInputs(
+            {key: entry for key, entry in manifest.inputs.items() if key in REFERENCES},
+            {
+                key: value
+                for key, value in manifest.fingerprint.inputs.items()
+                if key in (_SCHEMA_DIGEST, _STATISTICS_DIGEST)
+            },
+        )
+    digests = {}
+    if config.preprocess.schema.can_fail:
+        digests[_SCHEMA_DIGEST] = compute_digest(manifest.get_file(SCHEMA).identity)
+    if config.preprocess.drift.action == "fail":
+        digests[_STATISTICS_DIGEST] = compute_digest(manifest.get_file(STATISTICS).identity)
+    return ReferenceInputs({name: Input(uri=uri, digest=manifest.digest)}, digests)
+
+
+def find_champion_dataset(config: PipelineConfig) -> tuple[str, Manifest] | None:
+    """The data set of the model in service, if it is whole: the URI of its manifest, and that."""
+    champion = Registry(config.registry).find_champion()
+    if champion is None:
+        return None
+    try:
+        train = find_input(champion.read_manifest().inputs["train"], config.root)
+        training = read_manifest(open_near(config.root, train.uri))
+        uri = find_input(training.inputs["preprocess"], config.root).uri
+        path = open_near(config.root, uri)
+        manifest = read_manifest(path)
+    except TrainyardError:
+        return None
+    return (uri, manifest) if _is_described(path, manifest) else None
+
+
+def _find_previous_dataset(layout: Layout, fingerprint: Fingerprint) -> tuple[str, Manifest] | None:
+    """Finds the data set with the same fingerprint, or else the newest."""
+    found = [
+        (str(path), manifest)
+        for path, manifest in iterate_manifests(layout.artifacts("preprocess"))
+        if _is_described(path, manifest)
+    ]
+    return next(
+        (each for each in found if _without_reference(each[1]) == fingerprint),
+        found[0] if found else None,
+    )
+
+
+def _is_described(path: StorePath, manifest: Manifest) -> bool:
+    """Returns whether a data set is whole and has a schema and statistics."""
+    is_described = {SCHEMA, STATISTICS} <= {file.path for file in manifest.files}
+    return is_described and not find_damage(path, manifest)
+
+
+def _without_reference(manifest: Manifest) -> Fingerprint:
+    """Returns the fingerprint of a data set without its reference and its base."""
+    return manifest.fingerprint.without_inputs(_SCHEMA_DIGEST, _STATISTICS_DIGEST, BASE)
+
+
+_MAX_LISTED = 8
+
+
+def find_dataset(layout: Layout, version: str) -> StorePath:
+    """Returns the manifest of the data set whose version or folder name begins with `version`.
+
+    Raises:
+      ConfigError: there is none, or there are several. The message lists the existing ones.
+      DataError: the data set is damaged.
+    """
+    made = list(iterate_manifests(layout.artifacts("preprocess")))
+    found = [
+        (path, manifest)
+        for path, manifest in made
+        if manifest.digest.startswith(version) or path.parent.name.startswith(version)
+    ]
+    if len({manifest.digest for _, manifest in found}) != 1:
+        listing = "\n".join(
+            (
+                f"  {manifest.digest[:12]}  made {_format_time(path)}, "
+                f"{sum(manifest.figures['num_examples'].values())} examples"
+            )
+            for path, manifest in made[:_MAX_LISTED]
+        )
+        raise ConfigError(
+            f"preprocess.dataset: {'no' if not found else 'more than one'} data set of "
+            f"{layout.pipeline} has a version that begins with {version}. "
+            + (f"The data sets are, newest first:\n{listing}" if made else "There is none yet.")
+        )
+    path, manifest = found[0]
+    if damage := find_damage(path, manifest):
+        raise DataError(
+            f"preprocess.dataset: the data set {version} is damaged: {damage[0]}. "
+            "Leave out preprocess.dataset to make it again."
+        )
+    return path
+
+
+def _format_time(path: StorePath) -> str:
+    entry = path.stat()
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(entry.modified if entry else 0)) + " UTC"
+
+
+def find_baseline(config: PipelineConfig, challenger: Input) -> Input | None:
+    """Returns the model that the challenger has to beat.
+
+    If the challenger itself is the champion by now, that is the model that it was compared with
+    when it was published. An unchanged second run then asks the same question as the first, and
+    finds it answered.
+    """
+    registry = Registry(config.registry)
+    champion = registry.find_champion()
+    if champion and champion.read_manifest().inputs["train"].digest == challenger.digest:
+        compared_with = champion.read_manifest().figures["compared_with"]
+        champion = next((v for v in registry.list_versions() if v.number == compared_with), None)
+    return Input(uri=champion.uri, digest=champion.read_manifest().digest) if champion else None
+
+
+def find_previous_evaluation(layout: Layout, fingerprint: Fingerprint) -> Input | None:
+    """The newest readable evaluation of the pipeline, except this one."""
+    for path, manifest in iterate_manifests(layout.artifacts("evaluate")):
+        if path.parent.name != fingerprint.digest:
+            return Input(uri=str(path), digest=manifest.digest)
+    return None
+
+
+CHAMPION = "champion"
+
+
+def find_warm_start(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
+    """Returns the input of a training, or None if it begins without one.
+
+    Args:
+      config: the checked config.
+      fingerprint: the fingerprint of the training, without this input.
+
+    Raises:
+      ConfigError: there is no such file or folder.
+    """
+    source = config.train.warm_start
+    if source is None:
+        return None
+    return (
+        _find_champion_input(config, fingerprint)
+        if source == CHAMPION
+        else _find_named_input(config, source)
+    )
+
+
+def check_warm_start(config: PipelineConfig) -> None:
+    """Checks the warm start in the first task of a run, hours before the training begins.
+
+    Raises:
+      ConfigError: as for `find_warm_start`.
+    """
+    if config.train.warm_start not in (None, CHAMPION):
+        _find_named_input(config, config.train.warm_start)
+
+
+def _find_champion_input(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
+    champion = Registry(config.registry).find_champion()
+    if champion is None:
+        return None
+    manifest = champion.read_manifest()
+    with contextlib.suppress(DataError):  # its training may have been removed
+        training = read_manifest(
+            open_near(config.root, find_input(manifest.inputs["train"], config.root).uri)
+        )
+        start = training.inputs.get(WARM_START)
+        digests = {WARM_START: start.digest} if start else {}
+        if training.fingerprint.digest == fingerprint.with_inputs(digests).digest:
+            return start
+    return Input(uri=champion.uri, digest=manifest.digest)
+
+
+def _find_named_input(config: PipelineConfig, source: str) -> Input:
+    if path := config.weights_path:
+        return make_path_input(path)
+    number = int(source.removeprefix("version "))
+    versions = Registry(config.registry).list_versions()
+    for version in versions:
+        if version.number == number:
+            return Input(uri=version.uri, digest=version.read_manifest().digest)
+    raise ConfigError(
+        f"train.warm_start: there is no {source} of the model {config.export.model}. Its versions "
+        f"are {', '.join(str(version.number) for version in versions) or 'none'}."
+    )
+
+
+def make_path_input(path: Path) -> Input:
+    """Returns the input for a SavedModel's folder or a file of weights.
+
+    Raises ConfigError: there is neither.
+    """
+    if path.is_dir() and not (path / "saved_model.pb").is_file():
+        inside = sorted(found.parent for found in path.glob("*/saved_model.pb"))
+        cure = str(inside[-1]) if inside else "a SavedModel's folder, or a file of weights"
+        raise ConfigError(
+            f"train.warm_start: the folder {path} has no saved_model.pb. Give {cure}."
+        )
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        return Input(
+            uri=str(path),
+            digest=compute_digest(
+                [[str(file.relative_to(path)), _compute_sha256(file)] for file in files]
+            ),
+        )
+    if path.is_file():
+        return Input(uri=str(path), digest=_compute_sha256(path))
+    raise ConfigError(
+        f"train.warm_start: there is no {path}. Give champion, a published version such as "
+        "`version 3`, the folder of a SavedModel, or a file of weights."
+    )
+
+
+def _compute_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return compute_checksums(file).sha256

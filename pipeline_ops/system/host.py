@@ -1,0 +1,223 @@
+"""The host that this process runs on: cores, GPUs, memory limit, sockets, ties of processes."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import errno
+import glob
+import importlib.metadata
+import math
+import os
+import re
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every descendant whose own parent dies. Raises OSError."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Makes the kernel kill this process when the thread that started it ends.
+
+    A function for `preexec_fn`. Raises OSError.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+_lock = threading.Lock()
+"""CPython before 3.11.9 and 3.12.3 counts the recursion of all threads together, and then raises a
+SystemError (python/cpython#106905)."""
+
+
+def parse_python(file: Path) -> ast.Module:
+    """Parses a file. Raises SyntaxError or ValueError if it is not valid Python."""
+    content = file.read_bytes()
+    with _lock:
+        return ast.parse(content, filename=str(file))
+
+
+_MOUNT = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+
+
+def count_cores(mount: Path = _MOUNT, own: Path = _OWN) -> int:
+    """Returns the number of cores, at least 1. A part of a core counts as one.
+
+    Args:
+      mount: where the cgroups are mounted.
+      own: the file with the cgroups of the process.
+    """
+    quotas = [quota for folder in _list_folders(mount, own) if (quota := _read_quota(folder))]
+    return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *quotas])))
+
+
+def _list_folders(mount: Path, own: Path) -> Iterator[Path]:
+    """Yields the folders of the process's cgroup and of those around it.
+
+    Each line of `own` is `number:controllers:path`. Without a namespace of its own, the path of a
+    container is one on its machine, which the container does not see. Then its root counts.
+    """
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root = mount
+        elif "cpu" in controllers.split(","):
+            root = mount / controllers
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        yield from (parent for parent in (folder, *folder.parents) if parent.is_relative_to(root))
+
+
+def _read_quota(folder: Path) -> float | None:
+    """Returns the cores of a cgroup, or None for no limit."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
+        return float(quota) / float(period) if float(quota) > 0 else None
+    except (OSError, ValueError):  # "max" is no number
+        return None
+
+
+def find_gpus() -> list[str]:
+    """The names of the NVIDIA devices that this process may use, for CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
+    return [re.sub(r"\D", "", path) for path in sorted(glob.glob("/dev/nvidia[0-9]*"))]
+
+
+def find_gpu_problem() -> tuple[str, str] | None:
+    """Why TensorFlow will not use the GPUs of this host, and the cure. None if nothing is wrong."""
+    if not find_gpus():
+        return None
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return f"the driver's library can't be opened: {error}", "Install the NVIDIA driver."
+    try:
+        importlib.metadata.version("tensorflow-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return (
+        "tensorflow-cpu is installed, which uses no GPU",
+        "Install tensorflow[and-cuda] in its place, or set CUDA_VISIBLE_DEVICES to nothing.",
+    )
+
+
+OUT_OF_MEMORY = (
+    "out of memory: the kernel has killed processes that used more memory than their host, "
+    "container or pod may. Give it more `memory` in the hosts file, or lower the batch size"
+)
+_V2 = Path("/sys/fs/cgroup/memory.events")
+_V1 = Path("/sys/fs/cgroup/memory/memory.oom_control")
+
+
+def count_memory_kills(files: tuple[Path, ...] = (_V2, _V1)) -> int:
+    """Counts the processes of this container that the kernel has killed for want of memory.
+
+    0 where the kernel does not count them.
+    """
+    for file in files:
+        try:
+            found = re.search(r"^oom_kill ([0-9]+)$", file.read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        if found:
+            return int(found[1])
+    return 0
+
+
+def find_unreachable(addresses: Iterable[str], timeout_seconds: float) -> dict[str, str]:
+    """The addresses, as `host:port`, that refuse a connection or do not answer, and why.
+
+    It returns after the timeout at the latest, apart from the look-up of names.
+    """
+    waiting: dict[socket.socket, str] = {}
+    problems: dict[str, str] = {}
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            # TensorFlow's servers and our workers listen on IPv4.
+            family, kind, _, _, target = socket.getaddrinfo(
+                host, port, socket.AF_INET, socket.SOCK_STREAM
+            )[0]
+        except OSError as error:
+            problems[address] = f"its name can't be resolved ({error.strerror})"
+            continue
+        connection = socket.socket(family, kind)
+        connection.setblocking(False)
+        if (number := connection.connect_ex(target)) not in (0, errno.EINPROGRESS):
+            problems[address] = os.strerror(number)
+        waiting[connection] = address
+    deadline = time.monotonic() + timeout_seconds
+    while pending := [each for each in waiting if each.fileno() >= 0]:
+        _, writable = wait_until_ready([], pending, max(0.0, deadline - time.monotonic()))
+        for connection in writable:
+            if number := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                problems.setdefault(waiting[connection], os.strerror(number))
+            connection.close()
+        if time.monotonic() > deadline:
+            break
+    for connection in waiting:
+        if connection.fileno() >= 0:
+            problems.setdefault(waiting[connection], "no answer")
+            connection.close()
+    return problems
+
+
+_READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
+_WRITABLE = select.POLLOUT | select.POLLHUP | select.POLLERR
+
+
+class _HasDescriptor(Protocol):
+    def fileno(self) -> int: ...
+
+
+_File = TypeVar("_File", bound=_HasDescriptor)
+
+
+def wait_until_ready(
+    readers: Sequence[_File], writers: Sequence[_File] = (), timeout_seconds: float = 0.0
+) -> tuple[list[_File], list[_File]]:
+    """Returns the readers and the writers that are ready, as soon as there are any.
+
+    Works like `select.select`, which refuses every descriptor above 1,023. A lost connection is
+    ready.
+    """
+    awaited = {each.fileno(): select.POLLIN for each in readers}
+    for each in writers:
+        awaited[each.fileno()] = awaited.get(each.fileno(), 0) | select.POLLOUT
+    poll = select.poll()
+    for descriptor, events in awaited.items():
+        poll.register(descriptor, events)
+    ready = dict(poll.poll(1000 * timeout_seconds))
+    return (
+        [each for each in readers if ready.get(each.fileno(), 0) & _READABLE],
+        [each for each in writers if ready.get(each.fileno(), 0) & _WRITABLE],
+    )

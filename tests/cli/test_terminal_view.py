@@ -138,6 +138,7 @@ def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
     output = io.StringIO()
     gate = {"passed": False, "champion_version": 2, "reasons": ["accuracy 0.9 is below 0.975"]}
     summary = {
+        "dataset": {"rejected": 2, "page": "/data.html"},
         "training": {"warm_start": "/models/digits/2"},
         "search": None,
         "metrics": {"accuracy": 0.9},
@@ -165,6 +166,7 @@ def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
         "accuracy 0.9000 against 0.2500\n"
         "Note      The training data are too few.\n"
     ) in output.getvalue()
+    assert "Rejected  2 unusable entries of the raw data: /data.html\n" in output.getvalue()
     assert "Report    /r/report.html\nPictures  /r/predictions.png\n" in output.getvalue()
     assert "Store     5 requests, 2.0 MB read, 0.0 MB written" in output.getvalue()
     assert "Model " not in output.getvalue()

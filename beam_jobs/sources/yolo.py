@@ -23,7 +23,7 @@ from beam_jobs.sources.parsing import enclose, iterate_path_ends, make_box, pars
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.config.reading import Location, YamlProblem, read_yaml
+from pipeline_ops.config.reading import Location, YamlProblem, read_yaml, reject_nesting
 from pipeline_ops.config.sources import YoloSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
@@ -153,6 +153,7 @@ def _reject_unused_labels(
 def _read_description(files: SourceFiles, name: str) -> _Description:
     text = files.read_text(name, "data", _MAX_BYTES)
     try:
+        reject_nesting(text)
         values, lines = read_yaml(text)
     except YamlProblem as problem:
         raise DataError(f"{name}:{problem.line}: {problem.rule}") from None

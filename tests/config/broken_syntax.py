@@ -1,52 +1,24 @@
-"""Texts that are not valid YAML."""
+"""Texts that are not valid YAML. The message has the parser's words, and the line to correct."""
 
 from __future__ import annotations
 
-from config.broken_case import replace, with_schedule
+from config.broken_case import Broken, replace, with_schedule
+
+_CURE = "Correct the indentation, quotes, brackets or colons."
+_MODEL, _EPOCHS = "model: digits_cnn", "  epochs: 3"
+_METRIC = "    - {metric: accuracy, at_least: 0.9}\n"
+
+
+def _refused(name: str, old: str, new: str, line: int, says: str) -> Broken:
+    return replace(name, old, new, line, "not valid YAML: ", says, _CURE)
+
 
 SYNTAX = (
+    replace("tab", _EPOCHS, "\tepochs: 3", 8, "a tab in the indentation. Replace it by spaces"),
+    replace("tab_after_spaces", _EPOCHS, "  \tepochs: 3", 8, "a tab in the indentation"),
+    replace("missing_space", _EPOCHS, "  epochs:3", 8, "a space is missing", "Write 'epochs: 3'"),
     replace(
-        "tab", "  epochs: 3", "\tepochs: 3", 8, "a tab in the indentation", "Replace it by spaces"
-    ),
-    replace(
-        "tab_after_spaces",
-        "  epochs: 3",
-        "  \tepochs: 3",
-        8,
-        "a tab in the indentation",
-        "Replace it by spaces",
-    ),
-    replace(
-        "indent_more",
-        "  epochs: 3",
-        "    epochs: 3",
-        8,
-        "this line has 4 spaces, the one above it 2",
-        "same indentation",
-    ),
-    replace(
-        "indent_less",
-        "  epochs: 3",
-        " epochs: 3",
-        8,
-        "this line has 1 spaces, the one above it 2",
-        "same indentation",
-    ),
-    replace(
-        "missing_space",
-        "  epochs: 3",
-        "  epochs:3",
-        8,
-        "a space is missing after the colon",
-        "Write 'epochs: 3'",
-    ),
-    replace(
-        "missing_space_first",
-        "  model: digits_cnn",
-        "  model:digits_cnn",
-        7,
-        "a space is missing",
-        "Write 'model: digits_cnn'",
+        "missing_space_first", _MODEL, "model:digits_cnn", 7, "a space is missing", f"'{_MODEL}'"
     ),
     replace(
         "missing_space_last",
@@ -56,138 +28,25 @@ SYNTAX = (
         "export: ",
         "Is a space missing after the colon in 'model:small'",
     ),
-    replace(
-        "missing_colon", "  epochs: 3", "  epochs 3", 8, "without a colon", "Write 'key: value'"
-    ),
-    replace(
-        "open_bracket",
-        "stages: [decode]",
-        "stages: [decode",
-        4,
-        "the bracket [",
-        "Add ] or a comma",
-    ),
-    replace("open_brace", "test: 0.1}", "test: 0.1", 5, "the bracket {", "Add } or a comma"),
-    replace(
-        "open_quote",
-        "model: digits_cnn",
-        'model: "digits_cnn',
-        7,
-        "this quote is not closed",
-        "Close it",
-    ),
-    replace(
-        "open_single_quote",
-        "model: digits_cnn",
-        "model: 'digits_cnn",
-        7,
-        "this quote is not closed",
-        "Close it",
-    ),
-    replace(
-        "colon_in_value",
-        "model: digits_cnn",
-        "model: digits: cnn",
-        7,
-        "the value holds ': '",
-        "Put it in quotes",
-    ),
-    replace(
-        "at_sign",
-        "model: digits_cnn",
-        "model: @digits_cnn",
-        7,
-        "may not begin with '@'",
-        "Put it in quotes",
-    ),
-    replace(
-        "backtick",
-        "model: digits_cnn",
-        "model: `digits_cnn`",
-        7,
-        "may not begin with '`'",
-        "Put it in quotes",
-    ),
-    replace(
-        "percent",
-        "model: digits_cnn",
-        "model: %digits",
-        7,
-        "may not begin with '%'",
-        "Put it in quotes",
-    ),
-    replace(
-        "escape",
-        "model: digits_cnn",
-        'model: "C:\\data"',
-        7,
-        "a backslash in double quotes",
-        "Use single quotes",
-    ),
-    replace(
-        "windows_path", "path: raw", 'path: "\\xzz"', 3, "in double quotes", "Use single quotes"
-    ),
-    replace(
-        "list_in_line",
-        "model: digits_cnn",
-        "model: - digits_cnn",
-        7,
-        "a list item '- '",
-        "on a line of its own",
-    ),
-    replace(
-        "not_in_list",
-        "    - {metric: accuracy, at_least: 0.9}\n",
-        "    - {metric: accuracy, at_least: 0.9}\n    metric: map\n",
-        12,
-        "does not begin with '- '",
-        "Begin it with '- '",
-    ),
-    with_schedule("cron_unquoted", "* * * * *", "begins with *", "Put the value in quotes"),
-    replace(
-        "undefined_alias",
-        "model: digits_cnn",
-        "model: *digits",
-        7,
-        "refers to a value named with &",
-        "in quotes",
-    ),
-    replace(
-        "anchor_twice",
-        "  epochs: 3",
-        "  epochs: &x 3\n  seed: &x 3",
-        9,
-        "used twice",
-        "Choose another",
-    ),
-    replace(
-        "two_documents", "train:\n", "---\ntrain:\n", 6, "second document", "Remove the line '---'"
-    ),
-    replace(
-        "twice",
-        "  epochs: 3",
-        "  epochs: 3\n  epochs: 4",
-        9,
-        "train.epochs stands twice, first in line 8",
-        "Remove one",
-    ),
-    replace(
-        "merge_of_text",
-        "  epochs: 3",
-        "  epochs: 3\n  <<: 5",
-        9,
-        "<< must be given a mapping",
-        "Remove it",
-    ),
-    replace(
-        "key_is_list", "  epochs: 3", "  [epochs]: 3", 8, "a key must be a plain name", "quotes"
-    ),
-    replace(
-        "stray_bracket",
-        "stages: [decode]",
-        "stages: [decode]]",
-        4,
-        "']' closes a bracket that is not open",
-        "Remove it",
-    ),
+    replace("twice", _EPOCHS, f"{_EPOCHS}\n  epochs: 4", 9, "stands twice, first in line 8"),
+    _refused("indent_more", _EPOCHS, "    epochs: 3", 8, "mapping values are not allowed"),
+    _refused("indent_less", _EPOCHS, " epochs: 3", 8, "did not find expected key"),
+    _refused("missing_colon", _EPOCHS, "  epochs 3", 8, "could not find expected ':'"),
+    _refused("open_bracket", "stages: [decode]", "stages: [decode", 4, "expected ',' or ']'"),
+    _refused("open_brace", "test: 0.1}", "test: 0.1", 5, "expected ',' or '}'"),
+    _refused("open_quote", _MODEL, 'model: "digits_cnn', 7, "unexpected end of stream"),
+    _refused("open_single_quote", _MODEL, "model: 'digits_cnn", 7, "unexpected end of stream"),
+    _refused("colon_in_value", _MODEL, "model: digits: cnn", 7, "mapping values are not allowed"),
+    _refused("at_sign", _MODEL, "model: @digits_cnn", 7, "character that cannot start"),
+    _refused("percent", _MODEL, "model: %digits", 7, "character that cannot start"),
+    _refused("escape", _MODEL, 'model: "C:\\data"', 7, "unknown escape character"),
+    _refused("list_in_line", _MODEL, "model: - digits_cnn", 7, "entries are not allowed"),
+    _refused("not_in_list", _METRIC, f"{_METRIC}    metric: map\n", 12, "expected '-' indicator"),
+    with_schedule("cron_unquoted", "* * * * *", "while scanning an alias", _CURE),
+    _refused("undefined_alias", _MODEL, "model: *digits", 7, "undefined alias"),
+    _refused("anchor_twice", _EPOCHS, "  epochs: &x 3\n  seed: &x 3", 9, "duplicate anchor"),
+    _refused("two_documents", "train:\n", "---\ntrain:\n", 6, "found another document"),
+    _refused("merge_of_text", _EPOCHS, f"{_EPOCHS}\n  <<: 5", 9, "mappings for merging"),
+    _refused("key_is_list", _EPOCHS, "  [epochs]: 3", 8, "unhashable key"),
+    _refused("stray_bracket", "stages: [decode]", "stages: [decode]]", 4, "expected key"),
 )

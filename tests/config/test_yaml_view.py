@@ -49,7 +49,7 @@ preprocess:
             "pipeline: digits"
         ),
         (
-            "base: &base {arguments: {token: hunter2}}\nnotify:\n- {<<: *base, notifier: a.b}\n"
+            "notify:\n- &base {arguments: {token: hunter2}, notifier: a.b}\n- {<<: *base}\n"
             "pipeline: digits"
         ),
         (

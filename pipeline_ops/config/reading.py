@@ -126,11 +126,11 @@ def _to_problem(error: yaml.YAMLError, text: str) -> YamlProblem:
         return YamlProblem(line, f"not valid YAML: {' '.join(str(error).split())}. Remove it.")
     lines, at = text.splitlines(), error.problem_mark.line
     start = min(error.context_mark.line if error.context_mark else at, at)
-    for number, line in enumerate(lines[max(0, start - 1) : at + 1], max(1, start)):
-        if "\t" in line[: len(line) - len(line.lstrip())]:
+    for number, text in enumerate(lines[max(0, start - 1) : at + 1], max(1, start)):
+        if "\t" in text[: len(text) - len(text.lstrip())]:
             rule = "a tab in the indentation. Replace it by spaces."
             return YamlProblem(number, f"not valid YAML: {rule}")
-        if found := _MISSING_SPACE.match(line):
+        if found := _MISSING_SPACE.match(text):
             cure = f"Write '{found[1]}: {found[2].strip():.40}'."
             rule = f"a space is missing after the colon. {cure}"
             return YamlProblem(number, f"not valid YAML: {rule}")

@@ -42,7 +42,7 @@ from pipeline_ops.errors import ConfigError
         (
             "  model: digits_cnn",
             "  model: digits_cnn\n  optimizer: {learning_rate: .nan}",
-            "small.yaml:8: train.optimizer.learning_rate: input should be a valid number, got '.nan'",
+            "train.optimizer.learning_rate: input should be a valid number, got '.nan'",
         ),
         (
             "  model: digits_cnn",

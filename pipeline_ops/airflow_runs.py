@@ -26,7 +26,7 @@ from pipeline_ops.airflow_internals import (
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.reading import ConfigFile, YamlCopy, find_yaml
-from pipeline_ops.config.run_conf import load_author_config, load_run_config_or_author
+from pipeline_ops.config.run_conf import load_run_config_or_author
 from pipeline_ops.errors import TrainyardError
 
 use_airflow_connections()
@@ -100,13 +100,14 @@ def find_pipeline(dag_id: str, session: Session) -> PipelineConfig:
     return load_config(find_config_file(dag_id, session))
 
 
-def find_author_config(dag_id: str, run_id: str, session: Session) -> PipelineConfig:
-    """The config that the author gave a run, without the run's conf.
+def find_run_config(dag_id: str, run_id: str, session: Session) -> PipelineConfig:
+    """The config of a run, or the author's if the run's conf is refused.
 
     Raises as `find_pipeline` does.
     """
     run = DagRun.find_duplicate(dag_id, run_id, session=session)
-    return load_author_config(_find_plan(dag_id, session, run)[0], run_id)
+    file, _ = _find_plan(dag_id, session, run)
+    return load_run_config_or_author(file, run.conf if run else None)
 
 
 def find_config_file(dag_id: str, session: Session) -> ConfigFile:
@@ -139,7 +140,7 @@ def find_run(dag_id: str, run_id: str, session: Session) -> PipelineRun:
     positions = {task_id: position for position, task_id in enumerate(order)}
     tasks.sort(key=lambda task: (positions.get(task.task_id, len(positions)), task.map_index))
     return PipelineRun(
-        load_run_config_or_author(config_file, run.conf, run_id),
+        load_run_config_or_author(config_file, run.conf),
         run_id,
         str(run.state),
         tuple(tasks),

@@ -5,13 +5,12 @@ it to runs:
 
     per_run:
       train.hosts: [lab, two_gpus]
-      preprocess.source.path: [/data/daily/**, "s3://lake/daily/*"]
+      preprocess.source.path: [/data/daily/, "s3://lake/daily/"]   folders, and all below them
       train.epochs: [5, 20]                  a run may choose one of these
       train.seed: []                         a run may not set it
 
 The value in the YAML itself is always allowed. A path is made absolute and its links are followed
-before the comparison. `*` and `?` stand for anything within one folder's name, `**` for any number
-of folders.
+before the comparison.
 
 `collect_fields` returns all fields as one flat table by dotted key. The trigger form, the check
 of a run's conf and the reference read only this table.
@@ -21,7 +20,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import fnmatch
 import functools
 import inspect
 import itertools
@@ -54,7 +52,7 @@ class Declarations:
       is_advanced: few pipelines need it. The form and the reference mark it.
       rank: the position at the top of the form, for fields that change often. 0 for other fields.
       fixed: the reason why a run can never set it. Empty if the author may open it.
-      is_path: a path or a URI, for which `per_run` takes globs.
+      is_path: a path or a URI, for which `per_run` takes folders.
       run_pattern: the values that a run may set it to. Empty for any valid value.
       run_pattern_description: a description of `run_pattern` in words.
       selects_program: the value selects the code that a host runs.
@@ -337,7 +335,6 @@ def _iterate_texts(found: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 Scalar = bool | int | float | str | None
-_WILDCARD = re.compile(r"[*?\[]")
 _URI = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
 
 
@@ -362,7 +359,11 @@ def validate_per_run(
             raise ValueError(f"{key}: cannot be opened to runs: {reason}. Remove this line.")
         for value in values:
             if leaf.is_path and isinstance(value, str):
-                _validate_pattern(key, value)
+                if re.search(r"[*?\[{\0]", value):
+                    raise ValueError(
+                        f"{key}: {value!r} must be a plain path. A slash at its end opens the "
+                        "whole folder."
+                    )
             elif not leaf.accepts(value):
                 raise ValueError(
                     f"{key}: {value!r} is not a valid value of it. Correct or remove it."
@@ -372,23 +373,19 @@ def validate_per_run(
 def resolve_allowed_value(
     leaf: ConfigField, value: Scalar, allowed: Sequence[Scalar], folder: Path
 ) -> Scalar:
-    """The value to use. For a path that a glob allows, that is the absolute path without links.
+    """The value to use. For a path in an allowed folder, that is the absolute path without links.
 
     Raises:
       ValueError: the value is not allowed.
     """
-    for candidate in allowed:
-        if (
-            type(candidate) is type(value)
-            and candidate == value
-            and not (leaf.is_path and isinstance(value, str) and _WILDCARD.search(value))
-        ):
-            return value
+    if any(type(one) is type(value) and one == value for one in allowed):
+        return value
     if leaf.is_path and isinstance(value, str):
         path = _normalize(value, folder)
-        if any(_is_match(pattern, path, folder) for pattern in allowed if isinstance(pattern, str)):
-            return path
-    choices = ", ".join("null" if candidate is None else str(candidate) for candidate in allowed)
+        for one in allowed:
+            if is_folder(one) and f"{path}/".startswith(f"{_normalize(str(one), folder)}/"):
+                return path
+    choices = ", ".join("null" if one is None else str(one) for one in allowed)
     raise ValueError(
         f"must be one of the values that per_run allows ({choices})"
         if choices
@@ -396,26 +393,13 @@ def resolve_allowed_value(
     )
 
 
-def is_glob(value: Scalar) -> bool:
-    """Returns whether an allowed value stands for several."""
-    return isinstance(value, str) and bool(_WILDCARD.search(value))
+def is_folder(value: Scalar) -> bool:
+    """Returns whether an allowed value of a path stands for all paths in a folder."""
+    return isinstance(value, str) and value.endswith("/")
 
 
 def _can_be_opened(leaf: ConfigField) -> bool:
     return leaf.kind == "scalar" and not leaf.fixed and not leaf.is_in_list
-
-
-def _validate_pattern(key: str, pattern: str) -> None:
-    wildcard = _WILDCARD.search(pattern)
-    after = pattern[pattern.rfind("/", 0, wildcard.start()) + 1 :] if wildcard else ""
-    if ".." in after.split("/"):
-        raise ValueError(
-            f"{key}: {pattern!r} has '..' behind a wildcard. Write the folder that is meant."
-        )
-    if "{" in pattern or "\0" in pattern:
-        raise ValueError(
-            f"{key}: {pattern!r} must be a plain path or a glob, without brackets like {{start}}"
-        )
 
 
 def _normalize(value: str, folder: Path) -> str:
@@ -434,35 +418,3 @@ def _normalize(value: str, folder: Path) -> str:
     if "://" in value:
         raise ValueError("must be a path or a plain URI")
     return str((folder / Path(value).expanduser()).resolve())
-
-
-def _is_match(pattern: str, path: str, folder: Path) -> bool:
-    return _are_segments_matching(_make_absolute(pattern, folder).split("/"), path.split("/"))
-
-
-def _make_absolute(pattern: str, folder: Path) -> str:
-    """The pattern with the folders before its first wildcard made absolute.
-
-    These folders may be links, because they are the author's own.
-    """
-    if _URI.fullmatch(pattern):
-        return pattern.rstrip("/")
-    wildcard = _WILDCARD.search(pattern)
-    cut = len(pattern) if wildcard is None else pattern.rfind("/", 0, wildcard.start()) + 1
-    start = str((folder / Path(pattern[:cut]).expanduser()).resolve())
-    return f"{start.rstrip('/')}/{pattern[cut:].rstrip('/')}" if pattern[cut:] else start
-
-
-def _are_segments_matching(pattern: Sequence[str], segments: Sequence[str]) -> bool:
-    if not pattern:
-        return not segments
-    if pattern[0] == "**":
-        return any(
-            _are_segments_matching(pattern[1:], segments[skipped:])
-            for skipped in range(len(segments) + 1)
-        )
-    return (
-        bool(segments)
-        and fnmatch.fnmatchcase(segments[0], pattern[0])
-        and _are_segments_matching(pattern[1:], segments[1:])
-    )

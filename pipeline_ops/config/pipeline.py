@@ -75,7 +75,7 @@ class PipelineConfig(Section):
 
     per_run: dict[str, list[Scalar]] = fixed_field({}, "it decides what runs may set")
     """Further fields that a single run may set, by dotted key, with the values that they may have:
-    `train.hosts: [lab, cloud]`. For paths, globs: `preprocess.source.path: [/data/daily/**]`. An
+    `train.hosts: [lab, cloud]`. For paths, folders: `preprocess.source.path: [/data/daily/]`. An
     empty list closes a key that is open otherwise."""
 
     _text: ConfigText = ConfigText(Path(), {}, {})

@@ -125,7 +125,8 @@ def _to_problem(error: yaml.YAMLError, text: str) -> YamlProblem:
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
         return YamlProblem(line, f"not valid YAML: {' '.join(str(error).split())}. Remove it.")
     lines, at = text.splitlines(), error.problem_mark.line
-    start = min(error.context_mark.line if error.context_mark else at, at)
+    begin = error.context_mark
+    start = min(begin.line, at) if begin else at
     for number, text in enumerate(lines[max(0, start - 1) : at + 1], max(1, start)):
         if "\t" in text[: len(text) - len(text.lstrip())]:
             rule = "a tab in the indentation. Replace it by spaces."

@@ -1,24 +1,19 @@
-"""The config of one run: the author's YAML, the command line's values, and the run's conf.
-
-    load_config(file)                      the author's config: pages, orphan reaper, registry, DAGs
-    load_author_config(file, run_id)       the same, with the values of `trainyard run --set`
-    load_run_config(file, conf, run_id)    the same, with the values that the run's conf may set
+"""The config of one run: the author's YAML with the values of the run's conf.
 
 A conf comes from any user who may trigger a run. It never reaches `load_config` unchecked: a field
 that only the author may set, a whole section, an item of a list, a null that is not a value of the
 field, and unknown keys and values are refused. A refusal is a ConfigError, so Airflow does not try
-again.
+again. The embedded Airflow has one user, who owns the YAML, so there a conf is trusted: it may set
+any key, as `trainyard run --set` does.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pipeline_ops.config.fields import (
@@ -31,7 +26,6 @@ from pipeline_ops.config.fields import (
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.reading import ConfigFile, suggest_name
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage.atomic import read_json, write_json
 
 _MAX_KEY, _MAX_TEXT, _MAX_INTEGER = 200, 4096, 2**63
 _MAX_PROBLEMS = 20
@@ -159,39 +153,27 @@ def _shorten(key: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-AUTHOR_OVERRIDES = "TRAINYARD_AUTHOR_OVERRIDES"
-"""The environment variable with the folder of the command line's overrides.
-
-Only the embedded Airflow has it.
-"""
+TRUSTED_CONF = "TRAINYARD_TRUSTED_CONF"
+"""The environment variable that only the embedded Airflow has."""
 
 _SOURCE_PATH = "preprocess.source.path"
 Interval = tuple[dt.datetime, dt.datetime]
 
 
-def load_author_config(file: ConfigFile, run_id: str | None) -> PipelineConfig:
-    """Returns the config that the author gave this run. Raises ConfigError."""
-    return load_config(file, _read_author_overrides(file, run_id))
-
-
 def load_run_config(
-    file: ConfigFile,
-    conf: Mapping[str, Any] | None,
-    run_id: str | None,
-    interval: Interval | None = None,
+    file: ConfigFile, conf: Mapping[str, Any] | None, interval: Interval | None = None
 ) -> PipelineConfig:
     """Returns the config of a run.
 
     Args:
       file: the author's YAML.
       conf: the run's conf, as Airflow has it. None of it is trusted.
-      run_id: the run, or None if it does not exist yet.
       interval: start and end of the run's data, for a source whose path names them.
 
     Raises:
       ConfigError: with a line for each problem.
     """
-    return apply_conf(load_author_config(file, run_id), conf, interval)
+    return apply_conf(load_config(file), conf, interval)
 
 
 def apply_conf(
@@ -202,7 +184,10 @@ def apply_conf(
     Raises:
       ConfigError: with a line for each problem of the conf.
     """
-    overrides = parse_conf(config, conf) if conf else {}
+    if os.environ.get(TRUSTED_CONF):
+        overrides = dict(conf or {})
+    else:
+        overrides = parse_conf(config, conf) if conf else {}
     source = config.preprocess.source
     source = source.model_copy(update={"path": overrides.get(_SOURCE_PATH, source.path)})
     if interval is not None and source.has_interval:
@@ -210,38 +195,13 @@ def apply_conf(
     return config.with_overrides(overrides) if overrides else config
 
 
-def load_run_config_or_author(
-    file: ConfigFile, conf: Mapping[str, Any] | None, run_id: str
-) -> PipelineConfig:
+def load_run_config_or_author(file: ConfigFile, conf: Mapping[str, Any] | None) -> PipelineConfig:
     """Returns the config of a run, or the author's if the conf is refused.
 
     Pages and notifications use it, because they must work for such a run, too.
     """
+    author = load_config(file)
     try:
-        return load_run_config(file, conf, run_id)
+        return apply_conf(author, conf)
     except ConfigError:
-        return load_author_config(file, run_id)
-
-
-def write_author_overrides(
-    folder: Path, file: Path, run_id: str, overrides: Mapping[str, Any]
-) -> None:
-    """Keeps the command line's overrides of a run. They must be there before the run starts."""
-    value = {"config": str(file.resolve()), "run_id": run_id, "overrides": dict(overrides)}
-    write_json(_build_overrides_path(folder, file, run_id), value)
-
-
-def _read_author_overrides(file: ConfigFile, run_id: str | None) -> dict[str, Any]:
-    folder = os.environ.get(AUTHOR_OVERRIDES)
-    if not folder or run_id is None:
-        return {}
-    value = read_json(_build_overrides_path(Path(folder), Path(file), run_id))
-    return value["overrides"] if value else {}
-
-
-def _build_overrides_path(folder: Path, file: Path, run_id: str) -> Path:
-    """The file of a run's overrides, named by a digest, because a run id may hold any character."""
-    digest = hashlib.sha256(
-        f"{file.resolve()}\n{run_id}".encode(errors="surrogatepass")
-    ).hexdigest()
-    return folder / f"{digest}.json"
+        return author

@@ -18,7 +18,7 @@ from pipeline_ops.config.fields import (
     Section,
     collect_fields,
     get_value,
-    is_glob,
+    is_folder,
     read_descriptions,
 )
 from pipeline_ops.config.pipeline import PipelineConfig
@@ -103,7 +103,7 @@ def _make_param(config: PipelineConfig, leaf: ConfigField) -> Param | None:
     if not isinstance(section, Section) or name not in type(section).model_fields or value == "":
         return None
     schema = _extract_scalar_schema(_read_schema_properties(type(section))[name])
-    if leaf.key in config.per_run and not _allows_globs(config, leaf):
+    if leaf.key in config.per_run and not _allows_folders(config, leaf):
         others = [allowed for allowed in config.per_run[leaf.key] if allowed != value]
         schema["enum"] = [value, *others]
     if leaf.run_pattern and leaf.key not in config.per_run:
@@ -124,9 +124,9 @@ def _make_param(config: PipelineConfig, leaf: ConfigField) -> Param | None:
     )
 
 
-def _allows_globs(config: PipelineConfig, leaf: ConfigField) -> bool:
-    """Returns whether the author allows globs. A list of choices cannot show them."""
-    return leaf.is_path and any(map(is_glob, map(str, config.per_run.get(leaf.key, []))))
+def _allows_folders(config: PipelineConfig, leaf: ConfigField) -> bool:
+    """Returns whether the author opens folders. A list of choices cannot show them."""
+    return leaf.is_path and any(map(is_folder, map(str, config.per_run.get(leaf.key, []))))
 
 
 @functools.cache  # the same for all pipelines, and a hundredth of a second each time
@@ -177,7 +177,7 @@ def _format_help(
         leaf.run_pattern_description
         if allowed_values is None
         else ", ".join(map(str, allowed_values))
-        if _allows_globs(config, leaf)
+        if _allows_folders(config, leaf)
         else ""
     )
     sentences = [

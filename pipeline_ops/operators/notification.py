@@ -205,8 +205,8 @@ def build_dag_callback_kwargs(config: PipelineConfig) -> dict[str, Any]:
 
 def notify_failure(config_file: str, context: Context) -> None:
     """Called by Airflow when a task, or the run, has failed for good."""
-    dag_run, run_id = context.get("dag_run"), context["run_id"]
-    config = load_run_config_or_author(config_file, dag_run.conf if dag_run else None, run_id)
+    dag_run = context.get("dag_run")
+    config = load_run_config_or_author(config_file, dag_run.conf if dag_run else None)
     task = getattr(context.get("ti"), "task_id", "the run")
     default = f"{task}: {context.get('exception') or context.get('reason') or 'ended by Airflow'}"
     run = TaskRun(config, context)
@@ -218,7 +218,7 @@ async def notify_late(config_file: str, context: Mapping[str, Any]) -> None:
     dag_run = context["dag_run"]
     if dag_run["state"] not in ("success", "failed"):
         run_id = dag_run["dag_run_id"]
-        config = load_run_config_or_author(config_file, dag_run["conf"], run_id)
+        config = load_run_config_or_author(config_file, dag_run["conf"])
         run = TaskRun(config, cast("Context", {**context, "run_id": run_id}))
         await sync_to_async(_notify_late_now)(run)
 

@@ -26,8 +26,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from pipeline_ops.airflow_connections import use_airflow_connections
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.run_conf import apply_conf, load_author_config
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.config.run_conf import apply_conf
 from pipeline_ops.errors import ConfigError, DataError, ExitCode
 from pipeline_ops.jobs.cancellation import STORE_KEY, StoredJob, TaskInstanceRef
 from pipeline_ops.jobs.job_handle import JobHandle
@@ -66,7 +66,7 @@ class TaskRun:
         """
         run = context["dag_run"]
         try:
-            author = load_author_config(config_file, context["run_id"])
+            author = load_config(config_file)
         except ConfigError as error:
             raise AirflowException(str(error)) from None
         try:

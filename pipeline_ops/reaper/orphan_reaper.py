@@ -30,7 +30,7 @@ from pipeline_ops.airflow_internals import (
     XComModel,
     create_session,
 )
-from pipeline_ops.airflow_runs import find_author_config
+from pipeline_ops.airflow_runs import find_run_config
 from pipeline_ops.artifacts.layout import Attempt, Layout, format_trial_name
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.jobs.cancellation import (
@@ -183,7 +183,7 @@ def _find_attempt(row: Row[Any], name: str, session: Session) -> Attempt[StorePa
     Raises:
       TrainyardError: there is no such DAG or attempt, or the config can't be used now.
     """
-    config = find_author_config(row.dag_id, row.run_id, session)
+    config = find_run_config(row.dag_id, row.run_id, session)
     task = row.task_id if row.map_index < 0 else format_trial_name(row.map_index)
     return Layout(config.root, config.pipeline).attempt(row.run_id, task, name)
 

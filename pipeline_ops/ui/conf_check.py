@@ -36,6 +36,6 @@ def check_conf(_: DagRun, arguments: Sequence[Any], values: Mapping[str, Any]) -
     except NotFound:  # a DAG of another project
         return
     try:
-        load_run_config(file, conf, values.get("run_id"))
+        load_run_config(file, conf)
     except ConfigError as error:
         raise ValueError(str(error)) from None

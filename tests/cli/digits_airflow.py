@@ -17,7 +17,6 @@ from processes import find_processes_using, wait_until
 
 from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, make_run_id
-from pipeline_ops.cli.local_airflow.author_overrides import store_author_overrides
 from pipeline_ops.cli.local_airflow.home import USER
 from pipeline_ops.cli.local_airflow.programs import PROGRAMS
 from pipeline_ops.storage.open_store import open_root
@@ -62,12 +61,11 @@ class Airflow(Programs):
 
         Args:
           task: the observed task.
-          author: overrides that only the command line may set.
+          author: overrides of any key, as the command line may set them.
           conf: overrides of the run: `train__epochs=3`.
         """
         run_id = make_run_id()
-        store_author_overrides(self.home, self.folder / "digits.yaml", run_id, author or {})
-        conf = {key.replace("__", "."): value for key, value in conf.items()}
+        conf = {key.replace("__", "."): value for key, value in conf.items()} | dict(author or {})
         return Run(self, self.api.trigger("digits", conf, run_id), task)
 
     def call(self, method: str, path: str, body: dict | None = None) -> httpx.Response:

@@ -15,8 +15,7 @@ from processes import wait_until
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, make_run_id
-from pipeline_ops.cli.local_airflow.author_overrides import store_author_overrides
-from pipeline_ops.cli.local_airflow.home import USER, AirflowHome
+from pipeline_ops.cli.local_airflow.home import USER
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.storage.open_store import open_root
 
@@ -90,13 +89,9 @@ def test_a_run_waits_for_a_person_and_holds_up_no_other(airflow, sandbox, tmp_pa
     rejected = api.trigger("digits", {"evaluate.batch_size": 5})
     not_passed = api.trigger("digits", {"evaluate.batch_size": 4})
     forgotten = make_run_id()
-    store_author_overrides(
-        AirflowHome(tmp_path / "home"),
-        tmp_path / "home" / "digits.yaml",
-        forgotten,
-        {"evaluate.approval.timeout_seconds": 1},
+    api.trigger(
+        "digits", {"evaluate.batch_size": 3, "evaluate.approval.timeout_seconds": 1}, forgotten
     )
-    api.trigger("digits", {"evaluate.batch_size": 3}, forgotten)
     wait_until(lambda: states(api, rejected).get("approve") == "awaiting_input")
     for run_id in (not_passed, forgotten, rejected):
         # The last: an answer within the second in which it was asked for takes Airflow by surprise,

@@ -10,9 +10,7 @@ import pytest
 
 from pipeline_ops.cli.arguments import parse_overrides
 from pipeline_ops.cli.commands.models import insert_default_action
-from pipeline_ops.cli.local_airflow.author_overrides import split_overrides
 from pipeline_ops.cli.main import main
-from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, ExitCode
 
 
@@ -131,24 +129,3 @@ def test_what_is_part_of_the_dag_is_refused_for_a_single_run_before_airflow_star
         in capsys.readouterr().err
     )
     assert not (tmp_path / "home").exists()
-
-
-def test_the_command_line_may_set_any_key_and_knows_which_a_run_from_the_ui_may_not(config_file):
-    overrides = {
-        "train.epochs": 3,
-        "train.python": "/bin/sh",
-        "train.warm_start": "/weights.h5",
-        "train.early_stopping": None,
-        "train.early_stopping.patience_epochs": 2,
-        "evaluate.gate.0.at_least": 0.5,
-    }
-    conf, authors = split_overrides(load_config(config_file), overrides)
-    assert conf == {"train.epochs": 3}, (
-        "a value below a section that the command line sets goes with it"
-    )
-    assert authors == [
-        "train.python",
-        "train.warm_start",
-        "train.early_stopping",
-        "evaluate.gate.0.at_least",
-    ]

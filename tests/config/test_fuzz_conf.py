@@ -72,7 +72,7 @@ def test_a_conf_is_refused_as_a_config_error_or_sets_what_a_run_may_set(conf: An
 )
 def test_a_whole_config_with_such_a_conf_is_valid_or_refused(conf: dict[str, Any]):
     try:
-        config = load_run_config(DIGITS, conf, "manual__1")
+        config = load_run_config(DIGITS, conf)
     except ConfigError:
         return
     for task in ("preprocess", "train", "evaluate", "export"):

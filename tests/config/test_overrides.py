@@ -14,12 +14,10 @@ from config_files import DIGITS, write_config
 from pipeline_ops.config.fields import collect_fields, get_declarations, get_value
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.run_conf import (
-    AUTHOR_OVERRIDES,
-    load_author_config,
+    TRUSTED_CONF,
     load_run_config,
     load_run_config_or_author,
     parse_conf,
-    write_author_overrides,
 )
 from pipeline_ops.errors import ConfigError
 
@@ -75,7 +73,7 @@ NEVER_OPEN_BY_DEFAULT = (
 
 def refusal(conf: Any, file: Path = DIGITS) -> str:
     with pytest.raises(ConfigError) as error:
-        load_run_config(file, conf, "manual__1")
+        load_run_config(file, conf)
     return str(error.value)
 
 
@@ -201,7 +199,7 @@ def test_a_runs_field_takes_a_single_value_and_nothing_else(key):
     ],
 )
 def test_what_a_run_may_set(conf, config_value):
-    assert config_value(load_run_config(DIGITS, conf, "manual__1"))
+    assert config_value(load_run_config(DIGITS, conf))
 
 
 @pytest.mark.parametrize(
@@ -292,33 +290,24 @@ def test_all_that_is_wrong_is_told_at_once():
 
 def test_a_refused_conf_leaves_the_pages_with_the_authors_config():
     """F6: a run cannot lead the pages to the files of another team."""
-    config = load_run_config_or_author(
-        DIGITS, {"storage.root": "/srv/other", "pipeline": "other"}, "manual__1"
-    )
+    config = load_run_config_or_author(DIGITS, {"storage.root": "/srv/other", "pipeline": "other"})
     assert (config.root, config.pipeline) == (load_config(DIGITS).root, "digits")
 
 
-def test_the_command_line_gives_one_run_values_that_a_conf_may_not_set(tmp_path, monkeypatch):
+def test_in_the_embedded_airflow_a_conf_may_set_any_key(tmp_path, monkeypatch):
+    """`trainyard run --set` gives a run its values in this way."""
     file = write_config(tmp_path, {})
-    write_author_overrides(
-        tmp_path / "kept",
-        file,
-        "manual__1",
-        {"train.workers": 1, "train.optimizer": {"name": "sgd"}},
-    )
-    assert load_author_config(file, "manual__1").train.workers == 2, (
-        "only the embedded Airflow reads them"
-    )
-    monkeypatch.setenv(AUTHOR_OVERRIDES, str(tmp_path / "kept"))
-    assert load_author_config(file, "manual__2").train.workers == 2
-    config = load_run_config(
-        file, {"train.epochs": 3, "train.optimizer.momentum": 0.5}, "manual__1"
-    )
-    assert (
-        config.train.workers,
-        config.train.epochs,
-        config.train.optimizer.name,
-        config.train.optimizer.momentum,
-    ) == (1, 3, "sgd", 0.5)
+    conf = {
+        "train.workers": 1,
+        "train.optimizer": {"name": "sgd"},
+        "train.optimizer.momentum": 0.5,
+        "evaluate.gate.0.at_least": 0.5,
+    }
     with pytest.raises(ConfigError, match=re.escape("conf train.workers: cannot be overridden")):
-        load_run_config(file, {"train.workers": 1}, "manual__1")
+        load_run_config(file, conf)
+    monkeypatch.setenv(TRUSTED_CONF, "1")
+    config = load_run_config(file, conf)
+    assert (config.train.workers, config.train.optimizer.momentum) == (1, 0.5)
+    assert config.evaluate.gate[0].at_least == 0.5
+    with pytest.raises(ConfigError, match="override train.workers: train.workers: "):
+        load_run_config(file, {"train.workers": 0})

@@ -25,11 +25,6 @@ from pipeline_ops.cli.arguments import (
     parse_overrides,
 )
 from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, make_run_id
-from pipeline_ops.cli.local_airflow.author_overrides import (
-    split_overrides,
-    store_author_overrides,
-    validate_dag_unchanged,
-)
 from pipeline_ops.cli.local_airflow.home import USER, AirflowHome, AirflowServer
 from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
 from pipeline_ops.cli.local_airflow.server import check_alive, embedded_airflow
@@ -43,8 +38,9 @@ from pipeline_ops.cli.run_view import (
     terminal_view,
 )
 from pipeline_ops.cli.summary import summarize_run
+from pipeline_ops.config.fields import READ_WITH_THE_DAG, collect_fields, get_value
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.errors import ExitCode, TrainyardError
+from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.jobs.task_record import TaskRecord
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.storage_probe import check_storage
@@ -58,6 +54,11 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.2
 _GENERAL_FAILURE = 1
+_PER_RUN_SECTIONS = ("search.", "evaluate.approval.")
+"""Sections whose values tasks read in each run.
+
+Only the presence of a search or an approval is part of the DAG.
+"""
 
 
 def add_parser(commands: Commands) -> None:
@@ -156,14 +157,7 @@ def _run_once(
         for run in api.list_active_runs(config.pipeline):
             console.print(f"Waiting for the run {run} to finish. A pipeline has one run at a time.")
     triggered, run_id = time.time(), make_run_id()
-    conf, author_only = split_overrides(load_config(config.file), overrides)
-    if author_only:
-        console.print(
-            f"Author    {', '.join(author_only)}: set by this command. "
-            f"Runs from Airflow's UI cannot set {'it' if len(author_only) == 1 else 'them'}."
-        )
-    store_author_overrides(server.home, config.file, run_id, overrides)
-    api.trigger(config.pipeline, conf, run_id)
+    api.trigger(config.pipeline, overrides, run_id)
     layout = Layout(config.root, config.pipeline)
     monitor = RunMonitor(api, layout, run_id, triggered, list_task_names(config))
     try:
@@ -250,3 +244,26 @@ def compute_exit_status(status: RunStatus) -> int:
         return ExitCode.SUCCESS
     codes = (task.record.exit_code for task in _list_failed(status) if task.record)
     return next(filter(None, codes), _GENERAL_FAILURE)
+
+
+def validate_dag_unchanged(file_config: PipelineConfig, config: PipelineConfig) -> None:
+    """Raises ConfigError for overrides that change the DAG itself."""
+    for key, leaf in collect_fields(PipelineConfig).items():
+        scalar_key = key.partition("[]")[0]
+        if (
+            not key.startswith(_PER_RUN_SECTIONS)
+            and (leaf.fixed == READ_WITH_THE_DAG or key == "pipeline")
+            and get_value(file_config, scalar_key) != get_value(config, scalar_key)
+        ):
+            raise _make_dag_override_error(file_config, scalar_key)
+    if (file_config.search is None) != (config.search is None):
+        raise _make_dag_override_error(file_config, "search")
+    if file_config.evaluate.approval is None and config.evaluate.approval is not None:
+        raise _make_dag_override_error(file_config, "evaluate.approval")
+
+
+def _make_dag_override_error(file_config: PipelineConfig, key: str) -> ConfigError:
+    return ConfigError(
+        f"--set {key}: cannot be set for a single run: {READ_WITH_THE_DAG}. "
+        f"Change it in {file_config.file}."
+    )

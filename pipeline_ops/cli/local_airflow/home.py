@@ -9,8 +9,6 @@
                                               Airflow runs
     <home>/usage-lock                         locked by every command that uses it; it ends with
                                               the last one (`usage_lock.py`)
-    <home>/author-overrides/                  the values of `trainyard run --set` for single runs
-                                              (`author_overrides.py`)
     <home>/server.json                        its address, its password and its configs
 
 This module starts nothing. There is one embedded Airflow per home. It is for one person on one
@@ -64,11 +62,6 @@ class AirflowHome:
     @property
     def database(self) -> Path:
         return self.folder / "airflow.db"
-
-    @property
-    def author_overrides(self) -> Path:
-        """The folder of the values of `trainyard run --set` for single runs."""
-        return self.folder / "author-overrides"
 
     @property
     def secrets(self) -> Path:

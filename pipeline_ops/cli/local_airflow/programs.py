@@ -13,7 +13,7 @@ from typing import Any
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.local_airflow.home import USER, AirflowHome, Secrets, prepend
 from pipeline_ops.config.pipeline import find_config_files
-from pipeline_ops.config.run_conf import AUTHOR_OVERRIDES
+from pipeline_ops.config.run_conf import TRUSTED_CONF
 from pipeline_ops.system.processes import SAFE_PATH
 
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
@@ -116,7 +116,7 @@ def build_airflow_environment(
         **_to_environment_variables(instance_settings),
         "AIRFLOW_HOME": str(home.folder),
         "TRAINYARD_CONFIGS": os.pathsep.join(configs),
-        AUTHOR_OVERRIDES: str(home.author_overrides),
+        TRUSTED_CONF: "1",
         **prepend(kept, "PYTHONPATH", str(CODE_ROOT)),
         **prepend(kept, "NO_PROXY", "127.0.0.1,localhost", ","),
         **prepend(kept, "no_proxy", "127.0.0.1,localhost", ","),

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -23,6 +23,9 @@ from pipeline_ops.config.validation import validate_section
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import is_remote
+
+if TYPE_CHECKING:
+    from pipeline_ops.config.pipeline import PipelineConfig
 
 
 def match_pattern(pattern: str, rule: str) -> AfterValidator:
@@ -584,25 +587,7 @@ def parse_hosts(values: Mapping[str, Any]) -> Hosts:
 TASKS = ("preprocess", "train", "evaluate", "export")
 
 
-class _Config(Protocol):
-    """The parts of a pipeline's config that the rules need."""
-
-    @property
-    def storage(self) -> Any: ...
-    @property
-    def preprocess(self) -> Any: ...
-    @property
-    def train(self) -> Any: ...
-    @property
-    def export(self) -> Any: ...
-    @property
-    def hosts(self) -> Hosts | None: ...
-    def find_job_hosts(self, job: str) -> Hosts | None: ...
-    def locate(self, location: Sequence[str | int]) -> str: ...
-    def resolve_path(self, relative: str) -> Path: ...
-
-
-def validate_places(config: _Config) -> None:
+def validate_places(config: PipelineConfig) -> None:
     """Checks the hosts files of all tasks against what their jobs need.
 
     Raises:
@@ -623,7 +608,7 @@ def validate_places(config: _Config) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def _find_problems(config: _Config, task: str, hosts: Hosts) -> Iterator[str]:
+def _find_problems(config: PipelineConfig, task: str, hosts: Hosts) -> Iterator[str]:
     section = getattr(config, task)
     if section.python is not None:
         yield (
@@ -646,7 +631,7 @@ def _find_problems(config: _Config, task: str, hosts: Hosts) -> Iterator[str]:
         yield from _find_training_problems(config, hosts)
 
 
-def _find_training_problems(config: _Config, hosts: Hosts) -> Iterator[str]:
+def _find_training_problems(config: PipelineConfig, hosts: Hosts) -> Iterator[str]:
     """Problems of the job of a training with its gang."""
     train, gang = config.train, config.hosts
     if (
@@ -670,7 +655,7 @@ def _find_training_problems(config: _Config, hosts: Hosts) -> Iterator[str]:
         )
 
 
-def _find_folders(config: _Config, task: str, hosts: Hosts) -> Iterator[str]:
+def _find_folders(config: PipelineConfig, task: str, hosts: Hosts) -> Iterator[str]:
     """The folders of Airflow's host that the job can't see."""
     paths = {"storage.root": config.storage.root}
     if task == "preprocess":

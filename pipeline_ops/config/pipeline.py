@@ -32,7 +32,7 @@ from pipeline_ops.config.fields import (
     fixed_field,
     validate_per_run,
 )
-from pipeline_ops.config.hosts import Hosts, load_hosts, validate_places
+from pipeline_ops.config.hosts import TASKS, Hosts, load_hosts, validate_places
 from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.notify import NotifierConfig
 from pipeline_ops.config.preprocess import Preprocess
@@ -206,13 +206,19 @@ class PipelineConfig(Section):
         """The hosts to train on, or None for this machine. Raises ConfigError for a wrong file."""
         return self._load_hosts("train", "hosts", self.train.hosts)
 
+    @functools.cached_property
+    def _job_hosts(self) -> dict[str, Hosts | None]:
+        return {
+            task: self._load_hosts(task, "runs_on", getattr(self, task).runs_on) for task in TASKS
+        }
+
     def find_job_hosts(self, job: str) -> Hosts | None:
         """The hosts that the job of a task runs on, or None for the host of the Airflow worker.
 
         Raises:
           ConfigError: the hosts file is wrong or missing.
         """
-        return self._load_hosts(job, "runs_on", getattr(self, job).runs_on)
+        return self._job_hosts[job]
 
     def _load_hosts(self, section: str, key: str, name: str | None) -> Hosts | None:
         """The hosts file of that name. Raises ConfigError with file and line of the key."""

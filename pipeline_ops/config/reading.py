@@ -112,8 +112,9 @@ def reject_nesting(text: str) -> None:
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _MAX_DEPTH or isinstance(event, yaml.AliasEvent):
+                mark = event.start_mark
                 raise YamlProblem(
-                    event.start_mark.line + 1,
+                    mark.line + 1 if mark else 1,
                     f"nested more than {_MAX_DEPTH} levels deep, or an alias (*name). Write plain "
                     "lists and names.",
                 )
@@ -121,10 +122,10 @@ def reject_nesting(text: str) -> None:
 
 def _to_problem(error: yaml.YAMLError, text: str) -> YamlProblem:
     """The problem of a text that the parser has refused, in the parser's words and with a cure."""
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+    if not isinstance(error, yaml.MarkedYAMLError) or not (mark := error.problem_mark):
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
         return YamlProblem(line, f"not valid YAML: {' '.join(str(error).split())}. Remove it.")
-    lines, at = text.splitlines(), error.problem_mark.line
+    lines, at = text.splitlines(), mark.line
     begin = error.context_mark
     start = min(begin.line, at) if begin else at
     for number, text in enumerate(lines[max(0, start - 1) : at + 1], max(1, start)):

@@ -11,7 +11,6 @@
     <task>.json                     how a task of the run ended
     trials.json                     how the trials of a search ended
     examples.png                    training examples, drawn by `trainyard run`
-    notifications/<event>.json      a notification about the run, and its recipients so far
     <task>/attempt-<id>/            request, status, progress and logs of one job process
     <task>/claim.json               the job of the task, for its next try (Airflow 3.2)
 <root>/models/<model>/<version>/    published models (`registry/registry.py`), unless
@@ -107,9 +106,6 @@ class Layout:
 
     def examples_picture(self, run_id: str) -> StorePath:
         return self.run_folder(run_id) / "examples.png"
-
-    def notifications(self, run_id: str) -> StorePath:
-        return self.run_folder(run_id) / "notifications"
 
     def attempt(self, run_id: str, task: str, name: str) -> Attempt[StorePath]:
         """The attempt of that name. It need not exist. Raises DataError for an invalid name."""

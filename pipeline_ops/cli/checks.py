@@ -22,8 +22,8 @@ from packaging.version import Version
 from pydantic import ValidationError
 
 from pipeline_ops.artifacts.layout import work_folder
-from pipeline_ops.config.hosts import TASKS, Hosts, SlurmHosts, SshHosts, parse_hosts
-from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.hosts import Hosts, SlurmHosts, SshHosts, parse_hosts
+from pipeline_ops.config.pipeline import TASKS, PipelineConfig
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.places.open_place import make_place

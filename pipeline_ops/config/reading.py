@@ -125,7 +125,8 @@ def _to_problem(error: yaml.YAMLError, text: str) -> YamlProblem:
     if not isinstance(error, yaml.MarkedYAMLError) or not (mark := error.problem_mark):
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
         return YamlProblem(line, f"not valid YAML: {' '.join(str(error).split())}. Remove it.")
-    lines, at = text.splitlines(), mark.line
+    lines = text.splitlines()
+    at = min(mark.line, len(lines) - 1)  # the end of the text has the line after the last one
     begin = error.context_mark
     start = min(begin.line, at) if begin else at
     for number, text in enumerate(lines[max(0, start - 1) : at + 1], max(1, start)):

@@ -30,7 +30,6 @@ from typing import Any, NoReturn
 from airflow.sdk import DAG, BaseOperator, Param
 from airflow.sdk.exceptions import AirflowException
 
-from pipeline_ops.config.notify import check_notifiers
 from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load_config
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.reading import ConfigText, locate_in_file, read_text, suggest_name
@@ -194,7 +193,6 @@ def read_pipeline(file: Path, check_stages: Callable[[Preprocess, Path], None]) 
     try:
         config = load_config(file)
         check_stages(config.preprocess, file)
-        check_notifiers(config.notify, file)
     except ANY_ERROR as error:
         name, values = _read_name_and_values(file)
         return Pipeline(file, name, None, explain(file, error), values)

@@ -19,7 +19,7 @@ from pipeline_ops.config.search import Search
 from pipeline_ops.operators.assets import make_outlets, make_timetable
 from pipeline_ops.operators.form import make_form_params
 from pipeline_ops.operators.notification import (
-    build_dag_callback_kwargs,
+    build_deadline_kwargs,
     build_task_callback_kwargs,
 )
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
@@ -56,7 +56,7 @@ def make_dag(config: PipelineConfig) -> DAG:
         doc_md=_describe(config),
         default_args={"owner": config.owner, **_RETRY_KWARGS},
         fail_fast=False,
-        **build_dag_callback_kwargs(config),
+        **build_deadline_kwargs(config),
     ) as dag:
         tasks: list[BaseOperator] = [
             _add_search(config, config.search)

@@ -1,20 +1,15 @@
 """Sends notifications about a run through Airflow's notifiers, as `notify` in the YAML configures.
 
-A notification is the event, the verdict in a sentence, the rules and their values. It is first a
-file in the run's folder, so there is one of each event, despite retries and cleared tasks. Then it
-is sent. A notification that could not be sent stays there, is logged, and is sent with the next
-notification of this run, or at the next try. A failing mail server fails no task. The recipients
-follow from the YAML alone, never from a run's conf, because a user who may start a run may not
-choose a class to be called.
+A notification is the event, the verdict in a sentence, the rules and their values. A failing mail
+server fails no task. The recipients follow from the YAML alone, never from a run's conf, because a
+user who may start a run may not choose a class to be called.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import datetime as dt
 import functools
-import importlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -34,18 +29,15 @@ from pydantic import BaseModel, ConfigDict
 from pipeline_ops.artifacts.dataset import STATISTICS
 from pipeline_ops.artifacts.manifest import find_file, read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures, RuleVerdict
-from pipeline_ops.config.notify import Event, NotifierConfig
+from pipeline_ops.config.notify import Event, make_notifier
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import Drift
 from pipeline_ops.config.run_conf import load_run_config_or_author
-from pipeline_ops.errors import DataError, MachineError, TrainyardError
+from pipeline_ops.errors import TrainyardError
 from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest, read_record
 from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.planning.job_kinds import JOBS
-from pipeline_ops.storage.digest import compute_digest
-from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.lease import hold_lease
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -163,11 +155,6 @@ def _to_rule_verdict(distance: Mapping[str, Any], limits: Drift) -> RuleVerdict:
 
 
 _REPORT = "{base}/dags/{dag}/runs/{run}/plugin/trainyard_report"
-_LOCK_SECONDS = 120.0
-"""The time that one sender waits for another one of the same run.
-
-The triggerer, for example, sends the notification about a late run.
-"""
 _log = logging.getLogger(__name__)
 
 
@@ -186,25 +173,21 @@ def build_task_callback_kwargs(config: PipelineConfig) -> dict[str, Any]:
     )
 
 
-def build_dag_callback_kwargs(config: PipelineConfig) -> dict[str, Any]:
-    """Builds the arguments with which the DAG sends notifications about a failed or late run.
-
-    Its callback for failures covers a run that fails without a failing task.
-    """
-    kwargs = build_task_callback_kwargs(config)
-    if config.deadline_seconds is not None:
-        callback = AsyncCallback(notify_late, {"config_file": str(config.file)})
-        alert = kwargs["deadline"] = DeadlineAlert(
-            DeadlineReference.DAGRUN_QUEUED_AT,
-            dt.timedelta(seconds=config.deadline_seconds),
-            callback,
-        )
-        alert.name = "deadline_seconds"  # Airflow 3.2 has no such argument, and ignores the name
-    return kwargs
+def build_deadline_kwargs(config: PipelineConfig) -> dict[str, Any]:
+    """Builds the argument with which the DAG sends a notification about a late run."""
+    if config.deadline_seconds is None:
+        return {}
+    alert = DeadlineAlert(
+        DeadlineReference.DAGRUN_QUEUED_AT,
+        dt.timedelta(seconds=config.deadline_seconds),
+        AsyncCallback(notify_late, {"config_file": str(config.file)}),
+    )
+    alert.name = "deadline_seconds"  # Airflow 3.2 has no such argument, and ignores the name
+    return {"deadline": alert}
 
 
 def notify_failure(config_file: str, context: Context) -> None:
-    """Called by Airflow when a task, or the run, has failed for good."""
+    """Called by Airflow when a task has failed for good."""
     dag_run = context.get("dag_run")
     config = load_run_config_or_author(config_file, dag_run.conf if dag_run else None)
     task = getattr(context.get("ti"), "task_id", "the run")
@@ -259,73 +242,25 @@ def _notify_late_now(run: TaskRun) -> None:
 def _notify(
     run: TaskRun, event: Event, verdict: str, rules: Sequence[RuleVerdict] | None = None
 ) -> None:
-    """Writes the notification, unless there is one, and sends all unsent ones of this run."""
-    config = run.config
-    if not _is_configured(config, event):
+    """Sends a notification to all who ask for the event. A failure is logged and fails nothing."""
+    notifiers = [notify for notify in run.config.notify if event in notify.events]
+    if not notifiers:
         return
     notification = Notification(
         event=event,
-        pipeline=config.pipeline,
+        pipeline=run.config.pipeline,
         run_id=run.run_id,
         verdict=verdict,
-        link=build_report_url(config, run.run_id),
+        link=build_report_url(run.config, run.run_id),
         rules=read_gate_rules(run) if rules is None else list(rules),
     )
-    outbox = run.layout.notifications(run.run_id)
-    try:
-        (outbox / f"{event}.json").create(notification.model_dump_json(indent=2).encode())
-    except FileExistsError:
-        _log.info("%s of this run was sent before", event)
-    try:
-        _send_all(config.notify, run.context, outbox)
-    except MachineError as error:
-        _log.error("%s stays in %s: %s", event, outbox, error)
+    for notify in notifiers:
+        try:
+            make_notifier(notify)({**run.context, "notification": notification})
+            _log.info("%s was sent by %s", event, notify.notifier)
+        except Exception:  # of code that is not ours
+            _log.exception("%s was not sent by %s", event, notify.notifier)
 
 
 def _is_configured(config: PipelineConfig, event: Event) -> bool:
     return any(event in notify.events for notify in config.notify)
-
-
-def _send_all(notifiers: Sequence[NotifierConfig], context: Context, outbox: StorePath) -> None:
-    with hold_lease(outbox / ".lock", "the sending of notifications", _LOCK_SECONDS):
-        for file in _list_notifications(outbox):
-            try:
-                notification = read_json_as(Notification, file)
-            except DataError as error:
-                _log.error("%s. The other notifications of this run are sent.", error)
-                continue
-            for notify in notifiers:
-                digest = compute_digest(notify.model_dump(mode="json"))[:12]
-                sent = file.with_name(f"{file.name.removesuffix('.json')}.{digest}.sent")
-                if (
-                    notification
-                    and notification.event in notify.events
-                    and not sent.exists()
-                    and _send(notify, notification, context)
-                ):
-                    sent.write(b"")
-
-
-def _list_notifications(outbox: StorePath) -> list[StorePath]:
-    names = [entry.name for entry in outbox.list_folder() if not entry.is_folder]
-    return [outbox / name for name in names if name.endswith(".json")]
-
-
-def _send(notify: NotifierConfig, notification: Notification, context: Context) -> bool:
-    """Sends a notification and returns whether that succeeded.
-
-    The run continues if a notifier raises.
-    """
-    module, _, name = notify.notifier.rpartition(".")
-    try:
-        notifier = getattr(importlib.import_module(module), name)(**copy.deepcopy(notify.arguments))
-        notifier({**context, "notification": notification})
-    except Exception:
-        _log.exception(
-            "%s was not sent by %s. It is sent again with the next notification of this run.",
-            notification.event,
-            notify.notifier,
-        )
-        return False
-    _log.info("%s was sent by %s", notification.event, notify.notifier)
-    return True

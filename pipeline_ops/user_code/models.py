@@ -10,12 +10,12 @@ not run that code, except for the packages around a module. `pipeline_ops.models
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Collection
 from pathlib import Path
 
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.config.model_catalogue import is_user_function
-from pipeline_ops.config.notify import collect_bindings
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
@@ -75,7 +75,7 @@ def validate_names(train: Train, folder: Path) -> None:
 def _find_names(file: Path, key: str) -> Collection[str] | None:
     """Returns the names that a module binds, or None if only running it would show them."""
     try:
-        return collect_bindings(parse_python(file))
+        return _collect_bindings(parse_python(file))
     except (SyntaxError, ValueError) as error:
         raise ConfigError(
             f"{key}: {file}:{getattr(error, 'lineno', 0)}: not valid Python: {error}"
@@ -100,3 +100,25 @@ def _collect_paths(train: Train) -> dict[str, str]:
     for name in ("metrics", "callbacks"):
         paths |= {f"train.{name}.{index}": path for index, path in enumerate(getattr(train, name))}
     return {key: path for key, path in paths.items() if path}
+
+
+def _collect_bindings(tree: ast.Module) -> dict[str, ast.AST] | None:
+    """The names that a module binds, each with its outermost statement.
+
+    Names of inner scopes are included, because an additional name is better than a wrong refusal.
+    None if the names are not known without running the module.
+    """
+    found: dict[str, ast.AST] = {}
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.Name(id=name, ctx=ast.Store())
+            ):
+                found.setdefault(name, node)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                for alias in aliases:
+                    found.setdefault((alias.asname or alias.name).partition(".")[0], node)
+    return None if {"*", "__getattr__"} & found.keys() else found

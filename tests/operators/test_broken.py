@@ -163,11 +163,6 @@ def test_a_file_without_a_name_does_not_take_that_of_another_pipeline(tmp_path):
             f"pipeline: one\nowner: {'x' * 300}\n",
             "one.yaml:2: owner: string should have at most 250 characters",
         ),
-        (
-            "pipeline: one\n",
-            "pipeline: one\nnotify: [{notifier: no.such.Module, events: [failed]}]\n",
-            "one.yaml:2: notify.0.notifier: there is no module",
-        ),
     ],
 )
 def test_what_airflow_would_refuse_for_the_whole_file_is_the_pipelines_own_problem(

@@ -291,7 +291,6 @@ FOREIGN = (
     "exp4/train/attempt-00000001/request.json",
     "exp5/train/attempt-00000001/log.txt",
     "exp6/trials.json",
-    "exp7/notifications/failed.json",
     ".x.deadbeef.tmp",
     ".train.json.1.2.tmp",
     ".hidden/file",

@@ -21,14 +21,13 @@ from pipeline_ops.cli.arguments import (
     parse_overrides,
 )
 from pipeline_ops.config.hosts import (
-    TASKS,
     Hosts,
     KubernetesHosts,
     LocalHosts,
     SlurmHosts,
     SshHosts,
 )
-from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.pipeline import TASKS, PipelineConfig
 
 if TYPE_CHECKING:
     from pipeline_ops.launch.plan import Host

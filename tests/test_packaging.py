@@ -117,7 +117,7 @@ def test_the_dag_files_and_the_plugin_load_without_heavy_packages(run_installed)
     done = run_installed("-c", script, TRAINYARD_CONFIGS=str(CODE_ROOT / "configs" / "digits.yaml"))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [
-        ["digits", "trainyard_models"],
+        ["digits"],
         "trainyard",
         [],
     ]

@@ -290,6 +290,11 @@ def load_config(file: ConfigFile, overrides: Mapping[str, Any] | None = None) ->
 
 def _validate(text: ConfigText) -> PipelineConfig:
     config = validate_section(PipelineConfig, text)
+    if config.pipeline != text.file.stem:
+        raise ConfigError(
+            f"{text.locate(('pipeline',))}: pipeline: must be the name of the file, "
+            f"{text.file.stem}, got {config.pipeline}. Rename one of the two."
+        )
     config._text = text
     if text.is_copy:
         return config

@@ -17,12 +17,12 @@ import error.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,12 +32,11 @@ from airflow.sdk.exceptions import AirflowException
 
 from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load_config
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.reading import ConfigText, locate_in_file, read_text, suggest_name
+from pipeline_ops.config.reading import ConfigText, locate_in_file, suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.operators.factory import make_dag
 from pipeline_ops.operators.gc_dag import DAG_ID as GC_DAG_ID
 from pipeline_ops.operators.gc_dag import make_gc_dag
-from pipeline_ops.operators.models_dag import DAG_ID, make_models_dag
 from pipeline_ops.operators.tasks import APPROVE, OPERATORS
 from pipeline_ops.planning.job_kinds import JOBS
 
@@ -140,12 +139,7 @@ ANY_ERROR = (Exception, SystemExit)
 Airflow's own time limit is not one of them and passes.
 """
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_NAME_LINE = re.compile(
-    rf"^pipeline:[ \t]*['\"]?({_NAME.pattern})['\"]?[ \t]*(?:#.*)?$", re.MULTILINE
-)
 _MAX_ID = 200
-_MAX_LISTED_FILES = 5
 _log = logging.getLogger(__name__)
 
 
@@ -171,32 +165,37 @@ class Pipeline:
 def read_pipelines(
     paths: Iterable[str | os.PathLike[str]],
     check_stages: Callable[[Preprocess, Path], None],
-    reserved: Sequence[str] = (),
+    reserved: str = "",
 ) -> list[Pipeline]:
-    """Reads YAML files and folders of them. The names are unique, and none is a reserved one."""
-    found = {
-        os.path.realpath(file): read_pipeline(file, check_stages)
-        for file in find_config_files(paths)
-    }
-    name_counts = Counter(pipeline.name for pipeline in found.values() if pipeline.name)
-    return _name_after_files(
-        [
-            _resolve_name_conflicts(pipeline, name_counts, found.values(), reserved)
-            for pipeline in found.values()
-        ],
-        reserved,
-    )
+    """Reads YAML files and folders of them.
+
+    A pipeline is named as its file. Of several files with one name, none can be used.
+    """
+    by_name: dict[str, list[Path]] = {}
+    for file in {os.path.realpath(file): file for file in find_config_files(paths)}.values():
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem)[:_MAX_ID]
+        by_name.setdefault(f"{name}.broken" if name == reserved else name, []).append(file)
+    return [_read_pipeline(name, files, check_stages) for name, files in by_name.items()]
 
 
-def read_pipeline(file: Path, check_stages: Callable[[Preprocess, Path], None]) -> Pipeline:
-    """Reads one file. Its name is empty if the file does not contain one."""
+def _read_pipeline(
+    name: str, files: Sequence[Path], check_stages: Callable[[Preprocess, Path], None]
+) -> Pipeline:
+    file = files[0]
     try:
+        if len(files) > 1:
+            others = ", ".join(map(str, files[1:]))
+            raise ConfigError(f"{file}: {others} has the same name. Rename all of them but one.")
+        if name.endswith(".broken"):
+            raise ConfigError(f"{file}: is named as a DAG of Trainyard. Rename it.")
         config = load_config(file)
         check_stages(config.preprocess, file)
     except ANY_ERROR as error:
-        name, values = _read_name_and_values(file)
+        values: dict[str, Any] = {}
+        with contextlib.suppress(*ANY_ERROR):
+            values = ConfigText.read(file).values
         return Pipeline(file, name, None, explain(file, error), values)
-    return Pipeline(file, config.pipeline, config)
+    return Pipeline(file, name, config)
 
 
 def explain(file: Path, error: BaseException) -> str:
@@ -213,94 +212,12 @@ def explain(file: Path, error: BaseException) -> str:
     )
 
 
-def _read_name_and_values(file: Path) -> tuple[str, dict[str, Any]]:
-    """Reads the name that a broken file gives to its pipeline, and its values."""
-    try:
-        values = ConfigText.read(file).values
-    except ANY_ERROR:
-        return _find_name_in_text(file), {}
-    name = values.get("pipeline")
-    return (name if isinstance(name, str) and _NAME.fullmatch(name) else ""), values
-
-
-def _find_name_in_text(file: Path) -> str:
-    try:
-        found = _NAME_LINE.search(read_text(file))
-    except ConfigError:
-        return ""
-    return found[1] if found else ""
-
-
-def _resolve_name_conflicts(
-    pipeline: Pipeline,
-    name_counts: Counter[str],
-    every_pipeline: Iterable[Pipeline],
-    reserved: Sequence[str],
-) -> Pipeline:
-    """Checks the name of a pipeline against the reserved names and the names in other files.
-
-    If several files have the same name, the file that is named after its pipeline keeps it. Without
-    such a file, all of them are broken.
-    """
-    if pipeline.name in reserved:
-        problem = (
-            f"pipeline: {pipeline.name} is the name of a DAG that Trainyard makes. "
-            "Choose another name."
-        )
-        return dataclasses.replace(
-            pipeline.with_problem(f"{locate_in_file(pipeline.file, ['pipeline'])}: {problem}"),
-            name="",
-        )
-    if not pipeline.name or name_counts[pipeline.name] == 1:
-        return pipeline
-    same = [other.file for other in every_pipeline if other.name == pipeline.name]
-    owners = [file for file in same if file.stem == pipeline.name]
-    if [pipeline.file] == owners:
-        return pipeline
-    others = ", ".join([str(file) for file in same if file != pipeline.file][:_MAX_LISTED_FILES])
-    problem = (
-        f"{locate_in_file(pipeline.file, ['pipeline'])}: pipeline: {pipeline.name} "
-        f"is also the name in {others}. Give each pipeline a different name."
-    )
-    is_first = not owners and pipeline.file == same[0]
-    problems = "\n".join(filter(None, [pipeline.problem, problem]))
-    return dataclasses.replace(
-        pipeline.with_problem(problems), name=pipeline.name if is_first else ""
-    )
-
-
-def _name_after_files(pipelines: Sequence[Pipeline], reserved: Sequence[str]) -> list[Pipeline]:
-    """Names the pipelines that have no name after their files."""
-    used_names = {pipeline.name for pipeline in pipelines} | set(reserved)
-    named = []
-    for pipeline in pipelines:
-        name = pipeline.name or _choose_unused_name(pipeline.file, used_names)
-        used_names.add(name)
-        named.append(dataclasses.replace(pipeline, name=name))
-    return named
-
-
-def _choose_unused_name(file: Path, used_names: set[str]) -> str:
-    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem)[:_MAX_ID] or "config"
-    names = [
-        stem,
-        f"{stem}.broken",
-        *(f"{stem}.broken{number}" for number in range(2, len(used_names) + 3)),
-    ]
-    return next(name for name in names if name not in used_names)
-
-
 _CheckStages = Callable[[Preprocess, Path], None]
 _Paths = Iterable[str | os.PathLike[str]]
 
 
-def make_dags(
-    paths: _Paths,
-    check_stages: _CheckStages,
-    models_dag: str = DAG_ID,
-    gc_dag: str = GC_DAG_ID,
-) -> dict[str, DAG]:
-    """Makes one DAG per config, by name, and one DAG that moves their models in and out of service.
+def make_dags(paths: _Paths, check_stages: _CheckStages, gc_dag: str = GC_DAG_ID) -> dict[str, DAG]:
+    """Makes one DAG per config, by name.
 
     If a config sets `storage.keep`, another DAG removes what it does not ask for.
 
@@ -310,37 +227,26 @@ def make_dags(
     Args:
       paths: YAML files, and folders of them.
       check_stages: `beam_jobs.stages.check_stages`, which operators may not import.
-      models_dag: the id of the DAG that moves models. Each DAG file of an Airflow needs its own,
-        because Airflow keeps only one DAG per id. In an Airflow of several teams, a shared DAG
-        would change its team whenever a file is parsed.
-      gc_dag: the id of the DAG that removes what is not needed, likewise.
+      gc_dag: the id of the DAG that removes what is not needed. Each DAG file of an Airflow needs
+        its own, because Airflow keeps only one DAG per id. In an Airflow of several teams, a shared
+        DAG would change its team whenever a file is parsed.
     """
-    pipelines = read_pipelines(paths, check_stages, reserved=[models_dag, gc_dag])
+    pipelines = read_pipelines(paths, check_stages, gc_dag)
     dags = {pipeline.name: _make_dag(pipeline) for pipeline in pipelines}
-    if configs := [pipeline.config for pipeline in pipelines if pipeline.config]:
-        dags[models_dag] = make_models_dag(configs, models_dag)
-        if keeping := [config for config in configs if config.storage.keep]:
-            dags[gc_dag] = make_gc_dag(keeping, gc_dag)
+    configs = [pipeline.config for pipeline in pipelines if pipeline.config]
+    if keeping := [config for config in configs if config.storage.keep]:
+        dags[gc_dag] = make_gc_dag(keeping, gc_dag)
     return dags
 
 
-def report_broken(
-    paths: _Paths,
-    check_stages: _CheckStages,
-    models_dag: str = DAG_ID,
-    gc_dag: str = GC_DAG_ID,
-) -> None:
+def report_broken(paths: _Paths, check_stages: _CheckStages, gc_dag: str = GC_DAG_ID) -> None:
     """Raises one ConfigError for all configs that cannot be used.
 
     It is meant for a DAG file without DAGs. The UI and `airflow dags list-import-errors` show its
     import error.
     """
-    problems = [
-        pipeline.problem
-        for pipeline in read_pipelines(paths, check_stages, reserved=[models_dag, gc_dag])
-        if pipeline.problem
-    ]
-    if problems:
+    pipelines = read_pipelines(paths, check_stages, gc_dag)
+    if problems := [pipeline.problem for pipeline in pipelines if pipeline.problem]:
         raise ConfigError("\n".join(problems))
 
 

@@ -30,7 +30,7 @@ async def serve_pages(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class BackgroundServices:
-    """Starts the orphan reaper and the check of confs together with the API server.
+    """Starts the orphan reaper together with the API server.
 
     Airflow has no other hook that is called only there.
     """
@@ -41,10 +41,8 @@ class BackgroundServices:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             from pipeline_ops.reaper import orphan_reaper
-            from pipeline_ops.ui import conf_check
 
             orphan_reaper.start()
-            conf_check.install()
         await self._app(scope, receive, send)
 
 

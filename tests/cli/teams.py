@@ -42,7 +42,7 @@ _DAG_FILE = """
 from beam_jobs.stages import check_stages
 from pipeline_ops.operators.dags import make_dags  # Airflow reads only files with these words
 
-globals().update(make_dags([{configs!r}], check_stages, models_dag={models_dag!r}))
+globals().update(make_dags([{configs!r}], check_stages))
 """
 _IMAGES_PER_CLASS = 40
 
@@ -65,10 +65,6 @@ class Team:
     @property
     def registry(self) -> Path:
         return self.folder / "registry"
-
-    @property
-    def models_dag(self) -> str:
-        return f"{self.name}_models"
 
     def layout(self, pipeline: str, storage: str = "storage") -> Layout:
         return Layout(open_root(self.folder / storage), pipeline)
@@ -153,7 +149,7 @@ def _make_folders(*teams: Team) -> None:
         for name in ("configs", "dags", "registry", "storage"):
             (team.folder / name).mkdir(exist_ok=True)
         (team.folder / "dags" / "pipelines.py").write_text(
-            _DAG_FILE.format(configs=str(team.configs), models_dag=team.models_dag)
+            _DAG_FILE.format(configs=str(team.configs))
         )
 
 

@@ -44,7 +44,7 @@ def test_every_broken_file_of_the_corpus_is_a_dag_and_the_good_one_beside_them_i
     for broken in ALL:
         broken.write(tmp_path)
     dags = make(tmp_path, good=named("good"))
-    assert len(dags) == len(ALL) + 2
+    assert len(dags) == len(ALL) + 1
     assert [task.task_id for task in dags["good"].tasks] == [
         "preprocess",
         "train",
@@ -52,7 +52,7 @@ def test_every_broken_file_of_the_corpus_is_a_dag_and_the_good_one_beside_them_i
         "export",
     ]
     assert dags["good"].tags == {"trainyard"}
-    for dag in (dag for name, dag in dags.items() if name not in ("good", "trainyard_models")):
+    for dag in (dag for name, dag in dags.items() if name != "good"):
         json.dumps(DagSerialization.to_dict(dag)).encode()
         assert str(tmp_path) in message(dag)
 
@@ -61,12 +61,10 @@ def test_it_keeps_name_and_tasks_says_what_is_wrong_and_takes_no_run(tmp_path):
     searched = (
         named("searched", "epochs: 3", "epoch: 3") + "search: {parameters: {train.seed: [1, 2]}}\n"
     )
-    dag = make(tmp_path, some_file=searched.replace("  gate:", "  approval: {}\n  gate:"))[
+    dag = make(tmp_path, searched=searched.replace("  gate:", "  approval: {}\n  gate:"))[
         "searched"
     ]
-    rule = (
-        f"{tmp_path}/some_file.yaml:8: train.epoch: unknown key; the nearest valid name is 'epochs'"
-    )
+    rule = f"{tmp_path}/searched.yaml:8: train.epoch: unknown key; the nearest valid name is"
     assert rule in message(dag)
     assert textwrap.indent(rule, "    ") in dag.doc_md
     assert rule[:60] in dag.description
@@ -97,52 +95,33 @@ def test_a_task_that_finds_its_yaml_broken_says_so_and_may_be_retried(tmp_path):
         assert not isinstance(failed.value, AirflowFailException)
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("pipeline: one  # a comment\n[", "one"),
-        ("pipeline: 'two'\n\t[", "two"),
-        ("pipeline: One\n", "file"),
-        ("pipeline: [a]", "file"),
-        ("[", "file"),
-    ],
-)
-def test_the_name_is_that_in_the_file_or_that_of_the_file(tmp_path, text, name):
-    assert name in make(tmp_path, file=text)
+def test_a_pipeline_is_named_as_its_file(tmp_path):
+    dags = make(tmp_path, one="[", two=named("other"), three=named("three"))
+    assert dags.keys() == {"one", "two", "three"}
+    assert "two.yaml:1: pipeline: must be the name of the file, two, got other" in message(
+        dags["two"]
+    )
+    assert "broken" not in dags["three"].tags
 
 
-def test_of_two_files_with_one_name_the_one_that_is_called_so_keeps_it(tmp_path):
-    """A copy of a config, whose name was not changed yet, stops nothing."""
-    dags = make(tmp_path, digits=named("digits"), a_copy=named("digits"))
-    assert "broken" not in dags["digits"].tags
-    assert (
-        f"{tmp_path}/a_copy.yaml:1: pipeline: digits is also the name in {tmp_path}/digits.yaml"
-        in message(dags["a_copy"])
+def test_of_two_files_with_one_name_none_is_used(tmp_path):
+    from beam_jobs.stages import check_stages
+    from pipeline_ops.operators.dags import make_dags
+
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        make(tmp_path / folder, same=named("same"))
+    dags = make_dags([tmp_path / "a", tmp_path / "b", tmp_path / "a"], check_stages)
+    assert f"{tmp_path}/a/same.yaml: {tmp_path}/b/same.yaml has the same name" in message(
+        dags["same"]
     )
 
 
-def test_a_broken_file_is_not_replaced_by_a_copy_of_it(tmp_path):
-    dags = make(tmp_path, digits=named("digits", "epochs", "epoch"), a_copy=named("digits"))
-    assert "train.epoch: unknown key" in message(dags["digits"])
-    assert "digits is also the name in" in message(dags["a_copy"])
-
-
-def test_two_files_with_one_name_that_neither_is_called_are_both_broken(tmp_path):
-    dags = make(tmp_path, one=named("same"), two=named("same"))
-    assert f"same is also the name in {tmp_path}/two.yaml" in message(dags["same"])
-    assert f"same is also the name in {tmp_path}/one.yaml" in message(dags["two"])
-
-
 def test_the_name_of_trainyards_own_dag_is_refused(tmp_path):
-    dags = make(tmp_path, mine=named("trainyard_models"), good=named("good"))
-    assert "trainyard_models is the name of a DAG that Trainyard makes" in message(dags["mine"])
-    assert dags["trainyard_models"].task_ids == ["move_champion"]
-
-
-def test_a_file_without_a_name_does_not_take_that_of_another_pipeline(tmp_path):
-    dags = make(tmp_path, b="[", a=named("b"))
-    assert "broken" not in dags["b"].tags
-    assert "b.yaml:1" in message(dags["b.broken"])
+    dags = make(tmp_path, trainyard_gc=named("trainyard_gc"), good=named("good"))
+    assert "trainyard_gc.yaml: is named as a DAG of Trainyard. Rename it" in message(
+        dags["trainyard_gc.broken"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +166,7 @@ def test_code_of_the_author_that_ends_python_is_a_problem_of_its_pipeline(tmp_pa
 
 def test_hidden_files_are_none_of_the_configs(tmp_path):
     (tmp_path / ".#digits.yaml").symlink_to("person@host.1234")
-    assert make(tmp_path, good=named("good")).keys() == {"good", "trainyard_models"}
+    assert make(tmp_path, good=named("good")).keys() == {"good"}
 
 
 def test_the_second_dag_file_lists_all_problems_and_makes_no_dag(tmp_path, monkeypatch):
@@ -199,7 +178,7 @@ def test_the_second_dag_file_lists_all_problems_and_makes_no_dag(tmp_path, monke
         (tmp_path / f"{name}.yaml").write_text(named(name, "epochs", "epoch"))
     monkeypatch.setenv("TRAINYARD_CONFIGS", str(tmp_path))
     bag = DagBag(ROOT / "dags", bundle_path=ROOT / "dags", bundle_name="dags")
-    assert bag.dags.keys() == {"good", "one", "two", "trainyard_models"}
+    assert bag.dags.keys() == {"good", "one", "two"}
     assert bag.import_errors.keys() == {"trainyard_broken.py"}
     assert all(
         f"{tmp_path}/{name}.yaml:8: train.epoch: unknown key"

@@ -43,25 +43,12 @@ def parsed() -> dict:
     return json.loads(output.stdout.splitlines()[-1])
 
 
-def test_every_config_becomes_a_dag_and_one_dag_moves_their_models(parsed):
-    assert parsed["dags"] == sorted(
-        [*(path.stem for path in (ROOT / "configs").glob("*.yaml")), "trainyard_models"]
-    )
+def test_every_config_becomes_a_dag(parsed):
+    assert parsed["dags"] == sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
 
 
 def test_the_dag_file_imports_nothing_heavy(parsed):
     assert [module for module in parsed["new"] if module.split(".")[0] in HEAVY] == []
-
-
-def test_a_dag_file_of_a_team_gives_the_dag_that_moves_its_models_an_id_of_its_own():
-    """Airflow keeps one DAG of an id: with the same one in two files, the members of one team would
-    move the models of the other."""
-    from beam_jobs.stages import check_stages
-    from pipeline_ops.operators.dags import make_dags
-
-    assert set(
-        make_dags([ROOT / "configs" / "digits.yaml"], check_stages, models_dag="vision_models")
-    ) == {"digits", "vision_models"}
 
 
 def bag(tmp_path, monkeypatch, *files: Path):

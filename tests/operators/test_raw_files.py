@@ -182,7 +182,7 @@ def test_with_days_in_the_source_runs_have_intervals_and_each_reads_its_own_fold
 
 def test_a_run_without_an_interval_says_so_before_any_work_and_may_name_its_folder(tmp_path):
     config = config_with(tmp_path, "0 3 * * *", "raw/{start:%Y-%m-%d}")
-    write_config(tmp_path, {"per_run": {"preprocess.source.path": ["raw/*"]}}, base=config)
+    write_config(tmp_path, {"per_run": {"preprocess.source.path": ["raw/"]}}, base=config)
     run = SimpleNamespace(conf={}, data_interval_start=None, data_interval_end=None)
     context = {"dag_run": run, "run_id": "manual__1", "task_state_store": {}}
     with pytest.raises(

@@ -216,12 +216,6 @@ def test_no_such_run_and_no_such_pipeline(client, run_writer, page):
     assert "<b>" not in answer.text
 
 
-def test_a_dag_of_ours_that_is_no_pipeline_is_not_among_the_models(client, whole_run):
-    page = client("viewer").get("/models").text
-    assert "pipeline digits" in page
-    assert "trainyard_models" not in page
-
-
 def test_who_may_promote_finds_the_form_beside_the_version_and_not_after_all_metrics(
     client, whole_run
 ):

@@ -6,8 +6,8 @@
 The command runs Airflow's programs as its children, each in a session of its own, so that Ctrl-C in
 a terminal reaches the command alone. It adopts every orphan below it, including jobs, and ends all
 of them before it ends. Another command with the same configs joins, and the first one waits for it
-at its end. If the command is killed, the kernel kills the programs with it. A job that they have
-started is ended by the orphan reaper of the next start, and its run is marked failed.
+at its end. If the command is killed, the kernel kills the programs with it. The next start ends the
+workers that they have left, the orphan reaper ends jobs, and the runs are marked failed.
 
     <home>/airflow.db, airflow.cfg, logs/     Airflow's own
     <home>/secrets.json, passwords.json       random, made before the first start, readable by the
@@ -58,6 +58,7 @@ from pipeline_ops.system.processes import (
     ProcessIdentity,
     end_descendants,
     find_descendants,
+    kill_processes,
     reap,
 )
 from pipeline_ops.system.temp_dirs import use_temporary_folder
@@ -332,6 +333,8 @@ def embedded_airflow(
                 )
             time.sleep(_POLL_SECONDS)
         adopt_orphans()
+        # Workers that a killed command has left. They never end by themselves.
+        kill_processes(("AIRFLOW_HOME", str(home.folder)), _GRACE_SECONDS)
         with (
             use_temporary_folder("airflow"),
             _run_programs(

@@ -83,14 +83,7 @@ def test_a_run_that_failed_and_a_run_that_is_late_are_told_once_each(airflow, fo
     [letter] = wait_until(lambda: letters(folder, "waiting"), 150)
     assert (letter["event"], letter["run_id"]) == ("late", late)
     assert letter["verdict"] == "still running 1 s after it was queued. Done: nothing yet"
-    logs = (
-        folder / "logs" / "dag_processor"
-    )  # Airflow's DAG processor notifies of the run's failure, too, a little later
-    wait_until(
-        lambda: any(
-            "failed of this run was sent before" in file.read_text() for file in logs.rglob("*.log")
-        )
-    )
+    wait_until(lambda: airflow.run("failing", failed)["state"] == "failed")
     assert len(letters(folder, "failing")) == len(letters(folder, "waiting")) == 1
 
 

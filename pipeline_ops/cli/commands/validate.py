@@ -17,7 +17,7 @@ from pipeline_ops.cli.arguments import (
     load_runnable,
     parse_overrides,
 )
-from pipeline_ops.cli.checks import find_executor_problems
+from pipeline_ops.cli.checks import check_executor
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.search import Search
@@ -61,8 +61,8 @@ def validate(arguments: argparse.Namespace) -> int:
 def _validate_file(file: Path, overrides: Mapping[str, Any], is_deep: bool) -> None:
     config = load_runnable(file, dict(overrides))
     check_storage(config)
-    if problems := list(find_executor_problems(config)):
-        raise ConfigError("\n".join(problems))
+    if problems := [each for each in check_executor(config) if each.problem]:
+        raise ConfigError("\n".join(f"{each.problem}. {each.cure}" for each in problems))
     if config.search:
         check_trials(config, plan_trials(config))
     lines = summarize_pipeline(config) | (_validate_deeply(config) if is_deep else {})

@@ -1,11 +1,20 @@
-"""`trainyard explain CONFIG`: the actions of a run, task by task, with reasons. Starts no job."""
+"""`trainyard explain CONFIG`: the actions of a run, task by task, with reasons. Starts no job.
+
+With `--hosts`, it shows instead where each task runs, and the host and role of each process of the
+training. It reaches no host for that.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures
 from pipeline_ops.cli.arguments import (
@@ -17,7 +26,8 @@ from pipeline_ops.cli.arguments import (
     parse_overrides,
 )
 from pipeline_ops.config.evaluate import Approval
-from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts
+from pipeline_ops.config.pipeline import TASKS, PipelineConfig
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.trials import (
@@ -30,6 +40,9 @@ from pipeline_ops.planning.trials import (
     read_trial_result,
 )
 from pipeline_ops.storage.open_store import open_near
+
+if TYPE_CHECKING:
+    from pipeline_ops.launch.plan import Host
 
 _PLACEHOLDER_RUN_ID = "explain"  # the run id takes no part in a fingerprint
 
@@ -52,12 +65,21 @@ def add_parser(commands: Commands) -> None:
         "Starts no job.",
     )
     add_config(parser)
+    parser.add_argument(
+        "--hosts",
+        action="store_true",
+        help="Show instead where each task runs, the host and the role of each training process, "
+        "and the request to Slurm or Kubernetes. Contacts no host.",
+    )
     add_overrides(parser)
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    overrides = parse_overrides(arguments.overrides)
-    for forecast in forecast_run(load_checked(arguments.config, overrides)):
+    config = load_checked(arguments.config, parse_overrides(arguments.overrides))
+    if arguments.hosts:
+        print("\n\n".join(_describe_hosts(config)))
+        return 0
+    for forecast in forecast_run(config):
         print(f"{forecast.task:<11}{forecast.action:<8}{forecast.reason}")
     return 0
 
@@ -162,3 +184,58 @@ def _list_failed_rules(config: PipelineConfig, uri: str) -> list[str]:
     evaluation = EvaluationFigures.model_validate(manifest.figures)
     failed = [rule.text for rule in evaluation.rules if not rule.passed]
     return [] if evaluation.gate_passed else failed
+
+
+def _describe_hosts(config: PipelineConfig) -> Iterator[str]:
+    """Yields the tasks that run elsewhere, the processes of the gang, and a cluster's requests.
+
+    Without `train.hosts`, the gang is where its task is. All hosts are taken to be available, and
+    values that a host determines itself, its ports and its number of cores, are named.
+    """
+    from pipeline_ops.jobs.places.slurm import build_sbatch_command
+    from pipeline_ops.launch.launchers import build_batch_script, build_manifests, count_nodes
+    from pipeline_ops.launch.plan import build_launch_plan
+
+    places = [
+        f"{task:<12}{hosts.launcher:<12}hosts/{getattr(config, task).runs_on}.yaml"
+        for task in TASKS
+        if (hosts := config.find_job_hosts(task))
+    ]
+    if places:
+        yield "\n".join(["task        runs on", *places])
+    hosts, gang = config.hosts, _allocate_hosts(config.hosts)
+    attempt: Attempt = Attempt(Layout(config.root, config.pipeline).attempts("RUN", "train"))
+    plan = build_launch_plan(config.train, gang, attempt, Path("WORK"))
+    if plan.needs_ports:
+        first = hosts.ports[0] if hosts and hosts.ports else 0
+        ports = (itertools.count(first) if first else itertools.repeat(0) for _ in gang)
+        plan = plan.with_ports(dict(zip((host.name for host in gang), ports, strict=True)))
+    yield str(plan)
+    name, folder = f"trainyard-{config.pipeline}", attempt.folder
+    if isinstance(hosts, SlurmHosts):
+        log = folder / "slurm.log"
+        yield " ".join(build_sbatch_command(hosts, name, log, count_nodes(hosts)))
+        yield build_batch_script(hosts, folder).strip()
+    elif isinstance(hosts, KubernetesHosts):
+        name, timeout_seconds = name.replace("_", "-"), config.train.timeout_seconds
+        items = build_manifests(hosts, name, str(folder), timeout_seconds)
+        yield json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2)
+
+
+def _allocate_hosts(hosts: Hosts | None) -> list[Host]:
+    """Makes names for the hosts that a cluster would allocate."""
+    from pipeline_ops.launch.launchers import LocalLauncher, SshLauncher
+    from pipeline_ops.launch.plan import Host
+
+    match hosts:
+        case SlurmHosts(nodes=nodes, workers_per_node=workers, cores_per_node=cores):
+            names = [f"node-{number}" for number in range(1, nodes + 1)]
+            return [Host(name=n, address=n, workers=workers, cores=cores or 0) for n in names]
+        case KubernetesHosts(pods=pods, workers_per_pod=workers):
+            names = [f"pod-{number}" for number in range(pods)]
+            return [Host(name=n, address=n, workers=workers) for n in names]
+        case SshHosts():
+            return SshLauncher(hosts).allocate(lambda: None)
+        case LocalHosts(workers=workers, cores=cores):
+            return LocalLauncher(workers, cores or 0).allocate(lambda: None)
+    return LocalLauncher().allocate(lambda: None)

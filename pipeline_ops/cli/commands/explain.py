@@ -171,19 +171,16 @@ def _forecast_job(
     if upstream := [name for name in KINDS[job].reads if name in runs]:
         verb = "runs" if len(upstream) == 1 else "run"
         return Forecast(job, "runs", f"because {' and '.join(upstream)} {verb}")
-    if job == "export" and (failed := _list_failed_rules(config, manifests["evaluate"])):
-        return Forecast(job, "skipped", f"the gate did not pass: {'; '.join(failed)}")
+    if job == "export":
+        manifest = read_manifest(open_near(config.root, manifests["evaluate"]))
+        evaluation = EvaluationFigures.model_validate(manifest.figures)
+        failed = "; ".join(rule.text for rule in evaluation.rules if not rule.passed)
+        if failed and not evaluation.gate_passed:
+            return Forecast(job, "skipped", f"the gate did not pass: {failed}")
     plan = plan_job(job, config, _PLACEHOLDER_RUN_ID, manifests)
     if plan.is_cached:
         manifests[job] = str(plan.manifest)
     return Forecast(job, "cached" if plan.is_cached else "runs", plan.reason)
-
-
-def _list_failed_rules(config: PipelineConfig, uri: str) -> list[str]:
-    manifest = read_manifest(open_near(config.root, uri))
-    evaluation = EvaluationFigures.model_validate(manifest.figures)
-    failed = [rule.text for rule in evaluation.rules if not rule.passed]
-    return [] if evaluation.gate_passed else failed
 
 
 def _describe_hosts(config: PipelineConfig) -> Iterator[str]:

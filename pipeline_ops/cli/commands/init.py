@@ -136,7 +136,14 @@ def init(arguments: argparse.Namespace) -> int:
     text = render_config(facts)
     config = _load_text(text, output)
     if weights:
-        _check_weights(weights.absolute(), output, facts, config)
+        shape = (facts.settings.height, facts.settings.width, facts.settings.channels)
+        make_path_input(weights.absolute())
+        training = PlannedTraining.from_config(config, sys.executable).model_copy(
+            update={"config_file": str(output), "weights": str(weights.absolute())}
+        )
+        with tempfile.TemporaryDirectory() as temporary:
+            verdicts = open_path(temporary)
+            validate_training(training, data.task, shape, len(data.labels), verdicts)
     if not arguments.no_measure:
         budget = _measure(facts, config, arguments.minutes)
         facts = facts._replace(settings=budget.settings, budget=budget)
@@ -216,18 +223,6 @@ def _load_text(text: str, output: Path) -> PipelineConfig:
                 f"{str(error).replace(str(file), output.name)}"
             ) from error
     return config
-
-
-def _check_weights(weights: Path, output: Path, facts: ConfigFacts, config: PipelineConfig) -> None:
-    """Raises ConfigError if the weights do not fit the model."""
-    settings, data = facts.settings, facts.data
-    shape = (settings.height, settings.width, settings.channels)
-    make_path_input(weights)
-    training = PlannedTraining.from_config(config, sys.executable)
-    training = training.model_copy(update={"config_file": str(output), "weights": str(weights)})
-    with tempfile.TemporaryDirectory() as folder:
-        verdicts = open_path(folder)
-        validate_training(training, data.task, shape, len(data.labels), verdicts)
 
 
 def _measure(facts: ConfigFacts, config: PipelineConfig, minutes: float) -> Budget:

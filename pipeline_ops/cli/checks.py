@@ -32,7 +32,6 @@ from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.raw_data.folder import find_raw_folder, read_folder_state, validate_folder
-from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host_check import Finding, check_host
 from pipeline_ops.system.network_namespace import CLOSE_PORTS, OPEN_PORTS, find_isolation_problem
 from pipeline_ops.user_code.interpreter import read_versions
@@ -50,13 +49,34 @@ _MAX_SKEW_SECONDS = 120.0
 
 def check_store(config: PipelineConfig) -> Iterator[Finding]:
     """Writes, reads and removes a file, tries a conditional write, and compares the clocks."""
-    check = "storage.root"
-    if config.root.is_local and not config.root.local.exists():
-        yield _describe_missing_root(config)
+    check, root = "storage.root", config.root
+    if root.is_local and not root.local.exists():
+        # The first run makes it. If hosts share it, its file system is not mounted here.
+        places = [config.hosts, *map(config.find_job_hosts, TASKS)]
+        is_shared = any(hosts and hosts.launcher != "local" for hosts in places)
+        yield Finding(
+            check=check,
+            problem=f"{root.local} does not exist",
+            cure=f"Mount its file system, or make it: mkdir -p {shlex.quote(str(root.local))}"
+            if is_shared
+            else "If it belongs to a file system, mount that. Otherwise the first run makes it.",
+            is_warning=not is_shared,
+        )
         return
+    probe, content = root / f".probe.{secrets.token_hex(8)}", secrets.token_bytes(64)
     try:
         check_storage(config)
-        skew_seconds = _try_file(config.root)
+        try:
+            before = time.time()
+            probe.write(content)
+            entry = probe.stat()
+            if entry is None or probe.read() != content:
+                raise TrainyardError(
+                    f"{root}: a file that was just written is missing or has another content"
+                )
+            skew_seconds = entry.modified - before
+        finally:
+            probe.remove()
     except (TrainyardError, OSError) as error:
         cure = f"Correct `storage` in {config.file}, or give this user the right to write there."
         yield make_finding(check, error, cure)
@@ -71,40 +91,6 @@ def check_store(config: PipelineConfig) -> Iterator[Finding]:
         "refuse signed requests with a wrong time",
         cure="Set this host's clock, as with chrony.",
     )
-
-
-def _describe_missing_root(config: PipelineConfig) -> Finding:
-    """A missing folder is a warning before the first run, which makes it on this host.
-
-    If other hosts share it, it is a problem: its file system is not mounted here.
-    """
-    root = config.root.local
-    places = [config.hosts, *map(config.find_job_hosts, TASKS)]
-    is_shared = any(hosts and hosts.launcher != "local" for hosts in places)
-    return Finding(
-        check="storage.root",
-        problem=f"{root} does not exist",
-        cure=f"Mount its file system, or make it: mkdir -p {shlex.quote(str(root))}"
-        if is_shared
-        else "If it belongs to a file system, mount that. Otherwise the first run makes it.",
-        is_warning=not is_shared,
-    )
-
-
-def _try_file(root: StorePath) -> float:
-    """Returns by how many seconds the store's clock is ahead. Raises TrainyardError."""
-    probe, content = root / f".probe.{secrets.token_hex(8)}", secrets.token_bytes(64)
-    try:
-        before = time.time()
-        probe.write(content)
-        entry = probe.stat()
-        if entry is None or probe.read() != content:
-            raise TrainyardError(
-                f"{root}: a file that was just written is missing or has another content"
-            )
-        return entry.modified - before
-    finally:
-        probe.remove()
 
 
 def check_raw_data(config: PipelineConfig) -> Iterator[Finding]:
@@ -146,7 +132,9 @@ def check_engine(config: PipelineConfig) -> Iterator[Finding]:
     runner = config.preprocess.runner
     if not runner.has_job_server:
         return
+    from beam_jobs.engine import check_workers
     from beam_jobs.engine_job import EngineJob
+    from beam_jobs.exchange import Exchange
 
     name = f"{runner.name} at {runner.endpoint}"
     try:
@@ -155,23 +143,17 @@ def check_engine(config: PipelineConfig) -> Iterator[Finding]:
         yield make_finding(name, error, "Correct preprocess.runner.")
     else:
         yield Finding(check=name, problem=warning, is_warning=bool(warning))
-        if not warning:
-            yield _check_workers(config)
-
-
-def _check_workers(config: PipelineConfig) -> Finding:
-    from beam_jobs.engine import check_workers
-    from beam_jobs.exchange import Exchange
-
-    runner = config.preprocess.runner
-    name = f"the workers of {runner.name} at {runner.worker_pool}"
-    try:
-        plan = plan_job("preprocess", config, "doctor", {})
-        folder = work_folder(plan.manifest.parent) / f"doctor-{secrets.token_hex(4)}"
-        check_workers(plan.request, runner, Exchange(folder))
-    except TrainyardError as error:
-        return make_finding(name, error, "Correct preprocess.runner, or the workers.")
-    return Finding(check=name)
+        if warning:
+            return
+        name = f"the workers of {runner.name} at {runner.worker_pool}"
+        try:
+            plan = plan_job("preprocess", config, "doctor", {})
+            folder = work_folder(plan.manifest.parent) / f"doctor-{secrets.token_hex(4)}"
+            check_workers(plan.request, runner, Exchange(folder))
+        except TrainyardError as error:
+            yield make_finding(name, error, "Correct preprocess.runner, or the workers.")
+        else:
+            yield Finding(check=name)
 
 
 _DISTRIBUTION = "airflow-provider-trainyard"
@@ -413,3 +395,15 @@ def _check_shared_folder(check: str, hosts: SshHosts, config: PipelineConfig) ->
                 )
     finally:
         probe.remove()
+
+
+def check_all(config: PipelineConfig) -> Iterator[Finding]:
+    """Makes all checks of a pipeline, besides those of this host."""
+    yield from check_packages(config)
+    yield from check_executor(config)
+    yield from check_store(config)
+    yield from check_raw_data(config)
+    yield from check_engine(config)
+    yield from check_signing_key(config)
+    yield from check_places(config)
+    yield from check_gang_ports(config)

@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.cli.arguments import Commands, add_command, add_config
-from pipeline_ops.cli.checks import (
-    check_engine,
-    check_executor,
-    check_gang_ports,
-    check_packages,
-    check_places,
-    check_raw_data,
-    check_signing_key,
-    check_store,
-    check_this_host,
-    make_finding,
-)
-from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.cli.checks import check_all, check_this_host, make_finding
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.system.host_check import Finding
-
-_CHECKS: tuple[Callable[[PipelineConfig], Iterable[Finding]], ...] = (
-    check_packages,
-    check_executor,
-    check_store,
-    check_raw_data,
-    check_engine,
-    check_signing_key,
-    check_places,
-    check_gang_ports,
-)
 
 
 def add_parser(commands: Commands) -> None:
@@ -86,5 +64,4 @@ def find_all(file: Path | None) -> Iterator[Finding]:
             yield make_finding(str(file), error, cure)
     yield from check_this_host(config)
     if config:
-        for check in _CHECKS:
-            yield from check(config)
+        yield from check_all(config)

@@ -88,10 +88,8 @@ def forecast_run(config: PipelineConfig) -> Iterator[Forecast]:
     """Yields a forecast for each task, in order.
 
     A task whose inputs do not exist yet cannot be planned. Its forecast is `runs`, though it may
-    find its result cached if the inputs turn out to be unchanged.
-
-    Raises:
-      DataError: the raw data, or an artifact, is missing.
+    find its result cached if the inputs turn out to be unchanged. Raises DataError if the raw data,
+    or an artifact, is missing.
     """
     manifests: dict[str, str] = {}
     runs: list[str] = []

@@ -169,11 +169,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def add_to_catalogue(text: str, name: str) -> str:
-    """Adds a stage to the catalogue's source: its import, sorted for the linter, and its entry.
-
-    Raises:
-      ConfigError: the source does not look as expected.
-    """
+    """Adds a stage to the catalogue's source: its import, sorted for the linter, and its entry."""
     head, start, rest = text.partition("from beam_jobs.stages import (\n")
     modules, end, rest = rest.partition(")\n")
     entries, last, tail = rest.partition("\n}\n")

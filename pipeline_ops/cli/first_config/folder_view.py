@@ -102,10 +102,8 @@ class FolderView:
     def find_images_folder(self, names: Sequence[str], beside: str) -> tuple[str, int]:
         """The folder at which some paths of images start, and the number of images found there.
 
-        Args:
-          names: paths, as an annotation file has them.
-          beside: the key of that file. Of folders with equally many images, the folder of the file
-            is taken, then one whose name is a word of its key, and then the first by name.
+        Of folders with equally many images, that of the annotation file with the key `beside` is
+        taken, then one whose name is a word of the key, and then the first by name.
         """
         votes: Counter[str] = Counter()
         for given in names:

@@ -169,7 +169,8 @@ def choose_settings(data: DataSummary, has_gpu: bool, weights: str = "") -> Firs
     if not is_detection:
         recipe = adapt_to_weights(recipe, weights)
     num_train = max(1, data.num_images["train"])
-    batch = _choose_batch(num_train, recipe.batch_size)
+    # A power of two, so that an epoch has at least four steps if there are enough images.
+    batch = int(min(recipe.batch_size, 2 ** int(math.log2(max(2, num_train // 4)))))
     steps_per_epoch = num_train / batch
     return FirstSettings(
         channels=1 if data.sample.is_grey else 3,
@@ -223,11 +224,6 @@ def _choose_detector_size(data: DataSummary) -> tuple[int, int, str]:
 
 def _round_size(pixels: float) -> int:
     return max(_STEP_PIXELS, round(pixels / _STEP_PIXELS) * _STEP_PIXELS)
-
-
-def _choose_batch(num_train: int, largest: int) -> int:
-    """A power of two, so that an epoch has at least four steps if there are enough images."""
-    return int(min(largest, 2 ** int(math.log2(max(2, num_train // 4)))))
 
 
 def _choose_recipe(data: DataSummary, side: int, has_gpu: bool) -> Recipe:

@@ -26,13 +26,12 @@ from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.places.open_place import make_place
 from pipeline_ops.jobs.places.ssh import SshPlace, build_ssh_command
 from pipeline_ops.jobs.remote_host import Answer, Question
-from pipeline_ops.jobs.workspace import find_jobs_folder
 from pipeline_ops.launch.train import choose_isolation
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.raw_data.folder import find_raw_folder, read_folder_state, validate_folder
-from pipeline_ops.system.host_check import Finding, check_host
+from pipeline_ops.system.host_check import Finding
 from pipeline_ops.system.network_namespace import CLOSE_PORTS, OPEN_PORTS, find_isolation_problem
 from pipeline_ops.user_code.interpreter import read_versions
 
@@ -159,14 +158,6 @@ def check_engine(config: PipelineConfig) -> Iterator[Finding]:
 _DISTRIBUTION = "airflow-provider-trainyard"
 _EQUIVALENTS = {"tensorflow": "tensorflow-cpu", "tensorflow-cpu": "tensorflow"}
 """Packages of which a host has either one: the first with GPUs, the second without."""
-
-
-def check_this_host(config: PipelineConfig | None) -> Iterator[Finding]:
-    """Checks Python, disks, shared memory, limits and GPUs."""
-    folders = {"the local folder of jobs": find_jobs_folder()}
-    if config and config.root.is_local:
-        folders["storage.root"] = config.root.local
-    yield from check_host(folders)
 
 
 def check_packages(config: PipelineConfig) -> Iterator[Finding]:
@@ -323,15 +314,12 @@ def _check_place(check: str, use: _Use) -> Iterator[Finding]:
     if use.tasks and isinstance(use.hosts, SlurmHosts):
         extras = _find_extras(use.users)
         versions = place.find_versions(list_packages(extras))
-        findings.append(_compare_packages(check, extras, versions, _locate_python(use.hosts)))
+        python = f"{use.hosts.python or sys.executable} there"
+        findings.append(_compare_packages(check, extras, versions, python))
     findings = [each for each in findings if each.problem]
     yield from (each.model_copy(update={"check": check}) for each in findings)
     if not findings:
         yield Finding(check=check)
-
-
-def _locate_python(hosts: Hosts) -> str:
-    return f"{hosts.python or sys.executable} there"
 
 
 def _check_ssh_hosts(check: str, hosts: SshHosts, use: _Use) -> Iterator[Finding]:
@@ -367,8 +355,8 @@ def _judge_host(where: str, answer: Answer, first: Answer, use: _Use) -> Iterato
             problem=f"its clock differs by {answer.time - time.time():.0f} s",
             cure="Set its clock, as with chrony.",
         )
-    packages, extras = f"{where}: packages", _find_extras(use.users)
-    yield _compare_packages(packages, extras, answer.versions, _locate_python(use.hosts))
+    packages, python = f"{where}: packages", f"{use.hosts.python or sys.executable} there"
+    yield _compare_packages(packages, _find_extras(use.users), answer.versions, python)
     pairs = set(answer.versions.items()) ^ set(first.versions.items())
     differing = sorted(f"{name} {version}" for name, version in pairs if name in use.packages)
     if differing:
@@ -398,7 +386,7 @@ def _check_shared_folder(check: str, hosts: SshHosts, config: PipelineConfig) ->
 
 
 def check_all(config: PipelineConfig) -> Iterator[Finding]:
-    """Makes all checks of a pipeline, besides those of this host."""
+    """Makes all checks of a pipeline besides those of this host."""
     yield from check_packages(config)
     yield from check_executor(config)
     yield from check_store(config)

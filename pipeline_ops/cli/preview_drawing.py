@@ -48,16 +48,12 @@ class _Row:
     outcome: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Preview:
-    """The picture, as a PNG file, and the number of examples by outcome."""
-
-    png: bytes
-    outcomes: dict[str, int]
-
-
-def draw_preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Preview:
+def draw_preview(
+    config: PipelineConfig, stage: str | None, num_examples: int
+) -> tuple[bytes, dict[str, int]]:
     """Draws the whole chain of a pipeline, or one of its stages.
+
+    Returns the picture, as a PNG file, and the number of examples by outcome.
 
     Of two stages with the same name, the first is drawn. The raw examples are spread over the whole
     set, and are the same on every call. Raises StageFailed if a stage has a bug.
@@ -89,7 +85,7 @@ def draw_preview(config: PipelineConfig, stage: str | None, num_examples: int) -
     strips = [_draw_row(row, num_after) for row in rows]
     # In two columns if each example stays one example.
     png = draw_grid(strips, columns=2 if num_after == 1 and len(strips) > 1 else 1)
-    return Preview(png, dict(sorted(outcomes.items())))
+    return png, dict(sorted(outcomes.items()))
 
 
 def _run_stages(

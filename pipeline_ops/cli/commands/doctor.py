@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.cli.arguments import Commands, add_command, add_config
-from pipeline_ops.cli.checks import check_all, check_this_host, make_finding
+from pipeline_ops.cli.checks import check_all, make_finding
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, ExitCode
-from pipeline_ops.system.host_check import Finding
+from pipeline_ops.jobs.workspace import find_jobs_folder
+from pipeline_ops.system.host_check import Finding, check_host
 
 
 def add_parser(commands: Commands) -> None:
@@ -62,6 +63,9 @@ def find_all(file: Path | None) -> Iterator[Finding]:
         except ConfigError as error:
             cure = f"Correct {file}. `trainyard validate {file}` shows whether it is right."
             yield make_finding(str(file), error, cure)
-    yield from check_this_host(config)
+    folders = {"the local folder of jobs": find_jobs_folder()}
+    if config and config.root.is_local:
+        folders["storage.root"] = config.root.local
+    yield from check_host(folders)
     if config:
         yield from check_all(config)

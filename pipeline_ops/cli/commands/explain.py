@@ -31,7 +31,6 @@ from pipeline_ops.config.pipeline import TASKS, PipelineConfig
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.trials import (
-    Trial,
     build_trial_config,
     choose_best_trial,
     get_monitor,
@@ -121,7 +120,13 @@ def _forecast_trials(
 ) -> Iterator[Forecast]:
     """Yields a forecast for each trial, and one for the choice between them."""
     trials, monitor, trained = plan_trials(config), get_monitor(config), dict[int, str]()
-    pruned = _find_pruned(config, trials, manifests)
+    search, pruned = config.search, dict[int, str]()
+    if search and search.pruner != "none" and "preprocess" in manifests:
+        from pipeline_ops.jobs.study import find_pruned  # imports Optuna
+
+        first = build_trial_config(config, trials[0])
+        fingerprint = plan_job("train", first, _PLACEHOLDER_RUN_ID, manifests).request.fingerprint
+        pruned = find_pruned(plan_pruning(config, search, 0, fingerprint))
     for trial in trials:
         trial_manifests = dict(manifests)
         forecast = _forecast_job("train", build_trial_config(config, trial), trial_manifests, runs)
@@ -130,16 +135,14 @@ def _forecast_trials(
         elif trial.number in pruned:
             forecast = Forecast(trial.name, "skipped", pruned[trial.number])
         yield Forecast(trial.name, forecast.action, f"{forecast.reason} ({trial})")
-    results = [
-        read_trial_result(trial, open_near(config.root, trained[trial.number]), monitor)
-        for trial in trials
-        if trial.number in trained
-    ]
-    found = (
-        choose_best_trial(results, monitor)
-        if trained.keys() | pruned.keys() == set(range(len(trials)))
-        else None
-    )
+    found = None
+    if trained.keys() | pruned.keys() == set(range(len(trials))):
+        results = [
+            read_trial_result(trial, open_near(config.root, trained[trial.number]), monitor)
+            for trial in trials
+            if trial.number in trained
+        ]
+        found = choose_best_trial(results, monitor)
     if found is None:
         runs.append("train")
         yield Forecast("train", "runs", f"uses the trial with the best {monitor}")
@@ -147,20 +150,6 @@ def _forecast_trials(
         manifests["train"] = trained[found.best]
         best = found.winner
         yield Forecast("train", "cached", f"uses {best.trial.name}, {monitor} {best.figure:.4f}")
-
-
-def _find_pruned(
-    config: PipelineConfig, trials: list[Trial], manifests: dict[str, str]
-) -> dict[int, str]:
-    """Finds the trials that an unchanged run has pruned, by number, with the reasons."""
-    search = config.search
-    if search is None or search.pruner == "none" or "preprocess" not in manifests:
-        return {}
-    from pipeline_ops.jobs.study import find_pruned
-
-    first = build_trial_config(config, trials[0])
-    fingerprint = plan_job("train", first, _PLACEHOLDER_RUN_ID, manifests).request.fingerprint
-    return find_pruned(plan_pruning(config, search, 0, fingerprint))
 
 
 def _forecast_job(

@@ -116,7 +116,12 @@ def recognise_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
             name.endswith(".xml" if "/" in name else _ANNOTATIONS) for name in names
         )
         certainty = Certainty.LIKELY if may_be_annotated else Certainty.CERTAIN
-        reason = _describe_classes(images) + _say_splits(find_split_folders(source, listing))
+        *first, last = [f"{number:,}" for _, number in sorted(images.items())]
+        numbers = f"{', '.join(first)} and {last}"
+        if len(images) > 5:
+            numbers = f"{min(images.values()):,} to {max(images.values()):,}"
+        reason = f"{len(images):,} class folders with {numbers} images"
+        reason += _say_splits(find_split_folders(source, listing))
         yield SourceMatch("image_folder", certainty, reason, keys, below)
 
 
@@ -126,14 +131,6 @@ def _has_repeated_folders(listing: Listing) -> bool:
     pairs = {tuple(file.key.split("/")[:2]) for file in listing.files if file.key.count("/") > 1}
     numbers = Counter(inner for _, inner in pairs)
     return not find_split_names(outer) and len(numbers) > 1 and min(numbers.values()) > 1
-
-
-def _describe_classes(images: Counter[str]) -> str:
-    *first, last = [f"{number:,}" for _, number in sorted(images.items())]
-    numbers = f"{', '.join(first)} and {last}"
-    if len(images) > 5:
-        numbers = f"{min(images.values()):,} to {max(images.values()):,}"
-    return f"{len(images):,} class folders with {numbers} images"
 
 
 def _say_splits(folders: Iterable[str]) -> str:
@@ -149,25 +146,23 @@ def recognise_voc(view: FolderView) -> Iterator[SourceMatch | str]:
         for file in files[:MAX_CANDIDATES]
     ):
         return
-    best: dict[str, tuple[int, VocSource]] = {}
-    for below, *folders in _pair_voc_folders(view, files):
-        images, annotations = folders
-        source = VocSource(type="voc", path=".", images=images, annotations=annotations)
+    best: dict[str, tuple[Any, ...]] = {}
+    for below, images, texts in _pair_voc_folders(view, files):
+        source = VocSource(type="voc", path=".", images=images, annotations=texts)
         pictures, annotated = find_voc_files(view.enter(below), source)
-        number = len(pictures.keys() & annotated)
-        best[below] = max(best.get(below, (0, source)), (number, source), key=lambda pair: pair[0])
+        found = (pictures.keys() & annotated.keys(), source, pictures, annotated)
+        best[below] = max(best.get(below, found), found, key=lambda each: len(each[0]))
     if not best:
         first = posixpath.splitext(posixpath.basename(files[0].key))[0]
         yield (
             f"{files[0].key} is an annotation of Pascal VOC, but there is no image {first}.jpg. "
             "Add the images, or name the folder that holds both"
         )
-    for below, (_, source) in sorted(best.items()):
-        pictures, annotated = find_voc_files(view.enter(below), source)
+    for below in sorted(best):
+        both, source, pictures, annotated = best[below]
         keys, remark = _read_voc_lists(view, below, pictures.keys() | annotated.keys())
         keys |= _unless("images", source.images, "JPEGImages")
         keys |= _unless("annotations", source.annotations, "Annotations")
-        both = pictures.keys() & annotated.keys()
         splits = find_split_names(sorted({name.partition("/")[0] for name in both}))
         reason = (
             f"{count(len(annotated), 'XML file')}{_say_folder(source.annotations)}, and "
@@ -815,8 +810,7 @@ KINDS = {
 def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
     """Finds the kind of a data set. `only` is one of KINDS, if the user has chosen it.
 
-    Raises:
-      DataError: no kind fits, or several fit equally. The message says what the folder holds.
+    Raises DataError if no kind fits, or several fit equally. It says what the folder holds.
     """
     place = str(view.folder / (view.named_file or ""))
     if not view.files:

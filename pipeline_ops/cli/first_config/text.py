@@ -43,8 +43,7 @@ def render_config(facts: ConfigFacts) -> str:
         reason=textwrap.wrap(make_printable(f"{facts.reason}."), _MAX_HEAD_COLUMNS - 2),
         classes=describe_classes(facts.data.labels, with_counts=True),
         sizes=describe_sizes(facts.data),
-        split_reason=_describe_split(facts.data),
-        rejects=_describe_rejects(facts.data),
+        num_images=describe_splits(facts.data),
         number="{:,}".format,
         make_printable=make_printable,
         dump=_dump,
@@ -81,14 +80,6 @@ def _dump(value: Any) -> str:
     ).rstrip("\n")
 
 
-def _describe_rejects(data: DataSummary) -> str:
-    seen = f"{data.num_rejects:,} are expected now" if data.num_rejects else "none was found"
-    if data.allowed_rejects == data.num_rejects:
-        return seen
-    decoded = f"{data.num_decoded:,} of {data.total:,} images were decoded"
-    return f"{decoded}, {seen}, and a hundredth is allowed besides"
-
-
 def describe_sizes(data: DataSummary) -> str:
     """The range of the sizes of the decoded images, as width x height."""
     heights, widths = zip(*data.sample.sizes, strict=True)
@@ -97,13 +88,6 @@ def describe_sizes(data: DataSummary) -> str:
     return f"{len(heights):,} decoded images have {sizes} pixels (width x height)"
 
 
-def _describe_split(data: DataSummary) -> str:
-    numbers = ", ".join(f"{number:,} {name}" for name, number in data.num_images.items())
-    given = data.given_splits
-    if len(given) == 3:
-        return f"not used: the data has splits ({numbers})"
-    if given:
-        missing = " and ".join(name for name in data.num_images if name not in given)
-        return f"the data has {' and '.join(given)}; {missing} is cut from train ({numbers})"
-    exact = "; stratify keeps to the shares in each class" if data.split.stratify else ""
-    return f"{numbers}{exact}"
+def describe_splits(data: DataSummary) -> str:
+    """The numbers of images in the splits."""
+    return ", ".join(f"{number:,} {name}" for name, number in data.num_images.items())

@@ -53,10 +53,11 @@ def import_od_api(arguments: argparse.Namespace) -> int:
     output: Path | None = arguments.output
     if output is not None and output.exists():
         raise ConfigError(f"{output}: already exists. Choose another name, or remove the file.")
-    converted = convert(arguments.pipeline_config, arguments.num_examples)
+    name = output.stem if output else ""
+    converted = convert(arguments.pipeline_config, arguments.num_examples, name)
     text = converted.to_yaml()
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"{arguments.pipeline_config.stem}.yaml"
+        file = Path(folder) / f"{converted.sections['pipeline']}.yaml"
         file.write_text(text, encoding="utf-8")
         try:
             load_checked(file)

@@ -19,12 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
-from pipeline_ops.jobs.places.kubernetes_manifest import (
-    CONTAINER,
-    INSTANCE_LABEL,
-    RBAC_FILE,
-    open_configuration,
-)
+from pipeline_ops.jobs.places.kubernetes_manifest import INSTANCE_LABEL
+from pipeline_ops.jobs.places.pod_exec import CONTAINER, RBAC_FILE, open_configuration
 from pipeline_ops.system.host_check import Finding
 
 if TYPE_CHECKING:

@@ -93,7 +93,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/cli": (
         up_to("planning")
         | {"airflow_connections", "cli", "launch", "od_api", "beam_jobs.stages", "beam_jobs"},
-        {"httpx", "packaging", "psutil", "rich", "yaml"},
+        {"httpx", "jinja2", "packaging", "psutil", "rich", "yaml"},
     ),
     "beam_jobs/sources/tfds.py": (SHARED | {"beam_jobs"}, {"tensorflow_datasets"}),
     "pipeline_ops/examples": (

@@ -27,14 +27,10 @@ def add_command(
     summary: str,
     details: str = "",
 ) -> argparse.ArgumentParser:
-    """Adds a command.
+    """Adds a command, a function of the parsed arguments that returns the exit status.
 
-    Args:
-      commands: the subparsers of the program, or of a command with actions.
-      name: the name on the command line.
-      command: takes the parsed arguments and returns the exit status.
-      summary: one sentence for the list of the commands. The help of the command starts with it.
-      details: more text for the help of the command, in lines of at most 80 characters.
+    `summary` is one sentence, for the list of the commands and the beginning of its help. `details`
+    is more text for its help, in lines of at most 80 characters.
     """
     parser = commands.add_parser(
         name,
@@ -128,8 +124,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
 def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> PipelineConfig:
     """Reads a config and checks the code that it names: source, stages, model and notifiers.
 
-    Raises:
-      ConfigError: the config has errors. The message has a line for each of them.
+    Raises ConfigError, whose message has a line for each error.
     """
     from beam_jobs.stages import check_stages
 
@@ -152,10 +147,7 @@ def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> Pipelin
 def load_runnable(file: Path, overrides: dict[str, Any] | None = None) -> PipelineConfig:
     """Reads a config as `load_checked` does, and checks its model against the data.
 
-    The data are the source, the stages and the folder of raw data.
-
-    Raises:
-      DataError: there is no folder of raw data, or it lacks what the source names.
+    Raises DataError: there is no folder of raw data, or it lacks what the source names.
     """
     config = load_checked(file, overrides)
     validate_model_for_data(config)

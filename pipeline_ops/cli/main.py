@@ -19,12 +19,10 @@ from pipeline_ops.cli.commands import (
     import_od_api,
     init,
     models,
-    new_source,
-    new_stage,
-    plan,
     preview,
     reference,
     run,
+    scaffold,
     serve,
     stages,
     ui,
@@ -42,13 +40,11 @@ _COMMANDS = (
     validate,
     doctor,
     explain,
-    plan,
     models,
     gc,
     serve,
     stages,
-    new_stage,
-    new_source,
+    scaffold,
     preview,
     compare,
     reference,
@@ -58,11 +54,7 @@ _INTERRUPTED_EXIT_STATUS, _BROKEN_PIPE_EXIT_STATUS = 130, 141
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit status.
-
-    Args:
-      command_line: the arguments without the program's name. Default: those of the process.
-    """
+    """Runs one command, by default that of the process, and returns the exit status."""
     use_airflow_connections()
     words = list(sys.argv[1:] if command_line is None else command_line)
     arguments = make_parser().parse_args(models.insert_default_action(words))

@@ -48,24 +48,15 @@ class _Row:
     outcome: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Preview:
-    """The picture, as a PNG file, and the number of examples by outcome."""
-
-    png: bytes
-    outcomes: dict[str, int]
-
-
-def draw_preview(config: PipelineConfig, stage: str | None, num_examples: int) -> Preview:
+def draw_preview(
+    config: PipelineConfig, stage: str | None, num_examples: int
+) -> tuple[bytes, dict[str, int]]:
     """Draws the whole chain of a pipeline, or one of its stages.
 
-    Of two stages with the same name, the first is drawn. The raw examples are spread over the whole
-    set, and are the same on every call.
+    Returns the picture, as a PNG file, and the number of examples by outcome.
 
-    Raises:
-      ConfigError: the config has no such stage, or a stage cannot work on these data.
-      DataError: there are no raw data.
-      StageFailed: a stage has a bug.
+    Of two stages with the same name, the first is drawn. The raw examples are spread over the whole
+    set, and are the same on every call. Raises StageFailed if a stage has a bug.
     """
     names = [each.name for each in config.preprocess.stages]
     # For the whole chain, and for `decode` itself, "before" is the decoded image.
@@ -90,7 +81,11 @@ def draw_preview(config: PipelineConfig, stage: str | None, num_examples: int) -
         example = record.to_example(read_raw(record.file, source.folder))
         rows += _run_stages(example, before, shown)
     outcomes = Counter(row.outcome.partition(" (")[0] for row in rows)
-    return Preview(_draw_rows(rows), dict(sorted(outcomes.items())))
+    num_after = max(1, *(min(len(row.after), _MAX_RESULTS_SHOWN) for row in rows))
+    strips = [_draw_row(row, num_after) for row in rows]
+    # In two columns if each example stays one example.
+    png = draw_grid(strips, columns=2 if num_after == 1 and len(strips) > 1 else 1)
+    return png, dict(sorted(outcomes.items()))
 
 
 def _run_stages(
@@ -127,13 +122,6 @@ def _is_same(before: Example, after: Sequence[Example]) -> bool:
         and after[0].boxes == before.boxes
         and after[0].label == before.label
     )
-
-
-def _draw_rows(rows: Sequence[_Row]) -> bytes:
-    """A PNG of all rows, in two columns if each example stays one example."""
-    num_after = max(1, *(min(len(row.after), _MAX_RESULTS_SHOWN) for row in rows))
-    strips = [_draw_row(row, num_after) for row in rows]
-    return draw_grid(strips, columns=2 if num_after == 1 and len(strips) > 1 else 1)
 
 
 def _draw_row(row: _Row, num_after: int) -> Image.Image:

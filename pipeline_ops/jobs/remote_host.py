@@ -1,6 +1,6 @@
 """The commands that Airflow runs over ssh on a host where a job runs (`places/ssh.py`).
 
-    python -m pipeline_ops.jobs.remote_host start|find|cancel|clean|versions|check|listen|connect
+    python -m pipeline_ops.jobs.remote_host start|find|cancel|clean|versions|check
 
 The question is one line of JSON on standard input, because other users of the host see command
 lines, and the question holds the access to the store. The answer is one line of JSON.
@@ -12,7 +12,6 @@ import contextlib
 import os
 import platform
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -31,7 +30,6 @@ from pipeline_ops.storage.atomic import format_json, write_atomically
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host import find_unreachable
 from pipeline_ops.system.host_check import Finding, check_host
 from pipeline_ops.system.locks import exclusive_lock
 from pipeline_ops.system.processes import (
@@ -49,7 +47,6 @@ _INIT, _LOCK, _OUTPUT = "init.json", "init.lock", "init.log"
 _POLL_SECONDS = 0.05
 _TAIL_BYTES = 2000
 _LOCK_SECONDS = 30.0
-_CONNECT_SECONDS = 3.0
 
 
 class Question(BaseModel):
@@ -64,10 +61,6 @@ class Question(BaseModel):
     module: str = ""
     environment: dict[str, str] = {}
     packages: list[str] = []
-    ports: list[int] = []
-    """Ports to listen on, the first free one. Empty for any."""
-    addresses: list[str] = []
-    """Addresses to connect to, as `host:port`."""
 
 
 class Answer(BaseModel):
@@ -86,7 +79,6 @@ class Answer(BaseModel):
     code: str = ""
     """The digest of this project's code."""
     time: float = 0.0
-    port: int = 0
     versions: dict[str, str] = {}
 
 
@@ -180,28 +172,6 @@ def check(question: Question) -> Answer:
     )
 
 
-def listen(question: Question) -> Answer:
-    """Listens on a port until standard input is closed, so that another host can try it."""
-    ports = question.ports or [0]
-    for port in ports:
-        listener = socket.socket()
-        with contextlib.suppress(OSError):
-            listener.bind(("", port))
-            listener.listen()
-            print(Answer(port=listener.getsockname()[1]).model_dump_json(), flush=True)
-            sys.stdin.buffer.read()
-            return Answer()
-    return Answer(
-        error=f"all ports from {ports[0]} to {ports[-1]} are taken", exit_code=ExitCode.RETRY
-    )
-
-
-def connect(question: Question) -> Answer:
-    """Connects to addresses. The output names those that can't be reached."""
-    problems = find_unreachable(question.addresses, _CONNECT_SECONDS)
-    return Answer(output="; ".join(f"{address}: {why}" for address, why in problems.items()))
-
-
 def _open_attempt(question: Question) -> Attempt[StorePath]:
     return Attempt(open_root(question.attempt))
 
@@ -222,8 +192,6 @@ _COMMANDS: Mapping[str, Callable[[Question], Answer]] = {
     "clean": clean,
     "versions": versions,
     "check": check,
-    "listen": listen,
-    "connect": connect,
 }
 
 if __name__ == "__main__":

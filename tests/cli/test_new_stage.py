@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.cli.commands.new_stage import add_to_catalogue
+from pipeline_ops.cli.commands.scaffold import add_to_catalogue
 from pipeline_ops.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -79,7 +79,6 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def _find_run_folder(run: str, config_file: Path | None) -> StorePath:
-    """Finds the folder of a run. Raises ConfigError if the run does not exist."""
     folder = open_path(run)
     if config_file is not None and not folder.list_folder():
         config = load_config(config_file)

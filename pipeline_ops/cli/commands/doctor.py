@@ -4,35 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.cli.arguments import Commands, add_command, add_config
-from pipeline_ops.cli.checks import (
-    check_engine,
-    check_executor,
-    check_gang_ports,
-    check_packages,
-    check_places,
-    check_raw_data,
-    check_signing_key,
-    check_store,
-    check_this_host,
-    make_finding,
-)
-from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.cli.checks import check_all, make_finding
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, ExitCode
-from pipeline_ops.system.host_check import Finding
-
-_CHECKS: tuple[Callable[[PipelineConfig], Iterable[Finding]], ...] = (
-    check_executor,
-    check_store,
-    check_raw_data,
-    check_engine,
-    check_signing_key,
-    check_places,
-    check_gang_ports,
-)
+from pipeline_ops.jobs.workspace import find_jobs_folder
+from pipeline_ops.system.host_check import Finding, check_host
 
 
 def add_parser(commands: Commands) -> None:
@@ -41,19 +21,17 @@ def add_parser(commands: Commands) -> None:
         "doctor",
         doctor,
         "Check this machine, and all that a pipeline needs.",
-        "Checks Python, packages, disks, limits and GPUs. With a config, also the store,\n"
-        "the raw data, the keys, and the hosts, images and clusters that it names. Prints\n"
-        "each problem with its cure. The exit status is 0 if there is none, and 75 if\n"
-        "there is one. Warnings do not count. Writes files to the store and removes them,\n"
-        "lets the hosts of a gang listen on a port for a moment, and runs a small job on\n"
-        "Flink or Spark. Pulls no image.",
+        "Checks Python, disks, limits and GPUs. With a config, also the packages of the\n"
+        "jobs, the store, the raw data, the keys, and the hosts, images and clusters that it\n"
+        "names. Prints each problem with its cure. The exit status is 0 if there is none,\n"
+        "and 75 if there is one. Warnings do not count. Writes files to the store and\n"
+        "removes them, and runs a small job on Flink or Spark. Pulls no image.",
     )
     add_config(parser, nargs="?")
     parser.add_argument("--json", action="store_true", help="Print the findings as JSON.")
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Prints the findings. Returns the exit status."""
     findings = list(find_all(arguments.config))
     problems = [each for each in findings if each.problem and not each.is_warning]
     if arguments.json:
@@ -61,8 +39,17 @@ def doctor(arguments: argparse.Namespace) -> int:
         print(json.dumps({"is_healthy": not problems, "findings": values}, indent=2))
     else:
         for finding in findings:
-            print(_format(finding))
-        print(_summarize(findings, len(problems)))
+            if not finding.problem:
+                print(f"ok       {finding.check}")
+                continue
+            kind = "warning" if finding.is_warning else "PROBLEM"
+            text = f"{finding.problem}\n{finding.cure}".strip().replace("\n", "\n         ")
+            print(f"{kind:<9}{finding.check}: {text}")
+        num_passed = sum(not each.problem for each in findings)
+        print(
+            f"{len(findings)} checks: {num_passed} passed, {len(problems)} with a problem, "
+            f"{len(findings) - num_passed - len(problems)} with a warning."
+        )
     return ExitCode.RETRY if problems else ExitCode.SUCCESS
 
 
@@ -76,25 +63,9 @@ def find_all(file: Path | None) -> Iterator[Finding]:
         except ConfigError as error:
             cure = f"Correct {file}. `trainyard validate {file}` shows whether it is right."
             yield make_finding(str(file), error, cure)
-    yield from check_this_host(config)
-    yield from check_packages(config)
+    folders = {"the local folder of jobs": find_jobs_folder()}
+    if config and config.root.is_local:
+        folders["storage.root"] = config.root.local
+    yield from check_host(folders)
     if config:
-        for check in _CHECKS:
-            yield from check(config)
-
-
-def _format(finding: Finding) -> str:
-    if not finding.problem:
-        return f"ok       {finding.check}"
-    kind = "warning" if finding.is_warning else "PROBLEM"
-    text = f"{finding.problem}\n{finding.cure}".strip().replace("\n", "\n         ")
-    return f"{kind:<9}{finding.check}: {text}"
-
-
-def _summarize(findings: list[Finding], num_problems: int) -> str:
-    num_warnings = sum(bool(each.problem) for each in findings) - num_problems
-    num_passed = len(findings) - num_problems - num_warnings
-    return (
-        f"{len(findings)} checks: {num_passed} passed, {num_problems} with a problem, "
-        f"{num_warnings} with a warning."
-    )
+        yield from check_all(config)

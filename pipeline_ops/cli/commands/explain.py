@@ -1,11 +1,20 @@
-"""`trainyard explain CONFIG`: the actions of a run, task by task, with reasons. Starts no job."""
+"""`trainyard explain CONFIG`: the actions of a run, task by task, with reasons. Starts no job.
+
+With `--hosts`, it shows instead where each task runs, and the host and role of each process of the
+training. It reaches no host for that.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures
 from pipeline_ops.cli.arguments import (
@@ -17,11 +26,11 @@ from pipeline_ops.cli.arguments import (
     parse_overrides,
 )
 from pipeline_ops.config.evaluate import Approval
-from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts
+from pipeline_ops.config.pipeline import TASKS, PipelineConfig
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.trials import (
-    Trial,
     build_trial_config,
     choose_best_trial,
     get_monitor,
@@ -30,6 +39,9 @@ from pipeline_ops.planning.trials import (
     read_trial_result,
 )
 from pipeline_ops.storage.open_store import open_near
+
+if TYPE_CHECKING:
+    from pipeline_ops.launch.plan import Host
 
 _PLACEHOLDER_RUN_ID = "explain"  # the run id takes no part in a fingerprint
 
@@ -52,12 +64,21 @@ def add_parser(commands: Commands) -> None:
         "Starts no job.",
     )
     add_config(parser)
+    parser.add_argument(
+        "--hosts",
+        action="store_true",
+        help="Show instead where each task runs, the host and the role of each training process, "
+        "and the request to Slurm or Kubernetes. Contacts no host.",
+    )
     add_overrides(parser)
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    overrides = parse_overrides(arguments.overrides)
-    for forecast in forecast_run(load_checked(arguments.config, overrides)):
+    config = load_checked(arguments.config, parse_overrides(arguments.overrides))
+    if arguments.hosts:
+        print("\n\n".join(_describe_hosts(config)))
+        return 0
+    for forecast in forecast_run(config):
         print(f"{forecast.task:<11}{forecast.action:<8}{forecast.reason}")
     return 0
 
@@ -66,10 +87,8 @@ def forecast_run(config: PipelineConfig) -> Iterator[Forecast]:
     """Yields a forecast for each task, in order.
 
     A task whose inputs do not exist yet cannot be planned. Its forecast is `runs`, though it may
-    find its result cached if the inputs turn out to be unchanged.
-
-    Raises:
-      DataError: the raw data, or an artifact, is missing.
+    find its result cached if the inputs turn out to be unchanged. Raises DataError if the raw data,
+    or an artifact, is missing.
     """
     manifests: dict[str, str] = {}
     runs: list[str] = []
@@ -101,7 +120,13 @@ def _forecast_trials(
 ) -> Iterator[Forecast]:
     """Yields a forecast for each trial, and one for the choice between them."""
     trials, monitor, trained = plan_trials(config), get_monitor(config), dict[int, str]()
-    pruned = _find_pruned(config, trials, manifests)
+    search, pruned = config.search, dict[int, str]()
+    if search and search.pruner != "none" and "preprocess" in manifests:
+        from pipeline_ops.jobs.study import find_pruned  # imports Optuna
+
+        first = build_trial_config(config, trials[0])
+        fingerprint = plan_job("train", first, _PLACEHOLDER_RUN_ID, manifests).request.fingerprint
+        pruned = find_pruned(plan_pruning(config, search, 0, fingerprint))
     for trial in trials:
         trial_manifests = dict(manifests)
         forecast = _forecast_job("train", build_trial_config(config, trial), trial_manifests, runs)
@@ -110,16 +135,14 @@ def _forecast_trials(
         elif trial.number in pruned:
             forecast = Forecast(trial.name, "skipped", pruned[trial.number])
         yield Forecast(trial.name, forecast.action, f"{forecast.reason} ({trial})")
-    results = [
-        read_trial_result(trial, open_near(config.root, trained[trial.number]), monitor)
-        for trial in trials
-        if trial.number in trained
-    ]
-    found = (
-        choose_best_trial(results, monitor)
-        if trained.keys() | pruned.keys() == set(range(len(trials)))
-        else None
-    )
+    found = None
+    if trained.keys() | pruned.keys() == set(range(len(trials))):
+        results = [
+            read_trial_result(trial, open_near(config.root, trained[trial.number]), monitor)
+            for trial in trials
+            if trial.number in trained
+        ]
+        found = choose_best_trial(results, monitor)
     if found is None:
         runs.append("train")
         yield Forecast("train", "runs", f"uses the trial with the best {monitor}")
@@ -129,36 +152,74 @@ def _forecast_trials(
         yield Forecast("train", "cached", f"uses {best.trial.name}, {monitor} {best.figure:.4f}")
 
 
-def _find_pruned(
-    config: PipelineConfig, trials: list[Trial], manifests: dict[str, str]
-) -> dict[int, str]:
-    """Finds the trials that an unchanged run has pruned, by number, with the reasons."""
-    search = config.search
-    if search is None or search.pruner == "none" or "preprocess" not in manifests:
-        return {}
-    from pipeline_ops.jobs.study import find_pruned
-
-    first = build_trial_config(config, trials[0])
-    fingerprint = plan_job("train", first, _PLACEHOLDER_RUN_ID, manifests).request.fingerprint
-    return find_pruned(plan_pruning(config, search, 0, fingerprint))
-
-
 def _forecast_job(
     job: str, config: PipelineConfig, manifests: dict[str, str], runs: list[str]
 ) -> Forecast:
     if upstream := [name for name in KINDS[job].reads if name in runs]:
         verb = "runs" if len(upstream) == 1 else "run"
         return Forecast(job, "runs", f"because {' and '.join(upstream)} {verb}")
-    if job == "export" and (failed := _list_failed_rules(config, manifests["evaluate"])):
-        return Forecast(job, "skipped", f"the gate did not pass: {'; '.join(failed)}")
+    if job == "export":
+        manifest = read_manifest(open_near(config.root, manifests["evaluate"]))
+        evaluation = EvaluationFigures.model_validate(manifest.figures)
+        failed = "; ".join(rule.text for rule in evaluation.rules if not rule.passed)
+        if failed and not evaluation.gate_passed:
+            return Forecast(job, "skipped", f"the gate did not pass: {failed}")
     plan = plan_job(job, config, _PLACEHOLDER_RUN_ID, manifests)
     if plan.is_cached:
         manifests[job] = str(plan.manifest)
     return Forecast(job, "cached" if plan.is_cached else "runs", plan.reason)
 
 
-def _list_failed_rules(config: PipelineConfig, uri: str) -> list[str]:
-    manifest = read_manifest(open_near(config.root, uri))
-    evaluation = EvaluationFigures.model_validate(manifest.figures)
-    failed = [rule.text for rule in evaluation.rules if not rule.passed]
-    return [] if evaluation.gate_passed else failed
+def _describe_hosts(config: PipelineConfig) -> Iterator[str]:
+    """Yields the tasks that run elsewhere, the processes of the gang, and a cluster's requests.
+
+    Without `train.hosts`, the gang is where its task is. All hosts are taken to be available, and
+    values that a host determines itself, its ports and its number of cores, are named.
+    """
+    from pipeline_ops.jobs.places.slurm import build_sbatch_command
+    from pipeline_ops.launch.launchers import build_batch_script, build_manifests, count_nodes
+    from pipeline_ops.launch.plan import build_launch_plan
+
+    places = [
+        f"{task:<12}{hosts.launcher:<12}hosts/{getattr(config, task).runs_on}.yaml"
+        for task in TASKS
+        if (hosts := config.find_job_hosts(task))
+    ]
+    if places:
+        yield "\n".join(["task        runs on", *places])
+    hosts, gang = config.hosts, _allocate_hosts(config.hosts)
+    attempt: Attempt = Attempt(Layout(config.root, config.pipeline).attempts("RUN", "train"))
+    plan = build_launch_plan(config.train, gang, attempt, Path("WORK"))
+    if plan.needs_ports:
+        first = hosts.ports[0] if hosts and hosts.ports else 0
+        ports = (itertools.count(first) if first else itertools.repeat(0) for _ in gang)
+        plan = plan.with_ports(dict(zip((host.name for host in gang), ports, strict=True)))
+    yield str(plan)
+    name, folder = f"trainyard-{config.pipeline}", attempt.folder
+    if isinstance(hosts, SlurmHosts):
+        log = folder / "slurm.log"
+        yield " ".join(build_sbatch_command(hosts, name, log, count_nodes(hosts)))
+        yield build_batch_script(hosts, folder).strip()
+    elif isinstance(hosts, KubernetesHosts):
+        name, timeout_seconds = name.replace("_", "-"), config.train.timeout_seconds
+        items = build_manifests(hosts, name, str(folder), timeout_seconds)
+        yield json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2)
+
+
+def _allocate_hosts(hosts: Hosts | None) -> list[Host]:
+    """Makes names for the hosts that a cluster would allocate."""
+    from pipeline_ops.launch.launchers import LocalLauncher, SshLauncher
+    from pipeline_ops.launch.plan import Host
+
+    match hosts:
+        case SlurmHosts(nodes=nodes, workers_per_node=workers, cores_per_node=cores):
+            names = [f"node-{number}" for number in range(1, nodes + 1)]
+            return [Host(name=n, address=n, workers=workers, cores=cores or 0) for n in names]
+        case KubernetesHosts(pods=pods, workers_per_pod=workers):
+            names = [f"pod-{number}" for number in range(pods)]
+            return [Host(name=n, address=n, workers=workers) for n in names]
+        case SshHosts():
+            return SshLauncher(hosts).allocate(lambda: None)
+        case LocalHosts(workers=workers, cores=cores):
+            return LocalLauncher(workers, cores or 0).allocate(lambda: None)
+    return LocalLauncher().allocate(lambda: None)

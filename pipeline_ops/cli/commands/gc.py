@@ -62,7 +62,9 @@ def collect_all(arguments: argparse.Namespace) -> int:
     options = Options(arguments.dry_run, arguments.older_than, arguments.grace)
     configs = [load_config(file) for file in list_config_files(arguments.configs)]
     if arguments.why:
-        print(_explain(configs, arguments.why, options))
+        path = arguments.why
+        owners = [config for config in configs if f"/{config.pipeline}/" in f"/{path}/"]
+        print(explain_path((owners or configs)[0], path, options))
         return ExitCode.SUCCESS
     failed = None
     for config in configs:
@@ -97,12 +99,6 @@ def format_report(config: PipelineConfig, report: Report, is_dry_run: bool = Fal
     if is_dry_run:
         lines += [f"  {path}: {rule}" for path, rule in report.paths]
     return "\n".join(lines)
-
-
-def _explain(configs: list[PipelineConfig], path: str, options: Options) -> str:
-    """The reason for one path. It belongs to the pipeline whose name is in it."""
-    owners = [config for config in configs if f"/{config.pipeline}/" in f"/{path}/"]
-    return explain_path((owners or configs)[0], path, options)
 
 
 def _format_totals(verb: str, totals: dict[str, Total]) -> list[str]:

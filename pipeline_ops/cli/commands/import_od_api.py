@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline_ops.cli.arguments import (
     Commands,
@@ -21,9 +20,6 @@ from pipeline_ops.cli.arguments import (
 )
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.atomic import write_atomically
-
-if TYPE_CHECKING:
-    from pipeline_ops.od_api.convert import ConvertedConfig
 
 
 def add_parser(commands: Commands) -> None:
@@ -60,34 +56,25 @@ def import_od_api(arguments: argparse.Namespace) -> int:
     name = output.stem if output else ""
     converted = convert(arguments.pipeline_config, arguments.num_examples, name)
     text = converted.to_yaml()
-    _validate_yaml(text, converted.sections["pipeline"], arguments.pipeline_config)
-    if output is None:
-        print(text, end="")
-        return 0
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(output, text.encode())
-    _print_conversion(output, converted)
-    return 0
-
-
-def _validate_yaml(text: str, name: str, origin: Path) -> None:
-    """Raises ConfigError for a value that our config does not allow."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"{name}.yaml"
+        file = Path(folder) / f"{converted.sections['pipeline']}.yaml"
         file.write_text(text, encoding="utf-8")
         try:
             load_checked(file)
         except ConfigError as error:
             raise ConfigError(
-                f"{origin}: cannot be converted. The resulting YAML is invalid:\n"
-                f"{str(error).replace(f'{file}:', 'line ')}"
+                f"{arguments.pipeline_config}: cannot be converted. The resulting YAML is "
+                f"invalid:\n{str(error).replace(f'{file}:', 'line ')}"
             ) from error
-
-
-def _print_conversion(output: Path, converted: ConvertedConfig) -> None:
+    if output is None:
+        print(text, end="")
+        return 0
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(output, text.encode())
     print(f"Wrote {output}")
     for title, items in converted.list_differences().items():
         print(f"\n{title}")
         for item in items:
             print(f"  {item}")
     print(f"\nNext:  trainyard validate --deep {output}")
+    return 0

@@ -19,11 +19,12 @@ from pipeline_ops.cli.arguments import (
     load_checked,
     make_int_parser,
 )
-from pipeline_ops.cli.first_config.settings import choose_settings
+from pipeline_ops.cli.first_config.settings import choose_settings, fit_to_budget
 from pipeline_ops.cli.first_config.text import (
     ConfigFacts,
     describe_classes,
     describe_sizes,
+    describe_splits,
     make_printable,
     render_config,
 )
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from pipeline_ops.cli.first_config.data_summary import DataSummary
     from pipeline_ops.cli.first_config.folder_view import FolderView
     from pipeline_ops.cli.first_config.recognition import SourceMatch
-    from pipeline_ops.cli.first_config.settings import Budget
     from pipeline_ops.config.pipeline import PipelineConfig
 
 _MAX_REJECTS_SHOWN = 10
@@ -135,10 +135,28 @@ def init(arguments: argparse.Namespace) -> int:
     )
     text = render_config(facts)
     config = _load_text(text, output)
+    settings = facts.settings
+    shape = (settings.height, settings.width, settings.channels)
     if weights:
-        _check_weights(weights.absolute(), output, facts, config)
+        make_path_input(weights.absolute())
+        training = PlannedTraining.from_config(config, sys.executable).model_copy(
+            update={"config_file": str(output), "weights": str(weights.absolute())}
+        )
+        with tempfile.TemporaryDirectory() as temporary:
+            verdicts = open_path(temporary)
+            validate_training(training, data.task, shape, len(data.labels), verdicts)
     if not arguments.no_measure:
-        budget = _measure(facts, config, arguments.minutes)
+        print("Taking a few training steps to measure the time (10 to 20 s) ...", flush=True)
+        times = measure_steps(
+            ModelCheckRequest(
+                config_file=str(config.file),
+                train=config.train.model_dump(mode="json"),
+                task=data.task,
+                image_shape=shape,
+                num_classes=len(data.labels),
+            )
+        )
+        budget = fit_to_budget(settings, data, times, arguments.minutes)
         facts = facts._replace(settings=budget.settings, budget=budget)
         text = render_config(facts)
     try:
@@ -218,45 +236,14 @@ def _load_text(text: str, output: Path) -> PipelineConfig:
     return config
 
 
-def _check_weights(weights: Path, output: Path, facts: ConfigFacts, config: PipelineConfig) -> None:
-    """Raises ConfigError if the weights do not fit the model."""
-    settings, data = facts.settings, facts.data
-    shape = (settings.height, settings.width, settings.channels)
-    make_path_input(weights)
-    training = PlannedTraining.from_config(config, sys.executable)
-    training = training.model_copy(update={"config_file": str(output), "weights": str(weights)})
-    with tempfile.TemporaryDirectory() as folder:
-        verdicts = open_path(folder)
-        validate_training(training, data.task, shape, len(data.labels), verdicts)
-
-
-def _measure(facts: ConfigFacts, config: PipelineConfig, minutes: float) -> Budget:
-    """Takes a few steps of the training, and fits it to a number of minutes."""
-    from pipeline_ops.cli.first_config.settings import fit_to_budget
-
-    settings, data = facts.settings, facts.data
-    print("Taking a few training steps to measure the time (10 to 20 s) ...", flush=True)
-    times = measure_steps(
-        ModelCheckRequest(
-            config_file=str(config.file),
-            train=config.train.model_dump(mode="json"),
-            task=data.task,
-            image_shape=(settings.height, settings.width, settings.channels),
-            num_classes=len(data.labels),
-        )
-    )
-    return fit_to_budget(settings, data, times, minutes)
-
-
 def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete: bool) -> None:
     from pipeline_ops.cli.first_config.folder_view import count
 
-    images = ", ".join(f"{number:,} {split}" for split, number in data.num_images.items())
     rows = [
         ("source", f"{match.type} ({match.certainty.name.lower()}): {match.reason}"),
         ("task", data.task),
         ("classes", f"{len(data.labels):,}: {describe_classes(data.labels)}"),
-        ("images", f"{images}; {describe_sizes(data)}"),
+        ("images", f"{describe_splits(data)}; {describe_sizes(data)}"),
         *(("sampled", remark) for remark in data.remarks),
     ]
     if (num_test := data.num_images["test"]) < _MIN_TEST_IMAGES:

@@ -6,7 +6,7 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -22,7 +22,7 @@ from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.cli.arguments import Commands, add_command, add_config, add_verify
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.registry.aliases import CHAMPION, AliasMove
+from pipeline_ops.registry.aliases import CHAMPION
 from pipeline_ops.registry.minisign import read_public_key
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.version import Version, read_manifests
@@ -53,10 +53,20 @@ def add_parser(commands: Commands) -> None:
         _DETAILS,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    _add_list(actions)
+    parser = add_command(
+        actions, "list", list_versions, "List the versions, aliases and their history."
+    )
+    add_config(parser, nargs="?")
+    parser.add_argument(
+        "--registry",
+        metavar="URI",
+        help="Registry to use instead of CONFIG: a folder, or s3://bucket/models.",
+    )
+    parser.add_argument("--model", metavar="NAME", help="Name of the model in --registry.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     parser = add_command(actions, "promote", promote, "Put a version in service.")
     add_config(parser)
-    _add_number(parser)
+    parser.add_argument("version", metavar="VERSION", type=int, help="Version number.")
     _add_reason(parser)
     parser = add_command(
         actions, "rollback", roll_back, "Put the previous champion back in service."
@@ -66,7 +76,13 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(actions, "alias", set_alias, "Point an alias at a version, or remove it.")
     add_config(parser)
     parser.add_argument("name", metavar="NAME", help="Name of the alias.")
-    _add_number(parser, nargs="?", help_text="Version number. Without it, the alias is removed.")
+    parser.add_argument(
+        "version",
+        metavar="VERSION",
+        type=int,
+        nargs="?",
+        help="Version number. Without it, the alias is removed.",
+    )
     _add_reason(parser)
     parser = add_command(actions, "retire", retire, "Remove old versions that have no alias.")
     add_config(parser)
@@ -81,28 +97,6 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("version", metavar="VERSION", help="Version number or alias.")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="Folder to copy into.")
     add_verify(parser, "Accept")
-
-
-def _add_list(actions: Commands) -> None:
-    parser = add_command(
-        actions, "list", list_versions, "List the versions, aliases and their history."
-    )
-    add_config(parser, nargs="?")
-    parser.add_argument(
-        "--registry",
-        metavar="URI",
-        help="Registry to use instead of CONFIG: a folder, or s3://bucket/models.",
-    )
-    parser.add_argument("--model", metavar="NAME", help="Name of the model in --registry.")
-    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-
-
-def _add_number(
-    parser: argparse.ArgumentParser,
-    nargs: Literal["?"] | None = None,
-    help_text: str = "Version number.",
-) -> None:
-    parser.add_argument("version", metavar="VERSION", type=int, nargs=nargs, help=help_text)
 
 
 def _add_reason(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +116,12 @@ def insert_default_action(command_line: list[str]) -> list[str]:
 
 
 def list_versions(arguments: argparse.Namespace) -> int:
-    registry = _select_registry(arguments)
+    if arguments.config:
+        registry = _open_registry(arguments.config)
+    elif arguments.registry and arguments.model:
+        registry = Registry(f"{arguments.registry.rstrip('/')}/{arguments.model}")
+    else:
+        raise ConfigError("models: pass CONFIG, or both --registry and --model.")
     versions, aliases = registry.list_versions(), registry.read_aliases()
     history, manifests = registry.read_history(), read_manifests(versions)
     if arguments.json:
@@ -152,7 +151,12 @@ def list_versions(arguments: argparse.Namespace) -> int:
     print(f"* in service: version {champion}" if champion else "no version is in service")
     for move in history.moves:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(move.time))
-        print(f"  {when}  {_format_move(move)}: {move.reason}")
+        target = f"version {move.version}" if move.version else "no version"
+        if move.retired:
+            target = f"retired {', '.join(map(str, move.retired))}"
+        elif move.alias != CHAMPION:
+            target = f"@{move.alias} {target}"
+        print(f"  {when}  {target}: {move.reason}")
     return 0
 
 
@@ -190,7 +194,15 @@ def retire(arguments: argparse.Namespace) -> int:
 
 
 def fetch(arguments: argparse.Namespace) -> int:
-    version = _find_version(_open_registry(arguments.config), arguments.version)
+    registry, given = _open_registry(arguments.config), arguments.version
+    version = (
+        registry.get_version(int(given)) if given.isdecimal() else registry.find_by_alias(given)
+    )
+    if version is None:
+        raise ConfigError(
+            f"{registry.location}: no version has the alias {given}. "
+            f"Existing aliases: {', '.join(registry.read_aliases().names) or 'none'}."
+        )
     key = arguments.verify and read_public_key(arguments.verify)
     target = arguments.folder.resolve() / str(version.number)
     if not target.exists():
@@ -213,34 +225,8 @@ def fetch(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _find_version(registry: Registry, version_or_alias: str) -> Version:
-    if version_or_alias.isdecimal():
-        return registry.get_version(int(version_or_alias))
-    if version := registry.find_by_alias(version_or_alias):
-        return version
-    raise ConfigError(
-        f"{registry.location}: no version has the alias {version_or_alias}. "
-        f"Existing aliases: {', '.join(registry.read_aliases().names) or 'none'}."
-    )
-
-
-def _select_registry(arguments: argparse.Namespace) -> Registry:
-    if arguments.config:
-        return _open_registry(arguments.config)
-    if not (arguments.registry and arguments.model):
-        raise ConfigError("models: pass CONFIG, or both --registry and --model.")
-    return Registry(f"{arguments.registry.rstrip('/')}/{arguments.model}")
-
-
 def _open_registry(file: Path) -> Registry:
     return Registry(load_config(file).registry)
-
-
-def _format_move(move: AliasMove) -> str:
-    if move.retired:
-        return f"retired {', '.join(map(str, move.retired))}"
-    target_version = f"version {move.version}" if move.version else "no version"
-    return target_version if move.alias == CHAMPION else f"@{move.alias} {target_version}"
 
 
 def _to_json(version: Version, names: list[str], manifest: Manifest | DataError) -> dict[str, Any]:

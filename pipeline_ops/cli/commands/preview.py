@@ -56,9 +56,9 @@ def preview(arguments: argparse.Namespace) -> int:
     config = load_checked(arguments.config, parse_overrides(arguments.overrides))
     from pipeline_ops.cli.preview_drawing import draw_preview
 
-    result = draw_preview(config, arguments.stage, arguments.examples)
+    png, outcomes = draw_preview(config, arguments.stage, arguments.examples)
     output = arguments.output or Path(f"{config.pipeline}-preview.png")
-    write_atomically(output, result.png)
-    counts = [f"{count} {outcome}" for outcome, count in result.outcomes.items()]
+    write_atomically(output, png)
+    counts = [f"{count} {outcome}" for outcome, count in outcomes.items()]
     print(f"{output}: {', '.join(counts)}")
     return 0

@@ -9,53 +9,14 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import typing
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
-
-from pydantic.fields import FieldInfo
 
 from pipeline_ops.cli.arguments import Commands, add_command
+from pipeline_ops.cli.field_text import format_default, format_type
+from pipeline_ops.cli.templates import render_template
 from pipeline_ops.config.fields import ConfigField, collect_fields, read_descriptions
 from pipeline_ops.config.hosts import LAUNCHERS
 from pipeline_ops.config.pipeline import PipelineConfig
-
-_HEAD = """# Reference of a pipeline's YAML
-
-Made by `trainyard reference` from the declarations in `pipeline_ops/config/`. Do not edit it by hand.
-
-The column "set by" names who may set a key:
-
-- **run**: a single run may set it, in the trigger form, over REST, and by `trainyard run --set`.
-- **author**: only the YAML sets it. The author may open it to runs under `per_run`, with the values that are allowed.
-- **author, always**: only the YAML sets it, and it cannot be opened.
-
-`trainyard run --set` belongs to the author: it may set any key, except those of the DAG itself.
-`[]` stands for the items of a list. *Advanced* marks keys that few pipelines need and no shipped config sets.
-
-The keys of a hosts file, which `train.hosts` and `runs_on` name, are at the [end](#hosts-files).
-"""  # noqa: E501
-_HOSTS_HEAD = """
-## Hosts files
-
-`hosts/NAME.yaml` next to the pipeline's YAML, for `train.hosts: NAME` and `runs_on: NAME`
-([where jobs run](../docs/where-jobs-run.md)). Each launcher has keys of its own.
-
-*Fingerprint* marks keys that select the code of a job: after a change, its task runs again. Other
-keys can't change the result. With `runs_on`, a job has one host, so the numbers of hosts and
-workers have no effect.
-"""
-_COLUMNS = ("key", "type", "default", "set by", "meaning")
-_HOSTS_COLUMNS = ("key", "type", "default", "meaning")
-_TYPES = {
-    str: "text",
-    int: "integer",
-    float: "number",
-    bool: "true or false",
-    type(None): "null",
-    Any: "anything",
-}
 
 
 def add_parser(commands: Commands) -> None:
@@ -74,93 +35,31 @@ def reference(_: argparse.Namespace) -> int:
 
 
 def render_reference() -> str:
-    """The whole page."""
-    config_fields = collect_fields(PipelineConfig).values()
-    page_parts = [_HEAD]
-    for section in sorted(
-        set(map(_get_section, config_fields)), key=["pipeline", *PipelineConfig.model_fields].index
-    ):
-        rows = [each for each in config_fields if _get_section(each) == section]
-        page_parts.append(f"\n## {section}\n{_format_table(rows, _COLUMNS)}")
-    page_parts.append(_HOSTS_HEAD)
+    """Renders the whole page."""
+    sections: dict[str, list[list[str]]] = {"pipeline": []}
+    for config_field in collect_fields(PipelineConfig).values():
+        section, dot, _ = config_field.key.partition(".")
+        name = section.removesuffix("[]") if dot else "pipeline"
+        sections.setdefault(name, []).append(_list_cells(config_field))
+    launchers = {}
     for launcher, model in LAUNCHERS.items():
-        rows = list(collect_fields(model).values())
-        text = inspect.cleandoc(model.__doc__ or "")
-        table = _format_table(rows, _HOSTS_COLUMNS)
-        page_parts.append(f"\n### `launcher: {launcher}`\n\n{text}\n{table}")
-    return "".join(page_parts)
+        rows = [_list_cells(each, is_owned=False) for each in collect_fields(model).values()]
+        launchers[launcher] = inspect.cleandoc(model.__doc__ or ""), rows
+    return render_template("reference.md", sections=sections, launchers=launchers)
 
 
-def _format_table(config_fields: Iterable[ConfigField], columns: Sequence[str]) -> str:
-    head = f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
-    rows = (_list_cells(each, columns) for each in config_fields)
-    return head + "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
-
-
-def _get_section(config_field: ConfigField) -> str:
-    """The heading of a key: its first section. Keys of the whole pipeline share one heading."""
-    return (
-        config_field.key.partition(".")[0].removesuffix("[]")
-        if "." in config_field.key
-        else "pipeline"
-    )
-
-
-def _list_cells(config_field: ConfigField, columns: Sequence[str]) -> list[str]:
-    types = dict.fromkeys(
-        name for field in config_field.fields for name in _list_types(field.annotation)
-    )
-    if "null" in types:
-        types = {**{name: None for name in types if name != "null"}, "null": None}
-    cells = {
-        "key": f"`{config_field.key}`",
-        "type": " or ".join(types),
-        "default": _format_default(config_field.fields[0]),
-        "set by": _format_owner(config_field),
-        "meaning": _format_description(config_field),
-    }
-    return [cells[column].replace("|", "\\|") for column in columns]
-
-
-def _list_types(annotation: Any) -> Iterator[str]:
-    """The names of the types that an annotation allows, or the values of a choice."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation in _TYPES:
-        yield _TYPES[annotation]
-    elif origin is typing.Literal:
-        yield from (f"`{value}`" for value in arguments)
-    elif origin is typing.Annotated:
-        yield from _list_types(arguments[0])
-    elif origin is list:
-        yield f"list of {' or '.join(_list_types(arguments[0]))}"
-    elif origin is dict:
-        yield "mapping"
-    else:
-        for member in arguments:
-            yield from _list_types(member)
-
-
-def _format_default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    return f"`{json.dumps(field.default)}`"
-
-
-def _format_owner(config_field: ConfigField) -> str:
+def _list_cells(config_field: ConfigField, is_owned: bool = True) -> list[str]:
+    fields = config_field.fields
+    types = dict.fromkeys(format_type(field.annotation, field.metadata) for field in fields)
+    if any(type(None) in typing.get_args(field.annotation) for field in fields):
+        types["null"] = None
+    default = format_default(fields[0])
+    owner = "author, always"
     if config_field.is_per_run:
-        return (
-            f"run ({config_field.run_pattern_description})"
-            if config_field.run_pattern_description
-            else "run"
-        )
-    return (
-        "author"
-        if config_field.kind == "scalar" and not config_field.fixed and not config_field.is_in_list
-        else "author, always"
-    )
-
-
-def _format_description(config_field: ConfigField) -> str:
+        pattern = config_field.run_pattern_description
+        owner = f"run ({pattern})" if pattern else "run"
+    elif config_field.kind == "scalar" and not config_field.fixed and not config_field.is_in_list:
+        owner = "author"
     name = config_field.key.rpartition(".")[2]
     texts = dict.fromkeys(
         " ".join(read_descriptions(section).get(name, "").split())
@@ -170,4 +69,11 @@ def _format_description(config_field: ConfigField) -> str:
         "*Advanced.*" if config_field.is_advanced else "",
         "*Fingerprint.*" if config_field.selects_program else "",
     )
-    return " ".join(filter(None, [*marks, *texts]))
+    cells = [
+        f"`{config_field.key}`",
+        f"`{' | '.join(types)}`",
+        default if fields[0].is_required() else f"`{default}`",
+        *([owner] if is_owned else []),
+        " ".join(filter(None, [*marks, *texts])),
+    ]
+    return [cell.replace("|", "\\|") for cell in cells]

@@ -13,9 +13,7 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.registry.aliases import CHAMPION
 from pipeline_ops.storage.open_store import make_store_environment, open_root
-from pipeline_ops.storage.store_path import StorePath
 
-_YAML_SUFFIXES = (".yaml", ".yml")
 _DETAILS = """\
 The server has the REST API of TensorFlow Serving, and a page to try the model.
 It is for smoke tests and demos, and listens only on this machine unless --host
@@ -79,8 +77,16 @@ def serve(arguments: argparse.Namespace) -> int:
             "Install the extra serving: pip install '.[serving]' in a clone of Trainyard"
         )
     model = arguments.model if "@" in arguments.model else f"{arguments.model}@{CHAMPION}"
-    requested_model, _, alias = model.rpartition("@")
-    name, versions = _resolve_model(requested_model, arguments.registry)
+    name, _, alias = model.rpartition("@")
+    if Path(name).suffix in (".yaml", ".yml"):
+        config = load_config(Path(name))
+        name, versions = config.export.model, config.registry
+    elif arguments.registry:
+        versions = open_root(f"{arguments.registry.rstrip('/')}/{name}")
+    else:
+        raise ConfigError(
+            f"serve: {name} is not a YAML file. For a model name, also pass --registry."
+        )
     options = {"model": str(versions), "name": name, "alias": alias, "host": arguments.host}
     argv = [
         sys.executable,
@@ -93,15 +99,3 @@ def serve(arguments: argparse.Namespace) -> int:
     ]
     sys.stdout.flush()
     os.execve(argv[0], argv, os.environ | make_store_environment(versions))  # noqa: S606
-
-
-def _resolve_model(requested_model: str, registry: str | None) -> tuple[str, StorePath]:
-    """Returns the name of the model and the location of its versions."""
-    if Path(requested_model).suffix in _YAML_SUFFIXES:
-        config = load_config(Path(requested_model))
-        return config.export.model, config.registry
-    if registry is None:
-        raise ConfigError(
-            f"serve: {requested_model} is not a YAML file. For a model name, also pass --registry."
-        )
-    return requested_model, open_root(f"{registry.rstrip('/')}/{requested_model}")

@@ -17,10 +17,9 @@ from pipeline_ops.cli.arguments import (
     load_runnable,
     parse_overrides,
 )
-from pipeline_ops.cli.checks import find_executor_problems
+from pipeline_ops.cli.checks import check_executor
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.schedule import Schedule
-from pipeline_ops.config.search import Search
 from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.planning.trials import check_trials, get_monitor, plan_trials
@@ -61,29 +60,32 @@ def validate(arguments: argparse.Namespace) -> int:
 def _validate_file(file: Path, overrides: Mapping[str, Any], is_deep: bool) -> None:
     config = load_runnable(file, dict(overrides))
     check_storage(config)
-    if problems := list(find_executor_problems(config)):
-        raise ConfigError("\n".join(problems))
+    if problems := [each for each in check_executor(config) if each.problem]:
+        raise ConfigError("\n".join(f"{each.problem}. {each.cure}" for each in problems))
     if config.search:
         check_trials(config, plan_trials(config))
-    lines = summarize_pipeline(config) | (_validate_deeply(config) if is_deep else {})
+    lines = summarize_pipeline(config)
+    if is_deep:
+        from pipeline_ops.cli.deep_validation import validate_deeply
+
+        counts = validate_deeply(config, sys.executable)
+        images = ", ".join(f"{count} {split}" for split, count in counts.items())
+        lines["checked"] = f"{images} images; the model {config.train.model} accepts them"
     print(f"{file}: ok")
     for name, text in lines.items():
         print(f"  {name:<11}{text}")
 
 
-def _validate_deeply(config: PipelineConfig) -> dict[str, str]:
-    """Reads the source and builds the model. Returns a line about both."""
-    from pipeline_ops.cli.deep_validation import validate_deeply
-
-    counts = validate_deeply(config, sys.executable)
-    images = ", ".join(f"{count} {split}" for split, count in counts.items())
-    return {"checked": f"{images} images; the model {config.train.model} accepts them"}
-
-
 def summarize_pipeline(config: PipelineConfig) -> dict[str, str]:
     """Describes the pipeline in a line for each task."""
-    train = config.train
-    search_line = {"search": _summarize_search(config, config.search)} if config.search else {}
+    train, search, search_line = config.train, config.search, {}
+    if search:
+        pruner = ", asha" if search.pruner == "asha" else ""
+        search_line["search"] = (
+            f"{len(plan_trials(config))} trials ({search.method}{pruner}) "
+            f"over {', '.join(search.parameters)}; {search.max_parallel} at a time; "
+            f"the trial with the best {get_monitor(config)} is used"
+        )
     return {
         "pipeline": f"{config.pipeline}; runs start {describe_schedule(config.schedule)}",
         "preprocess": (
@@ -113,12 +115,3 @@ def describe_schedule(schedule: Schedule) -> str:
     if schedule.watch_seconds:
         triggers.append(f"when the raw files change (checked every {schedule.watch_seconds} s)")
     return " or ".join(triggers) or "manually only"
-
-
-def _summarize_search(config: PipelineConfig, search: Search) -> str:
-    trials = plan_trials(config)
-    return (
-        f"{len(trials)} trials ({search.method}{', asha' if search.pruner == 'asha' else ''}) "
-        f"over {', '.join(search.parameters)}; {search.max_parallel} at a time; "
-        f"the trial with the best {get_monitor(config)} is used"
-    )

@@ -114,10 +114,8 @@ class DataSummary:
 def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
     """Reads the annotations and a sample of the images.
 
-    `source` is a valid section `preprocess.source`, and `listing` has its files.
-
-    Raises:
-      DataError: the data set cannot be used, or is too small.
+    `source` is a valid section `preprocess.source`, and `listing` has its files. Raises DataError
+    if the data set cannot be used, or is too small.
     """
     config = Preprocess.model_validate(
         {"source": source, "stages": ["decode"], "split": _SPLITS[0]}
@@ -230,10 +228,8 @@ def sample_listing(
     """A part of the files that the reader of a source can read in a short time.
 
     About `max_files` annotation files are kept. If files hold many images each, `max_bytes` of each
-    part of the source are kept.
-
-    Returns:
-      The part, the number of times that it is contained in the whole, and remarks.
+    part of the source are kept. Returns the part, the number of times that it is contained in the
+    whole, and remarks.
     """
     if isinstance(source, PackedSource):
         return _sample_containers(source, listing, max_bytes)

@@ -56,9 +56,12 @@ class FolderView:
 
     @functools.cached_property
     def _images_by_name(self) -> dict[str, list[str]]:
+        """The keys of images by the name of their file, with and without its suffix."""
         found: dict[str, list[str]] = defaultdict(list)
         for file in self.images:
-            found[posixpath.basename(file.key)].append(file.key)
+            name = posixpath.basename(file.key)
+            for each in {name, posixpath.splitext(name)[0]}:
+                found[each].append(file.key)
         return found
 
     def list_candidates(self, *suffixes: str) -> list[RawFile]:
@@ -99,10 +102,8 @@ class FolderView:
     def find_images_folder(self, names: Sequence[str], beside: str) -> tuple[str, int]:
         """The folder at which some paths of images start, and the number of images found there.
 
-        Args:
-          names: paths, as an annotation file has them.
-          beside: the key of that file. Of folders with equally many images, the folder of the file
-            is taken, then one whose name is a word of its key, and then the first by name.
+        Of folders with equally many images, that of the annotation file with the key `beside` is
+        taken, then one whose name is a word of the key, and then the first by name.
         """
         votes: Counter[str] = Counter()
         for given in names:
@@ -126,15 +127,7 @@ class FolderView:
     def count_images_named(self, names: Sequence[str]) -> int:
         """The number of paths whose file name, maybe without its suffix, one image has."""
         ends = (re.split(r"[/\\]", name)[-1] for name in names)
-        return sum(len(self._images_by_any_name.get(end, ())) == 1 for end in ends)
-
-    @functools.cached_property
-    def _images_by_any_name(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = defaultdict(list)
-        for name, keys in self._images_by_name.items():
-            found[name] += keys
-            found[posixpath.splitext(name)[0]] += keys
-        return found
+        return sum(len(self._images_by_name.get(end, ())) == 1 for end in ends)
 
     def enter(self, below: str) -> Listing:
         """The listing of a folder below this one, or of this folder for an empty name."""

@@ -83,7 +83,10 @@ def recognise_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds class folders. A folder that contains only one other folder is entered."""
     if view.named_file or not view.images:
         return
-    below = _find_common_folder(view)
+    # The innermost folder that all images share. One of images alone is a class.
+    folders = {posixpath.dirname(file.key) for file in view.images}
+    below = posixpath.commonpath(folders) if "" not in folders else ""
+    below = posixpath.dirname(below) if below in folders else below
     listing = view.enter(below)
     keys = {"class_folder": "inner"} if _has_repeated_folders(listing) else {}
     source = ImageFolderSource.model_validate({"type": "image_folder", "path": ".", **keys})
@@ -113,7 +116,12 @@ def recognise_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
             name.endswith(".xml" if "/" in name else _ANNOTATIONS) for name in names
         )
         certainty = Certainty.LIKELY if may_be_annotated else Certainty.CERTAIN
-        reason = _describe_classes(images, list(find_split_folders(source, listing)))
+        *first, last = [f"{number:,}" for _, number in sorted(images.items())]
+        numbers = f"{', '.join(first)} and {last}"
+        if len(images) > 5:
+            numbers = f"{min(images.values()):,} to {max(images.values()):,}"
+        reason = f"{len(images):,} class folders with {numbers} images"
+        reason += _say_splits(find_split_folders(source, listing))
         yield SourceMatch("image_folder", certainty, reason, keys, below)
 
 
@@ -125,23 +133,9 @@ def _has_repeated_folders(listing: Listing) -> bool:
     return not find_split_names(outer) and len(numbers) > 1 and min(numbers.values()) > 1
 
 
-def _find_common_folder(view: FolderView) -> str:
-    """The innermost folder that all images share, unless it contains images itself.
-
-    A folder of images alone is a class, so the folder around it is returned.
-    """
-    folders = {posixpath.dirname(file.key) for file in view.images}
-    common = posixpath.commonpath(folders) if "" not in folders else ""
-    return posixpath.dirname(common) if common in folders else common
-
-
-def _describe_classes(images: Counter[str], splits: list[str]) -> str:
-    where = f", in the folders {_join_names(splits)} of the splits" if splits else ""
-    if len(images) > 5:
-        low, high = min(images.values()), max(images.values())
-        return f"{len(images):,} class folders with {low:,} to {high:,} images{where}"
-    *first, last = [f"{number:,}" for _, number in sorted(images.items())]
-    return f"{len(images)} class folders with {', '.join(first)} and {last} images{where}"
+def _say_splits(folders: Iterable[str]) -> str:
+    names = list(folders)
+    return f", in the folders {_join_names(names)} of the splits" if names else ""
 
 
 def recognise_voc(view: FolderView) -> Iterator[SourceMatch | str]:
@@ -152,21 +146,30 @@ def recognise_voc(view: FolderView) -> Iterator[SourceMatch | str]:
         for file in files[:MAX_CANDIDATES]
     ):
         return
-    best: dict[str, tuple[int, VocSource]] = {}
-    for below, *folders in _pair_voc_folders(view, files):
-        images, annotations = folders
-        source = VocSource(type="voc", path=".", images=images, annotations=annotations)
+    best: dict[str, tuple[Any, ...]] = {}
+    for below, images, texts in _pair_voc_folders(view, files):
+        source = VocSource(type="voc", path=".", images=images, annotations=texts)
         pictures, annotated = find_voc_files(view.enter(below), source)
-        number = len(pictures.keys() & annotated)
-        best[below] = max(best.get(below, (0, source)), (number, source), key=lambda pair: pair[0])
+        found = (pictures.keys() & annotated.keys(), source, pictures, annotated)
+        best[below] = max(best.get(below, found), found, key=lambda each: len(each[0]))
     if not best:
         first = posixpath.splitext(posixpath.basename(files[0].key))[0]
         yield (
             f"{files[0].key} is an annotation of Pascal VOC, but there is no image {first}.jpg. "
             "Add the images, or name the folder that holds both"
         )
-    for below, (_, source) in sorted(best.items()):
-        yield _describe_voc(view, below, source)
+    for below in sorted(best):
+        both, source, pictures, annotated = best[below]
+        keys, remark = _read_voc_lists(view, below, pictures.keys() | annotated.keys())
+        keys |= _unless("images", source.images, "JPEGImages")
+        keys |= _unless("annotations", source.annotations, "Annotations")
+        splits = find_split_names(sorted({name.partition("/")[0] for name in both}))
+        reason = (
+            f"{count(len(annotated), 'XML file')}{_say_folder(source.annotations)}, and "
+            f"{count(len(pictures), 'image')}{_say_folder(source.images)}, of which "
+            f"{len(both):,} have annotations{_say_splits(sorted(splits)) or remark}"
+        )
+        yield SourceMatch("voc", Certainty.CERTAIN, reason, keys, below)
 
 
 def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[str, str, str]]:
@@ -187,34 +190,17 @@ def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[s
     if found and all(image == folder for image, folder in found):
         common = posixpath.commonpath(image for image, _ in found)
         found = {(common, common)}
-    return {_find_voc_folders(*pair) for pair in found}
-
-
-def _find_voc_folders(*folders: str) -> tuple[str, str, str]:
-    image, xml = ([part for part in folder.split("/") if part] for folder in folders)
-    common = len(posixpath.commonprefix([image, xml]))
-    before, image, xml = image[:common], image[common:], xml[common:]
-    while image and xml and image[-1] == xml[-1]:
-        image, xml = image[:-1], xml[:-1]
-    if before and before[-1].lower() in SPLITS:
-        before = before[:-1]
-    return "/".join(before), "/".join(image) or ".", "/".join(xml) or "."
-
-
-def _describe_voc(view: FolderView, below: str, source: VocSource) -> SourceMatch:
-    pictures, annotated = find_voc_files(view.enter(below), source)
-    keys, remark = _read_voc_lists(view, below, pictures.keys() | annotated.keys())
-    keys |= _unless("images", source.images, "JPEGImages")
-    keys |= _unless("annotations", source.annotations, "Annotations")
-    names = sorted({name.partition("/")[0] for name in pictures.keys() & annotated})
-    splits = find_split_names(names)
-    where = f", in the folders {_join_names(sorted(splits))} of the splits" if splits else ""
-    reason = (
-        f"{count(len(annotated), 'XML file')}{_say_folder(source.annotations)}, and "
-        f"{count(len(pictures), 'image')}{_say_folder(source.images)}, of which "
-        f"{len(pictures.keys() & annotated):,} have annotations{where}{'' if splits else remark}"
-    )
-    return SourceMatch("voc", Certainty.CERTAIN, reason, keys, below)
+    folders = set()
+    for pair in found:
+        image, xml = ([part for part in folder.split("/") if part] for folder in pair)
+        shared = len(posixpath.commonprefix([image, xml]))
+        before, image, xml = image[:shared], image[shared:], xml[shared:]
+        while image and xml and image[-1] == xml[-1]:
+            image, xml = image[:-1], xml[:-1]
+        if before and before[-1].lower() in SPLITS:
+            before = before[:-1]
+        folders.add(("/".join(before), "/".join(image) or ".", "/".join(xml) or "."))
+    return folders
 
 
 def _say_folder(folder: str) -> str:
@@ -290,7 +276,14 @@ def recognise_yolo(view: FolderView) -> Iterator[SourceMatch | str]:
         for file, start in view.iterate_starts(".yaml", ".yml")
         if all(key.search(start) for key in _YOLO_KEYS)
     ]
-    labels = _count_label_files(view)
+    texts = [
+        file
+        for file in view.files
+        if file.key.endswith(".txt") and "labels" in file.key.split("/")[:-1]
+    ]
+    if not any(_YOLO_LINE.match(view.read_start(file)) for file in texts[:MAX_CANDIDATES]):
+        texts = []  # they hold no boxes
+    labels = Counter(posixpath.dirname(file.key) for file in texts)
     for file in descriptions:
         below, name = posixpath.split(file.key)
         around = f"{below}/" if below else ""
@@ -304,18 +297,6 @@ def recognise_yolo(view: FolderView) -> Iterator[SourceMatch | str]:
             "but no data.yaml, which names the classes. Add a file data.yaml with names, train "
             "and val"
         )
-
-
-def _count_label_files(view: FolderView) -> Counter[str]:
-    """The number of text files by folder `labels` or below it, if the first ones hold boxes."""
-    files = [
-        file
-        for file in view.files
-        if file.key.endswith(".txt") and "labels" in file.key.split("/")[:-1]
-    ]
-    if not any(_YOLO_LINE.match(view.read_start(file)) for file in files[:MAX_CANDIDATES]):
-        return Counter()
-    return Counter(posixpath.dirname(file.key) for file in files)
 
 
 _OTHER_NAMES = {
@@ -366,7 +347,7 @@ def _recognise_tables(
         elif table:
             yield table
     splits = [find_split(table.file.key) for table in tables]
-    if "train" in splits and None not in splits and len({*splits}) == len(splits):
+    if "train" in splits and None not in splits and 1 < len(splits) == len({*splits}):
         yield _match_tables(kind, view, tables, splits)
     else:
         for table in tables:
@@ -432,18 +413,13 @@ def _match_tables(
         for ours, theirs in first.columns.items()
         if ours != theirs and (first.has_boxes or ours not in (*CORNERS, "width", "height"))
     }
-    keys: dict[str, Any] = {"manifest": first.file.key, **_unless("images", first.images, ".")}
-    if len(tables) > 1:
-        keys = {
-            "parts": [
-                {
-                    "manifest": table.file.key,
-                    **_unless("images", table.images, "."),
-                    "split": split,
-                }
-                for table, split in zip(tables, splits, strict=True)
-            ]
-        }
+    parts: list[dict[str, Any]] = [
+        {"manifest": table.file.key}
+        | _unless("images", table.images, ".")
+        | _unless("split", split, None)
+        for table, split in zip(tables, splits, strict=True)
+    ]
+    keys: dict[str, Any] = parts[0] if len(parts) == 1 else {"parts": parts}
     keys |= _get_task(first.has_boxes) | _unless("columns", columns, {})
     keys |= _unless("find_by", first.find_by, "path")
     if first.has_boxes and _has_fractions(
@@ -688,16 +664,8 @@ def _list_members(view: FolderView, file: RawFile) -> list[tuple[str, bytes]]:
 
 
 _BOXES = ("boxes", "bbox", "bboxes", "objects", "annotations")
-_LABELS = [
-    "label",
-    "labels",
-    "class",
-    "class_name",
-    "category",
-    "categories",
-    "category_id",
-    "category_name",
-]
+_LABELS: tuple[str, ...] = ("label", "labels", "class", "class_name")
+_LABELS += ("category", "categories", "category_id", "category_name")
 _XYXY = ("xmin", "ymin", "xmax", "ymax")
 """Names of fields that are looked for, the usual ones first."""
 
@@ -712,9 +680,10 @@ def _guess_fields(rows: Sequence[_Fields]) -> dict[str, Any]:
         values = [value for row in rows if (value := find_field(row, name)) is not None]
         boxes = [box for value in values for box in _as_list(value)]
         keys = {"task": "detection", **_unless("boxes", name, "boxes")}
-        if values and all(map(_is_box, boxes)):
-            return {**keys, **_guess_numbers(rows, name, boxes)} if boxes else keys
-        if values and all(map(_has_corners, boxes)):
+        if values and all(isinstance(box, list) and len(box) == 4 for box in boxes):
+            if all(isinstance(number, int | float) for box in boxes for number in box):
+                return {**keys, **_guess_numbers(rows, name, boxes)} if boxes else keys
+        elif values and all(isinstance(b, dict) and {*CORNERS, "label"} <= {*b} for b in boxes):
             return keys
     if any(all(_has_value(row, name) for name in CORNERS) for row in rows):
         columns = ([_as_list(find_field(row, name)) for name in _XYXY] for row in rows)
@@ -723,15 +692,6 @@ def _guess_fields(rows: Sequence[_Fields]) -> dict[str, Any]:
         return {"task": "detection", "corners": list(_XYXY), **found}
     label = _find_label(rows, "")
     return {"task": "classification", **_unless("label", label, "label")} if label else {}
-
-
-def _is_box(value: Any) -> bool:
-    is_list = isinstance(value, list) and len(value) == 4
-    return is_list and all(isinstance(number, int | float) for number in value)
-
-
-def _has_corners(value: Any) -> bool:
-    return isinstance(value, dict) and {*CORNERS, "label"} <= {*value}
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -828,21 +788,15 @@ class Kind(NamedTuple):
 KINDS = {
     # The key is the `type` of the source.
     "image_folder": Kind(
-        recognise_class_folders,
-        "a folder of images for each class, maybe below train and val",
+        recognise_class_folders, "a folder of images for each class, maybe below train and val"
     ),
-    "voc": Kind(
-        recognise_voc,
-        "images, and XML files of Pascal VOC with the same names",
-    ),
+    "voc": Kind(recognise_voc, "images, and XML files of Pascal VOC with the same names"),
     "coco": Kind(
-        recognise_coco,
-        "a JSON file with images, categories and annotations, and the images",
+        recognise_coco, "a JSON file with images, categories and annotations, and the images"
     ),
     "yolo": Kind(recognise_yolo, "a data.yaml, and folders images and labels"),
     "csv": Kind(
-        recognise_csv,
-        "a CSV file with a column of images and one of classes, maybe with boxes",
+        recognise_csv, "a CSV file with a column of images and one of classes, maybe with boxes"
     ),
     "jsonl": Kind(recognise_jsonl, 'a .jsonl file with lines {"path": "1.jpg", "label": "cat"}'),
     "tfrecord": Kind(recognise_tfrecord, "TFRecord files with image/encoded and labels or boxes"),
@@ -856,8 +810,7 @@ KINDS = {
 def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
     """Finds the kind of a data set. `only` is one of KINDS, if the user has chosen it.
 
-    Raises:
-      DataError: no kind fits, or several fit equally. The message says what the folder holds.
+    Raises DataError if no kind fits, or several fit equally. It says what the folder holds.
     """
     place = str(view.folder / (view.named_file or ""))
     if not view.files:
@@ -870,42 +823,35 @@ def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
     looks = [(name, look) for name in names for look in KINDS[name].recognise(view)]
     matches = [look for _, look in looks if isinstance(look, SourceMatch)]
     if not matches:
-        near = [f"  {name:<14}{look}." for name, look in looks]
-        raise DataError(_describe_unknown(place, view, near, names))
+        more = "" if view.is_complete else "more than "
+        suffixes = Counter(
+            posixpath.splitext(file.key)[1].lower() or "without suffix" for file in view.files
+        )
+        shown = ", ".join(f"{number:,} {name}" for name, number in suffixes.most_common(_MAX_SHOWN))
+        first = ", ".join(file.key for file in view.files[:_MAX_SHOWN])
+        lines = [
+            f"{place}: this is no data set that can be used as it is. It has {more}"
+            f"{count(len(view.files), 'file')} ({shown}), for example {first}.",
+            *(["What comes near:"] if looks else []),
+            *(f"  {name:<14}{look}." for name, look in looks),
+            "What each source needs:",
+            *(f"  {name:<14}{KINDS[name].needs}" for name in names),
+            "docs/data-sources.md describes the sources.",
+        ]
+        raise DataError("\n".join(lines))
     best = max(match.certainty for match in matches)
     winners = [match for match in matches if match.certainty == best]
     if len(winners) > 1:
-        raise DataError(_describe_tie(place, winners))
+        is_same_type = len({each.type for each in winners}) < len(winners)
+        lines = [
+            f"{place}: {len(winners)} kinds of data fit equally.",
+            *(
+                f"  {each.type:<14}{f'in {each.below}: ' if each.below else ''}{each.reason}"
+                for each in winners
+            ),
+            "Name the folder or the file that you mean."
+            if is_same_type
+            else "Choose one of them with --type.",
+        ]
+        raise DataError("\n".join(lines))
     return winners[0]
-
-
-def _describe_tie(place: str, winners: Sequence[SourceMatch]) -> str:
-    lines = [
-        f"  {each.type:<14}{f'in {each.below}: ' if each.below else ''}{each.reason}"
-        for each in winners
-    ]
-    cure = (
-        "Choose one of them with --type."
-        if len({each.type for each in winners}) == len(winners)
-        else "Name the folder or the file that you mean."
-    )
-    return "\n".join([f"{place}: {len(winners)} kinds of data fit equally.", *lines, cure])
-
-
-def _describe_unknown(
-    place: str, view: FolderView, near: Sequence[str], names: Iterable[str]
-) -> str:
-    more = "" if view.is_complete else "more than "
-    suffixes = Counter(
-        posixpath.splitext(file.key)[1].lower() or "without suffix" for file in view.files
-    )
-    shown = ", ".join(f"{number:,} {name}" for name, number in suffixes.most_common(_MAX_SHOWN))
-    first = ", ".join(file.key for file in view.files[:_MAX_SHOWN])
-    lines = [
-        f"{place}: this is no data set that can be used as it is. It has {more}"
-        f"{count(len(view.files), 'file')} ({shown}), for example {first}."
-    ]
-    if near:
-        lines += ["What comes near:", *near]
-    lines += ["What each source needs:", *(f"  {name:<14}{KINDS[name].needs}" for name in names)]
-    return "\n".join([*lines, "docs/data-sources.md describes the sources."])

@@ -29,8 +29,8 @@ class Recipe:
     """A model and its training.
 
     `steps` optimizer steps of `batch_size` examples are enough. With fewer than `min_steps` at
-    hand, smaller images are better. `training` has the lines of the config between the batch size
-    and the gate. `weights_hint` says which weights to begin with would help.
+    hand, smaller images are better. `augments` says whether training images are changed at random.
+    `weights_hint` says which weights to begin with would help.
     """
 
     model: str
@@ -39,37 +39,13 @@ class Recipe:
     batch_size: int
     steps: int
     min_steps: int
-    training: str
     measured: str
+    learning_rate: str = "3e-3"
+    augments: bool = True
     weights_hint: str = (
         "weights of an earlier model of yours: a published `version 3`, or `champion`"
     )
 
-
-_AVERAGED = """\
-  optimizer: # its averaged weights at the end of a cosine schedule become the model
-    name: adamw # Adam with weight decay
-    learning_rate: {rate} # [*] lower it if the loss jumps
-    weight_decay: 1e-3 # against overfitting
-    clip: {{global_norm: 10.0}} # limits the step of a single batch
-    average_weights: 0.99 # the share of the average that a step keeps
-    schedule: {{type: cosine, warmup_steps: 100, end_factor: 0.02}} # from 0 to the rate, then down
-  best_checkpoint: {{monitor: {monitor}}} # the best epoch by the gate's metric
-"""
-_INPUT = """\
-  input: # random changes of the training images; without them, few images are learned by heart
-    augment: # [*] no flip if left and right differ
-      {{flip_left_right: true, scale: {{min: 0.8, max: 1.3}}, shift: 0.1, brightness: 0.1, \
-contrast: 0.2, saturation: 0.2{more}}}
-"""
-_DETECTOR_TRAINING = _INPUT.format(more=", mosaic: 0.3") + _AVERAGED.format(
-    rate="3e-3", monitor="validation_map_50"
-)
-_CLASSIFIER_TRAINING = _INPUT.format(more="") + _AVERAGED.format(
-    rate="3e-3", monitor="validation_accuracy"
-)
-_FINE_TUNING = _INPUT.format(more="") + _AVERAGED.format(rate="3e-4", monitor="validation_accuracy")
-_SMALL_IMAGE_TRAINING = _AVERAGED.format(rate="1e-3", monitor="validation_accuracy")
 
 SMALL_IMAGES = Recipe(
     "digits_cnn",
@@ -78,8 +54,9 @@ SMALL_IMAGES = Recipe(
     32,
     3000,
     500,
-    _SMALL_IMAGE_TRAINING,
     "accuracy 0.98 to 0.99 on 1,400 images of handwritten digits, ten classes, in 90 seconds",
+    learning_rate="1e-3",
+    augments=False,
 )
 PHOTOGRAPHS = Recipe(
     "compact_cnn",
@@ -88,9 +65,9 @@ PHOTOGRAPHS = Recipe(
     32,
     1500,
     500,
-    _CLASSIFIER_TRAINING,
     "accuracy 0.78 on 473 cut-out playing cards of six classes, seven minutes on two cores",
-    "weights of an earlier model of yours, or of keras.applications (docs/own-model.md)",
+    weights_hint="weights of an earlier model of yours, or of keras.applications "
+    "(docs/own-model.md)",
 )
 MANY_PHOTOGRAPHS = dataclasses.replace(
     PHOTOGRAPHS,
@@ -107,7 +84,6 @@ OBJECTS = Recipe(
     16,
     2000,
     800,
-    _DETECTOR_TRAINING,
     "mAP@0.5 0.93 on 270 photographs of playing cards and 0.90 on 205 microscope pictures, means "
     "of three seeds, 13 to 19 minutes on two cores",
 )
@@ -143,7 +119,7 @@ def adapt_to_weights(recipe: Recipe, weights: str) -> Recipe:
         model=max(known, key=len),
         parameters={},
         reason="the model of the weights",
-        training=_FINE_TUNING,
+        learning_rate="3e-4",
         measured="not measured, because it depends on the weights",
     )
 
@@ -193,7 +169,8 @@ def choose_settings(data: DataSummary, has_gpu: bool, weights: str = "") -> Firs
     if not is_detection:
         recipe = adapt_to_weights(recipe, weights)
     num_train = max(1, data.num_images["train"])
-    batch = _choose_batch(num_train, recipe.batch_size)
+    # A power of two, so that an epoch has at least four steps if there are enough images.
+    batch = int(min(recipe.batch_size, 2 ** int(math.log2(max(2, num_train // 4)))))
     steps_per_epoch = num_train / batch
     return FirstSettings(
         channels=1 if data.sample.is_grey else 3,
@@ -247,11 +224,6 @@ def _choose_detector_size(data: DataSummary) -> tuple[int, int, str]:
 
 def _round_size(pixels: float) -> int:
     return max(_STEP_PIXELS, round(pixels / _STEP_PIXELS) * _STEP_PIXELS)
-
-
-def _choose_batch(num_train: int, largest: int) -> int:
-    """A power of two, so that an epoch has at least four steps if there are enough images."""
-    return int(min(largest, 2 ** int(math.log2(max(2, num_train // 4)))))
 
 
 def _choose_recipe(data: DataSummary, side: int, has_gpu: bool) -> Recipe:

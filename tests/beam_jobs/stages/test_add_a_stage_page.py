@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.stages import CATALOGUE
-from pipeline_ops.cli.commands.new_stage import add_to_catalogue
+from pipeline_ops.cli.commands.scaffold import add_to_catalogue
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "add-a-stage.md").read_text()

@@ -12,7 +12,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def plan(capsys, *words: str) -> str:
-    assert main(["plan", str(CONFIGS / "digits.yaml"), *words]) == 0
+    assert main(["explain", "--hosts", str(CONFIGS / "digits.yaml"), *words]) == 0
     return capsys.readouterr().out
 
 
@@ -58,5 +58,5 @@ def test_what_a_cluster_would_be_asked_for_is_printed(capsys, name):
 def test_a_misspelt_hosts_file_is_told_the_nearest(tmp_path, capsys):
     shutil.copytree(CONFIGS / "hosts", tmp_path / "hosts")
     config = shutil.copy(CONFIGS / "digits.yaml", tmp_path)
-    assert main(["plan", str(config), "--set", "train.hosts=slrum"]) == 78
+    assert main(["explain", "--hosts", str(config), "--set", "train.hosts=slrum"]) == 78
     assert "the nearest valid name is 'slurm'" in capsys.readouterr().err

@@ -1,0 +1,193 @@
+"""`trainyard new-stage NAME` and `new-source NAME`: each writes a working example and its test.
+
+You then change them. A stage goes to `beam_jobs/stages/` and its catalogue, in this repository, and
+a source next to the configs. With `--package`, they go into your own package, and are published as
+an entry point in the `pyproject.toml` next to it. No existing file is overwritten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import keyword
+import re
+import sys
+from pathlib import Path
+
+from pipeline_ops.cli.arguments import Commands, add_command
+from pipeline_ops.cli.templates import render_template
+from pipeline_ops.config import sources
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.user_code import stages as user_stages
+
+_CATALOGUE = Path("beam_jobs") / "stages" / "__init__.py"
+_TAKEN = "{name}: a {kind} or a module of this name already exists. Choose another name."
+_PACKAGE_HELP = "Your own Python package, in the current folder or in src/."
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "new-stage",
+        new_stage,
+        "Create a preprocessing stage, with a test.",
+        "Writes a working stage that you then change. It goes into beam_jobs/stages/ and\n"
+        "its catalogue. With --package, it goes into your own package, and an entry point\n"
+        "is added to pyproject.toml. Overwrites no existing file.",
+    )
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="Name of the stage in the YAML: lowercase letters, digits and _.",
+    )
+    parser.add_argument("--package", metavar="PACKAGE", help=_PACKAGE_HELP)
+    parser = add_command(
+        commands,
+        "new-source",
+        new_source,
+        "Create a source of raw data, with a test.",
+        "Writes a working source that you then change. It goes next to the configs. With\n"
+        "--package, it goes into your own package, and an entry point is added to\n"
+        "pyproject.toml. Overwrites no existing file.",
+    )
+    parser.add_argument(
+        "name", metavar="NAME", help="Name of the source: lowercase letters, digits and _."
+    )
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
+        "--folder",
+        metavar="FOLDER",
+        type=Path,
+        default=Path("configs"),
+        help="Folder of the configs. The default is configs.",
+    )
+    place.add_argument("--package", metavar="PACKAGE", help=_PACKAGE_HELP)
+
+
+def new_stage(arguments: argparse.Namespace) -> int:
+    from beam_jobs import stages
+
+    name, package = arguments.name, arguments.package
+    _validate_name("stage", name)
+    if Path(stages.__path__[0], f"{name}.py").exists():
+        raise ConfigError(_TAKEN.format(name=name, kind="stage"))
+    if package:
+        test = _write_to_package("stage", name, package, user_stages.ENTRY_POINT_GROUP)
+    elif _CATALOGUE.exists():
+        catalogue = add_to_catalogue(_CATALOGUE.read_text(), name)
+        folder, module = _CATALOGUE.parent, f"beam_jobs.stages.{name}"
+        test = _write_files("stage", name, module, folder, "tests" / folder)
+        _write(_CATALOGUE, catalogue)
+    else:
+        raise ConfigError(
+            f"{_CATALOGUE}: not found in the current folder. Run the command in the root of the "
+            "repository, or add the stage to your own package with --package PACKAGE."
+        )
+    in_yaml = f"{package}.{name}:{name}" if package else name
+    print(
+        f"\nThe stage multiplies all pixels by a factor. Change it to your needs.\n"
+        f"Test:     {_shorten_path(sys.executable)} -m pytest {test}\n"
+        f"Use:      - {in_yaml}: {{factor: 1.5}}     (in preprocess.stages of a config)\n"
+        f"Preview:  {_shorten_path(sys.argv[0])} preview CONFIG --stage {in_yaml}"
+    )
+    return 0
+
+
+def new_source(arguments: argparse.Namespace) -> int:
+    name, package, folder = arguments.name, arguments.package, arguments.folder
+    _validate_name("source", name)
+    if name in sources.CATALOGUE_TYPES or not (package or importlib.util.find_spec(name) is None):
+        raise ConfigError(_TAKEN.format(name=name, kind="source"))
+    if package:
+        test = _write_to_package("source", name, package, sources.ENTRY_POINT_GROUP)
+    elif folder.is_dir():
+        test = _write_files("source", name, name, folder, folder)
+    else:
+        raise ConfigError(
+            f"{folder}: there is no such folder. Give the folder of your configs with --folder, "
+            "or add the source to your own package with --package PACKAGE."
+        )
+    module = f"{package}.{name}" if package else name
+    print(
+        "\nThe class of an image is the first part of its name. Change the source to your needs.\n"
+        f"Test:     {_shorten_path(sys.executable)} -m pytest {test}\n"
+        f'Use:      source: {{type: "{module}:{name}", path: FOLDER}}     (in preprocess)\n'
+        f"Check:    {_shorten_path(sys.argv[0])} validate --deep CONFIG"
+    )
+    return 0
+
+
+def _validate_name(kind: str, name: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise ConfigError(
+            f"{name}: not a valid {kind} name. Use lowercase letters, digits and _, and no Python "
+            "keyword, for example sharpen_edges."
+        )
+
+
+def _write_to_package(kind: str, name: str, package: str, group: str) -> Path:
+    """Writes the files, and an entry point if there is a pyproject.toml. Returns the test."""
+    folder = Path(package.replace(".", "/"))
+    folder = folder if folder.is_dir() else "src" / folder
+    if not folder.is_dir():
+        raise ConfigError(
+            f"--package {package}: not found in the current folder or in src/. "
+            "Run the command in the folder that contains the package, or create it."
+        )
+    project, text = Path("pyproject.toml"), ""
+    if project.exists():
+        text, header = project.read_text(), f'[project.entry-points."{group}"]\n'
+        if re.search(rf'^{name}\s*=\s*"[\w.]+:\w+"', text, re.MULTILINE):
+            raise ConfigError(
+                f"{project}: the entry point {name} already exists. Choose another name."
+            )
+        if header not in text:
+            text = f"{text.rstrip()}\n\n{header}"
+        text = text.replace(header, f'{header}{name} = "{package}.{name}:{name}"\n', 1)
+    test = _write_files(kind, name, f"{package}.{name}", folder, Path("tests"))
+    if text:
+        _write(project, text)
+    return test
+
+
+def _write_files(kind: str, name: str, module: str, folder: Path, test_folder: Path) -> Path:
+    """Writes the code and its test. Returns the path of the test."""
+    code, test = folder / f"{name}.py", test_folder / f"test_{name}.py"
+    for path in (code, test):
+        if path.exists():
+            raise ConfigError(f"{path}: already exists. Choose another name, or remove the file.")
+    values = {"name": name, "class_name": _make_class_name(name), "module": module}
+    _write(code, render_template(f"{kind}.py", **values))
+    _write(test, render_template(f"test_{kind}.py", **values))
+    return test
+
+
+def _write(path: Path, text: str) -> None:
+    write_atomically(path, text.encode())
+    print(f"Wrote {path}")
+
+
+def add_to_catalogue(text: str, name: str) -> str:
+    """Adds a stage to the catalogue's source: its import, sorted for the linter, and its entry."""
+    head, start, rest = text.partition("from beam_jobs.stages import (\n")
+    modules, end, rest = rest.partition(")\n")
+    entries, last, tail = rest.partition("\n}\n")
+    if not (start and end and last):
+        raise ConfigError(
+            f"{_CATALOGUE}: cannot find the import of the stages or CATALOGUE. "
+            f"Add the stage {name} manually."
+        )
+    modules = "".join(sorted([*modules.splitlines(True), f"    {name},\n"]))
+    entry = f'\n    "{name}": Stage({name}.{_make_class_name(name)}, {name}.{name}),'
+    return head + start + modules + end + entries + entry + last + tail
+
+
+def _make_class_name(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def _shorten_path(program: str) -> str:
+    """The path of a program as a user would type it here."""
+    path = Path(program)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else program

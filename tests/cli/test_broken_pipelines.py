@@ -135,10 +135,7 @@ def test_a_broken_pipeline_cannot_be_triggered_and_says_why(airflow, folder, cor
     for conf in ({}, {"broken": ""}, {"broken": "x", "train.epochs": 1}):
         with pytest.raises(
             MachineError,
-            match=(
-                r"(?s)400 .*tab\.yaml:8: .*not valid YAML: a tab in the indentation. "
-                "Replace it by .*spaces"
-            ),
+            match=(r"(?s)400 .*tab\.yaml:8: .*a tab in the .*indentation"),
         ):
             airflow.trigger("tab", conf)
     assert airflow.list_active_runs("tab") == []
@@ -182,7 +179,7 @@ def test_a_pipeline_keeps_its_runs_while_it_is_broken_and_comes_back_when_it_is_
     file.write_text(good.replace("workers: 1", "workers:1"))
     parse_until(airflow, lambda: tags(airflow, "changed") == {"trainyard", "broken"})
     assert airflow.run("changed", run_id)["state"] == "failed"
-    with pytest.raises(MachineError, match="a space is missing after the colon in 'workers:1'"):
+    with pytest.raises(MachineError, match="a space is missing after the colon"):
         airflow.trigger("changed", {})
     file.write_text(good)
     parse_until(airflow, lambda: "broken" not in (tags(airflow, "changed") or {"broken"}))

@@ -4,7 +4,8 @@ Objects are plain JSON, so the code reads the same fields as the documentation o
 and an answer of a newer cluster is no problem. Each request has a time limit. A request that may
 succeed later is sent again, a few times: after 410, 429 (with the pause that the server asks for)
 and errors of the server or of the network. All names of objects are chosen by the caller, so that
-a repeated request does no harm.
+a repeated request does no harm. After 403, too: a server that has just started does not know all
+Roles yet.
 
 docker/kubernetes/rbac.yaml grants the rights that an account needs in the namespace of its jobs.
 `trainyard doctor` asks for them, and the supervisor of a gang does before it creates anything.
@@ -15,8 +16,8 @@ from __future__ import annotations
 import email.utils
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.places.kubernetes_manifest import (
@@ -25,7 +26,6 @@ from pipeline_ops.jobs.places.kubernetes_manifest import (
     RBAC_FILE,
     open_configuration,
 )
-from pipeline_ops.system.host_check import Finding
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiException
@@ -43,14 +43,10 @@ _APIS: Mapping[Kind, tuple[str, str]] = {
 """The client's class for each kind, and the name of the resource in a Role."""
 _TIMEOUT_SECONDS = (5.0, 20.0)
 """The limits for connecting, and for each read."""
-_MAX_TRIES = 5
-_MAX_PAUSE_SECONDS = 8.0
-_LATER = (0, 408, 410, 429, 500, 502, 503, 504)
-"""Status codes of requests that may succeed later. 0 is an error of the network."""
-
-
-_NOT_READY_TRIES = 2
-"""How often a 403 is not believed. A server that has just started does not know all Roles yet."""
+_MAX_REPEATS = 4
+_MAX_PAUSE_SECONDS = 8
+_LATER = (408, 410, 429, 500, 502, 503, 504)
+"""Status codes of requests that may succeed later."""
 
 
 class KubernetesClient:
@@ -68,7 +64,22 @@ class KubernetesClient:
     def __init__(self, namespace: str, context: str | None = None):
         configuration = open_configuration(context)
         from kubernetes import client
+        from urllib3 import Retry
 
+        class BoundedRetry(Retry):
+            def get_retry_after(self, response: Any) -> float | None:
+                seconds = super().get_retry_after(response)
+                return seconds and min(seconds, _MAX_PAUSE_SECONDS)
+
+        configuration.retries = BoundedRetry(
+            _MAX_REPEATS,
+            other=0,  # such as a certificate of another authority
+            allowed_methods=None,
+            status_forcelist=(*_LATER, 403),
+            raise_on_status=False,
+            backoff_factor=0.5,
+            backoff_max=_MAX_PAUSE_SECONDS,
+        )
         self.namespace, self._client = namespace, client.ApiClient(configuration)
         self.server_time = time.time()
         """The time of the server at its last answer. All times in objects are of its clock."""
@@ -128,14 +139,34 @@ class KubernetesClient:
             options["grace_period_seconds"] = grace_seconds
         self._send("delete", kind, name, self.namespace, **options)
 
-    def is_allowed(self, group: str, resource: str, verb: str) -> bool:
-        """Returns whether this account has a right in the namespace. `pods/log` is a resource."""
-        name, _, part = resource.partition("/")
-        wanted = {"namespace": self.namespace, "group": group, "resource": name, "verb": verb}
+    def validate_rights(self, rights: Mapping[str, str]) -> None:
+        """Asks Kubernetes whether this account has `JOB_RIGHTS` or `GANG_RIGHTS`.
+
+        Raises:
+          MachineError: Kubernetes does not answer.
+          ConfigError: a right is missing, or Kubernetes does not know this account.
+        """
+        missing = [
+            f"{verb} {path.partition('/')[2]}"
+            for path, verbs in rights.items()
+            for verb in verbs.split()
+            if not self._is_allowed(path, verb)
+        ]
+        if missing:
+            raise ConfigError(
+                f"this account may not {', '.join(missing)} in the namespace {self.namespace}",
+                f"Apply {RBAC_FILE}, or correct `namespace` in the hosts file. A gang needs "
+                "`train.runs_on` with a hosts file that has `service_account: "
+                "trainyard-supervisor`.",
+            )
+
+    def _is_allowed(self, path: str, verb: str) -> bool:
+        group, resource, *part = path.split("/")
+        wanted = {"namespace": self.namespace, "group": group, "resource": resource, "verb": verb}
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": wanted | ({"subresource": part} if part else {})},
+            "spec": {"resourceAttributes": wanted | ({"subresource": part[0]} if part else {})},
         }
         answer = self._send("create", "access_review", review)
         return bool(json.loads(answer or b"{}").get("status", {}).get("allowed"))
@@ -145,48 +176,39 @@ class KubernetesClient:
     ) -> bytes | None:
         """Sends a request, again if that may help. None for 404 of an object, and for 409."""
         from kubernetes import client
+        from urllib3.exceptions import HTTPError
 
         group, resource = _APIS[kind]
         name = "self_subject_access_review" if kind == "access_review" else f"namespaced_{kind}"
         method = getattr(getattr(client, group)(self._client), f"{verb}_{name}{suffix}")
         what = f"{verb.replace('read', 'get')} {resource}{suffix.replace('_', '/')}"
-        for number in range(_MAX_TRIES):
-            status, pause_seconds, problem = 0, 0.5 * 2**number, ""
-            try:
-                return self._call(method, *arguments, **options)
-            except client.ApiException as error:
-                status, problem = error.status or 0, _describe(error)
-                is_there = status == 409 and '"AlreadyExists"' in str(error.body)
-                if (status == 404 and verb != "create") or (is_there and verb == "create"):
-                    return None
-                is_starting = status == 403 and number < _NOT_READY_TRIES
-                is_later = status in _LATER or (is_starting and "exceeded quota" not in problem)
-                if not is_later or "certificate verify failed" in problem:
-                    raise self._make_error(status, what, problem) from None
-                pause_seconds = _read_pause(error) or pause_seconds
-            except OSError as error:
-                problem = str(error)
-            if number < _MAX_TRIES - 1:
-                time.sleep(min(pause_seconds, _MAX_PAUSE_SECONDS))
+        try:
+            return self._call(method, *arguments, **options)
+        except client.ApiException as error:
+            status, problem = error.status or 0, _describe(error)
+            is_there = status == 409 and '"AlreadyExists"' in str(error.body)
+            if (status == 404 and verb != "create") or (is_there and verb == "create"):
+                return None
+        except (HTTPError, OSError) as error:
+            status, problem = 0, str(error)
+        if "certificate verify failed" in problem or status not in (0, *_LATER):
+            raise self._make_error(status, what, problem)
         raise MachineError(f"Kubernetes can't {what} ({status or 'no answer'}): {problem}")
 
     def _call(self, method: Callable[..., Any], *arguments: object, **options: object) -> bytes:
         from kubernetes import client
-        from urllib3.exceptions import HTTPError
 
         try:
             response = method(
                 *arguments, **options, _preload_content=False, _request_timeout=_TIMEOUT_SECONDS
             )
-            if date := response.headers.get("Date"):
-                self.server_time = email.utils.parsedate_to_datetime(date).timestamp()
-            return bytes(response.data)
-        except HTTPError as error:
-            raise OSError(f"{type(error).__name__}: {error}") from None
         except AttributeError as error:  # clients before 37 fail on an error without a body
             if isinstance(error.__context__, client.ApiException):
                 raise error.__context__ from None
             raise
+        if date := response.headers.get("Date"):
+            self.server_time = email.utils.parsedate_to_datetime(date).timestamp()
+        return bytes(response.data)
 
     def _make_error(self, status: int, what: str, problem: str) -> TrainyardError:
         where = f"in the namespace {self.namespace}"
@@ -217,75 +239,19 @@ def _describe(error: ApiException) -> str:
     return " ".join(str(message).split())[:2000]
 
 
-def _read_pause(error: ApiException) -> float:
-    """The pause that the server asks for; 0 if it asks for none."""
-    try:
-        return float((error.headers or {}).get("Retry-After", 0))
-    except ValueError:
-        return 0.0
-
-
-class Right(NamedTuple):
-    """A verb for a resource of an API group. A resource may have a part, such as `pods/log`."""
-
-    group: str
-    resource: str
-    verb: str
-
-
-def _grant(group: str, resource: str, *verbs: str) -> list[Right]:
-    return [Right(group, resource, verb) for verb in verbs]
-
-
-JOB_RIGHTS: Sequence[Right] = [
-    *_grant("batch", "jobs", "create", "get", "patch", "delete"),
-    *_grant("", "events", "list"),
-    *_grant("", "pods", "list", "delete"),
-    *_grant("", "pods/log", "get"),
-    *_grant("", "secrets", "create", "delete"),
-]
-"""Of Airflow's account, for `runs_on`."""
-GANG_RIGHTS: Sequence[Right] = [
-    *_grant("batch", "jobs", "create", "get", "delete"),
-    *_grant("", "pods", "list"),
-    *_grant("", "pods/exec", "get", "create"),
-    *_grant("", "services", "create", "delete"),
-    *_grant("networking.k8s.io", "networkpolicies", "create", "delete"),
-]
-"""Of the account of a training job, for `train.hosts`."""
-
-
-def find_missing_rights(client: KubernetesClient, rights: Sequence[Right]) -> list[Right]:
-    """The rights that this process's account lacks. Kubernetes answers; nothing is changed.
-
-    Raises:
-      MachineError: Kubernetes does not answer.
-      ConfigError: it does not know this account.
-    """
-    return [right for right in rights if not client.is_allowed(*right)]
-
-
-def check_job_rights(client: KubernetesClient) -> Iterator[Finding]:
-    """Yields one finding if `JOB_RIGHTS` are missing. Raises like `find_missing_rights`."""
-    return _check_rights(client, JOB_RIGHTS, f"Apply {RBAC_FILE}")
-
-
-def check_gang_rights(client: KubernetesClient) -> Iterator[Finding]:
-    """Yields one finding if `GANG_RIGHTS` are missing. Raises like `find_missing_rights`."""
-    cure = (
-        f"Apply {RBAC_FILE}, and let `train.runs_on` name a hosts file with `service_account: "
-        "trainyard-supervisor`"
-    )
-    return _check_rights(client, GANG_RIGHTS, cure)
-
-
-def _check_rights(
-    client: KubernetesClient, rights: Sequence[Right], cure: str
-) -> Iterator[Finding]:
-    if missing := find_missing_rights(client, rights):
-        names = ", ".join(f"{right.verb} {right.resource}" for right in missing)
-        yield Finding(
-            check="rights in Kubernetes",
-            problem=f"this account may not {names} in the namespace {client.namespace}",
-            cure=f"{cure}, or correct `namespace` in the hosts file.",
-        )
+JOB_RIGHTS: Mapping[str, str] = {
+    "batch/jobs": "create get patch delete",
+    "/events": "list",
+    "/pods": "list delete",
+    "/pods/log": "get",
+    "/secrets": "create delete",
+}
+"""The verbs that Airflow's account needs for `runs_on`, by API group and resource."""
+GANG_RIGHTS: Mapping[str, str] = {
+    "batch/jobs": "create get delete",
+    "/pods": "list",
+    "/pods/exec": "get create",
+    "/services": "create delete",
+    "networking.k8s.io/networkpolicies": "create delete",
+}
+"""The verbs that the account of a training job needs for `train.hosts`."""

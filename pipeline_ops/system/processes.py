@@ -176,10 +176,10 @@ def kill_group(
     ):
         return True
     _signal_group(leader.pid, signal.SIGTERM)
-    if _wait_until_empty(leader.pid, grace_seconds):
+    if wait_until_gone(lambda: find_group_members(leader.pid), grace_seconds):
         return True
     _signal_group(leader.pid, signal.SIGKILL)
-    return _wait_until_empty(leader.pid, grace_seconds)
+    return wait_until_gone(lambda: find_group_members(leader.pid), grace_seconds)
 
 
 def kill_processes(variable: tuple[str, str], grace_seconds: float) -> bool:
@@ -206,12 +206,15 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _wait_until_empty(group: int, seconds: float) -> bool:
+def wait_until_gone(
+    find: Callable[[], object], seconds: float, poll_seconds: float = _POLL_SECONDS
+) -> bool:
+    """Waits until nothing is found any more. Returns False after the time."""
     deadline = time.monotonic() + seconds
-    while find_group_members(group):
+    while find():
         if time.monotonic() > deadline:
             return False
-        time.sleep(_POLL_SECONDS)
+        time.sleep(poll_seconds)
     return True
 
 

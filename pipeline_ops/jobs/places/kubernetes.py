@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -33,6 +32,7 @@ from pipeline_ops.jobs.places.kubernetes_state import find_warning, judge_job
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host_check import Finding
+from pipeline_ops.system.processes import wait_until_gone
 
 _END_SECONDS = 2.5
 """How long a cancelled pod may outlive its grace period before it is removed by force."""
@@ -137,12 +137,9 @@ class KubernetesPlace(Place):
         """
         self._client.delete("job", name)
         self._delete_pods(name, int(GRACE_SECONDS))
-        deadline = time.monotonic() + GRACE_SECONDS + _END_SECONDS
-        while self._client.list_pods(name):
-            if time.monotonic() > deadline:
-                self._delete_pods(name, 0)
-                return
-            time.sleep(_POLL_SECONDS)
+        end_seconds = GRACE_SECONDS + _END_SECONDS
+        if not wait_until_gone(lambda: self._client.list_pods(name), end_seconds, _POLL_SECONDS):
+            self._delete_pods(name, 0)
 
     def _delete_pods(self, name: str, grace_seconds: int) -> None:
         for pod in self._client.list_pods(name):

@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts import ContainerHosts, Hosts, KubernetesHosts
-from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import STORES_VARIABLE
 from pipeline_ops.storage.store_path import StorePath
@@ -131,6 +131,18 @@ class Place(Protocol):
 def name_job(attempt: Attempt[StorePath]) -> str:
     """The name of a job in a place that others use, too. Unique, and valid as a DNS name."""
     return f"{OWN_NAMES}{compute_digest(str(attempt.folder))[:20]}"
+
+
+_TAIL_BYTES = 2000
+
+
+def read_tail(log: StorePath) -> str:
+    """The end of a log; empty if it can't be read."""
+    try:
+        _, tail = log.read_log_end(_TAIL_BYTES)
+    except (OSError, TrainyardError):
+        return ""
+    return tail.decode(errors="replace").strip()
 
 
 HOSTS_VARIABLE = "TRAINYARD_HOSTS_ENVIRONMENT"

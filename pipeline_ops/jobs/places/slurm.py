@@ -27,10 +27,12 @@ from pipeline_ops.jobs.places.place import (
     build_job_environment,
     build_python_command,
     name_job,
+    read_tail,
 )
 from pipeline_ops.jobs.remote_host import INIT_MODULE
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host_check import Finding
+from pipeline_ops.system.processes import wait_until_gone
 from pipeline_ops.user_code.interpreter import read_versions
 
 WAITING = ("PENDING", "CONFIGURING")
@@ -46,7 +48,7 @@ _ENDINGS = {
 }
 _COMMAND_SECONDS = 60
 _POLL_SECONDS = 0.2
-_OUTPUT, _TAIL_BYTES = "slurm.log", 2000
+_OUTPUT = "slurm.log"
 
 
 class _BatchJob(NamedTuple):
@@ -113,21 +115,16 @@ class SlurmPlace(Place):
         """The output of the batch job, if its root is a folder. Else the log is in the store."""
         if not attempt.folder.is_local:
             return ""
-        _, tail = (attempt.folder / _OUTPUT).read_log_end(_TAIL_BYTES)
-        return tail.decode(errors="replace").strip()
+        return read_tail(attempt.folder / _OUTPUT)
 
     def cancel(self, attempt: Attempt[StorePath]) -> None:
         name = name_job(attempt)
         run_slurm("scancel", "--quiet", f"--name={name}", f"--user={getpass.getuser()}")
-        deadline = time.monotonic() + GRACE_SECONDS
-        while self._is_listed(attempt):
-            if time.monotonic() > deadline:
-                run_slurm(
-                    *("scancel", "--quiet", "--full", "--signal=KILL"),
-                    *(f"--name={name}", f"--user={getpass.getuser()}"),
-                )
-                return
-            time.sleep(_POLL_SECONDS)
+        if not wait_until_gone(lambda: self._is_listed(attempt), GRACE_SECONDS, _POLL_SECONDS):
+            run_slurm(
+                *("scancel", "--quiet", "--full", "--signal=KILL"),
+                *(f"--name={name}", f"--user={getpass.getuser()}"),
+            )
 
     def clean(self, attempt: Attempt[StorePath]) -> bool:
         """Ends the batch job, also one in the queue. Slurm ends its processes on the node."""

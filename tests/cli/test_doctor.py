@@ -410,7 +410,7 @@ def network(tmp_path_factory):
 
 @pytest.fixture
 def hosts(network):
-    yield network.hosts_file(2) | {"connect_timeout_seconds": 2}
+    yield network.hosts_file(2)
     for host in network.hosts:
         network.reconnect(host)
 

@@ -31,6 +31,7 @@ from pipeline_ops.artifacts.manifest import (
     Input,
     Manifest,
     ManifestFile,
+    fetch_file,
     locate_file,
     read_manifest,
     write_manifest,
@@ -40,11 +41,10 @@ from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.storage.atomic import write_json
-from pipeline_ops.storage.checksums import ChecksumAccumulator, Checksums, compute_checksums
+from pipeline_ops.storage.checksums import ChecksumAccumulator, compute_checksums
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import is_remote, open_path
 from pipeline_ops.storage.parsing import parse_json_as
-from pipeline_ops.storage.safe_paths import RelativePath
 from pipeline_ops.storage.snapshot import map_requests
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.disk_cache import HostCache
@@ -54,23 +54,23 @@ _MAX_INDEX_BYTES = 64 << 20
 
 
 class _Index(BaseModel):
-    """The files of a folder, by their paths in it."""
+    """The files of a folder."""
 
     model_config = ConfigDict(frozen=True)
 
-    files: dict[RelativePath, Checksums]
+    files: list[ManifestFile]
 
 
 def store_files(folder: Path, paths: Iterable[str], target: StorePath) -> None:
     """Copies files of a folder to the store. Raises MachineError or ConfigError if it fails."""
 
-    def store(path: str) -> tuple[str, Checksums]:
+    def store(path: str) -> ManifestFile:
         with open(folder / path, "rb") as file:
             checksums = compute_checksums(file)
         (target / path).upload(folder / path)
-        return path, checksums
+        return ManifestFile(path=path, **dataclasses.asdict(checksums))
 
-    index = _Index(files=dict(map_requests(store, paths)))
+    index = _Index(files=map_requests(store, paths))
     (target / _INDEX).write(index.model_dump_json().encode())
 
 
@@ -86,17 +86,15 @@ def fetch_files(source: StorePath, folder: Path, only: Collection[str] | None = 
       MachineError: a file is missing or damaged, or the store or the disk failed.
     """
 
-    def fetch(path: str) -> None:
-        (folder / path).unlink(missing_ok=True)
-        expected = index.files[path]
-        if (source / path).download(folder / path, expected.num_bytes) != expected:
-            raise MachineError(f"{source / path} was damaged on its way. Retry.")
+    def fetch(file: ManifestFile) -> None:
+        (folder / file.path).unlink(missing_ok=True)
+        fetch_file(source / file.path, file, folder / file.path, "Retry.")
 
     try:
         index = parse_json_as(_Index, (source / _INDEX).read(_MAX_INDEX_BYTES), source / _INDEX)
-        map_requests(fetch, [path for path in index.files if only is None or path in only])
     except FileNotFoundError as error:
         raise MachineError(f"{source} is not complete: {error}. Retry.") from None
+    map_requests(fetch, [file for file in index.files if only is None or file.path in only])
 
 
 REMEDY = "Remove the damaged file. Clear the task preprocess, which makes it again."
@@ -261,17 +259,8 @@ def _fetch(uri: str, manifest: Manifest, files: list[ManifestFile], folder: Path
     """Fetches files into a folder, with a manifest that finds all of them there."""
 
     def fetch(file: ManifestFile) -> None:
-        place = locate_file(open_path(uri), file)
-        try:
-            found = place.download(folder / file.path, file.num_bytes)
-        except FileNotFoundError:
-            raise MachineError(
-                f"{place} is missing, but {uri} lists it. Run its task again."
-            ) from None
-        if not file.has_content(found):
-            raise MachineError(
-                f"{place} has another content than {uri} lists. Remove it, and run its task again."
-            )
+        remedy = "Remove what is left of it, and run its task again."
+        fetch_file(locate_file(open_path(uri), file), file, folder / file.path, remedy)
 
     map_requests(fetch, files)
     here = [file.model_copy(update={"stored_at": None}) for file in manifest.files]

@@ -297,7 +297,11 @@ def _try_create_holder(path: StorePath, last: int) -> bytes | None:
         record = create_record(path, token, "held")
     except FileExistsError:
         return None
-    _check_conditions(path, token)
+    try:
+        check_conditions(path, lambda: create_record(path, token, "held"))
+    except ConfigError:
+        if find_tokens(path)[-1] <= token:  # else a later holder has removed the first record
+            raise
     if find_tokens(path)[-2:] != [*filter(None, [last]), token]:
         get_record_path(path, token).remove()  # holders have come and gone since the last listing
         return None
@@ -331,16 +335,18 @@ class _HolderWatch:
         return record if self._silence <= LEASE_SECONDS else None
 
 
-def _check_conditions(path: StorePath, token: int) -> None:
-    """Raises ConfigError if the store ignores conditions: there, all processes would be first."""
+def check_conditions(place: StorePath, create_again: Callable[[], object]) -> None:
+    """Creates a file that exists, which a store must refuse: else all processes would be first.
+
+    Raises:
+      ConfigError: the store has replaced it.
+    """
     try:
-        create_record(path, token, "held")
+        create_again()
     except FileExistsError:
         return
-    if find_tokens(path)[-1] > token:  # a later holder has removed the first one
-        return
     raise ConfigError(
-        f"{path}: this store accepts If-None-Match and ignores it, so two runs could overwrite "
+        f"{place}: this store accepts If-None-Match and ignores it, so two runs could overwrite "
         "each other. Use a store with conditional writes."
     )
 

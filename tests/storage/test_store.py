@@ -163,15 +163,13 @@ class TestBucket:
     def test_a_holder_without_a_beat_loses_its_lease_and_cannot_commit(self, bucket, monkeypatch):
         monkeypatch.setattr(lease_module, "LEASE_SECONDS", 0.5)
         monkeypatch.setattr(lease_module, "_BEAT_SECONDS", 60.0)
-        monkeypatch.setattr(lease_module, "get_pid_space", lambda: "another machine")
-        with (
-            hold_lease(bucket / "lock", "the thing") as paused,
-            hold_lease(bucket / "lock", "the thing", wait_seconds=30) as other,
-        ):
-            assert other.token > paused.token
-            with pytest.raises(MachineError, match="another one has taken over"):
-                paused.commit(bucket / "result", b"late")
-            other.commit(bucket / "result", b"done")
+        with hold_lease(bucket / "lock", "the thing") as paused:
+            monkeypatch.setattr(lease_module, "get_pid_space", lambda: "another machine")
+            with hold_lease(bucket / "lock", "the thing", wait_seconds=30) as other:
+                assert other.token > paused.token
+                with pytest.raises(MachineError, match="another one has taken over"):
+                    paused.commit(bucket / "result", b"late")
+                other.commit(bucket / "result", b"done")
         assert (bucket / "result").read() == b"done"
 
     def test_a_holder_in_another_container_of_the_same_name_is_not_taken_for_dead(

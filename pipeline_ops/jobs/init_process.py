@@ -76,12 +76,7 @@ def main() -> int:
 
 
 class InitProcess:
-    """The life of one job in its place.
-
-    Args:
-      attempt: the job's folder in the store.
-      module: the module of the job.
-    """
+    """The life of one job in its place."""
 
     def __init__(self, attempt: Attempt[StorePath], module: str):
         self._attempt = attempt
@@ -109,7 +104,7 @@ class InitProcess:
         self._is_stopping = True
 
     def _wait(self, job: ProcessIdentity, log: Path) -> int:
-        """Waits for the job. Returns its exit code, or a negative signal number."""
+        """Returns the exit code of the job, or a negative signal number."""
         with open(log, "rb") as output:
             while True:
                 code = _reap(job.pid)

@@ -32,8 +32,7 @@ _FOLDER = "user_code"
 def add_user_files(request: Request) -> Request:
     """Returns the request with the modules that its job needs.
 
-    Raises:
-      ConfigError: a module is missing, or is not valid Python.
+    Raises ConfigError if one is invalid.
     """
     folder = Path(request.config_file).parent
     paths = {**_digest_training(request, folder), **_digest_source(request, folder)}
@@ -60,11 +59,7 @@ def _digest_source(request: Request, folder: Path) -> dict[str, str]:
 def write_user_files(request: Request, folder: Path) -> Request:
     """Writes the modules that a request carries below a folder.
 
-    Returns:
-      The request with a config file in that folder, which need not exist.
-
-    Raises:
-      MachineError: the disk refused a file.
+    Returns the request with a config file in that folder, which need not exist.
     """
     if not request.user_files:
         return request
@@ -126,10 +121,7 @@ def validate_environment(request: Request, own_code: Mapping[str, str] | None = 
     """Checks that the job would run what was planned.
 
     `own_code` are the digests of the author's modules that are needed here. The default is all that
-    the job needs.
-
-    Raises:
-      ConfigError: this host has other code, or other versions of packages.
+    the job needs. Raises ConfigError if this host has other code, or other versions of packages.
     """
     if request.code_digest and request.code_digest != (found := digest_code()):
         raise ConfigError(

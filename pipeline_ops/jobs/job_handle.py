@@ -78,11 +78,7 @@ class JobHandle:
         return self._try_read_status()[0] is not None
 
     def read_outcome(self) -> Status | None:
-        """Returns the outcome of the job, or None while it runs.
-
-        Raises:
-          MachineError: the store can't be reached.
-        """
+        """Returns the outcome of the job, or None while it runs."""
         status, _ = self._try_read_status()
         if status or time.monotonic() < self._next_check:
             return status
@@ -115,8 +111,7 @@ class JobHandle:
     def reap(self) -> bool:
         """Removes what an ended job has left where it ran: processes, files, containers, pods.
 
-        Returns:
-          Whether nothing of it is left there. False if the place can't be reached.
+        Returns whether nothing of it is left there. False if the place can't be reached.
         """
         try:
             return self.place.clean(self.attempt)

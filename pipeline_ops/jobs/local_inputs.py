@@ -54,8 +54,6 @@ _MAX_INDEX_BYTES = 64 << 20
 
 
 class _Index(BaseModel):
-    """The files of a folder."""
-
     model_config = ConfigDict(frozen=True)
 
     files: list[ManifestFile]
@@ -75,15 +73,9 @@ def store_files(folder: Path, paths: Iterable[str], target: StorePath) -> None:
 
 
 def fetch_files(source: StorePath, folder: Path, only: Collection[str] | None = None) -> None:
-    """Copies what `store_files` has stored into a folder, and replaces files there.
+    """Copies what `store_files` has stored into a folder, or `only` these paths.
 
-    Args:
-      source: the folder in the store.
-      folder: the folder on this host.
-      only: the paths to copy; None for all.
-
-    Raises:
-      MachineError: a file is missing or damaged, or the store or the disk failed.
+    Replaces files there.
     """
 
     def fetch(file: ManifestFile) -> None:
@@ -108,13 +100,9 @@ def open_host_cache(config: InputOptions) -> HostCache:
 
 @dataclasses.dataclass(frozen=True)
 class HostDataset:
-    """A data set that this host can read.
+    """A data set that this host can read. `uri` is that of its manifest.
 
-    Attributes:
-      uri: the URI of its manifest.
-      manifest: the manifest.
-      cache: the cache of this host.
-      is_streamed: whether its shards are streamed, and not read where they lie.
+    With `is_streamed`, its shards are not read where they lie.
     """
 
     uri: str
@@ -137,11 +125,7 @@ class HostDataset:
         return locate_file(open_path(self.uri), file)
 
     def read_file(self, path: str) -> bytes | None:
-        """Reads a small file. Returns None if the data set has no such file.
-
-        Raises:
-          MachineError: the file is missing, or does not match the manifest.
-        """
+        """Reads a small file. Returns None if the data set has no such file."""
         file = next((file for file in self.manifest.files if file.path == path), None)
         if file is None:
             return None
@@ -168,11 +152,7 @@ def open_host_dataset(
 ) -> HostDataset:
     """Opens a data set. Shards that are not streamed match the manifest.
 
-    Args:
-      uri: the URI of the data set's manifest.
-      config: the input section of the training.
-      cache: the cache of this host.
-      on_message: receives a message if the shards are streamed.
+    `on_message` receives a message if the shards are streamed.
 
     Raises:
       MachineError: a file can't be read, or does not match the manifest. The message names the file
@@ -223,15 +203,10 @@ Select = Callable[[str], bool]
 
 
 def use_local_inputs(request: Request, needed: Mapping[str, Select]) -> Request:
-    """The request with inputs on this host.
+    """Fetches the inputs, and returns the request with local URIs.
 
-    Args:
-      request: the request. Inputs that it lacks are ignored.
-      needed: the files that the job reads, for each input.
-
-    Raises:
-      MachineError: a file is missing or damaged, or the store or the disk failed.
-      DataError: there is no such manifest.
+    `needed` selects the files that the job reads, for each input. Inputs that the request lacks are
+    ignored.
     """
     local = {
         name: fetch_input(entry, needed[name])

@@ -112,12 +112,8 @@ def validate_training(
 ) -> None:
     """Checks that the model can be trained on a data set.
 
-    Args:
-      training: the training.
-      task: the task of the data.
-      image_shape: height, width and channels of all images.
-      num_classes: number of classes.
-      verdicts: the folder for passed verdicts.
+    `image_shape` has height, width and channels of all images. `verdicts` is the folder for passed
+    verdicts.
 
     Raises:
       ConfigError: the model can't be trained. The message has file, line, key and cure.

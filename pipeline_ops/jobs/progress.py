@@ -135,13 +135,9 @@ class ProgressWriter:
 
 
 class ProgressReader:
-    """Follows a progress file that may not exist yet.
+    """Follows a progress file that may not exist yet, from a byte on.
 
     Each call of `read_new` returns the events since the last call.
-
-    Args:
-      file: the file.
-      offset: the byte at which to begin.
     """
 
     def __init__(self, file: StorePath, offset: int = 0):

@@ -115,9 +115,7 @@ def check_pruned(planned: PlannedTrial) -> None:
 def tell_finished(planned: PlannedTrial, figures: Sequence[float], final: float) -> None:
     """Enters a trial whose training was finished, by this run or by an earlier one.
 
-    Args:
-      figures: the monitored figure after each epoch.
-      final: the figure of the trial.
+    `figures` are the monitored figure after each epoch, and `final` is that of the trial.
     """
     study, trial = _open_trial(planned)
     if study.trials[planned.number].state.is_finished():
@@ -137,12 +135,8 @@ class TrialReport:
     A thread of its own talks to the store, so an outage does not keep the supervisor from its
     workers. A decision of the pruner reaches the gang with the next progress. If the training ends
     first, it counts. ASHA notes that a trial has reached a rung before it decides. If the process
-    is killed in between, the trial trains to the next rung.
-
-    Args:
-      planned: the trial.
-      last_epoch: the epoch at which the training is finished in any case.
-      forward: receives the progress afterwards.
+    is killed in between, the trial trains to the next rung. `forward` receives the progress
+    afterwards.
     """
 
     def __init__(

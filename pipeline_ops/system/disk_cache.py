@@ -37,9 +37,7 @@ from pipeline_ops.system.locks import exclusive_lock, try_lock, wait_for_shared_
 class CacheEntry:
     """An entry that this process uses. It stays on the disk as long as this object exists.
 
-    Args:
-      path: the folder of the entry.
-      descriptor: the open folder, with a shared lock.
+    The descriptor is that of the open folder, with a shared lock.
     """
 
     def __init__(self, path: Path, descriptor: int):
@@ -70,11 +68,9 @@ def release_entry(path: Path) -> None:
 
 
 class HostCache:
-    """The entries of this user in one local folder.
+    """The entries of this user in a folder on a disk of this host, created if it is missing.
 
-    Args:
-      local_folder: a folder on a disk of this host, created if it is missing.
-      limit_bytes: the maximum size of the entries. Entries in use stay, even beyond it.
+    Entries in use stay, even beyond the limit.
     """
 
     def __init__(self, local_folder: Path, limit_bytes: int):
@@ -82,26 +78,16 @@ class HostCache:
         self._folder, self.limit_bytes = self._shared / str(os.geteuid()), limit_bytes
 
     def get_or_create(self, kind: str, digest: str, fill: Fill) -> Path:
-        """Returns the folder of an entry, which this process uses until it ends or releases it.
-
-        Works like `open_entry`.
-        """
+        """Works like `open_entry`. This process uses the entry until it ends or releases it."""
         entry = self.open_entry(kind, digest, fill)
         _kept.setdefault(entry.path, entry)
         return entry.path
 
     def open_entry(self, kind: str, digest: str, fill: Fill) -> CacheEntry:
-        """Returns an entry, which `fill` creates if it is missing.
+        """Returns an entry, which `fill` creates if it is missing, in an empty folder.
 
-        Args:
-          kind: one of KINDS.
-          digest: hex digits.
-          fill: writes the entry into an empty folder.
-
-        Raises:
-          MachineError: the disk failed, or the cache is not private to this user.
-
-        An error of `fill` is passed on, and its output is removed.
+        `kind` is one of KINDS, and `digest` has hex digits. An error of `fill` is passed on, and
+        its output is removed. Raises MachineError if the cache is not private to this user.
         """
         with self._open(kind, digest) as (here, name):
             lock = self._get_maker_lock(name)
@@ -115,8 +101,7 @@ class HostCache:
     ) -> CacheEntry | None:
         """Returns an entry like `open_entry`, but never waits. `num_bytes` is its size.
 
-        Returns:
-          None if another process is making the entry, or the cache is full of entries in use.
+        None if another process is making the entry, or the cache is full of entries in use.
         """
         with (
             self._open(kind, digest) as (here, name),
@@ -180,8 +165,7 @@ class HostCache:
     def remove_older(self, before: float, is_dry_run: bool = False) -> tuple[int, int]:
         """Removes the entries that were last used before a time, unless a process uses them.
 
-        Returns:
-          The number of removed entries, and their bytes. In a dry run, those of old entries.
+        Returns the number of removed entries, and their bytes. In a dry run, those of old entries.
         """
         num_entries, num_bytes = 0, 0
         if self._folder.is_dir():

@@ -61,9 +61,7 @@ _OWN = Path("/proc/self/cgroup")
 def count_cores(mount: Path = _MOUNT, own: Path = _OWN) -> int:
     """Returns the number of cores, at least 1. A part of a core counts as one.
 
-    Args:
-      mount: where the cgroups are mounted.
-      own: the file with the cgroups of the process.
+    `mount` is where the cgroups are mounted, and `own` the file with those of the process.
     """
     quotas = [quota for folder in _list_folders(mount, own) if (quota := _read_quota(folder))]
     return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *quotas])))

@@ -35,11 +35,10 @@ class Finding(BaseModel):
 
 
 def check_host(folders: dict[str, Path]) -> list[Finding]:
-    """Checks this host.
+    """Checks this host, and folders that jobs write to, by the name for messages.
 
-    Args:
-      folders: folders that jobs write to, by the name for messages. The temporary folder counts in
-        any case. A folder that does not exist yet stands for the one that will hold it.
+    The temporary folder counts in any case. A folder that does not exist yet stands for the one
+    that will hold it.
     """
     folders = {"the temporary folder": Path(tempfile.gettempdir())} | folders
     return [

@@ -162,11 +162,8 @@ def hold_lease(
 ) -> Iterator[Lease]:
     """Holds a lease while the block runs.
 
-    Args:
-      path: the lock file, or the folder of the records. Nothing else may be there.
-      resource: the thing that it protects, for messages.
-      wait_seconds: how long to wait for another process.
-      on_wait: called once, with the reason, if another process holds the lease.
+    `path` is the lock file, or the folder of the records. Nothing else may be there. `resource` is
+    for messages. `on_wait` is called once, with the reason, if another process holds the lease.
 
     Raises:
       ResourceHeld: another process still holds the lease after `wait_seconds`.
@@ -338,8 +335,7 @@ class _HolderWatch:
 def check_conditions(place: StorePath, create_again: Callable[[], object]) -> None:
     """Creates a file that exists, which a store must refuse: else all processes would be first.
 
-    Raises:
-      ConfigError: the store has replaced it.
+    Raises ConfigError if the store has replaced it.
     """
     try:
         create_again()

@@ -129,11 +129,7 @@ def find_environment_values(name: str) -> set[str]:
 def start_detached(
     argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Starts a process as the leader of its own session. Appends both of its outputs to `log`.
-
-    Raises:
-      MachineError: the disk refused the log.
-    """
+    """Starts a process as the leader of its own session. Appends both of its outputs to `log`."""
     with contextlib.ExitStack() as stack:
         with translate_write_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -158,15 +154,9 @@ def kill_group(
     is gone. That is safe, because the kernel assigns no pid that is still in use as a process
     group.
 
-    Args:
-      leader: the leader that the caller has started, or that a file names.
-      grace_seconds: the time between the two signals.
-      variable: an environment variable that all members inherit, as name and value. A group
-        without a member that has it belongs to another program and gets no signal. None if the
-        caller has started the leader.
-
-    Returns:
-      Whether no process of the group is left.
+    `variable` is an environment variable that all members inherit, as name and value. A group
+    without a member that has it belongs to another program and gets no signal. None if the caller
+    has started the leader. Returns whether no process of the group is left.
     """
     stat = _read_stat(leader.pid)
     if stat and int(stat[_START_TICKS]) != leader.start_ticks:  # the pid belongs to another process
@@ -185,10 +175,7 @@ def kill_group(
 def kill_processes(variable: tuple[str, str], grace_seconds: float) -> bool:
     """Kills the processes of this user that were started with a variable in their environment.
 
-    The caller is spared.
-
-    Returns:
-      Whether none is left. False if the kernel cannot end one within the grace time.
+    The caller is spared. Returns False if the kernel cannot end one within the grace time.
     """
     deadline = time.monotonic() + grace_seconds
     while processes := [each for each in find_processes(variable) if each.pid != os.getpid()]:
@@ -238,10 +225,7 @@ def end_descendants(
 ) -> None:
     """Ends all descendants: SIGTERM, then SIGKILL after the grace time, until none is left.
 
-    Args:
-      grace_seconds: the maximum time between the two signals.
-      is_awaited: returns whether a process is worth waiting for. The grace time ends early when
-        no such process is left.
+    The grace time ends early when no process is left that `is_awaited`.
     """
     _signal(_find_descendants(), signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds
@@ -260,8 +244,7 @@ def end_descendants(
 def reap() -> dict[int, int]:
     """Collects the children that have ended.
 
-    Returns:
-      Exit status by pid. It is negative for a signal.
+    Returns their exit statuses, negative for a signal, by pid.
     """
     ended = {}
     with contextlib.suppress(ChildProcessError):

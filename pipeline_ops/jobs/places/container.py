@@ -65,11 +65,7 @@ _REFUSALS = ("Permission denied", "Host key verification failed", "not found", "
 
 
 class SshTunnel:
-    """A socket in a private folder. It lasts as long as this process.
-
-    Args:
-      uri: `ssh://user@host:port` of the daemon's host.
-    """
+    """A socket in a private folder, to `ssh://user@host:port`. It lasts as long as this process."""
 
     def __init__(self, uri: str):
         self._command = build_tunnel_command(uri)
@@ -163,8 +159,7 @@ _TLS_CURE = (
 class Daemon:
     """A Docker daemon.
 
-    Args:
-      address: such as `ssh://user@host`. None is that of DOCKER_HOST, or the local one.
+    Without an address such as `ssh://user@host`, it is that of DOCKER_HOST, or the local one.
     """
 
     def __init__(self, address: str | None = None):
@@ -202,9 +197,7 @@ class Daemon:
     def _make_client(self, tls: Any, version: Mapping[str, str] | None = None) -> Any:
         """Makes a client. It asks no proxy, and trusts no authority but that of the daemon.
 
-        Args:
-          tls: the certificates.
-          version: the answer of the daemon. None is for asking it.
+        Without the daemon's answer `version`, it is for asking it.
         """
         constants = _import_docker().constants
         number = version["ApiVersion"] if version else constants.MINIMUM_DOCKER_API_VERSION
@@ -270,12 +263,7 @@ class Daemon:
                     raise
 
     def find_image(self, hosts: ContainerHosts) -> str:
-        """The id of the image, which is pulled if it is missing.
-
-        Raises:
-          ConfigError: there is no such image, or it must not be run.
-          MachineError: the registry or the daemon can't be reached.
-        """
+        """The id of the image, which is pulled if it is missing. It must not run as root."""
         found = self.inspect_image(hosts.image)
         if found is None and hosts.pull == "missing":
             self._pull(hosts.image)
@@ -330,7 +318,6 @@ class Daemon:
         return MachineError(problem)
 
     def _describe_silence(self, error: BaseException) -> TrainyardError:
-        """The error for a daemon that gives no answer."""
         tunnel_problem = self._tunnel.read_problem() if self._tunnel else ""
         if self._tunnel and self._tunnel.is_refused:
             return ConfigError(
@@ -419,11 +406,8 @@ _LOG_OPTIONS = {"max-size": "10m", "max-file": "2"}
 class ContainerUse:
     """The purpose of one container.
 
-    Attributes:
-      command: the command of its first process.
-      labels: for people, and for those who remove it.
-      environment: variables besides those of the image. All users of the daemon can read them.
-      network: the Docker network. None is the default one.
+    `labels` are for people, and for those who remove it. All users of the daemon can read
+    `environment`. Without a `network`, it has Docker's default one.
     """
 
     command: Sequence[str]
@@ -442,13 +426,7 @@ def build_labels(pipeline: str, job: str, attempt: str) -> dict[str, str]:
 
 
 def build_body(hosts: ContainerHosts, image: str, use: ContainerUse) -> dict[str, Any]:
-    """Builds the request that creates a container.
-
-    Args:
-      hosts: the hosts file.
-      image: the id of the image.
-      use: the rest.
-    """
+    """Builds the request that creates a container of an image, given by its id."""
     program, *arguments = use.command
     folders = {"HOME": WORK, "TMPDIR": WORK, LOCAL_FOLDER_VARIABLE: f"{WORK}/local"}
     return {
@@ -509,11 +487,7 @@ _NO_PROGRAM = (126, 127)
 
 
 class ContainerPlace(Place):
-    """See `Place`.
-
-    Args:
-      hosts: the hosts file.
-    """
+    """See `Place`."""
 
     check_seconds = 2.0
 
@@ -554,8 +528,7 @@ class ContainerPlace(Place):
     def _find_planned_image(self, attempt: Attempt[StorePath]) -> str:
         """The id of the image that the fingerprint names.
 
-        Raises:
-          MachineError: the hosts file now names another image. The next try plans with it.
+        Raises MachineError if the hosts file now names another one: the next try plans with it.
         """
         planned = read_request(attempt.request).fingerprint.versions.get(IMAGE)
         if planned and self._daemon.inspect_image(planned):
@@ -587,9 +560,8 @@ class ContainerPlace(Place):
     def _judge_missing(self, attempt: Attempt[StorePath], name: str) -> JobState:
         """The state of a job without a container.
 
-        Raises:
-          MachineError: the job has begun. Without `daemon` in the hosts file, each host of Airflow
-            may have a daemon of its own, and the job may run at another one.
+        Raises MachineError if the job has begun. Without `daemon` in the hosts file, each host of
+        Airflow may have a daemon of its own, and the job may run at another one.
         """
         problem = f"there is no container {name} on {self._daemon.address}"
         is_known_to_all = self._hosts.daemon is not None

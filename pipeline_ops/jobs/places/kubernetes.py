@@ -41,14 +41,7 @@ _TAIL_LINES, _TAIL_BYTES = 40, 2000
 
 
 class KubernetesPlace(Place):
-    """See `Place`.
-
-    Args:
-      hosts: the hosts file.
-
-    Raises:
-      ConfigError: there is no access to a cluster, or its client is not installed.
-    """
+    """See `Place`."""
 
     def __init__(self, hosts: KubernetesHosts):
         self._hosts = hosts
@@ -119,8 +112,7 @@ class KubernetesPlace(Place):
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The digest of the image, which holds all packages.
 
-        Raises:
-          ConfigError: the hosts file names no digest.
+        ConfigError if the hosts file has none.
         """
         if (digest := self._hosts.image_digest) is None:
             raise ConfigError(

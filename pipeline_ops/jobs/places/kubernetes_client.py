@@ -52,13 +52,7 @@ _LATER = (408, 410, 429, 500, 502, 503, 504)
 class KubernetesClient:
     """The objects of one namespace.
 
-    Args:
-      namespace: the namespace.
-      context: the context in the kubeconfig file. None for the current one, or for the cluster
-        around this process.
-
-    Raises:
-      ConfigError: there is no access to a cluster, or the client is not installed.
+    Without a `context`, the access is the current one, or that of the cluster around this process.
     """
 
     def __init__(self, namespace: str, context: str | None = None):
@@ -128,11 +122,8 @@ class KubernetesClient:
     def delete(self, kind: Kind, name: str, grace_seconds: int | None = None) -> None:
         """Deletes an object, and afterwards what it owns. A missing one is ignored.
 
-        Args:
-          kind: of the object.
-          name: of the object.
-          grace_seconds: for a pod, the time between SIGTERM and SIGKILL. With 0, the pod is
-            forgotten at once, even if its node does not answer.
+        `grace_seconds` is for pods, between SIGTERM and SIGKILL. With 0, the pod is forgotten at
+        once, even if its node does not answer.
         """
         options: dict[str, Any] = {"propagation_policy": "Background"}
         if grace_seconds is not None:
@@ -142,9 +133,7 @@ class KubernetesClient:
     def validate_rights(self, rights: Mapping[str, str]) -> None:
         """Asks Kubernetes whether this account has `JOB_RIGHTS` or `GANG_RIGHTS`.
 
-        Raises:
-          MachineError: Kubernetes does not answer.
-          ConfigError: a right is missing, or Kubernetes does not know this account.
+        Raises ConfigError if a right is missing, or if Kubernetes does not know this account.
         """
         missing = [
             f"{verb} {path.partition('/')[2]}"

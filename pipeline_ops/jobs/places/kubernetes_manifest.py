@@ -34,8 +34,7 @@ RBAC_FILE = "docker/kubernetes/rbac.yaml"
 def open_configuration(context: str | None) -> Configuration:
     """The access of the kubeconfig file, or of the pod around this process.
 
-    Raises:
-      ConfigError: there is no such access, or the client is not installed.
+    ConfigError without one.
     """
     try:
         from kubernetes import client, config
@@ -93,11 +92,8 @@ _CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
 def build_job(hosts: KubernetesHosts, launch: JobLaunch, has_secret: bool) -> dict[str, Any]:
     """Builds the Job of one process. It has one pod, which is never replaced.
 
-    Args:
-      hosts: the hosts file.
-      launch: the job.
-      has_secret: whether variables come from the Secret of `build_secret`. If so, the Job is
-        suspended until `RESUMED` is applied.
+    With `has_secret`, variables come from the Secret of `build_secret`, and the Job is suspended
+    until `RESUMED` is applied.
     """
     name = name_job(launch.attempt)
     metadata = {
@@ -159,15 +155,8 @@ def select_secret_values(
 ) -> dict[str, str]:
     """The variables that a job gets by a Secret of its own, among them the access to the store.
 
-    Those of the hosts file are there, too, because they may be secret.
-
-    If the hosts file names a Secret or an account, these have the access, and no credentials of
-    Airflow's host are sent.
-
-    Args:
-      hosts: the hosts file.
-      launch: the variables of the job.
-      environment: the variables of this process.
+    Those of the hosts file are there, too, because they may be secret. If it names a Secret or an
+    account, these have the access, and no credentials of Airflow's host (`environment`) are sent.
     """
     access = collect_store_environment({**environment, **launch})
     if hosts.secret or hosts.service_account:
@@ -181,13 +170,8 @@ def build_gang(
     """Builds the Job of a gang's pods, and the Service and the NetworkPolicy that it will own.
 
     The Job replaces each pod that has not succeeded. A headless Service gives each pod a name of
-    its own, so a restarted pod has its old address.
-
-    Args:
-      hosts: the hosts file.
-      name: of all three.
-      command: the main process of each pod.
-      deadline_seconds: the cluster ends the pods after that long in any case.
+    its own, so a restarted pod has its old address. All three have the same name. The cluster ends
+    the pods after the deadline in any case.
     """
     labels = build_labels(name, "gang")
     job = {
@@ -217,11 +201,9 @@ def build_gang(
 
 
 def set_owner(manifest: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a manifest with its owner. Kubernetes removes the object together with that Job.
+    """Returns a manifest with its owner, a Job as Kubernetes has created it.
 
-    Args:
-      manifest: of the object.
-      job: the Job as Kubernetes has created it.
+    Kubernetes removes the object together with that Job.
     """
     owner = {"apiVersion": "batch/v1", "kind": "Job"}
     owner |= {key: job["metadata"][key] for key in ("name", "uid")}
@@ -241,11 +223,8 @@ def build_pod_spec(
 ) -> dict[str, Any]:
     """Builds the specification of a pod with one container.
 
-    Args:
-      hosts: the hosts file.
-      command: of the container.
-      secrets: names of Secrets with variables, besides that of the hosts file. A variable in
-        several of them has the value of the last.
+    `secrets` are names of Secrets with variables, besides that of the hosts file. A variable in
+    several of them has the value of the last.
     """
     sources = [*([hosts.secret] if hosts.secret else []), *secrets]
     pod = {

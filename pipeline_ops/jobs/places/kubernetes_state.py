@@ -54,13 +54,9 @@ Object = Mapping[str, Any]
 def judge_job(
     job: Object | None, pods: Sequence[Object], now: float, queue_seconds: float
 ) -> JobState:
-    """The state of a job.
+    """The state of a job by its Job, if there is one, and its pods. `now` is the cluster's time.
 
-    Args:
-      job: the Job, or None if there is none.
-      pods: its pods.
-      now: the time of the cluster.
-      queue_seconds: how long it may wait until it runs.
+    `queue_seconds` is how long it may wait until it runs.
     """
     if pods:
         newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
@@ -128,7 +124,6 @@ def _judge_start(status: Object, container: Object, now: float) -> JobState:
 
 
 def _judge_end(status: Object) -> JobState:
-    """Why the pod of a job without an outcome has ended."""
     container = _find_container(status).get("state", {}).get("terminated", {})
     exit_code = ExitCode.RETRY
     if container.get("reason") in _CANNOT_START or container.get("exitCode") in _NO_COMMAND:
@@ -164,7 +159,6 @@ def _explain_end(status: Object, container: Object) -> str:
 
 
 def _explain_deletion(status: Object) -> str:
-    """Why a cluster has ended a pod."""
     disruption = _find_condition(status, "DisruptionTarget")
     reason = status.get("reason") or disruption.get("reason")
     if not reason:

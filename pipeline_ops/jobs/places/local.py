@@ -43,11 +43,7 @@ _BRIDGE_FOLDER = CODE_ROOT / "pipeline_ops" / "operators" / "bridge"
 
 
 class LocalPlace(Place):
-    """See `Place`.
-
-    Args:
-      python: the interpreter of the job. None for that of the caller.
-    """
+    """See `Place`. `python` is the interpreter of the job; None for that of the caller."""
 
     check_seconds = 0.0
 
@@ -110,12 +106,8 @@ def start_once(
 ) -> None:
     """Starts the first process of a job in a session of its own, unless it was started before.
 
-    Args:
-      attempt: the job.
-      identity: the file that identifies the process.
-      output: the file for its output, in a folder of this host.
-      argv: its command.
-      environment: its variables, without that of the attempt.
+    `identity` is the file that identifies the process. Its `output` goes to a folder of this host.
+    `environment` lacks the variable of the attempt.
     """
     with exclusive_lock(output.parent / _LOCK, str(attempt.folder), _LOCK_SECONDS):
         if read_identity(identity) is None:
@@ -133,9 +125,7 @@ def end_job(attempt: Attempt[StorePath], identity: StorePath) -> bool:
     """Ends the process group of a job on this host, then what it has started outside of the group.
 
     A process gets no signal unless it was started for this very attempt, whatever the file says.
-
-    Returns:
-      Whether all of its processes on this host are gone.
+    Returns whether all of its processes on this host are gone.
     """
     process = read_identity(identity)
     if process is None or not is_local(process):
@@ -146,10 +136,7 @@ def end_job(attempt: Attempt[StorePath], identity: StorePath) -> bool:
 
 
 def clean_job(attempt: Attempt[StorePath], identity: StorePath) -> bool:
-    """Ends the remains of a job on this host after signal 9, and removes its temporary files.
-
-    Its logs go to the store.
-    """
+    """Ends the remains of a job on this host after signal 9. Its logs go to the store."""
     is_gone = end_job(attempt, identity)
     if is_gone:
         ship_leftovers(attempt)

@@ -31,13 +31,9 @@ from pipeline_ops.system.processes import SAFE_PATH
 class JobLaunch:
     """All that a place needs to start a job.
 
-    Attributes:
-      attempt: the folder of the job. Its request is there already.
-      module: the module to run.
-      environment: variables of the job, among them the access to the store. They are secret.
-      deadline_seconds: the job ends itself after this long.
-      pipeline: the name of the pipeline, for people who look at the place.
-      job: the name of the job, for people.
+    Its request is in the folder of `attempt` already. The `environment` has the access to the
+    store, and is secret. The job ends itself after `deadline_seconds`. The names of the pipeline
+    and of the job are for people who look at the place.
     """
 
     attempt: Attempt[StorePath]
@@ -104,10 +100,9 @@ class Place(Protocol):
         """Ends a job with all of its processes within five seconds. An unknown job is ignored."""
 
     def clean(self, attempt: Attempt[StorePath]) -> bool:
-        """Removes what a job has left in this place after its end.
+        """Removes what a job has left here after its end.
 
-        Returns:
-          Whether nothing of the job is left here.
+        Returns whether nothing of it is left here.
         """
 
     def check(self) -> Iterator[Finding]:
@@ -169,9 +164,6 @@ def collect_store_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
     The key of a Google service account travels as a text, because its file is on this host. Other
     files that a variable names must be at the same path on the other host.
-
-    Raises:
-      ConfigError: the key can't be read.
     """
     found = {
         name: value

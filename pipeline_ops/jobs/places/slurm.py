@@ -52,8 +52,6 @@ _OUTPUT = "slurm.log"
 
 
 class _BatchJob(NamedTuple):
-    """One line of squeue."""
-
     state: str
     reason: str
     submitted: str
@@ -61,11 +59,7 @@ class _BatchJob(NamedTuple):
 
 
 class SlurmPlace(Place):
-    """See `Place`.
-
-    Args:
-      hosts: the request to Slurm.
-    """
+    """See `Place`."""
 
     def __init__(self, hosts: SlurmHosts):
         self._hosts = hosts
@@ -153,7 +147,6 @@ class SlurmPlace(Place):
         return read_versions(python, packages)
 
     def _query(self, name: str) -> list[_BatchJob]:
-        """The batch jobs of that name."""
         lines = run_slurm(
             *("squeue", "--noheader", f"--name={name}", f"--user={getpass.getuser()}"),
             *("--states=all", "--format=%T|%r|%V|%A"),
@@ -177,13 +170,7 @@ def build_sbatch_command(hosts: SlurmHosts, name: str, log: Path, nodes: str) ->
     """Builds the sbatch command, whose output goes to `log` on the first node. Pure.
 
     A dead node must not end the others (--no-kill), and Slurm must not start the job again
-    (--no-requeue).
-
-    Args:
-      hosts: the request to Slurm.
-      name: the name of the batch job.
-      log: the file for its output.
-      nodes: the number of nodes, or the least and the largest number with a hyphen.
+    (--no-requeue). `nodes` is their number, or the least and the largest number with a hyphen.
     """
     options = {
         "--job-name": name,

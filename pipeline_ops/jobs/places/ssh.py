@@ -41,9 +41,6 @@ class SshPlace(Place):
 
     A job gets the first host that answers. The order depends on the attempt, so that jobs spread
     over the hosts. Afterwards, the host that knows the attempt is the one that has the job.
-
-    Args:
-      hosts: the hosts file.
     """
 
     check_seconds = 15.0
@@ -114,8 +111,7 @@ class SshPlace(Place):
     def _locate(self, attempt: Attempt[StorePath]) -> str | None:
         """The host that knows a job.
 
-        Raises:
-          MachineError: no host knows it, and not all of them can be reached.
+        MachineError if none does and not all of them can be reached.
         """
         if host := self._found.get(attempt.folder):
             return host

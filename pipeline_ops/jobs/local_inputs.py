@@ -169,11 +169,13 @@ def open_host_dataset(
             f"Up to {cache.limit_bytes / 2**20:.1f} MiB of them are kept on this host"
         )
     else:
-        cache.get_or_create(
-            "checked",
-            _compute_disk_identity(uri, manifest),
-            lambda folder: _check_dataset(uri, manifest, folder),
-        )
+
+        def check(folder: Path) -> None:
+            if damage := find_damage(Path(uri), manifest, checksums=True):
+                raise MachineError(f"the data set is damaged: {'; '.join(damage[:5])}. {REMEDY}")
+            write_json(folder / "checked.json", {"uri": uri, "digest": manifest.digest})
+
+        cache.get_or_create("checked", _compute_disk_identity(uri, manifest), check)
     return HostDataset(uri, manifest, cache, is_streamed)
 
 
@@ -190,12 +192,6 @@ def _compute_disk_identity(uri: str, manifest: Manifest) -> str:
         except (FileNotFoundError, NotADirectoryError):
             found.append([file.path])
     return compute_digest([str(folder.resolve()), manifest.digest, found])
-
-
-def _check_dataset(uri: str, manifest: Manifest, folder: Path) -> None:
-    if damage := find_damage(Path(uri), manifest, checksums=True):
-        raise MachineError(f"the data set is damaged: {'; '.join(damage[:5])}. {REMEDY}")
-    write_json(folder / "checked.json", {"uri": uri, "digest": manifest.digest})
 
 
 Select = Callable[[str], bool]

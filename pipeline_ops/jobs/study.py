@@ -28,7 +28,7 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from pipeline_ops.artifacts.layout import lock_file, work_folder
-from pipeline_ops.config.search import Range, Search
+from pipeline_ops.config.search import Search
 from pipeline_ops.config.train import is_lower_better
 from pipeline_ops.errors import DataError, Pruned
 from pipeline_ops.jobs.progress import ProgressEvent
@@ -235,16 +235,15 @@ def _read_trials(planned: PlannedTrial) -> list[optuna.trial.FrozenTrial]:
 
 
 def _make_distributions(search: Search) -> dict[str, BaseDistribution]:
-    return {key: _make_distribution(values) for key, values in search.parameters.items()}
-
-
-def _make_distribution(values: list[Any] | Range) -> BaseDistribution:
-    if isinstance(values, list):
-        return CategoricalDistribution(list(dict.fromkeys(map(_to_choice, values))))
-    is_log = values.scale == "log"
-    if values.is_integer:
-        return IntDistribution(int(values.low), int(values.high), is_log)
-    return FloatDistribution(values.low, values.high, is_log)
+    made: dict[str, BaseDistribution] = {}
+    for key, values in search.parameters.items():
+        if isinstance(values, list):
+            made[key] = CategoricalDistribution(list(dict.fromkeys(map(_to_choice, values))))
+        elif values.is_integer:
+            made[key] = IntDistribution(int(values.low), int(values.high), values.scale == "log")
+        else:
+            made[key] = FloatDistribution(values.low, values.high, values.scale == "log")
+    return made
 
 
 def _to_choice(value: Any) -> str:

@@ -41,12 +41,17 @@ def check_host(folders: dict[str, Path]) -> list[Finding]:
     that will hold it.
     """
     folders = {"the temporary folder": Path(tempfile.gettempdir())} | folders
+    gpu_problem = find_gpu_problem()
     return [
         _check_python(),
         *(_check_folder(name, folder) for name, folder in folders.items()),
         _check_shared_memory(Path("/dev/shm")),  # noqa: S108
         _check_open_files(),
-        *_check_gpus(),
+        *(
+            [Finding(check="GPUs", problem=gpu_problem[0], cure=gpu_problem[1], is_warning=True)]
+            if gpu_problem
+            else []
+        ),
     ]
 
 
@@ -110,12 +115,6 @@ def _check_open_files() -> Finding:
         problem=f"a process may open {soft} files, and {_MIN_OPEN_FILES} are the least",
         cure=f"Raise the limit with `ulimit -n` (up to {hard}), or in limits.conf.",
     )
-
-
-def _check_gpus() -> Iterator[Finding]:
-    problem = find_gpu_problem()
-    if problem:
-        yield Finding(check="GPUs", problem=problem[0], cure=problem[1], is_warning=True)
 
 
 def describe_problems(findings: list[Finding]) -> Iterator[str]:

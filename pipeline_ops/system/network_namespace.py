@@ -40,7 +40,8 @@ def enter_network_namespace() -> None:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    _start_loopback()
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
 
 
 def find_isolation_problem(bucket: str = "") -> str:
@@ -67,8 +68,3 @@ def _unshare(flags: int) -> None:
     if _libc.unshare(flags):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-
-
-def _start_loopback() -> None:
-    with socket.socket() as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))

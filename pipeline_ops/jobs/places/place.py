@@ -195,7 +195,7 @@ def build_python_command(hosts: Hosts, module: str, *arguments: str) -> list[str
     return [
         "env",
         *(f"{name}={value}" for name, value in variables.items()),
-        *(hosts.python or _find_default_python(hosts), "-m", module),
+        *(hosts.python or ("python" if _has_image(hosts) else sys.executable), "-m", module),
         *arguments,
     ]
 
@@ -208,10 +208,6 @@ def build_python_environment(hosts: Hosts) -> dict[str, str]:
     if _has_image(hosts):
         return SAFE_PATH | ({"PYTHONPATH": hosts.code} if hosts.code else {})
     return SAFE_PATH | {"PYTHONPATH": hosts.code or str(CODE_ROOT)}
-
-
-def _find_default_python(hosts: Hosts) -> str:
-    return "python" if _has_image(hosts) else sys.executable
 
 
 def _has_image(hosts: Hosts) -> bool:

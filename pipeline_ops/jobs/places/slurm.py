@@ -67,15 +67,16 @@ class SlurmPlace(Place):
 
     def start(self, launch: JobLaunch) -> None:
         """Submits the batch job. Of two at the same time, one starts the job (`init_process`)."""
-        name = name_job(launch.attempt)
+        name, folder = name_job(launch.attempt), launch.attempt.folder
         if self._query(name):
             return
         command = build_python_command(
             self._hosts, INIT_MODULE, launch.module, str(launch.attempt.request)
         )
+        log = folder.local / _OUTPUT if folder.is_local else Path(os.devnull)
         comment = f"--comment={launch.job} of {launch.pipeline}"
         run_slurm(
-            *build_sbatch_command(self._hosts, name, _choose_output(launch.attempt), "1"),
+            *build_sbatch_command(self._hosts, name, log, "1"),
             comment,
             text=f"#!/bin/sh\nexec {shlex.join(command)}\n",
             environment=build_job_environment(os.environ)
@@ -162,10 +163,6 @@ def _read_exit_code(number: str) -> ExitCode:
     return ExitCode(int(found[1])) if found and is_permanent else ExitCode.RETRY
 
 
-def _choose_output(attempt: Attempt[StorePath]) -> Path:
-    return attempt.folder.local / _OUTPUT if attempt.folder.is_local else Path(os.devnull)
-
-
 def build_sbatch_command(hosts: SlurmHosts, name: str, log: Path, nodes: str) -> list[str]:
     """Builds the sbatch command, whose output goes to `log` on the first node. Pure.
 
@@ -207,24 +204,8 @@ def run_slurm(
       MachineError: Slurm is not there, or does not answer.
       ConfigError: Slurm refuses the request of the hosts file.
     """
-    result = _run_client([*argv], text, environment)
-    if result.returncode == 0 or (ignored_error and ignored_error in result.stderr):
-        return result.stdout.strip()
-    error_message = " ".join(result.stderr.split())
-    if argv[0] == "sbatch" and not re.search(
-        r"[Uu]nable to contact|timed out|temporarily", error_message
-    ):
-        raise ConfigError(f"Slurm refuses the job: {error_message}", "Correct the hosts file")
-    raise MachineError(
-        f"{' '.join(argv[:3])}: {error_message or f'exit status {result.returncode}'}"
-    )
-
-
-def _run_client(
-    argv: list[str], text: str | None, environment: Mapping[str, str] | None
-) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
+        result = subprocess.run(
             argv,
             input=text,
             capture_output=True,
@@ -241,3 +222,13 @@ def _run_client(
         raise MachineError(
             f"{' '.join(argv[:3])} has not answered within {_COMMAND_SECONDS} s"
         ) from None
+    if result.returncode == 0 or (ignored_error and ignored_error in result.stderr):
+        return result.stdout.strip()
+    error_message = " ".join(result.stderr.split())
+    if argv[0] == "sbatch" and not re.search(
+        r"[Uu]nable to contact|timed out|temporarily", error_message
+    ):
+        raise ConfigError(f"Slurm refuses the job: {error_message}", "Correct the hosts file")
+    raise MachineError(
+        f"{' '.join(argv[:3])}: {error_message or f'exit status {result.returncode}'}"
+    )

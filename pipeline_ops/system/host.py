@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import ctypes
-import errno
 import glob
 import importlib.metadata
 import math
@@ -14,8 +13,8 @@ import select
 import signal
 import socket
 import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -151,42 +150,30 @@ def count_memory_kills(files: tuple[Path, ...] = (_V2, _V1)) -> int:
     return 0
 
 
-def find_unreachable(addresses: Iterable[str], timeout_seconds: float) -> dict[str, str]:
+def find_unreachable(addresses: Sequence[str], timeout_seconds: float) -> dict[str, str]:
     """The addresses, as `host:port`, that refuse a connection or do not answer, and why.
 
     It returns after the timeout at the latest, apart from the look-up of names.
     """
-    waiting: dict[socket.socket, str] = {}
-    problems: dict[str, str] = {}
-    for address in addresses:
+
+    def connect(address: str) -> str:
         host, _, port = address.rpartition(":")
-        try:
-            # TensorFlow's servers and our workers listen on IPv4.
-            family, kind, _, _, target = socket.getaddrinfo(
-                host, port, socket.AF_INET, socket.SOCK_STREAM
-            )[0]
-        except OSError as error:
-            problems[address] = f"its name can't be resolved ({error.strerror})"
-            continue
-        connection = socket.socket(family, kind)
-        connection.setblocking(False)
-        if (number := connection.connect_ex(target)) not in (0, errno.EINPROGRESS):
-            problems[address] = os.strerror(number)
-        waiting[connection] = address
-    deadline = time.monotonic() + timeout_seconds
-    while pending := [each for each in waiting if each.fileno() >= 0]:
-        _, writable = wait_until_ready([], pending, max(0.0, deadline - time.monotonic()))
-        for connection in writable:
-            if number := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                problems.setdefault(waiting[connection], os.strerror(number))
-            connection.close()
-        if time.monotonic() > deadline:
-            break
-    for connection in waiting:
-        if connection.fileno() >= 0:
-            problems.setdefault(waiting[connection], "no answer")
-            connection.close()
-    return problems
+        # TensorFlow's servers and our workers listen on IPv4.
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_seconds)
+            try:
+                connection.connect((socket.gethostbyname(host), int(port)))
+            except socket.gaierror as error:
+                return f"its name can't be resolved ({error.strerror})"
+            except TimeoutError:
+                return "no answer"
+            except OSError as error:
+                return os.strerror(error.errno or 0)
+        return ""
+
+    with ThreadPoolExecutor(max(1, len(addresses))) as threads:
+        problems = dict(zip(addresses, threads.map(connect, addresses), strict=True))
+    return {address: problem for address, problem in problems.items() if problem}
 
 
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR

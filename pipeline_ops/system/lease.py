@@ -320,7 +320,12 @@ class _HolderWatch:
         if record is None or record.state == "released":
             return None
         if record.state == "committed":
-            _finish_commit(self._path, token, record)
+            # Its process may have been killed before it could create the file.
+            content = read_optional(get_content_path(self._path, token))
+            if record.target and content:
+                with contextlib.suppress(FileExistsError):
+                    (self._path.parent / record.target).create(content)
+                get_content_path(self._path, token).remove()
             return None
         if record.pid_space == get_pid_space():
             return record if record.holder.is_alive() else None
@@ -345,12 +350,3 @@ def check_conditions(place: StorePath, create_again: Callable[[], object]) -> No
         f"{place}: this store accepts If-None-Match and ignores it, so two runs could overwrite "
         "each other. Use a store with conditional writes."
     )
-
-
-def _finish_commit(path: StorePath, token: int, record: LeaseRecord) -> None:
-    """Creates the file of a commit whose process was killed before it could."""
-    content = read_optional(get_content_path(path, token))
-    if record.target and content:
-        with contextlib.suppress(FileExistsError):
-            (path.parent / record.target).create(content)
-        get_content_path(path, token).remove()

@@ -215,7 +215,7 @@ def _find_descendants(root: int | None = None) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in psutil.Process(root).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                if process.status() not in _DEAD:
                     found.append(process)
     return found
 

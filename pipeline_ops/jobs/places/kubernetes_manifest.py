@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline_ops.config.hosts import KubernetesHosts, Toleration
+from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.places.place import (
     JobLaunch,
@@ -250,7 +250,7 @@ def build_pod_spec(
     optional = {
         "serviceAccountName": hosts.service_account,
         "nodeSelector": hosts.node_selector,
-        "tolerations": [_build_toleration(toleration) for toleration in hosts.tolerations],
+        "tolerations": [each.model_dump(exclude_none=True) for each in hosts.tolerations],
         "priorityClassName": hosts.priority_class,
         "imagePullSecrets": [{"name": secret} for secret in hosts.image_pull_secrets],
     }
@@ -294,10 +294,6 @@ def _build_container(
             *({"name": _name_folder(path), "mountPath": path} for path in _FOLDERS),
         ],
     }
-
-
-def _build_toleration(toleration: Toleration) -> dict[str, str]:
-    return toleration.model_dump(exclude_none=True)
 
 
 def _build_network_policy(name: str, labels: dict[str, str]) -> dict[str, Any]:

@@ -125,37 +125,33 @@ def _judge_start(status: Object, container: Object, now: float) -> JobState:
 
 def _judge_end(status: Object) -> JobState:
     container = _find_container(status).get("state", {}).get("terminated", {})
-    exit_code = ExitCode.RETRY
-    if container.get("reason") in _CANNOT_START or container.get("exitCode") in _NO_COMMAND:
-        exit_code = ExitCode.CONFIG
-    elif container.get("exitCode") in _EXIT_CODES:
-        exit_code = ExitCode(container["exitCode"])
-    return JobState(
-        "ended", f"the job ended without a status: {_explain_end(status, container)}", exit_code
-    )
-
-
-def _explain_end(status: Object, container: Object) -> str:
-    if container.get("reason") == "OOMKilled":
-        return (
+    code, reason = container.get("exitCode"), container.get("reason")
+    disruption = _find_condition(status, "DisruptionTarget")
+    has_no_command = reason in _CANNOT_START or code in _NO_COMMAND
+    if reason == "OOMKilled":
+        cause = (
             "out of memory: the kernel has killed it, because its container may not use more. Give "
             "it more `memory` in the hosts file, or lower the batch size"
         )
-    disruption = _find_condition(status, "DisruptionTarget")
-    if status.get("reason") or disruption.get("status") == "True":
-        return _explain_deletion(status)
-    ending = f"exit code {container.get('exitCode')}"
-    if container.get("reason") in _CANNOT_START or container.get("exitCode") in _NO_COMMAND:
-        problem = " ".join(container.get("message", "").split()) or ending
-        return (
+    elif status.get("reason") or disruption.get("status") == "True":
+        cause = _explain_deletion(status)
+    elif has_no_command:
+        problem = " ".join(container.get("message", "").split()) or f"exit code {code}"
+        cause = (
             f"its command can't be run: {problem}. `image` in the hosts file must have this "
             "project, or `python` and `code` say where it is"
         )
-    if not container:
-        return "its pod has failed before its container was started"
-    if container.get("exitCode") == 137:
-        ending += ", so it was killed by signal 9"
-    return f"its container ended with {ending}"
+    elif not container:
+        cause = "its pod has failed before its container was started"
+    else:
+        killed = ", so it was killed by signal 9" if code == 137 else ""
+        cause = f"its container ended with exit code {code}{killed}"
+    exit_code = ExitCode.RETRY
+    if has_no_command:
+        exit_code = ExitCode.CONFIG
+    elif code in _EXIT_CODES:
+        exit_code = ExitCode(code)
+    return JobState("ended", f"the job ended without a status: {cause}", exit_code)
 
 
 def _explain_deletion(status: Object) -> str:

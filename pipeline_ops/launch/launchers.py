@@ -21,8 +21,7 @@ from typing import Any, Protocol
 from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
-from pipeline_ops.jobs.places.kubernetes import is_running
-from pipeline_ops.jobs.places.kubernetes_client import GANG_RIGHTS, Kind, KubernetesClient
+from pipeline_ops.jobs.places.kubernetes import GANG_RIGHTS, Kind, KubernetesClient, is_running
 from pipeline_ops.jobs.places.kubernetes_manifest import build_gang, set_owner
 from pipeline_ops.jobs.places.kubernetes_state import judge_pod, may_replace_pods
 from pipeline_ops.jobs.places.place import build_python_command

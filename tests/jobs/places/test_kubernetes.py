@@ -354,7 +354,7 @@ def test_a_pause_is_as_long_as_the_server_asks_but_not_for_ever(cluster, make, m
     job = make()
     cluster.fail("GET .*/pods", 429, 2, Retry_After="3")
     cluster.fail("GET .*/pods", 429, 1, Retry_After="3600")
-    monkeypatch.setattr("pipeline_ops.jobs.places.kubernetes_client.time.sleep", pauses.append)
+    monkeypatch.setattr("pipeline_ops.jobs.places.kubernetes.time.sleep", pauses.append)
     job.find()
     monkeypatch.undo()
     assert [pause for pause in pauses if pause >= 1] == [3.0, 3.0, 8.0]

@@ -10,7 +10,7 @@ from fake_kubernetes.validation import SCHEMA, make_validator
 from kubernetes import client, config, watch
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.places.kubernetes_client import (
+from pipeline_ops.jobs.places.kubernetes import (
     GANG_RIGHTS,
     JOB_RIGHTS,
     KubernetesClient,

@@ -23,7 +23,7 @@ from fake_kubernetes.validation import SCHEMA, make_validator, validate
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts import KubernetesHosts, load_hosts
-from pipeline_ops.jobs.places.kubernetes_client import GANG_RIGHTS
+from pipeline_ops.jobs.places.kubernetes import GANG_RIGHTS
 from pipeline_ops.jobs.places.kubernetes_manifest import build_gang
 
 FOLDER = CODE_ROOT / "docker" / "kubernetes"

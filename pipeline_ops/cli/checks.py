@@ -38,8 +38,13 @@ from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.raw_data.folder import find_raw_folder, read_folder_state, validate_folder
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host import CLOSE_PORTS, OPEN_PORTS, find_isolation_problem
-from pipeline_ops.system.host_check import Finding, check_host
+from pipeline_ops.system.host import (
+    CLOSE_PORTS,
+    OPEN_PORTS,
+    Finding,
+    check_host,
+    find_isolation_problem,
+)
 from pipeline_ops.user_code.interpreter import read_versions
 
 

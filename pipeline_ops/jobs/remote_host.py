@@ -27,8 +27,7 @@ from pipeline_ops.jobs.places.place import read_tail
 from pipeline_ops.jobs.workspace import find_jobs_folder, make_local_folder
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host import find_unreachable
-from pipeline_ops.system.host_check import Finding, check_host
+from pipeline_ops.system.host import Finding, check_host, find_unreachable
 
 INIT_MODULE = "pipeline_ops.jobs.init_process"
 _OUTPUT = "init.log"

@@ -129,7 +129,17 @@ def open_draft(
         with tempfile.TemporaryDirectory(prefix="artifact-") as folder:
             draft = ArtifactDraft(Path(folder), target)
             yield draft
-            manifest = _upload(draft, request, artifact)
+            manifest = draft.make_manifest(request, artifact)
+
+            def place(file: ManifestFile) -> ManifestFile:
+                if file.stored_at:
+                    return file
+                (target / file.path).upload(draft.folder / file.path)
+                stored_at = f"{artifact.name}/{target.name}/{file.path}"
+                return file.model_copy(update={"stored_at": stored_at})
+
+            files = map_requests(place, manifest.files)
+            manifest = manifest.model_copy(update={"files": files})
     except Exception as error:  # `gc` removes what is left by a job that was killed
         if not is_kept or to_exit_code(error) not in (ExitCode.RETRY, ExitCode.CANCELLED):
             with contextlib.suppress(TrainyardError):
@@ -139,20 +149,6 @@ def open_draft(
                     work_folder(artifact).remove_tree()
         raise
     lease.commit(artifact / NAME, format_json(manifest.model_dump(mode="json")))
-
-
-def _upload(draft: ArtifactDraft, request: Request, artifact: StorePath) -> Manifest:
-    """Uploads the files in a draft's folder. Returns a manifest that says where each one is."""
-
-    def place(file: ManifestFile) -> ManifestFile:
-        if file.stored_at:
-            return file
-        (draft.target / file.path).upload(draft.folder / file.path)
-        stored_at = f"{artifact.name}/{draft.target.name}/{file.path}"
-        return file.model_copy(update={"stored_at": stored_at})
-
-    manifest = draft.make_manifest(request, artifact)
-    return manifest.model_copy(update={"files": map_requests(place, manifest.files)})
 
 
 LOCAL_FOLDER_VARIABLE = "TRAINYARD_LOCAL_FOLDER"

@@ -101,16 +101,9 @@ def read_optional(path: StorePath) -> bytes:
         return b""
 
 
-def get_record_path(path: StorePath, token: int) -> StorePath:
-    return path / f"{token:08d}.json"
-
-
-def get_beat_path(path: StorePath, token: int) -> StorePath:
-    return path / f"{token:08d}.beat"
-
-
-def get_content_path(path: StorePath, token: int) -> StorePath:
-    return path / f"{token:08d}.content"
+def get_record_path(path: StorePath, token: int, kind: str = "json") -> StorePath:
+    """The file of a number: its record, its `beat`, or the `content` of its commit."""
+    return path / f"{token:08d}.{kind}"
 
 
 LEASE_SECONDS = 30.0
@@ -203,18 +196,18 @@ class _BucketLease(Lease):
         self._is_lost |= not self._is_mine()
         self.check()
         place = str(target).removeprefix(f"{self._path.parent}/")
-        get_content_path(self._path, self.token + 1).write(content)
+        get_record_path(self._path, self.token + 1, "content").write(content)
         self._append("committed", place)
         self._is_over = True
         target.create(content)
-        get_content_path(self._path, self.token + 1).remove()
+        get_record_path(self._path, self.token + 1, "content").remove()
         remove_records(self._path, below=self.token + 1)
 
     def discard(self) -> None:
         self._stop_beats()
         self._is_over = True
         remove_records(self._path, below=self.token)
-        get_beat_path(self._path, self.token).remove()
+        get_record_path(self._path, self.token, "beat").remove()
         if self._is_mine():
             get_record_path(self._path, self.token).remove()
 
@@ -256,7 +249,7 @@ class _BucketLease(Lease):
             with contextlib.suppress(
                 TrainyardError
             ):  # the store is away: the next beat tries again
-                get_beat_path(self._path, self.token).write(secrets.token_bytes(8))
+                get_record_path(self._path, self.token, "beat").write(secrets.token_bytes(8))
                 if find_tokens(self._path)[-1:] > [self.token]:
                     self._is_lost |= not self._is_ending
                     return
@@ -321,15 +314,15 @@ class _HolderWatch:
             return None
         if record.state == "committed":
             # Its process may have been killed before it could create the file.
-            content = read_optional(get_content_path(self._path, token))
+            content = read_optional(get_record_path(self._path, token, "content"))
             if record.target and content:
                 with contextlib.suppress(FileExistsError):
                     (self._path.parent / record.target).create(content)
-                get_content_path(self._path, token).remove()
+                get_record_path(self._path, token, "content").remove()
             return None
         if record.pid_space == get_pid_space():
             return record if record.holder.is_alive() else None
-        beat = read_optional(get_beat_path(self._path, token))
+        beat = read_optional(get_record_path(self._path, token, "beat"))
         before, self._looked = self._looked, time.monotonic()
         self._silence += min(self._looked - before, _LOOK_SECONDS)
         if (token, beat) != (self._token, self._beat):

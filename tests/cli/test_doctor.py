@@ -27,7 +27,7 @@ from pipeline_ops.cli.checks import list_packages
 from pipeline_ops.cli.main import main
 from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.remote_host import Answer
-from pipeline_ops.system.host_check import check_host
+from pipeline_ops.system.host import check_host
 
 DIGITS = CODE_ROOT / "configs" / "digits.yaml"
 

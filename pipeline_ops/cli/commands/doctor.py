@@ -22,7 +22,7 @@ from pipeline_ops.cli.checks import (
 )
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ConfigError, ExitCode
-from pipeline_ops.system.host_check import Finding
+from pipeline_ops.system.host import Finding
 
 _CHECKS: tuple[Callable[[PipelineConfig], Iterable[Finding]], ...] = (
     check_executor,

@@ -49,7 +49,7 @@ from pipeline_ops.jobs.remote_host import INIT_MODULE
 from pipeline_ops.jobs.request import read_request
 from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host_check import Finding
+from pipeline_ops.system.host import Finding
 
 _OPTIONS = {
     "BatchMode": "yes",

@@ -47,7 +47,7 @@ from pipeline_ops.jobs.places.kubernetes_manifest import (
 from pipeline_ops.jobs.places.kubernetes_state import find_warning, judge_job
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host_check import Finding
+from pipeline_ops.system.host import Finding
 from pipeline_ops.system.processes import wait_until_gone
 
 if TYPE_CHECKING:

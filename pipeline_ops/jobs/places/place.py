@@ -23,7 +23,7 @@ from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import STORES_VARIABLE
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host_check import Finding
+from pipeline_ops.system.host import Finding
 from pipeline_ops.system.processes import SAFE_PATH
 
 

@@ -31,7 +31,7 @@ from pipeline_ops.jobs.places.place import (
 )
 from pipeline_ops.jobs.remote_host import INIT_MODULE
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host_check import Finding
+from pipeline_ops.system.host import Finding
 from pipeline_ops.system.processes import wait_until_gone
 from pipeline_ops.user_code.interpreter import read_versions
 

@@ -52,7 +52,7 @@ class SshPlace(Place):
         """The host of each job that was found."""
 
     def start(self, launch: JobLaunch) -> None:
-        attempt, unreachable = launch.attempt, []
+        attempt = launch.attempt
         with contextlib.suppress(MachineError):
             if self._locate(attempt):
                 return
@@ -61,15 +61,7 @@ class SshPlace(Place):
             module=launch.module,
             environment=self._build_environment(launch.environment),
         )
-        for host in self._order(attempt):
-            try:
-                self.ask(host, "start", question)
-            except MachineError as error:
-                unreachable.append(str(error))
-            else:
-                self._found[attempt.folder] = host
-                return
-        raise MachineError("; ".join(unreachable))
+        self._found[attempt.folder], _ = self._ask_first(self._order(attempt), "start", question)
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
         host = self._locate(attempt)
@@ -96,10 +88,17 @@ class SshPlace(Place):
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The versions on the first host that answers. A job compares them with those it finds."""
-        question, unreachable = Question(packages=list(packages)), []
-        for host in self._names:
+        _, answer = self._ask_first(self._names, "versions", Question(packages=list(packages)))
+        return answer.versions
+
+    def _ask_first(
+        self, hosts: Iterable[str], command: str, question: Question
+    ) -> tuple[str, Answer]:
+        """The first host that answers, and its answer."""
+        unreachable = []
+        for host in hosts:
             try:
-                return self.ask(host, "versions", question).versions
+                return host, self.ask(host, command, question)
             except MachineError as error:
                 unreachable.append(str(error))
         raise MachineError("; ".join(unreachable))

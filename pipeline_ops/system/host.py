@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import fcntl
 import glob
@@ -300,29 +301,43 @@ def check_host(folders: dict[str, Path]) -> list[Finding]:
     that will hold it.
     """
     folders = {"the temporary folder": Path(tempfile.gettempdir())} | folders
-    gpu_problem = find_gpu_problem()
-    return [
-        _check_python(),
+    version, (least, newest) = sys.version_info[:2], _PYTHON
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shared, shared_bytes = "/dev/shm", 0  # noqa: S108
+    with contextlib.suppress(OSError):
+        shared_bytes = shutil.disk_usage(shared).total
+    findings = [
+        _judge(
+            "Python",
+            least <= version <= newest,
+            f"{sys.executable} is Python {version[0]}.{version[1]}",
+            "Use Python 3.11, 3.12 or 3.13.",
+        ),
         *(_check_folder(name, folder) for name, folder in folders.items()),
-        _check_shared_memory(Path("/dev/shm")),  # noqa: S108
-        _check_open_files(),
-        *(
-            [Finding(check="GPUs", problem=gpu_problem[0], cure=gpu_problem[1], is_warning=True)]
-            if gpu_problem
-            else []
+        _judge(
+            "shared memory",
+            shared_bytes >= _MIN_SHARED_BYTES,
+            f"{shared} holds {shared_bytes >> 20} MiB, and workers with GPUs exchange gradients "
+            "there",
+            "Mount a larger one. For a container: --shm-size=1g.",
+            is_warning=True,
+        ),
+        _judge(
+            "open files",
+            soft == resource.RLIM_INFINITY or soft >= _MIN_OPEN_FILES,
+            f"a process may open {soft} files, and {_MIN_OPEN_FILES} are the least",
+            f"Raise the limit with `ulimit -n` (up to {hard}), or in limits.conf.",
         ),
     ]
+    if gpu_problem := find_gpu_problem():
+        findings.append(_judge("GPUs", False, *gpu_problem, is_warning=True))
+    return findings
 
 
-def _check_python() -> Finding:
-    least, newest = _PYTHON
-    if least <= sys.version_info[:2] <= newest:
-        return Finding(check="Python")
-    return Finding(
-        check="Python",
-        problem=f"{sys.executable} is Python {sys.version_info.major}.{sys.version_info.minor}",
-        cure="Use Python 3.11, 3.12 or 3.13.",
-    )
+def _judge(check: str, is_fine: bool, problem: str, cure: str, is_warning: bool = False) -> Finding:
+    if is_fine:
+        return Finding(check=check)
+    return Finding(check=check, problem=problem, cure=cure, is_warning=is_warning)
 
 
 def _check_folder(name: str, folder: Path) -> Finding:
@@ -335,44 +350,14 @@ def _check_folder(name: str, folder: Path) -> Finding:
             file.flush()
         num_free = shutil.disk_usage(folder).free
     except OSError as error:
-        return Finding(
-            check=check,
-            problem=f"{folder} can't be written: {error.strerror}",
-            cure="Give this user the right to write there, or free space on that disk.",
-        )
-    if num_free >= _MIN_FREE_BYTES:
-        return Finding(check=check)
-    return Finding(
-        check=check,
-        problem=f"{folder} has {num_free >> 20} MiB free, and {_MIN_FREE_BYTES >> 20} are the "
-        "least for a training",
-        cure="Free space there (`trainyard gc` removes what no run needs), or use another disk.",
-    )
-
-
-def _check_shared_memory(folder: Path) -> Finding:
-    try:
-        total = shutil.disk_usage(folder).total
-    except OSError:
-        total = 0
-    if total >= _MIN_SHARED_BYTES:
-        return Finding(check="shared memory")
-    return Finding(
-        check="shared memory",
-        problem=f"{folder} holds {total >> 20} MiB, and workers with GPUs exchange gradients there",
-        cure="Mount a larger one. For a container: --shm-size=1g.",
-        is_warning=True,
-    )
-
-
-def _check_open_files() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= _MIN_OPEN_FILES:
-        return Finding(check="open files")
-    return Finding(
-        check="open files",
-        problem=f"a process may open {soft} files, and {_MIN_OPEN_FILES} are the least",
-        cure=f"Raise the limit with `ulimit -n` (up to {hard}), or in limits.conf.",
+        cure = "Give this user the right to write there, or free space on that disk."
+        return _judge(check, False, f"{folder} can't be written: {error.strerror}", cure)
+    return _judge(
+        check,
+        num_free >= _MIN_FREE_BYTES,
+        f"{folder} has {num_free >> 20} MiB free, and {_MIN_FREE_BYTES >> 20} are the least for a "
+        "training",
+        "Free space there (`trainyard gc` removes what no run needs), or use another disk.",
     )
 
 

@@ -1,11 +1,11 @@
-"""Creates one Airflow DAG for each pipeline config, and one that manages the models in service.
+"""Creates one Airflow DAG for each pipeline config.
 
 Airflow reads this file. It needs no changes.
 
 The configs are the YAML files in `configs/`, or in the files and folders that TRAINYARD_CONFIGS
 lists, separated by colons. An invalid config does not affect the others. Its DAG is tagged
 `broken`, states the reason, and cannot be triggered. `trainyard_broken.py` reports all invalid
-configs. The last DAG moves the models of the pipelines in and out of service.
+configs.
 """
 
 from __future__ import annotations

@@ -78,8 +78,11 @@ up() {
     check_configs
     compose up -d --no-build
     wait_until_healthy
-    password=$(sed 's/.*: "\(.*\)".*/\1/' "$secrets/airflow_passwords")
-    echo "Airflow   http://localhost:${AIRFLOW_PORT:-8080}   user admin   password $password"
+    echo "Airflow   http://localhost:${AIRFLOW_PORT:-8080}   user admin   password $(read_password)"
+}
+
+read_password() {
+    sed 's/.*: "\(.*\)".*/\1/' "$secrets/airflow_passwords"
 }
 
 run() {
@@ -89,8 +92,9 @@ run() {
         return 1
     fi
     [ $# -eq 0 ] || shift
-    compose exec -T api-server sh /opt/trainyard/docker/entrypoint.sh \
-        python /opt/trainyard/docker/run_pipeline.py "/opt/trainyard/configs/$config" "$@"
+    TRAINYARD_AIRFLOW_PASSWORD=$(read_password) compose exec -T -e TRAINYARD_AIRFLOW_PASSWORD \
+        api-server sh /opt/trainyard/docker/entrypoint.sh python -m pipeline_ops.cli.main \
+        run --airflow http://127.0.0.1:8080 "/opt/trainyard/configs/$config" "$@"
 }
 
 down() {

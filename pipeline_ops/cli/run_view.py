@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline_ops.artifacts.layout import Attempt, Layout, format_trial_name
 from pipeline_ops.artifacts.results import compare_with_baseline
-from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, parse_timestamp
+from pipeline_ops.cli.airflow_api import AirflowApi, parse_timestamp
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
 from pipeline_ops.planning.job_kinds import JOBS

@@ -72,7 +72,10 @@ def read_text(file: Path) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{file}:{line}: is not UTF-8. Save it as UTF-8.") from None
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}. Correct the path.") from None
+        names = ", ".join(sorted(path.name for path in file.glob("*.yaml"))[:5])
+        inside = f" Name one of its files: {names}." if names else ""
+        problem = error.strerror
+        raise ConfigError(f"{file}: cannot be read: {problem}. Correct the path.{inside}") from None
 
 
 def read_yaml(text: str) -> tuple[Any, dict[Location, int]]:

@@ -185,7 +185,7 @@ def apply_conf(
       ConfigError: with a line for each problem of the conf.
     """
     if os.environ.get(TRUSTED_CONF):
-        overrides = dict(conf or {})
+        overrides = {**_find_types(config, conf or {}), **(conf or {})}
     else:
         overrides = parse_conf(config, conf) if conf else {}
     source = config.preprocess.source

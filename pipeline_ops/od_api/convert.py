@@ -95,12 +95,13 @@ class ConvertedConfig:
         return "\n".join(lines)
 
 
-def convert(file: Path, num_examples: int | None = None) -> ConvertedConfig:
+def convert(file: Path, num_examples: int | None = None, name: str = "") -> ConvertedConfig:
     """Reads a `pipeline.config`, its label map and the lengths of its records.
 
     Args:
       file: the pipeline.config.
       num_examples: the number of training records. None counts them.
+      name: the name of the pipeline. Empty takes that of the file or of its folder.
 
     Raises:
       ConfigError: the file is not valid, or has a setting that cannot be converted. The message
@@ -112,10 +113,10 @@ def convert(file: Path, num_examples: int | None = None) -> ConvertedConfig:
         raise ConfigError(f"cannot read {file}: {error}. Correct the path.") from error
     config = ConfigReader(parse_text_proto(text, str(file)), str(file))
     records = read_records(config, num_examples)
-    model, name, parameters = find_nearest_model(config)
+    model, own_model, parameters = find_nearest_model(config)
     compare_num_classes(model, records.source.get("class_names"))
-    stages = read_image_stages(model, get_size_multiple(name))
-    pipeline = _derive_name(file)
+    stages = read_image_stages(model, get_size_multiple(own_model))
+    pipeline = name or _derive_name(file)
     # Evaluation computes COCO's metrics in any case.
     for evaluation in config.messages("eval_config"):
         evaluation.take_equal("metrics_set", "coco_detection_metrics")
@@ -131,7 +132,7 @@ def convert(file: Path, num_examples: int | None = None) -> ConvertedConfig:
             "split": records.split,
             "shards": 8,
         },
-        "train": {"model": name, "model_parameters": parameters}
+        "train": {"model": own_model, "model_parameters": parameters}
         | convert_training(config, records.num_examples, records.split["train"])
         | {"best_checkpoint": None},
         "evaluate": {"gate": [{"metric": "map", "at_least": _MIN_MAP, "max_regression": 0.01}]},

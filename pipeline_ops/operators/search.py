@@ -42,6 +42,8 @@ from pipeline_ops.storage.store_path import StorePath
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from pipeline_ops.jobs.places.place import Place
+
 
 class SearchOperator(BaseOperator):
     """Lists the trials of the run and checks each of them."""
@@ -126,20 +128,20 @@ class TrialOperator(TrainOperator):
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
 
-    def _plan_job(self, run: TaskRun) -> JobPlan:
+    def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
         """Plans the training, and enters all trials into the journal of the pruner.
 
         Raises:
           Pruned: an earlier try, or an unchanged run, was stopped.
         """
-        plan, search = super()._plan_job(run), run.config.search
+        plan, search = super()._plan_job(run, place), run.config.search
         if search is None or search.pruner == "none":
             return plan
         from pipeline_ops.jobs.study import check_pruned, create_study
 
         trials = plan_trials(run.config)
         first_run = dataclasses.replace(run, config=build_trial_config(run.config, trials[0]))
-        first = super()._plan_job(first_run).request.fingerprint
+        first = super()._plan_job(first_run, place).request.fingerprint
         self._planned = plan_pruning(run.config, search, self._trial.number, first)
         create_study(self._planned, search, [trial.parameters for trial in trials])
         if plan.is_cached:

@@ -103,7 +103,7 @@ class JobOperator(BaseOperator):
             self._handle = find_running_job(run, self.record_name, place)
         if self._handle is None:
             with self._fail_on_error(run):
-                plan = self._plan_and_record_use(run)
+                plan = self._plan_and_record_use(run, place)
             if plan.is_cached:
                 self.log.info("Nothing to do: %s. %s", plan.reason, plan.manifest)
                 record = TaskRecord(state="success", cached=True, reason=plan.reason)
@@ -180,19 +180,19 @@ class JobOperator(BaseOperator):
     def _load_run(self, context: Context) -> TaskRun:
         return TaskRun.load(self.config_file, context)
 
-    def _plan_job(self, run: TaskRun) -> JobPlan:
+    def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
         """Plans the job from the results of the earlier tasks."""
         with read_once():
             prefetch_for_plan(self.job, run.config)
             manifests = pull_manifests(run, KINDS[self.job].reads)
             prefetch_manifests(run.config, manifests.values())
             self.check_preconditions(run, manifests)
-            return plan_job(self.job, run.config, run.run_id, manifests, records_use=True)
+            return plan_job(self.job, run.config, run.run_id, manifests, place, records_use=True)
 
-    def _plan_and_record_use(self, run: TaskRun) -> JobPlan:
+    def _plan_and_record_use(self, run: TaskRun, place: Place) -> JobPlan:
         """Plans the job, and keeps `trainyard gc` from removing what it relies on."""
         while True:
-            plan = self._plan_job(run)
+            plan = self._plan_job(run, place)
             inputs = [entry.uri for entry in plan.request.inputs.values()]
             if plan.is_cached:
                 is_there = run.layout.locate(plan.manifest).exists()
@@ -297,14 +297,14 @@ class PreprocessOperator(JobOperator):
             config.root.local.mkdir(parents=True, exist_ok=True)
         check_warm_start(config)
 
-    def _plan_job(self, run: TaskRun) -> JobPlan:
+    def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
         """Plans the job, with checks of the storage and of the training.
 
         The job checks the training before its work. If the artifact is cached, the task checks it.
         """
         training = PlannedTraining.from_config(run.config, sys.executable)
         with read_once():
-            plan = super()._plan_job(run)
+            plan = super()._plan_job(run, place)
             manifest = read_manifest(plan.manifest) if plan.is_cached else None
         if manifest is None:
             check_storage(run.config)

@@ -20,7 +20,7 @@ from pipeline_ops.artifacts.results import LAST_EVALUATION, TEST_SPLIT, ModelFig
 from pipeline_ops.config.hosts import Hosts
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.jobs.places.open_place import open_place
-from pipeline_ops.jobs.places.place import make_hosts_variable
+from pipeline_ops.jobs.places.place import Place, make_hosts_variable
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.planning.inputs import (
     choose_base,
@@ -69,6 +69,7 @@ class _Run:
     config: PipelineConfig
     run_id: str
     manifests: Mapping[str, str]
+    place: Place
     records_use: bool = False
 
     @property
@@ -89,6 +90,7 @@ def plan_job(
     config: PipelineConfig,
     run_id: str,
     manifests: Mapping[str, str],
+    place: Place | None = None,
     records_use: bool = False,
 ) -> JobPlan:
     """Plans one job.
@@ -98,6 +100,7 @@ def plan_job(
       config: the checked config.
       run_id: the run. It does not influence the fingerprint.
       manifests: URIs of the manifests that earlier jobs left, by job.
+      place: the place where the job runs. None opens that of the config.
       records_use: records that a run uses the artifact. The caller looks afterwards whether it is
         still there (`retention/usage.py`).
 
@@ -108,7 +111,8 @@ def plan_job(
     with read_once():
         prefetch_for_plan(job, config)
         prefetch_manifests(config, (manifests[name] for name in KINDS[job].reads))
-        return _PLANNERS[job](_Run(config, run_id, manifests, records_use))
+        place = place or open_place(config, job)
+        return _PLANNERS[job](_Run(config, run_id, manifests, place, records_use))
 
 
 def _plan_preprocess(run: _Run) -> JobPlan:
@@ -193,8 +197,7 @@ def _fingerprint(
 ) -> Fingerprint:
     """The fingerprint of a job. The arguments add to the parts that each job has."""
     section = getattr(run.config, job)
-    place = open_place(run.config, job)
-    installed = place.find_versions(KINDS[job].packages + packages)
+    installed = run.place.find_versions(KINDS[job].packages + packages)
     hosts = run.config.find_job_hosts(job)
     runs_on = {"runs_on": hosts.code_digests} if hosts and hosts.code_digests else {}
     return Fingerprint(

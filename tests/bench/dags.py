@@ -27,10 +27,8 @@ from pathlib import Path
 import psutil
 import yaml
 
-from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.home import USER, AirflowHome
-from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
-from pipeline_ops.cli.local_airflow.server import embedded_airflow
+from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.cli.embedded_airflow import USER, AirflowHome, embedded_airflow
 from pipeline_ops.system.processes import find_descendants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,9 +120,9 @@ def print_life_in_airflow(folder: Path, count: int, num_runs: int) -> None:
         embedded_airflow(home, [pipelines], print) as server,
         AirflowApi(server.url, USER, server.password) as api,
     ):
-        wait_until_healthy(api, server)
+        server.wait_until_healthy(api)
         healthy = time.monotonic() - begin
-        dag = wait_for_dag(api, server, "digits-000", since=0.0)
+        dag = server.wait_for_dag(api, "digits-000", since=0.0)
         print(
             f"start: API and all programs up after {healthy:.1f} s, "
             f"DAGs listed after {time.monotonic() - begin:.1f} s (with a new database)"

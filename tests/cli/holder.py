@@ -9,9 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from pipeline_ops.cli.local_airflow.home import AirflowHome
-from pipeline_ops.cli.local_airflow.server import check_alive, embedded_airflow
-from pipeline_ops.cli.local_airflow.stopping import Stopped, handle_stop_signals
+from pipeline_ops.cli.embedded_airflow import AirflowHome, embedded_airflow
+from pipeline_ops.cli.stopping import Stopped, handle_stop_signals
 from pipeline_ops.errors import TrainyardError
 
 
@@ -30,7 +29,7 @@ def main() -> int:
     ):
         print_line(f"up {server.process.pid} {server.port}")
         for line in sys.stdin:
-            check_alive(server)
+            server.check_alive()
             print_line(f"alive {line.strip()}")
     return 0
 

@@ -18,7 +18,7 @@ class Command:
 
     def __init__(self, survivors, home: Path, configs: tuple[str, ...], deeds: str):
         environment = survivors.environment | {
-            "PYTHONPATH": str(Path(__file__).parent / "stand_in"),
+            "PYTHONPATH": f"{Path(__file__).parent / 'stand_in'}:{Path(__file__).parents[2]}",
             "STAND_IN": deeds,
         }
         self.process = subprocess.Popen(
@@ -33,7 +33,7 @@ class Command:
         return self.process.stdout.readline().strip()
 
     def wait_until_up(self) -> tuple[int, int]:
-        """Waits for the start. Returns the supervisor's pid, and the port."""
+        """Waits for the start. Returns the pid of the command that runs it, and the port."""
         while not (line := self.line()).startswith("up "):
             assert line.startswith(("Using ", "Starting ")), line
         _, pid, port = line.split()

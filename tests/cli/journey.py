@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from airflow_ui import BrowserUser
 from processes import wait_until
 
-from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
+from pipeline_ops.cli.airflow_api import AirflowApi
 
 
 def assert_refused(person: BrowserUser, form, api: AirflowApi) -> None:

@@ -1,6 +1,6 @@
 """A real Airflow whose programs are started and killed one by one, and accounts of its users.
 
-The supervisor of the embedded Airflow would end all programs when one has died.
+The embedded Airflow would end all programs when one has died.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ from processes import (
 )
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.cli.local_airflow.home import AirflowHome, Secrets
-from pipeline_ops.cli.local_airflow.ports import find_free_port
-from pipeline_ops.cli.local_airflow.programs import MIGRATE, build_airflow_environment
+from pipeline_ops.cli.embedded_airflow import (
+    MIGRATE,
+    AirflowHome,
+    Secrets,
+    build_airflow_environment,
+    find_free_port,
+)
 
 ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
 """Final states of a task."""

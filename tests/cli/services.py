@@ -19,7 +19,7 @@ from pathlib import Path
 
 from processes import allow_other_users, find_remaining_processes
 
-from pipeline_ops.cli.local_airflow.ports import find_free_port
+from pipeline_ops.cli.embedded_airflow import find_free_port
 
 _START_SECONDS = 60
 _PACKAGES = {"celery", "psycopg2-binary", "asyncpg", "redis", "apache-airflow-providers-celery"}

@@ -22,9 +22,8 @@ from config_files import write_config, write_digits
 from processes import wait_until
 
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.home import OWNER_ONLY
-from pipeline_ops.cli.local_airflow.programs import PROGRAMS, make_bundle
+from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.cli.embedded_airflow import OWNER_ONLY, PROGRAMS, make_bundle
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.open_store import open_root

@@ -14,8 +14,8 @@ from held_airflow import run_airflow
 from processes import wait_until
 
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, make_run_id
-from pipeline_ops.cli.local_airflow.home import USER
+from pipeline_ops.cli.airflow_api import AirflowApi, make_run_id
+from pipeline_ops.cli.embedded_airflow import USER
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.storage.open_store import open_root
 

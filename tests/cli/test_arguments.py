@@ -110,7 +110,6 @@ def test_an_unknown_stage_is_told_with_the_nearest(capsys):
     ("override", "key"),
     [
         ("train.pool=gpus", "train.pool"),
-        ("pipeline=other", "pipeline"),
         ("train.retries=0", "train.retries"),
         ("tags=[a]", "tags"),
         ("notify=[{notifier: airflow.sdk.BaseNotifier, events: [failed]}]", "notify"),

@@ -16,10 +16,14 @@ from config.broken_yamls import ALL
 from config_files import write_config, write_digits
 from held_airflow import run_airflow
 
-from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.home import AirflowHome, AirflowServer, Secrets
-from pipeline_ops.cli.local_airflow.programs import build_airflow_command, build_airflow_environment
-from pipeline_ops.cli.local_airflow.ready import wait_for_dag
+from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.cli.embedded_airflow import (
+    AirflowHome,
+    AirflowServer,
+    Secrets,
+    build_airflow_command,
+    build_airflow_environment,
+)
 from pipeline_ops.errors import MachineError
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
@@ -119,7 +123,7 @@ def test_a_run_ends_though_sixty_configs_beside_it_become_broken(airflow, corpus
 def test_a_healthy_pipeline_starts_beside_them(airflow, folder, corpus):
     """Starts a run as `trainyard run` does, which waits for its DAG and checks import errors."""
     home = AirflowHome(folder / "airflow")
-    wait_for_dag(airflow, AirflowServer.find_running(home), "good", since=time.time())
+    AirflowServer.find_running(home).wait_for_dag(airflow, "good", since=time.time())
     run_id = airflow.trigger("good", {})
     parse_until(
         airflow, lambda: airflow.run("good", run_id)["state"] in ("success", "failed"), seconds=600

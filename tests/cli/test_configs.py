@@ -48,8 +48,8 @@ def test_several_files_and_folders_are_validated_in_one_go(config_file, tmp_path
 def test_a_folder_in_place_of_a_file_is_answered_with_its_files(config_file, capsys):
     assert main(["explain", str(config_file.parent)]) == 78
     assert (
-        f"{config_file.parent}: is a folder. Name one of its YAML files: digits.yaml"
-        in capsys.readouterr().err
+        f"{config_file.parent}: cannot be read: Is a directory. Correct the path. Name one of its "
+        "files: digits.yaml" in capsys.readouterr().err
     )
 
 
@@ -97,7 +97,7 @@ def test_an_unknown_stage_is_refused_with_the_nearest_name(config_file, capsys):
 
 def test_a_missing_file_is_a_config_error(tmp_path, capsys):
     assert main(["run", str(tmp_path / "no.yaml")]) == 78
-    assert "no such file" in capsys.readouterr().err
+    assert "No such file" in capsys.readouterr().err
 
 
 def test_a_run_without_raw_data_ends_before_airflow_starts(config_file, capsys):

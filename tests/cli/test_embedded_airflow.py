@@ -10,9 +10,8 @@ import pytest
 from held_airflow import hold_airflow
 from processes import query_process
 
-from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.home import USER, AirflowServer
-from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
+from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.cli.embedded_airflow import USER, AirflowServer
 from pipeline_ops.errors import ConfigError, MachineError
 
 pytestmark = pytest.mark.airflow
@@ -36,18 +35,18 @@ def server(tmp_path, survivors) -> Iterator[AirflowServer]:
     )
     with hold_airflow(tmp_path, "/configs/a.yaml", survivors.environment) as server:
         yield server
-        # The supervisor, four programs, four workers, and the holder.
-        assert len(survivors.look()) >= 10
+        # Four programs, four workers, and the holder.
+        assert len(survivors.look()) >= 9
     assert survivors.look() == []
 
 
 def test_a_home_of_its_own_on_loopback_only_without_schedules(server, survivors):
     with AirflowApi(server.url, USER, server.password) as api:
-        wait_until_healthy(api, server)
-        dag = wait_for_dag(api, server, "small", since=0.0)
+        server.wait_until_healthy(api)
+        dag = server.wait_for_dag(api, "small", since=0.0)
         assert not dag["is_paused"], "a schedule must not need a second step"
         with pytest.raises(ConfigError, match="an unusable config"):
-            wait_for_dag(api, server, "broken", since=0.0)
+            server.wait_for_dag(api, "broken", since=0.0)
         run_id = api.trigger("small", {})
         assert api.list_active_runs("small") == [run_id], (
             "a daily DAG that is unpaused must not start by itself"

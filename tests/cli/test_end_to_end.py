@@ -25,7 +25,7 @@ from processes import Stopwatch, is_running, wait_until
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import TrainingFigures
-from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
+from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.registry.registry import Registry

@@ -6,7 +6,7 @@ import pytest
 from cli.trainyard_command import Trainyard
 from processes import wait_until
 
-from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
+from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.registry.registry import Registry
 
 

@@ -7,10 +7,8 @@ second.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import sqlite3
 import stat
 import time
 from pathlib import Path
@@ -19,8 +17,12 @@ import pytest
 from cli.holder_command import END_SECONDS, Command
 from processes import Stopwatch, kill, read_command_line
 
-from pipeline_ops.cli.local_airflow.home import AirflowHome, AirflowServer, Secrets
-from pipeline_ops.cli.local_airflow.programs import build_airflow_environment
+from pipeline_ops.cli.embedded_airflow import (
+    AirflowHome,
+    AirflowServer,
+    Secrets,
+    build_airflow_environment,
+)
 
 pytestmark = pytest.mark.airflow
 
@@ -43,7 +45,7 @@ def home(tmp_path) -> AirflowHome:
 def test_four_programs_run_while_a_command_holds_them_and_none_after(start, survivors, home):
     command = start()
     command.wait_until_up()
-    survivors.wait_for(6)  # the command, the supervisor, four programs
+    survivors.wait_for(5)  # the command, four programs
     watch = Stopwatch()
     assert command.end() == 0
     assert watch.seconds < END_SECONDS
@@ -55,7 +57,7 @@ def test_four_programs_run_while_a_command_holds_them_and_none_after(start, surv
 def test_a_signal_to_the_command_ends_everything_before_the_command_ends(start, survivors, number):
     command = start(deeds="scheduler:escapes triggerer:stubborn")
     command.wait_until_up()
-    survivors.wait_for(7)
+    survivors.wait_for(6)
     command.process.send_signal(number)
     assert command.wait_for_end() == 128 + number
     assert survivors.look() == []
@@ -81,22 +83,11 @@ def test_a_command_killed_at_any_moment_of_its_start_leaves_nothing(
     survivors.wait_for_none(END_SECONDS)
 
 
-def test_a_killed_command_leaves_nothing_not_even_what_escaped_into_its_own_session(
-    start, survivors
-):
-    command = start(deeds="scheduler:escapes scheduler:stubborn")
+def test_a_killed_command_takes_the_programs_with_it(start, survivors):
+    command = start()
     command.wait_until_up()
-    survivors.wait_for(7)
+    survivors.wait_for(5)
     command.process.kill()
-    survivors.wait_for_none(END_SECONDS)
-
-
-def test_a_killed_supervisor_leaves_nothing_and_the_command_says_so(start, survivors):
-    command = start(deeds="scheduler:escapes")
-    supervisor, _ = command.wait_until_up()
-    survivors.wait_for(7)
-    os.kill(supervisor, signal.SIGKILL)
-    assert command.wait_for_error().startswith("error the embedded Airflow has ended")
     survivors.wait_for_none(END_SECONDS)
 
 
@@ -112,7 +103,7 @@ def test_a_program_that_dies_is_named_with_its_last_words(start, survivors):
 def test_a_program_that_is_killed_later_is_named_too(start, survivors):
     command = start()
     command.wait_until_up()
-    survivors.wait_for(6)
+    survivors.wait_for(5)
     [victim] = [
         process
         for process in survivors.look()
@@ -135,22 +126,26 @@ def test_a_port_that_somebody_else_took_is_an_error(start, survivors, home):
     assert survivors.look() == []
 
 
-def test_a_second_command_uses_the_same_airflow_which_ends_with_the_last_of_them(start, survivors):
+def test_a_second_command_uses_the_same_airflow_and_the_first_one_waits_for_it(start, survivors):
     first = start("/configs")
     up = first.wait_until_up()
     second = start("/configs/a.yaml")
     assert second.wait_until_up() == up
-    assert first.end() == 0
+    first.process.stdin.close()
+    assert first.line() == "Another command uses this embedded Airflow. Waiting for its end."
     assert second.ask("there?") == "alive there?"
     assert second.end() == 0
-    survivors.wait_for_none(END_SECONDS)
+    assert first.process.wait(timeout=60) == 0
+    assert survivors.look() == []
 
 
-def test_two_commands_at_once_start_one_airflow(start, survivors):
-    commands = [start() for _ in range(3)]
-    assert len({command.wait_until_up() for command in commands}) == 1
-    for command in commands:
-        command.end()
+def test_a_command_learns_that_the_one_which_runs_the_airflow_has_ended(start, survivors):
+    first, second = start(), start()
+    pids = {command.wait_until_up()[0] for command in (first, second)}
+    [owner] = pids
+    joined = second if owner == first.process.pid else first
+    (first if joined is second else second).process.send_signal(signal.SIGTERM)
+    assert joined.wait_for_error().startswith("error the embedded Airflow has ended")
     survivors.wait_for_none(END_SECONDS)
 
 
@@ -167,10 +162,10 @@ def test_a_command_with_another_config_is_refused_and_told_which_are_served(star
 
 def test_a_command_right_after_another_one_waits_for_its_end_and_starts_anew(start, survivors):
     first = start(deeds="scheduler:stubborn")
-    supervisor, _ = first.wait_until_up()
-    first.process.kill()
+    first.wait_until_up()
+    first.process.send_signal(signal.SIGTERM)
     second = start()
-    assert second.wait_until_up()[0] != supervisor
+    assert second.wait_until_up()[0] == second.process.pid
     second.end()
     survivors.wait_for_none(END_SECONDS)
 
@@ -199,33 +194,6 @@ def test_the_database_is_migrated_once(start, home):
     second.wait_until_up()
     second.end()
     assert not home.log("db-migrate").exists()
-
-
-def test_runs_that_a_killed_airflow_left_unfinished_are_closed(start, home):
-    command = start()
-    command.wait_until_up()
-    command.end()
-    with sqlite3.connect(home.database) as connection:
-        connection.executemany(
-            "INSERT INTO dag_run VALUES (?, NULL)", [("running",), ("queued",), ("success",)]
-        )
-        connection.executemany(
-            "INSERT INTO task_instance VALUES (?, NULL, 1)", [("deferred",), ("success",), (None,)]
-        )
-    command = start()
-    command.wait_until_up()
-    command.end()
-    with sqlite3.connect(home.database) as connection:
-        assert [state for (state,) in connection.execute("SELECT state FROM dag_run")] == [
-            "failed",
-            "failed",
-            "success",
-        ]
-        assert list(connection.execute("SELECT state, trigger_id FROM task_instance")) == [
-            ("failed", None),
-            ("success", 1),
-            (None, 1),
-        ]
 
 
 @pytest.mark.parametrize(("pipelines", "seconds"), [(1, "10"), (33, "10"), (200, "60")])

@@ -309,5 +309,7 @@ def test_in_the_embedded_airflow_a_conf_may_set_any_key(tmp_path, monkeypatch):
     config = load_run_config(file, conf)
     assert (config.train.workers, config.train.optimizer.momentum) == (1, 0.5)
     assert config.evaluate.gate[0].at_least == 0.5
+    in_a_default = load_run_config(file, {"train.optimizer.schedule.warmup_steps": 9})
+    assert in_a_default.train.optimizer.schedule.warmup_steps == 9
     with pytest.raises(ConfigError, match="override train.workers: train.workers: "):
         load_run_config(file, {"train.workers": 0})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -134,22 +133,6 @@ def test_a_config_that_is_not_there_is_named(script):
     done = script("run", "own.yaml")
     assert done.returncode == 1
     assert f"{script.folder}/configs/own.yaml does not exist" in done.stderr
-
-
-def test_a_setting_without_a_value_is_refused():
-    program = ROOT / "docker" / "image" / "run_pipeline.py"
-    config = ROOT / "docker" / "configs" / "digits.yaml"
-    command = [sys.executable, str(program), str(config), "--set", "train.epochs"]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode != 0
-    assert "--set train.epochs: expected KEY=VALUE" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_services_of_the_cluster_are_reached_without_a_proxy():

@@ -98,7 +98,7 @@ def test_a_yaml_example_is_a_valid_pipeline(block, tmp_path):
         base = "digit_scenes.yaml" if is_detection else "digits.yaml"
         example = merge(yaml.safe_load((CONFIGS / base).read_text()), example)
     shutil.copytree(CONFIGS / "hosts", tmp_path / "hosts")
-    file = tmp_path / "example.yaml"
+    file = tmp_path / f"{example['pipeline']}.yaml"
     file.write_text(yaml.safe_dump(example, sort_keys=False))
     config = load_config(file)
     check_stages(config.preprocess, file)

@@ -71,7 +71,7 @@ def test_the_result_is_valid_and_says_what_the_file_said(api_folder, capsys):
     said = capsys.readouterr().out
     assert main(["validate", str(out)]) == 0
     config = load_config(out)
-    assert config.pipeline == "api"
+    assert config.pipeline == "digits_ssd"
     source = config.preprocess.source
     assert (source.path, source.label_map, source.class_names) == (
         str(api_folder),

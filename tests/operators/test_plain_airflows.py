@@ -98,9 +98,10 @@ def test_the_pages_answer(airflow, finished):
 
 
 @of_the_old_release
-def test_a_forbidden_conf_is_refused_where_the_run_is_triggered(airflow):
-    answer = airflow.call("POST", "dagRuns", {"logical_date": None, "conf": {"export.model": "x"}})
-    assert answer.status_code == 400 and "export.model" in answer.text
+def test_a_forbidden_conf_fails_the_first_task_for_good(airflow):
+    run = airflow.trigger(task="preprocess", author={"export.model": "x"})
+    run.wait_for("failed")
+    assert run.task()["try_number"] == 1
 
 
 @of_the_old_release

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
+from pipeline_ops.cli.airflow_api import AirflowApi
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

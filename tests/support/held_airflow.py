@@ -8,9 +8,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi
-from pipeline_ops.cli.local_airflow.home import USER, AirflowHome, AirflowServer
-from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
+from pipeline_ops.cli.airflow_api import AirflowApi
+from pipeline_ops.cli.embedded_airflow import USER, AirflowHome, AirflowServer
 
 HOLDER = Path(__file__).parents[1] / "cli" / "holder.py"
 
@@ -46,8 +45,8 @@ def run_airflow(
         hold_airflow(home, config, environment, *options) as server,
         AirflowApi(server.url, USER, server.password) as api,
     ):
-        wait_until_healthy(api, server)
+        server.wait_until_healthy(api)
         for dag_id in dag_ids:
-            wait_for_dag(api, server, dag_id, since=0.0)
+            server.wait_for_dag(api, dag_id, since=0.0)
             api.pause(dag_id, paused=False)
         yield api

@@ -19,7 +19,7 @@ from cli.digits_airflow import Airflow
 from wheels import build_wheel
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.cli.local_airflow.programs import make_bundle
+from pipeline_ops.cli.embedded_airflow import make_bundle
 
 RELEASES = {
     # 3.2.2 allows any later FastAPI, and its API server does not start with FastAPI 0.165.

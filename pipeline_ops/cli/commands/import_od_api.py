@@ -57,9 +57,10 @@ def import_od_api(arguments: argparse.Namespace) -> int:
     output: Path | None = arguments.output
     if output is not None and output.exists():
         raise ConfigError(f"{output}: already exists. Choose another name, or remove the file.")
-    converted = convert(arguments.pipeline_config, arguments.num_examples)
+    name = output.stem if output else ""
+    converted = convert(arguments.pipeline_config, arguments.num_examples, name)
     text = converted.to_yaml()
-    _validate_yaml(text, arguments.pipeline_config)
+    _validate_yaml(text, converted.sections["pipeline"], arguments.pipeline_config)
     if output is None:
         print(text, end="")
         return 0
@@ -69,10 +70,10 @@ def import_od_api(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _validate_yaml(text: str, origin: Path) -> None:
+def _validate_yaml(text: str, name: str, origin: Path) -> None:
     """Raises ConfigError for a value that our config does not allow."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"{origin.stem}.yaml"
+        file = Path(folder) / f"{name}.yaml"
         file.write_text(text, encoding="utf-8")
         try:
             load_checked(file)

@@ -1,21 +1,24 @@
 """`trainyard run CONFIG`: one run of a pipeline, from start to end, shown in the terminal.
 
 It starts an embedded Airflow, or joins the one that runs, and triggers the pipeline's DAG in it.
-The exit status is 0 only if the run succeeded. A model that did not pass the gate is a success that
-publishes nothing.
+With `--airflow URL` it does the same in an Airflow that exists. The exit status is 0 only if the
+run succeeded. A model that did not pass the gate is a success that publishes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import getpass
 import json
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.artifacts.layout import Attempt, Layout
+from pipeline_ops.cli.airflow_api import AirflowApi, make_run_id
 from pipeline_ops.cli.arguments import (
     Commands,
     add_command,
@@ -24,11 +27,12 @@ from pipeline_ops.cli.arguments import (
     load_runnable,
     parse_overrides,
 )
-from pipeline_ops.cli.local_airflow.airflow_api import AirflowApi, make_run_id
-from pipeline_ops.cli.local_airflow.home import USER, AirflowHome, AirflowServer
-from pipeline_ops.cli.local_airflow.ready import wait_for_dag, wait_until_healthy
-from pipeline_ops.cli.local_airflow.server import check_alive, embedded_airflow
-from pipeline_ops.cli.local_airflow.stopping import Stopped, handle_stop_signals
+from pipeline_ops.cli.embedded_airflow import (
+    USER,
+    AirflowHome,
+    AirflowServer,
+    embedded_airflow,
+)
 from pipeline_ops.cli.run_view import (
     RunMonitor,
     RunStatus,
@@ -37,10 +41,12 @@ from pipeline_ops.cli.run_view import (
     print_result,
     terminal_view,
 )
+from pipeline_ops.cli.stopping import Stopped, handle_stop_signals
 from pipeline_ops.cli.summary import summarize_run
 from pipeline_ops.config.fields import READ_WITH_THE_DAG, collect_fields, get_value
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
+from pipeline_ops.config.run_conf import apply_conf
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.task_record import TaskRecord
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.storage_probe import check_storage
@@ -54,6 +60,9 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.2
 _GENERAL_FAILURE = 1
+_VARIABLE = "TRAINYARD_AIRFLOW_PASSWORD"
+_DAG_SECONDS = 180
+"""An Airflow that is healthy may not have read its DAG files yet."""
 _PER_RUN_SECTIONS = ("search.", "evaluate.approval.")
 """Sections whose values tasks read in each run.
 
@@ -78,17 +87,30 @@ def add_parser(commands: Commands) -> None:
         action="store_true",
         help="Print the result as one JSON object on stdout, and everything else on stderr.",
     )
+    parser.add_argument(
+        "--airflow",
+        metavar="URL",
+        help="Run in this Airflow, which has the pipeline's DAG, instead of an embedded one. The "
+        f"password is read from {_VARIABLE}, or asked for.",
+    )
+    parser.add_argument("--user", default=USER, help=f"The user for --airflow. Default: {USER}.")
 
 
 def run(arguments: argparse.Namespace) -> int:
     overrides = parse_overrides(arguments.overrides)
-    config = load_runnable(arguments.config, overrides)
-    validate_dag_unchanged(load_config(config.file), config)
-    validate_interval(config)
-    check_storage(config)
     console = make_console(stderr=arguments.json)
-    with handle_stop_signals():
-        status = _run_embedded(config, overrides, console, draws_examples=not arguments.json)
+    draws_examples = not arguments.json
+    try:
+        with handle_stop_signals():
+            if arguments.airflow:
+                config = apply_conf(load_config(arguments.config), overrides)
+                status = _run_there(arguments, config, overrides, console, draws_examples)
+            else:
+                config = load_runnable(arguments.config, overrides)
+                status = _run_embedded(config, overrides, console, draws_examples)
+    except Stopped:
+        console.print("Stopped. The same command goes on with what is done.")
+        raise
     summary = summarize_run(config, status)
     print_result(console, summary, status)
     if arguments.json:
@@ -99,10 +121,40 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_embedded(
     config: PipelineConfig, overrides: Mapping[str, Any], console: Console, draws_examples: bool
 ) -> RunStatus:
+    validate_dag_unchanged(load_config(config.file), config)
+    validate_interval(config)
+    check_storage(config)
     with connect([config.file], console) as (api, server):
-        dag = wait_for_dag(api, server, config.pipeline, since=config.file.stat().st_mtime)
+        dag = server.wait_for_dag(api, config.pipeline, since=config.file.stat().st_mtime)
         with _temporarily_unpaused(api, dag):
-            return _run_once(api, server, config, overrides, console, draws_examples)
+            status = _run_once(api, config, overrides, console, draws_examples, server.check_alive)
+        print_failures(console, config, status, server.home)
+    return status
+
+
+def _run_there(
+    arguments: argparse.Namespace,
+    config: PipelineConfig,
+    overrides: Mapping[str, Any],
+    console: Console,
+    draws_examples: bool,
+) -> RunStatus:
+    """Runs in an Airflow that exists. The store is read from here, so both must reach it."""
+    password = os.environ.get(_VARIABLE) or getpass.getpass(f"Password of {arguments.user}: ")
+    with AirflowApi(arguments.airflow, arguments.user, password) as api:
+        api.log_in()
+        deadline = time.monotonic() + _DAG_SECONDS
+        while (dag := api.dag(config.pipeline)) is None:
+            if time.monotonic() > deadline:
+                raise MachineError(
+                    f"{arguments.airflow} has no DAG {config.pipeline} after {_DAG_SECONDS} s. "
+                    "Read the log of its DAG processor, and correct what it names."
+                )
+            time.sleep(_POLL_SECONDS)
+        with _temporarily_unpaused(api, dag):
+            status = _run_once(api, config, overrides, console, draws_examples, lambda: None)
+    print_failures(console, config, status)
+    return status
 
 
 @contextlib.contextmanager
@@ -113,14 +165,12 @@ def connect(
     home = AirflowHome.from_environment()
     with (
         embedded_airflow(home, configs, console.print, schedules) as server,
-        AirflowApi(
-            server.url, USER, server.password, before_retry=lambda: check_alive(server)
-        ) as api,
+        AirflowApi(server.url, USER, server.password, before_retry=server.check_alive) as api,
     ):
         # Elsewhere than at a terminal, the password would stay in a log.
         password = server.password if console.is_terminal else f"in {home.passwords}"
         console.print(f"Airflow   {server.url}   user {USER}   password {password}")
-        wait_until_healthy(api, server)
+        server.wait_until_healthy(api)
         yield api, server
 
 
@@ -142,11 +192,11 @@ def _temporarily_unpaused(api: AirflowApi, dag: Mapping[str, Any]) -> Iterator[N
 
 def _run_once(
     api: AirflowApi,
-    server: AirflowServer,
     config: PipelineConfig,
     overrides: Mapping[str, Any],
     console: Console,
     draws_examples: bool,
+    check_alive: Callable[[], None],
 ) -> RunStatus:
     if config.evaluate.approval:
         console.print(
@@ -161,14 +211,12 @@ def _run_once(
     layout = Layout(config.root, config.pipeline)
     monitor = RunMonitor(api, layout, run_id, triggered, list_task_names(config))
     try:
-        status = _follow(monitor, server, console, layout if draws_examples else None)
+        return _follow(monitor, check_alive, console, layout if draws_examples else None)
     except Stopped:
         console.print(f"Cancelling {run_id}.")
         with contextlib.suppress(TrainyardError):
             api.fail_run(config.pipeline, run_id)
         raise
-    print_failures(console, config, server.home, status)
-    return status
 
 
 def list_task_names(config: PipelineConfig) -> list[str]:
@@ -179,7 +227,7 @@ def list_task_names(config: PipelineConfig) -> list[str]:
 
 
 def _follow(
-    monitor: RunMonitor, server: AirflowServer, console: Console, examples: Layout | None
+    monitor: RunMonitor, check_alive: Callable[[], None], console: Console, examples: Layout | None
 ) -> RunStatus:
     """Shows a run until it has ended, and where `examples` are drawn of a new data set."""
     # The tasks outlast an outage of the store, so the one who watches them does, too.
@@ -194,7 +242,7 @@ def _follow(
                 examples = None
             if status.is_finished:
                 return status
-            check_alive(server)
+            check_alive()
             time.sleep(_POLL_SECONDS)
 
 
@@ -215,7 +263,7 @@ def print_examples(console: Console, layout: Layout, run_id: str, record: TaskRe
 
 
 def print_failures(
-    console: Console, config: PipelineConfig, home: AirflowHome, status: RunStatus
+    console: Console, config: PipelineConfig, status: RunStatus, home: AirflowHome | None = None
 ) -> None:
     """Prints the reason of each failed task of a run that did not succeed, and the logs to read."""
     for task in _list_failed(status):
@@ -228,8 +276,9 @@ def print_failures(
         console.print(f"{task.name} failed: {message}", style="red")
         if record and record.attempt:
             console.print(f"    job log      {Attempt(Path(record.attempt)).log}")
-        airflow_log = home.task_logs(config.pipeline, status.run_id, task.name)
-        console.print(f"    Airflow log  {airflow_log}")
+        if home:
+            airflow_log = home.task_logs(config.pipeline, status.run_id, task.name)
+            console.print(f"    Airflow log  {airflow_log}")
 
 
 def _list_failed(status: RunStatus) -> list[TaskStatus]:

@@ -17,10 +17,8 @@ from pipeline_ops.cli.arguments import (
     load_checked,
 )
 from pipeline_ops.cli.commands.run import connect
-from pipeline_ops.cli.local_airflow.ready import wait_for_dag
-from pipeline_ops.cli.local_airflow.server import check_alive
-from pipeline_ops.cli.local_airflow.stopping import handle_stop_signals
 from pipeline_ops.cli.run_view import make_console
+from pipeline_ops.cli.stopping import handle_stop_signals
 from pipeline_ops.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,14 +43,14 @@ def ui(arguments: argparse.Namespace) -> int:
     configs = [path.resolve() for path in arguments.configs]
     pipelines = load_valid_pipelines(configs, console)
     with handle_stop_signals(), connect(configs, console, schedules=True) as (api, server):
-        dags = [wait_for_dag(api, server, pipeline, since=0.0) for pipeline in pipelines]
+        dags = [server.wait_for_dag(api, pipeline, since=0.0) for pipeline in pipelines]
         if not server.schedules:
             console.print("Schedules are off, because `trainyard run` started this Airflow.")
         for line in describe_schedules(dags):
             console.print(line)
         console.print(f"Ready     {', '.join(pipelines)}. Press Ctrl-C to stop.")
         while True:
-            check_alive(server)
+            server.check_alive()
             time.sleep(_POLL_SECONDS)
 
 

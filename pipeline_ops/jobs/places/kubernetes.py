@@ -34,18 +34,16 @@ from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
 from pipeline_ops.jobs.places.kubernetes_manifest import (
-    CONTAINER,
     INSTANCE_LABEL,
-    RBAC_FILE,
     RESUMED,
     build_job,
     build_secret,
-    open_configuration,
     select_secret_values,
     set_owner,
 )
 from pipeline_ops.jobs.places.kubernetes_state import find_warning, judge_job
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
+from pipeline_ops.jobs.places.pod_exec import CONTAINER, RBAC_FILE, open_configuration
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import Finding
 from pipeline_ops.system.processes import wait_until_gone

@@ -1,4 +1,4 @@
-"""The objects that Kubernetes is asked to create, and the access to a cluster.
+"""The objects that Kubernetes is asked to create. All functions are pure.
 
 Jobs and gangs have the same pods: the image's own user, which must not be root, a read-only root
 file system, no capabilities, and folders of their own at /work, /tmp and /dev/shm. A pod has no
@@ -8,12 +8,10 @@ token of the cluster unless the hosts file names a service account.
 from __future__ import annotations
 
 import base64
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipeline_ops.config.hosts import KubernetesHosts
-from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.places.place import (
     JobLaunch,
     build_python_command,
@@ -21,46 +19,8 @@ from pipeline_ops.jobs.places.place import (
     collect_store_environment,
     name_job,
 )
+from pipeline_ops.jobs.places.pod_exec import CONTAINER
 from pipeline_ops.jobs.remote_host import INIT_MODULE
-
-if TYPE_CHECKING:
-    from kubernetes.client import Configuration
-
-CONTAINER = "trainyard"
-"""The name of the only container of a pod."""
-RBAC_FILE = "docker/kubernetes/rbac.yaml"
-
-
-def open_configuration(context: str | None) -> Configuration:
-    """The access of the kubeconfig file, or of the pod around this process.
-
-    ConfigError without one.
-    """
-    try:
-        from kubernetes import client, config
-    except ImportError:
-        raise ConfigError(
-            "the hosts file has launcher: kubernetes, and the client of Kubernetes is not "
-            "installed",
-            "Install the extra kubernetes: pip install '.[kubernetes]' in a clone of Trainyard",
-        ) from None
-    configuration = client.Configuration()
-    load_file: Callable[..., None] = config.load_kube_config  # neither function has types
-    load_pod: Callable[..., None] = config.load_incluster_config
-    file = os.environ.get("KUBECONFIG")
-    try:
-        if context is None and file is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-            load_pod(client_configuration=configuration)
-        else:
-            load_file(file, context, client_configuration=configuration)
-    except config.ConfigException as error:
-        raise ConfigError(
-            f"there is no access to Kubernetes: {error}",
-            "Set KUBECONFIG, correct `context` in the hosts file, or run Airflow in the cluster "
-            "with a service account",
-        ) from None
-    return configuration
-
 
 STARTED = "trainyard/started"
 """The annotation of a Job whose Secret is there. Another suspended Job waits for its starter."""

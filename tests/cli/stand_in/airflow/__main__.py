@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
@@ -29,7 +28,7 @@ def main() -> None:
         if deed.startswith(f"{program}:")
     }
     if program == "db":
-        make_database()
+        open("airflow.db", "a").close()
         sys.exit(0)
     if "dies" in deeds:
         print("the scheduler's \x1b[31mlast words\x1b[0m")
@@ -41,15 +40,6 @@ def main() -> None:
     if program == "api-server" and "deaf" not in deeds:
         listen()
     time.sleep(600)
-
-
-def make_database() -> None:
-    with sqlite3.connect("airflow.db") as connection:
-        connection.execute("CREATE TABLE IF NOT EXISTS dag_run (state TEXT, end_date TEXT)")
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS task_instance "
-            "(state TEXT, end_date TEXT, trigger_id INTEGER)"
-        )
 
 
 def escape() -> None:

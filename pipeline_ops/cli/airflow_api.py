@@ -120,6 +120,16 @@ class AirflowApi:
         found = self._call("GET", f"/api/v2/dags/{dag}/dagRuns?state=running&state=queued")
         return [run["dag_run_id"] for run in found["dag_runs"]]
 
+    def fail_runs_before(self, moment: float) -> None:
+        """Marks the unfinished runs of all DAGs failed that were queued before a time.
+
+        `moment` is in seconds since 1970.
+        """
+        found = self._call("GET", "/api/v2/dags/~/dagRuns?state=running&state=queued")
+        for run in found["dag_runs"]:
+            if parse_timestamp(run["queued_at"]) < moment:
+                self.fail_run(run["dag_id"], run["dag_run_id"])
+
     def fail_run(self, dag: str, run_id: str) -> None:
         """Marks a run failed, which ends its tasks."""
         self._call("PATCH", _make_run_path(dag, run_id), {"state": "failed"})

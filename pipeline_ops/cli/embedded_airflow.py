@@ -1,0 +1,577 @@
+"""The embedded Airflow that a command runs on this machine: its folder, its programs, its end.
+
+    with embedded_airflow(home, configs, on_message=print) as server:
+        ...                                  # server.url responds, from our own process
+
+The command runs Airflow's programs as its children, each in a session of its own, so that Ctrl-C in
+a terminal reaches the command alone. It adopts every orphan below it, including jobs, and ends all
+of them before it ends. Another command with the same configs joins, and the first one waits for it
+at its end. If the command is killed, the kernel kills the programs with it. The next start ends the
+workers that they have left, the orphan reaper ends jobs, and the runs are marked failed.
+
+    <home>/airflow.db, airflow.cfg, logs/     Airflow's own
+    <home>/secrets.json, passwords.json       random, made before the first start, readable by the
+                                              owner only
+    <home>/database-version                   the Airflow version of the database; absent during a
+                                              migration
+    <home>/lock                               held by the command that runs this Airflow
+    <home>/users-lock                         held, shared, by the commands that have joined
+    <home>/server.json                        its address, its password and its configs
+
+There is one embedded Airflow per home. It is for one person on one machine: SQLite, a few local
+workers, loopback only. A real installation takes the folder `dags/` and needs nothing of this.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import psutil
+import pydantic
+
+from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.cli.airflow_api import AirflowApi, parse_timestamp
+from pipeline_ops.config.pipeline import find_config_files
+from pipeline_ops.config.run_conf import TRUSTED_CONF
+from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.system.host import adopt_orphans, die_with_parent
+from pipeline_ops.system.locks import try_lock
+from pipeline_ops.system.processes import (
+    SAFE_PATH,
+    ProcessIdentity,
+    end_descendants,
+    find_descendants,
+    kill_processes,
+    reap,
+)
+from pipeline_ops.system.temp_dirs import use_temporary_folder
+
+USER = "admin"
+OWNER_ONLY = 0o600
+DAGS = CODE_ROOT / "dags"
+PROGRAMS: Mapping[str, tuple[str, ...]] = {
+    "api-server": ("api-server",),
+    "scheduler": ("scheduler", "--skip-serve-logs"),
+    "dag-processor": ("dag-processor",),
+    "triggerer": ("triggerer", "--skip-serve-logs"),
+}
+"""Arguments of `airflow`.
+
+The log servers would listen on every address of the machine, and are not needed on one host.
+"""
+
+MIGRATE = ("db", "migrate")
+
+_SETTINGS = {
+    "core": {
+        "executor": "LocalExecutor",
+        "load_examples": "False",
+        # A schedule in the YAML runs; another Airflow follows its own setting.
+        "dags_are_paused_at_creation": "False",
+        "parallelism": "4",  # each worker is a forked process, busy or not
+        "simple_auth_manager_users": f"{USER}:admin",
+        # A YAML changed twice within half a minute must show both times.
+        "min_serialized_dag_update_interval": "0",
+    },
+    "api": {"host": "127.0.0.1", "workers": "1", "instance_name": "Trainyard"},
+    # The gap between two tasks; the default of 1 s is for busy clusters.
+    "scheduler": {"scheduler_idle_sleep_time": "0.2"},
+    "dag_processor": {"parsing_processes": "1"},
+    "workers": {
+        # How long a finished task may hold its slot, and one that was marked failed may continue.
+        "min_heartbeat_interval": "1",
+        "max_failed_heartbeats": "15",  # by default it is 3 of 5 s each
+    },
+    "usage_data_collection": {"enabled": "False"},
+}
+_PARSE_INTERVAL_SECONDS, _PARSE_INTERVAL_SECONDS_PER_PIPELINE = 10.0, 0.3
+"""The time until Airflow reads a changed YAML.
+
+A pipeline costs about 30 ms each time. With many of them, a shorter time would keep a core busy.
+"""
+_HEARTBEAT_KEYS = {
+    "scheduler": "latest_scheduler_heartbeat",
+    "dag_processor": "latest_dag_processor_heartbeat",
+    "triggerer": "latest_triggerer_heartbeat",
+}
+_BROKEN_CONFIGS_FILE = "trainyard_broken.py"
+"""The DAG file whose import error lists broken pipelines. It does not affect valid pipelines."""
+_POLL_SECONDS, _CONNECT_SECONDS = 0.1, 1.0
+_START_SECONDS, _READY_SECONDS = 300.0, 180.0
+_GRACE_SECONDS = 2.5
+
+
+@dataclasses.dataclass(frozen=True)
+class AirflowHome:
+    """The folder of an embedded Airflow."""
+
+    folder: Path
+
+    @classmethod
+    def from_environment(cls) -> AirflowHome:
+        """The home below TRAINYARD_HOME, or below `.trainyard` in the repository."""
+        parent = Path(os.environ.get("TRAINYARD_HOME") or CODE_ROOT / ".trainyard")
+        return cls(parent.resolve() / "airflow")
+
+    @property
+    def server(self) -> Path:
+        return self.folder / "server.json"
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "airflow.db"
+
+    @property
+    def secrets(self) -> Path:
+        return self.folder / "secrets.json"
+
+    @property
+    def passwords(self) -> Path:
+        return self.folder / "passwords.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    def log(self, program: str) -> Path:
+        return self.logs / f"{program}.log"
+
+    def task_logs(self, dag_id: str, run_id: str, task: str) -> Path:
+        """The folder of Airflow's own logs of a task, with a file for each try."""
+        return self.logs / f"dag_id={dag_id}" / f"run_id={run_id}" / f"task_id={task}"
+
+    def make(self) -> None:
+        """Makes the folder, for the owner only, and the folder of the logs."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.logs.mkdir(exist_ok=True)
+
+
+class Secrets(pydantic.BaseModel):
+    """The secrets of a home.
+
+    They are made once, so that a browser stays logged in and stored values stay readable.
+    """
+
+    password: str = pydantic.Field(default_factory=lambda: secrets.token_urlsafe(12))
+    jwt: str = pydantic.Field(default_factory=lambda: secrets.token_hex(64))
+    session: str = pydantic.Field(default_factory=lambda: secrets.token_hex(32))
+    fernet: str = pydantic.Field(
+        default_factory=lambda: base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+    )
+
+    @classmethod
+    def load_or_create(cls, home: AirflowHome) -> Secrets:
+        """Reads or makes the secrets, and writes the password file.
+
+        Airflow needs that file before its first start.
+        """
+        loaded = read_json_as(cls, open_path(home.secrets)) or cls()
+        write_json(home.secrets, loaded.model_dump(), OWNER_ONLY)
+        write_json(home.passwords, {USER: loaded.password}, OWNER_ONLY)
+        return loaded
+
+
+class AirflowServer(pydantic.BaseModel):
+    """An embedded Airflow as its users see it.
+
+    `process` is the command that runs it, and `started` is in seconds since 1970.
+    """
+
+    home: AirflowHome
+    state: Literal["starting", "up"] = "starting"
+    process: ProcessIdentity
+    port: int
+    password: str
+    configs: list[str]
+    schedules: bool
+    started: float
+    _programs: dict[int, str] = {}
+    """The names of the programs by pid, in the command that runs them."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def is_own(self) -> bool:
+        """True in the command that runs the programs."""
+        return self.process.pid == os.getpid()
+
+    @classmethod
+    def find_running(cls, home: AirflowHome) -> AirflowServer | None:
+        """The server that runs in this home."""
+        server = read_json_as(cls, open_path(home.server))
+        return server if server and server.process.is_alive() else None
+
+    def check_alive(self) -> None:
+        """Raises MachineError, with the reason, if it has ended."""
+        for pid, status in (reap() if self.is_own else {}).items():
+            if name := self._programs.pop(pid, ""):
+                log = self.home.log(name)
+                raise MachineError(
+                    f"the {name} of the embedded Airflow {_describe_exit(status)}. Its log is "
+                    f"{log} and ends with:\n{read_log_tail(log)}"
+                )
+        if not self.process.is_alive():
+            raise MachineError(
+                "the embedded Airflow has ended with the command that ran it. Run this command "
+                "again."
+            )
+
+    def wait_until_healthy(self, api: AirflowApi) -> None:
+        """Waits until every program has sent a heartbeat since this start.
+
+        A stopped program looks healthy for half a minute. Runs that an earlier Airflow of this home
+        has left unfinished are then marked failed.
+
+        Raises:
+          MachineError: one of them has died, or the timeout has passed.
+        """
+        api.warm_up()
+        api.log_in()
+        deadline = time.monotonic() + _READY_SECONDS
+        while missing := self._list_unhealthy(api.health()):
+            self.pause(deadline, f"no heartbeat from {', '.join(missing)}")
+        if self.is_own:
+            api.fail_runs_before(self.started)
+
+    def wait_for_dag(self, api: AirflowApi, dag: str, since: float) -> dict[str, Any]:
+        """Waits until Airflow has read the DAG after `since` (seconds since 1970).
+
+        Returns:
+          The DAG as the API describes it.
+
+        Raises:
+          ConfigError: the DAG file cannot be imported. The message is Airflow's.
+          MachineError: the timeout has passed.
+        """
+        parse_requested, deadline = False, time.monotonic() + _READY_SECONDS
+        changed, since = since > self.started, max(since, self.started)
+        while True:
+            found = api.dag(dag)
+            parsed = found and found["last_parsed_time"]
+            if found and parsed and parse_timestamp(parsed) >= since:
+                return found
+            if found and changed and not parse_requested:
+                api.request_parse(found["file_token"])
+                parse_requested = True
+            if errors := api.list_import_errors(since, exclude=_BROKEN_CONFIGS_FILE):
+                raise ConfigError("Airflow cannot import the DAG file:\n" + "\n".join(errors))
+            self.pause(deadline, f"Airflow does not list the DAG {dag}")
+
+    def pause(self, deadline: float, problem: str) -> None:
+        """Sleeps between two polls. Raises MachineError if the server is down or time is up."""
+        self.check_alive()
+        if time.monotonic() > deadline:
+            raise MachineError(f"{problem} in time. See the logs in {self.home.logs}.")
+        time.sleep(_POLL_SECONDS)
+
+    def _list_unhealthy(self, health: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        return [
+            name
+            for name, heartbeat_key in _HEARTBEAT_KEYS.items()
+            if health[name]["status"] != "healthy"
+            or parse_timestamp(health[name][heartbeat_key]) < self.started
+        ]
+
+    def write(self) -> None:
+        write_json(self.home.server, self.model_dump(mode="json"), OWNER_ONLY)
+
+
+@contextlib.contextmanager
+def embedded_airflow(
+    home: AirflowHome,
+    configs: Sequence[Path],
+    on_message: Callable[[str], None],
+    schedules: bool = False,
+    dags: Path = DAGS,
+) -> Iterator[AirflowServer]:
+    """Runs an embedded Airflow, or joins the one that runs in this home.
+
+    Args:
+      home: its folder.
+      configs: files, or folders of files, of which a new one makes DAGs. A running one must serve
+        them.
+      on_message: called with a line for the user.
+      schedules: whether a new one starts the runs that are due by the clock.
+      dags: the folder of the DAG files.
+
+    Raises:
+      MachineError: it did not start, or the running one serves other configs.
+    """
+    home.make()
+    deadline = time.monotonic() + _START_SECONDS
+    with open(home.folder / "lock", "ab") as lock, open(home.folder / "users-lock", "ab") as users:
+        while not try_lock(lock.fileno()):
+            server = AirflowServer.find_running(home)
+            if server and server.state == "up" and try_lock(users.fileno(), is_shared=True):
+                _check_configs_served(server, configs)
+                on_message(f"Using the embedded Airflow that process {server.process.pid} runs.")
+                yield server
+                return
+            if time.monotonic() > deadline:
+                raise MachineError(
+                    f"the embedded Airflow in {home.folder} was neither up nor gone after "
+                    f"{_START_SECONDS:.0f} s. End its processes, then retry."
+                )
+            time.sleep(_POLL_SECONDS)
+        adopt_orphans()
+        # Workers that a killed command has left. They never end by themselves.
+        kill_processes(("AIRFLOW_HOME", str(home.folder)), _GRACE_SECONDS)
+        with (
+            use_temporary_folder("airflow"),
+            _run_programs(
+                home, [str(config) for config in configs], on_message, schedules, dags
+            ) as server,
+        ):
+            yield server
+            _wait_for_users(users, server, on_message)
+
+
+def _wait_for_users(
+    users: IO[bytes], server: AirflowServer, on_message: Callable[[str], None]
+) -> None:
+    """Waits for the commands that have joined. None can join any more."""
+    is_told = False
+    while not try_lock(users.fileno()):
+        if not is_told:
+            on_message("Another command uses this embedded Airflow. Waiting for its end.")
+            is_told = True
+        server.check_alive()
+        time.sleep(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def _run_programs(
+    home: AirflowHome,
+    configs: Sequence[str],
+    on_message: Callable[[str], None],
+    schedules: bool,
+    dags: Path,
+) -> Iterator[AirflowServer]:
+    """Starts the programs, and ends all processes below this one at the end."""
+    home_secrets = Secrets.load_or_create(home)
+    server = AirflowServer(
+        home=home,
+        process=ProcessIdentity.from_pid(os.getpid()),
+        port=find_free_port(),
+        password=home_secrets.password,
+        configs=list(configs),
+        schedules=schedules,
+        started=time.time(),
+    )
+    environment = build_airflow_environment(
+        os.environ, home, dags, configs, server.port, home_secrets, schedules
+    )
+    sessions: set[int] = set()
+    is_first = not home.database.exists()
+    on_message(f"Starting Airflow.{' The first start takes a little longer.' if is_first else ''}")
+    try:
+        server.write()
+        _prepare_database(home, environment)
+        for name, arguments in PROGRAMS.items():
+            pid = _start(home, name, arguments, environment).pid
+            server._programs[pid] = name
+            sessions.add(pid)
+        deadline = time.monotonic() + _START_SECONDS
+        while not _is_listening(server.port):
+            server.pause(deadline, "the embedded Airflow did not start")
+        server.state = "up"
+        server.write()
+        yield server
+    finally:
+        home.server.unlink(missing_ok=True)
+        # Jobs have temporary files to remove. The state of Airflow is in its database.
+        end_descendants(_GRACE_SECONDS, is_awaited=lambda pid: _find_session(pid) not in sessions)
+
+
+def _prepare_database(home: AirflowHome, environment: Mapping[str, str]) -> None:
+    version = importlib.metadata.version("apache-airflow-core")
+    version_file = home.folder / "database-version"
+    is_current = home.database.exists() and version_file.exists()
+    if is_current and version_file.read_text() == version:
+        return
+    version_file.unlink(missing_ok=True)
+    if status := _start(home, "db-migrate", MIGRATE, environment).wait():
+        log = home.log("db-migrate")
+        raise MachineError(
+            f"the db-migrate of the embedded Airflow {_describe_exit(status)}. Its log is {log} "
+            f"and ends with:\n{read_log_tail(log)}"
+        )
+    version_file.write_text(version)
+
+
+def _start(
+    home: AirflowHome, name: str, arguments: Iterable[str], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    with open(home.log(name), "wb") as log:
+        return subprocess.Popen(
+            build_airflow_command(arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            cwd=home.folder,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+
+def _find_session(pid: int) -> int:
+    """The session of a process. 0 if it has ended."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def _describe_exit(status: int) -> str:
+    return f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
+
+
+def _check_configs_served(server: AirflowServer, configs: Sequence[Path]) -> None:
+    served = set(server.configs)
+    missing = [str(each) for each in configs if not {str(each), str(each.parent)} & served]
+    if missing:
+        raise MachineError(
+            f"an embedded Airflow is already running (process {server.process.pid}, {server.url}). "
+            f"It serves {', '.join(server.configs)}, but not {', '.join(missing)}. "
+            "Stop it, or set TRAINYARD_HOME to another folder for this command."
+        )
+
+
+def make_bundle(dags: Path) -> dict[str, Any]:
+    """A bundle of the DAG files in a folder, as Airflow's setting takes it, without its name."""
+    local = "airflow.dag_processing.bundles.local.LocalDagBundle"
+    return {"classpath": local, "kwargs": {"path": str(dags)}}
+
+
+def build_airflow_command(arguments: Iterable[str]) -> list[str]:
+    return [sys.executable, "-m", "airflow", *arguments]
+
+
+def build_airflow_environment(
+    inherited: Mapping[str, str],
+    home: AirflowHome,
+    dags: Path,
+    configs: Sequence[str],
+    port: int,
+    home_secrets: Secrets,
+    schedules: bool,
+) -> dict[str, str]:
+    """The environment of every program of the embedded Airflow.
+
+    Settings that the caller's shell has for another Airflow are left out: with them, `db migrate`
+    would change the other one's database. So is the variable that would keep Python from writing
+    bytecode. Loopback addresses are exempt from proxies.
+    """
+    url = f"http://127.0.0.1:{port}"
+    instance_settings = {
+        "core": {
+            "fernet_key": home_secrets.fernet,
+            "execution_api_server_url": f"{url}/execution/",
+            "simple_auth_manager_passwords_file": str(home.passwords),
+        },
+        "api": {"port": str(port), "base_url": url, "secret_key": home_secrets.session},
+        "api_auth": {"jwt_secret": home_secrets.jwt},
+        "database": {"sql_alchemy_conn": f"sqlite:///{home.database}"},
+        "dag_processor": {
+            "dag_bundle_config_list": json.dumps([{"name": "trainyard", **make_bundle(dags)}]),
+            "min_file_process_interval": str(_compute_parse_interval(configs)),
+        },
+        "scheduler": {"use_job_schedule": str(schedules)},
+    }
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if name.startswith("AIRFLOW_CONN_")
+        or (not name.startswith(("AIRFLOW", "_AIRFLOW")) and name != "PYTHONDONTWRITEBYTECODE")
+    }
+    return {
+        **kept,
+        **SAFE_PATH,
+        **_to_environment_variables(_SETTINGS),
+        **_to_environment_variables(instance_settings),
+        "AIRFLOW_HOME": str(home.folder),
+        "TRAINYARD_CONFIGS": os.pathsep.join(configs),
+        TRUSTED_CONF: "1",
+        **prepend(kept, "PYTHONPATH", str(CODE_ROOT)),
+        **prepend(kept, "NO_PROXY", "127.0.0.1,localhost", ","),
+        **prepend(kept, "no_proxy", "127.0.0.1,localhost", ","),
+    }
+
+
+def _compute_parse_interval(configs: Sequence[str]) -> int:
+    """Returns the interval in whole seconds."""
+    num_pipelines = len(list(find_config_files(configs)))
+    return round(max(_PARSE_INTERVAL_SECONDS, _PARSE_INTERVAL_SECONDS_PER_PIPELINE * num_pipelines))
+
+
+def _to_environment_variables(settings: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    return {
+        f"AIRFLOW__{section}__{key}".upper(): value
+        for section, keys in settings.items()
+        for key, value in keys.items()
+    }
+
+
+def prepend(
+    variables: Mapping[str, str], name: str, value: str, separator: str = os.pathsep
+) -> dict[str, str]:
+    """The environment variable `name` with `value` before its present value."""
+    return {name: separator.join(filter(None, [value, variables.get(name)]))}
+
+
+def read_log_tail(log: Path, count: int = 15) -> str:
+    """Returns the last lines of a log without terminal colours, for an error message."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-count:]
+    except FileNotFoundError:
+        lines = []
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(f"    {line}" for line in lines)) or "(empty)"
+
+
+def find_free_port() -> int:
+    """Returns a port of 127.0.0.1 on which no process listens at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _is_listening(port: int) -> bool:
+    """Returns whether a process below this one accepts connections to a port of 127.0.0.1.
+
+    Raises:
+      MachineError: another process does. A port that was free a moment ago may belong to it now.
+    """
+    try:
+        socket.create_connection(("127.0.0.1", port), _CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    for pid in find_descendants():
+        with contextlib.suppress(psutil.Error):
+            for connection in psutil.Process(pid).net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                    return True
+    raise MachineError(
+        f"another process took port {port} while the embedded Airflow was starting. "
+        "Run the command again. It chooses another port."
+    )

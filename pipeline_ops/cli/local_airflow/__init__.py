@@ -1,1 +1,0 @@
-"""The embedded Airflow that commands start on this machine."""

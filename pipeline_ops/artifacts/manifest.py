@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.errors import DataError, MachineError
+from pipeline_ops.errors import DataError, MachineError, TrainyardError
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.checksums import Checksums, compute_checksums, map_in_threads
 from pipeline_ops.storage.digest import compute_digest
@@ -221,6 +221,27 @@ def locate_file(manifest: StorePath, file: ManifestFile) -> StorePath:
     """The place of a file of an artifact, by the path of the artifact's manifest."""
     folder, name, _ = str(manifest).rsplit("/", 2)
     return open_root(folder, manifest.options) / (file.stored_at or f"{name}/{file.path}")
+
+
+def fetch_file(
+    source: StorePath,
+    file: ManifestFile,
+    target: Path,
+    remedy: str,
+    error: type[TrainyardError] = MachineError,
+) -> None:
+    """Downloads a file, and compares its content with the manifest on the way.
+
+    Raises:
+      MachineError: the file is missing or has another content. It has the remedy, and is of the
+        type `error`. Or the store or the disk failed.
+    """
+    try:
+        found = source.download(target, file.num_bytes)
+    except FileNotFoundError:
+        raise error(f"{source} is missing, but the manifest lists it. {remedy}") from None
+    if not file.has_content(found):
+        raise error(f"{source} has another checksum than in the manifest. {remedy}")
 
 
 def find_file(manifest: StorePath, path: str) -> StorePath | None:

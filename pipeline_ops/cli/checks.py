@@ -31,8 +31,12 @@ from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.raw_data.folder import find_raw_folder, read_folder_state, validate_folder
-from pipeline_ops.system.host_check import Finding
-from pipeline_ops.system.network_namespace import CLOSE_PORTS, OPEN_PORTS, find_isolation_problem
+from pipeline_ops.system.host import (
+    CLOSE_PORTS,
+    OPEN_PORTS,
+    Finding,
+    find_isolation_problem,
+)
 from pipeline_ops.user_code.interpreter import read_versions
 
 

@@ -503,12 +503,9 @@ class SshHosts(Hosts):
     """The file of the private key. Null is the user's own."""
     known_hosts: str | None = None
     """The known_hosts file. Null is the user's own. A host whose key is not in it is refused."""
-    jump: list[str] = []
-    """Hosts to go through, in order, such as `user@gateway:22`."""
     config_file: str | None = config_field(None, selects_program=True)
-    """A separate ssh_config file."""
-    connect_timeout_seconds: int = Field(5, ge=1, le=300)
-    """Time after which a host that does not answer counts as unreachable."""
+    """A separate ssh_config file, for example with `ProxyJump` for hosts behind a gateway. It
+    should set `ConnectTimeout`, which is 5 seconds without such a file."""
 
     @model_validator(mode="after")
     def _validate_names(self) -> SshHosts:

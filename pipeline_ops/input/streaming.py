@@ -136,7 +136,7 @@ class RemoteShard:
         return self.file.sha256 or f"{self.file.crc32c}{self.file.num_bytes:016x}"
 
     def _write_offsets(self, cache: HostCache, folder: Path) -> None:
-        entry = cache.open_entry("shard", self._digest, self._fill, self.file.num_bytes)
+        entry = cache.open_entry("shard", self._digest, self._fill)
         np.save(folder / "offsets.npy", read_record_offsets(entry.path / _NAME))
         entry.close()
 

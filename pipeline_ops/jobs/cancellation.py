@@ -104,8 +104,6 @@ class StoredJob(BaseModel):
 
 
 class _CancellationRequest(BaseModel):
-    """The content of `cancellation.json`."""
-
     reason: str = Field(max_length=10_000)
 
 
@@ -114,10 +112,8 @@ def find_cancellation_reason(
 ) -> str | None:
     """The reason why a task instance no longer needs a job. None if it needs the job.
 
-    Args:
-      owner: the task instance that started the job.
-      current: the same task instance now. None if it is no longer in Airflow.
-      state: the present state of the task instance.
+    `owner` is the task instance that started the job, and `current` the same one now. None if it is
+    no longer in Airflow.
     """
     if current is None:
         return "its task is no longer in Airflow"
@@ -127,12 +123,7 @@ def find_cancellation_reason(
 
 
 def request_cancellation(attempt: Attempt[StorePath], reason: str) -> None:
-    """Requests the cancellation of a job, on any host, even if it has not started yet.
-
-    Raises:
-      DataError: its folder is missing, or is reached through a link.
-      MachineError: the store refused the file.
-    """
+    """Requests the cancellation of a job, on any host, even if it has not started yet."""
     try:
         attempt.request.read_range(0, 1)  # unlike `exists`, it refuses links
     except FileNotFoundError:
@@ -144,9 +135,9 @@ def request_cancellation(attempt: Attempt[StorePath], reason: str) -> None:
 
 
 def read_cancellation_reason(attempt: Attempt[StorePath]) -> str | None:
-    """The reason in a job's cancellation request. None if there is no request.
+    """The reason in a job's cancellation request.
 
-    An unreadable file counts as a request.
+    None without one; an unreadable file counts as one.
     """
     try:
         request = read_json_as(_CancellationRequest, attempt.cancellation)

@@ -119,7 +119,7 @@ class HostReport(Message):
     open_ports: str = ""
     """The reason why the ports of TensorFlow's servers are open to others. Empty if not."""
     problems: list[str] = []
-    """What keeps a training from working there, with the cures (`system/host_check.py`)."""
+    """What keeps a training from working there, with the cures (`system/host.py`)."""
 
 
 class Event(Message):

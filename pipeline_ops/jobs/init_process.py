@@ -40,6 +40,7 @@ from pipeline_ops.system.processes import (
     ProcessIdentity,
     kill_group,
     kill_processes,
+    reap,
     start_detached,
 )
 from pipeline_ops.system.temp_dirs import sweep
@@ -76,24 +77,18 @@ def main() -> int:
 
 
 class InitProcess:
-    """The life of one job in its place.
-
-    Args:
-      attempt: the job's folder in the store.
-      module: the module of the job.
-    """
+    """The life of one job in its place."""
 
     def __init__(self, attempt: Attempt[StorePath], module: str):
         self._attempt = attempt
         self._argv = [sys.executable, "-m", module, "--request", str(attempt.request)]
         self._is_stopping = False
-        self._memory_kills = count_memory_kills()
 
     def run(self) -> int:
         """Runs the job. Returns the exit code of its status."""
         adopt_orphans()
         signal.signal(signal.SIGTERM, self._stop)
-        attempt = self._attempt
+        attempt, memory_kills = self._attempt, count_memory_kills()
         log = make_local_folder(attempt.folder) / attempt.log.name
         variables = {ATTEMPT_VARIABLE: str(attempt.folder), INIT_VARIABLE: "1"} | SAFE_PATH
         job = ProcessIdentity.from_pid(
@@ -103,26 +98,34 @@ class InitProcess:
         # What the job itself has started, and left.
         kill_group(job, GRACE_SECONDS)
         kill_processes((ATTEMPT_VARIABLE, str(attempt.folder)), GRACE_SECONDS)
-        return self._report(code)
+        ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if count_memory_kills() > memory_kills:
+            return self._report(f"the job ended with {ending}, {OUT_OF_MEMORY}")
+        if self._is_stopping:
+            return self._report(f"its host has stopped the job, which ended with {ending}")
+        return self._report(
+            f"the job ended with {ending} and without a status. Its log is {attempt.log}"
+        )
 
     def _stop(self, _signal: int, _frame: object) -> None:
         self._is_stopping = True
 
     def _wait(self, job: ProcessIdentity, log: Path) -> int:
-        """Waits for the job. Returns its exit code, or a negative signal number."""
-        with open(log, "rb") as output:
+        """Returns the exit code of the job, or a negative signal number."""
+        with open(log, "rb", buffering=0) as output:
             while True:
-                code = _reap(job.pid)
-                _copy_output(output.fileno())
+                code = reap().get(job.pid)  # orphans are children, too
+                while data := output.read(_CHUNK_BYTES):
+                    with contextlib.suppress(OSError):  # the reader is gone
+                        os.write(1, data)
                 if code is not None:
                     return code
                 if self._is_stopping:
                     kill_group(job, _STOP_SECONDS)
                 time.sleep(_POLL_SECONDS)
 
-    def _report(self, code: int) -> int:
+    def _report(self, message: str) -> int:
         """Writes the status, if the job could not, and copies what it has left to the store."""
-        message = self._explain(code)
         with contextlib.suppress(TrainyardError):  # the status is more important than the log
             ship_leftovers(self._attempt)  # first, because Airflow removes the place afterwards
         sweep()
@@ -144,30 +147,6 @@ class InitProcess:
         _log.error("%s", status.message)
         write_status(self._attempt, status)
         return status.exit_code
-
-    def _explain(self, code: int) -> str:
-        ending = f"signal {-code}" if code < 0 else f"exit code {code}"
-        if count_memory_kills() > self._memory_kills:
-            return f"the job ended with {ending}, {OUT_OF_MEMORY}"
-        if self._is_stopping:
-            return f"its host has stopped the job, which ended with {ending}"
-        return f"the job ended with {ending} and without a status. Its log is {self._attempt.log}"
-
-
-def _reap(pid: int) -> int | None:
-    """Collects ended children, among them orphans. Returns the exit code of `pid` if it ended."""
-    code = None
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == pid:
-                code = os.waitstatus_to_exitcode(ended[1])
-    return code
-
-
-def _copy_output(descriptor: int) -> None:
-    while data := os.read(descriptor, _CHUNK_BYTES):
-        with contextlib.suppress(OSError):  # the reader is gone
-            os.write(1, data)
 
 
 def _try_read_status(attempt: Attempt[StorePath]) -> Status | None:

@@ -13,7 +13,6 @@ import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.source_code import PACKAGES, digest_all_sources
@@ -32,39 +31,22 @@ _FOLDER = "user_code"
 def add_user_files(request: Request) -> Request:
     """Returns the request with the modules that its job needs.
 
-    Raises:
-      ConfigError: a module is missing, or is not valid Python.
+    Raises ConfigError if one is invalid.
     """
-    folder = Path(request.config_file).parent
-    paths = {**_digest_training(request, folder), **_digest_source(request, folder)}
+    folder, training = Path(request.config_file).parent, request.training
+    paths: dict[str, str] = {}
+    if train := request.config if request.job == "train" else training and training.train:
+        paths |= digest_user_code(Train.model_validate(train), folder)
+    if request.job == "preprocess":
+        paths |= digest_source_code(Preprocess.model_validate(request.config).source, folder)
     files = {path: (folder / path).read_text() for path in paths if (folder / path).is_file()}
-    return request.model_copy(
-        update={
-            "user_files": files,
-        }
-    )
-
-
-def _digest_training(request: Request, folder: Path) -> dict[str, str]:
-    training = request.training
-    train = request.config if request.job == "train" else training and training.train
-    return digest_user_code(Train.model_validate(train), folder) if train else {}
-
-
-def _digest_source(request: Request, folder: Path) -> dict[str, str]:
-    if request.job != "preprocess":
-        return {}
-    return digest_source_code(Preprocess.model_validate(request.config).source, folder)
+    return request.model_copy(update={"user_files": files})
 
 
 def write_user_files(request: Request, folder: Path) -> Request:
     """Writes the modules that a request carries below a folder.
 
-    Returns:
-      The request with a config file in that folder, which need not exist.
-
-    Raises:
-      MachineError: the disk refused a file.
+    Returns the request with a config file in that folder, which need not exist.
     """
     if not request.user_files:
         return request
@@ -74,10 +56,14 @@ def write_user_files(request: Request, folder: Path) -> Request:
             (target / path).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target / path, text.encode())
     config_file = str(target / Path(request.config_file).name)
-    training = request.training
+    training, config = request.training, request.config
     if training:
         training = training.model_copy(update={"config_file": config_file})
-    config = _make_path_absolute(request)
+    if request.job == "preprocess":  # its folder of raw data may depend on the config file's
+        path = config["source"]["path"]
+        if "://" not in path and not path.startswith("~"):
+            path = os.path.normpath(Path(request.config_file).parent / path)
+        config = {**config, "source": {**config["source"], "path": path}}
     return request.model_copy(
         update={
             "config_file": config_file,
@@ -86,17 +72,6 @@ def write_user_files(request: Request, folder: Path) -> Request:
             "user_files": {},
         }
     )
-
-
-def _make_path_absolute(request: Request) -> dict[str, Any]:
-    """The section of the job. The folder of raw data no longer depends on the config file's."""
-    if request.job != "preprocess":
-        return request.config
-    source = request.config["source"]
-    path = source["path"]
-    if "://" not in path and not path.startswith("~"):
-        path = os.path.normpath(Path(request.config_file).parent / path)
-    return {**request.config, "source": {**source, "path": path}}
 
 
 IMAGE = "image"
@@ -126,10 +101,7 @@ def validate_environment(request: Request, own_code: Mapping[str, str] | None = 
     """Checks that the job would run what was planned.
 
     `own_code` are the digests of the author's modules that are needed here. The default is all that
-    the job needs.
-
-    Raises:
-      ConfigError: this host has other code, or other versions of packages.
+    the job needs. Raises ConfigError if this host has other code, or other versions of packages.
     """
     if request.code_digest and request.code_digest != (found := digest_code()):
         raise ConfigError(

@@ -7,6 +7,7 @@ job, and never an unknown job.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
@@ -78,11 +79,7 @@ class JobHandle:
         return self._try_read_status()[0] is not None
 
     def read_outcome(self) -> Status | None:
-        """Returns the outcome of the job, or None while it runs.
-
-        Raises:
-          MachineError: the store can't be reached.
-        """
+        """Returns the outcome of the job, or None while it runs."""
         status, _ = self._try_read_status()
         if status or time.monotonic() < self._next_check:
             return status
@@ -115,8 +112,7 @@ class JobHandle:
     def reap(self) -> bool:
         """Removes what an ended job has left where it ran: processes, files, containers, pods.
 
-        Returns:
-          Whether nothing of it is left there. False if the place can't be reached.
+        Returns whether nothing of it is left there. False if the place can't be reached.
         """
         try:
             return self.place.clean(self.attempt)
@@ -134,12 +130,12 @@ class JobHandle:
         try:
             state = self.place.find(self.attempt)
         except (MachineError, ConfigError) as error:  # a login may have expired meanwhile
-            return self._judge_silence(str(error))
-        self._unreachable_since = None
-        return state
-
-    def _judge_silence(self, problem: str) -> JobState | None:
-        now, size = time.monotonic(), self._measure_progress()
+            problem = str(error)
+        else:
+            self._unreachable_since = None
+            return state
+        offset, tail = self.attempt.progress.read_log_end(1)
+        now, size = time.monotonic(), offset + len(tail)
         if self._unreachable_since is None or size != self._progress_bytes:
             self._unreachable_since, self._progress_bytes = now, size
             _log.warning("The place of the job can't be reached, and the job goes on: %s", problem)
@@ -154,10 +150,6 @@ class JobHandle:
             f"runs can't be reached, so its host is lost: {problem}",
         )
 
-    def _measure_progress(self) -> int:
-        offset, tail = self.attempt.progress.read_log_end(1)
-        return offset + len(tail)
-
     def _try_read_status(self) -> tuple[Status | None, str]:
         """Returns the outcome of the job, and the problem with its status file."""
         try:
@@ -168,13 +160,9 @@ class JobHandle:
     def _build_exit_message(self, state: JobState) -> str:
         if state.phase == "absent":
             return state.message or f"the job in {self.attempt.folder} was not started, or is gone"
-        output = self._read_output()
+        output = ""
+        with contextlib.suppress(TrainyardError):
+            output = self.place.read_output(self.attempt)
         return f"{state.message.rstrip('.')}. Its log is {self.attempt.log}" + (
             f" and ends with:\n{output}" if output else ""
         )
-
-    def _read_output(self) -> str:
-        try:
-            return self.place.read_output(self.attempt)
-        except TrainyardError:
-            return ""

@@ -31,6 +31,7 @@ from pipeline_ops.artifacts.manifest import (
     Input,
     Manifest,
     ManifestFile,
+    fetch_file,
     locate_file,
     read_manifest,
     write_manifest,
@@ -40,11 +41,10 @@ from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.storage.atomic import write_json
-from pipeline_ops.storage.checksums import ChecksumAccumulator, Checksums, compute_checksums
+from pipeline_ops.storage.checksums import ChecksumAccumulator, compute_checksums
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import is_remote, open_path
 from pipeline_ops.storage.parsing import parse_json_as
-from pipeline_ops.storage.safe_paths import RelativePath
 from pipeline_ops.storage.snapshot import map_requests
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.disk_cache import HostCache
@@ -54,49 +54,39 @@ _MAX_INDEX_BYTES = 64 << 20
 
 
 class _Index(BaseModel):
-    """The files of a folder, by their paths in it."""
-
     model_config = ConfigDict(frozen=True)
 
-    files: dict[RelativePath, Checksums]
+    files: list[ManifestFile]
 
 
 def store_files(folder: Path, paths: Iterable[str], target: StorePath) -> None:
     """Copies files of a folder to the store. Raises MachineError or ConfigError if it fails."""
 
-    def store(path: str) -> tuple[str, Checksums]:
+    def store(path: str) -> ManifestFile:
         with open(folder / path, "rb") as file:
             checksums = compute_checksums(file)
         (target / path).upload(folder / path)
-        return path, checksums
+        return ManifestFile(path=path, **dataclasses.asdict(checksums))
 
-    index = _Index(files=dict(map_requests(store, paths)))
+    index = _Index(files=map_requests(store, paths))
     (target / _INDEX).write(index.model_dump_json().encode())
 
 
 def fetch_files(source: StorePath, folder: Path, only: Collection[str] | None = None) -> None:
-    """Copies what `store_files` has stored into a folder, and replaces files there.
+    """Copies what `store_files` has stored into a folder, or `only` these paths.
 
-    Args:
-      source: the folder in the store.
-      folder: the folder on this host.
-      only: the paths to copy; None for all.
-
-    Raises:
-      MachineError: a file is missing or damaged, or the store or the disk failed.
+    Replaces files there.
     """
 
-    def fetch(path: str) -> None:
-        (folder / path).unlink(missing_ok=True)
-        expected = index.files[path]
-        if (source / path).download(folder / path, expected.num_bytes) != expected:
-            raise MachineError(f"{source / path} was damaged on its way. Retry.")
+    def fetch(file: ManifestFile) -> None:
+        (folder / file.path).unlink(missing_ok=True)
+        fetch_file(source / file.path, file, folder / file.path, "Retry.")
 
     try:
         index = parse_json_as(_Index, (source / _INDEX).read(_MAX_INDEX_BYTES), source / _INDEX)
-        map_requests(fetch, [path for path in index.files if only is None or path in only])
     except FileNotFoundError as error:
         raise MachineError(f"{source} is not complete: {error}. Retry.") from None
+    map_requests(fetch, [file for file in index.files if only is None or file.path in only])
 
 
 REMEDY = "Remove the damaged file. Clear the task preprocess, which makes it again."
@@ -110,13 +100,9 @@ def open_host_cache(config: InputOptions) -> HostCache:
 
 @dataclasses.dataclass(frozen=True)
 class HostDataset:
-    """A data set that this host can read.
+    """A data set that this host can read. `uri` is that of its manifest.
 
-    Attributes:
-      uri: the URI of its manifest.
-      manifest: the manifest.
-      cache: the cache of this host.
-      is_streamed: whether its shards are streamed, and not read where they lie.
+    With `is_streamed`, its shards are not read where they lie.
     """
 
     uri: str
@@ -139,11 +125,7 @@ class HostDataset:
         return locate_file(open_path(self.uri), file)
 
     def read_file(self, path: str) -> bytes | None:
-        """Reads a small file. Returns None if the data set has no such file.
-
-        Raises:
-          MachineError: the file is missing, or does not match the manifest.
-        """
+        """Reads a small file. Returns None if the data set has no such file."""
         file = next((file for file in self.manifest.files if file.path == path), None)
         if file is None:
             return None
@@ -170,11 +152,7 @@ def open_host_dataset(
 ) -> HostDataset:
     """Opens a data set. Shards that are not streamed match the manifest.
 
-    Args:
-      uri: the URI of the data set's manifest.
-      config: the input section of the training.
-      cache: the cache of this host.
-      on_message: receives a message if the shards are streamed.
+    `on_message` receives a message if the shards are streamed.
 
     Raises:
       MachineError: a file can't be read, or does not match the manifest. The message names the file
@@ -191,11 +169,13 @@ def open_host_dataset(
             f"Up to {cache.limit_bytes / 2**20:.1f} MiB of them are kept on this host"
         )
     else:
-        cache.get_or_create(
-            "checked",
-            _compute_disk_identity(uri, manifest),
-            lambda folder: _check_dataset(uri, manifest, folder),
-        )
+
+        def check(folder: Path) -> None:
+            if damage := find_damage(Path(uri), manifest, checksums=True):
+                raise MachineError(f"the data set is damaged: {'; '.join(damage[:5])}. {REMEDY}")
+            write_json(folder / "checked.json", {"uri": uri, "digest": manifest.digest})
+
+        cache.get_or_create("checked", _compute_disk_identity(uri, manifest), check)
     return HostDataset(uri, manifest, cache, is_streamed)
 
 
@@ -214,26 +194,15 @@ def _compute_disk_identity(uri: str, manifest: Manifest) -> str:
     return compute_digest([str(folder.resolve()), manifest.digest, found])
 
 
-def _check_dataset(uri: str, manifest: Manifest, folder: Path) -> None:
-    if damage := find_damage(Path(uri), manifest, checksums=True):
-        raise MachineError(f"the data set is damaged: {'; '.join(damage[:5])}. {REMEDY}")
-    write_json(folder / "checked.json", {"uri": uri, "digest": manifest.digest})
-
-
 Select = Callable[[str], bool]
 """Decides by a file's path in its artifact whether a job needs it."""
 
 
 def use_local_inputs(request: Request, needed: Mapping[str, Select]) -> Request:
-    """The request with inputs on this host.
+    """Fetches the inputs, and returns the request with local URIs.
 
-    Args:
-      request: the request. Inputs that it lacks are ignored.
-      needed: the files that the job reads, for each input.
-
-    Raises:
-      MachineError: a file is missing or damaged, or the store or the disk failed.
-      DataError: there is no such manifest.
+    `needed` selects the files that the job reads, for each input. Inputs that the request lacks are
+    ignored.
     """
     local = {
         name: fetch_input(entry, needed[name])
@@ -261,17 +230,8 @@ def _fetch(uri: str, manifest: Manifest, files: list[ManifestFile], folder: Path
     """Fetches files into a folder, with a manifest that finds all of them there."""
 
     def fetch(file: ManifestFile) -> None:
-        place = locate_file(open_path(uri), file)
-        try:
-            found = place.download(folder / file.path, file.num_bytes)
-        except FileNotFoundError:
-            raise MachineError(
-                f"{place} is missing, but {uri} lists it. Run its task again."
-            ) from None
-        if not file.has_content(found):
-            raise MachineError(
-                f"{place} has another content than {uri} lists. Remove it, and run its task again."
-            )
+        remedy = "Remove what is left of it, and run its task again."
+        fetch_file(locate_file(open_path(uri), file), file, folder / file.path, remedy)
 
     map_requests(fetch, files)
     here = [file.model_copy(update={"stored_at": None}) for file in manifest.files]

@@ -112,12 +112,8 @@ def validate_training(
 ) -> None:
     """Checks that the model can be trained on a data set.
 
-    Args:
-      training: the training.
-      task: the task of the data.
-      image_shape: height, width and channels of all images.
-      num_classes: number of classes.
-      verdicts: the folder for passed verdicts.
+    `image_shape` has height, width and channels of all images. `verdicts` is the folder for passed
+    verdicts.
 
     Raises:
       ConfigError: the model can't be trained. The message has file, line, key and cure.
@@ -171,26 +167,29 @@ def _fingerprint(training: PlannedTraining, train: Train, question: ModelCheckRe
     facts = question.model_dump(mode="json", include={"task", "image_shape", "num_classes"})
     chosen = {name: training.train[name] for name in _CHECKED_KEYS}
     versions = read_versions(Path(_get_python(training)), _VERSIONS)
-    weights = _list_files(Path(training.weights)) if training.weights else []
+    weights: list[list[Any]] = []
+    if training.weights:
+        path = Path(training.weights)
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        stats = [(str(file), file.stat()) for file in files]
+        weights = [[file, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
     return compute_digest(
         {"code": code, "versions": versions, "config": chosen, "data": facts, "weights": weights}
     )
 
 
-def _list_files(path: Path) -> list[list[Any]]:
-    """The path, the size and the time of a file, or of the files in a folder."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    stats = [(file, file.stat()) for file in files]
-    return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
-
-
 def _ask(training: PlannedTraining, question: ModelCheckRequest) -> dict[str, Any]:
-    """Runs the check. No user code can write into its folder before it starts."""
+    """Runs the check, without Airflow's keys, and without the GPU, which may be in use.
+
+    No user code can write into its folder before it starts.
+    """
     with tempfile.TemporaryDirectory(prefix="model-check-") as name:
         folder, answer = Path(name), Path(name) / "answer.json"
         # Our code only, and no installed packages next to it.
         for package in ("pipeline_ops", "beam_jobs"):
             (folder / package).symlink_to(CODE_ROOT / package)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "_AIRFLOW"))}
+        path = os.pathsep.join(filter(None, [str(folder), kept.get("PYTHONPATH")]))
         argv = [_get_python(training), "-P", "-m", _MODULE, str(answer)]
         try:
             done = subprocess.run(
@@ -199,7 +198,7 @@ def _ask(training: PlannedTraining, question: ModelCheckRequest) -> dict[str, An
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                env=_environment(folder),
+                env=kept | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"},
                 timeout=_TIMEOUT_SECONDS,
                 check=False,
             )
@@ -221,16 +220,6 @@ def _ask(training: PlannedTraining, question: ModelCheckRequest) -> dict[str, An
 
 def _get_python(training: PlannedTraining) -> str:
     return training.python or sys.executable
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """The environment without Airflow's settings, which include its keys.
-
-    The GPU is hidden, because it may be in use.
-    """
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "_AIRFLOW"))}
-    path = os.pathsep.join(filter(None, [str(folder), kept.get("PYTHONPATH")]))
-    return kept | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def _make_located_error(training: PlannedTraining, fault: str) -> ConfigError:

@@ -135,13 +135,9 @@ class ProgressWriter:
 
 
 class ProgressReader:
-    """Follows a progress file that may not exist yet.
+    """Follows a progress file that may not exist yet, from a byte on.
 
     Each call of `read_new` returns the events since the last call.
-
-    Args:
-      file: the file.
-      offset: the byte at which to begin.
     """
 
     def __init__(self, file: StorePath, offset: int = 0):
@@ -152,12 +148,24 @@ class ProgressReader:
 
     def read_new(self) -> list[ProgressEvent]:
         """Returns the new events, at most a few megabytes at a time. The next call continues."""
-        data = self._read()
+        try:
+            data = self._file.read_log(self.offset, _CHUNK_BYTES)
+        except UnsafePath as error:
+            if not self.problems:
+                self.problems.append(str(error))
+            return []
         whole = data[: data.rfind(b"\n") + 1]
         if not whole and len(data) == _CHUNK_BYTES:  # our lines are shorter
             whole = data
-        start, self.offset = self.offset, self.offset + len(whole)
-        return list(self._parse(whole, start))
+        start, self.offset, events = self.offset, self.offset + len(whole), []
+        for line in whole.removesuffix(b"\n").split(b"\n") if whole else ():
+            try:
+                events.append(parse_progress(line, f"{self._file}, byte {start}"))
+            except DataError as error:  # its writer was killed halfway, or it is not ours
+                if len(self.problems) < _MAX_PROBLEMS:
+                    self.problems.append(str(error))
+            start += len(line) + 1
+        return events
 
     def read_all(self) -> Iterator[list[ProgressEvent]]:
         """Yields the results of `read_new` until no events are left."""
@@ -172,23 +180,6 @@ class ProgressReader:
             self.offset, _ = self._file.read_log_end(num_bytes)
         except UnsafePath:
             self.offset = 0
-
-    def _read(self) -> bytes:
-        try:
-            return self._file.read_log(self.offset, _CHUNK_BYTES)
-        except UnsafePath as error:
-            if not self.problems:
-                self.problems.append(str(error))
-            return b""
-
-    def _parse(self, lines: bytes, start: int) -> Iterator[ProgressEvent]:
-        for line in lines.removesuffix(b"\n").split(b"\n") if lines else ():
-            try:
-                yield parse_progress(line, f"{self._file}, byte {start}")
-            except DataError as error:  # its writer was killed halfway, or it is not ours
-                if len(self.problems) < _MAX_PROBLEMS:
-                    self.problems.append(str(error))
-            start += len(line) + 1
 
 
 def parse_progress(line: bytes, source: object) -> ProgressEvent:

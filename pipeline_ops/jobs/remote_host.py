@@ -11,42 +11,26 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.errors import ConfigError, DataError, ExitCode, TrainyardError
-from pipeline_ops.jobs.cancellation import GRACE_SECONDS
+from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.jobs.job_code import digest_code
-from pipeline_ops.jobs.places.local import is_local
-from pipeline_ops.jobs.workspace import find_jobs_folder, make_local_folder, ship_leftovers
-from pipeline_ops.storage.atomic import format_json, write_atomically
+from pipeline_ops.jobs.places.local import clean_job, end_job, read_identity, start_once
+from pipeline_ops.jobs.places.place import read_tail
+from pipeline_ops.jobs.workspace import find_jobs_folder, make_local_folder
 from pipeline_ops.storage.open_store import open_root
-from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host_check import Finding, check_host
-from pipeline_ops.system.locks import exclusive_lock
-from pipeline_ops.system.processes import (
-    ATTEMPT_VARIABLE,
-    ProcessIdentity,
-    find_processes,
-    has_environment_variable,
-    kill_processes,
-    start_detached,
-)
-from pipeline_ops.system.temp_dirs import sweep
+from pipeline_ops.system.host import Finding, check_host
 
 INIT_MODULE = "pipeline_ops.jobs.init_process"
-_INIT, _LOCK, _OUTPUT = "init.json", "init.lock", "init.log"
-_POLL_SECONDS = 0.05
-_TAIL_BYTES = 2000
-_LOCK_SECONDS = 30.0
+_OUTPUT = "init.log"
 
 
 class Question(BaseModel):
@@ -99,61 +83,37 @@ def start(question: Question) -> Answer:
     attempt = _open_attempt(question)
     with contextlib.suppress(FileNotFoundError):
         attempt.request.read_range(0, 1)
-        return _start(attempt, question)
+        argv = [sys.executable, "-m", INIT_MODULE, question.module, str(attempt.request)]
+        output = make_local_folder(attempt.folder) / _OUTPUT
+        start_once(attempt, _locate_init(attempt), output, argv, os.environ)
+        return find(question)
     raise ConfigError(
         f"it does not see {attempt.request}, which was written on Airflow's host. Mount the same "
         "file system at the same path, or keep the storage root in a bucket"
     )
 
 
-def _start(attempt: Attempt[StorePath], question: Question) -> Answer:
-    folder = make_local_folder(attempt.folder)
-    with exclusive_lock(folder / _LOCK, str(attempt.folder), _LOCK_SECONDS):
-        if _read_init(folder) is not None:
-            return find(question)
-        argv = [sys.executable, "-m", INIT_MODULE, question.module, str(attempt.request)]
-        environment = os.environ | {ATTEMPT_VARIABLE: str(attempt.folder)}
-        process = start_detached(argv, folder / _OUTPUT, env=environment, cwd=Path("/"))
-        identity = ProcessIdentity.from_pid(process.pid)
-        write_atomically(folder / _INIT, format_json(identity.to_json()))
-    return Answer(phase="running")
-
-
 def find(question: Question) -> Answer:
     """The state of the job on this host."""
-    folder = make_local_folder(_open_attempt(question).folder)
-    init = _read_init(folder)
+    attempt = _open_attempt(question)
+    init = read_identity(_locate_init(attempt))
     if init is None:
         return Answer(phase="absent")
-    output = ""
-    with contextlib.suppress(OSError), open(folder / _OUTPUT, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-        output = file.read().decode(errors="replace").strip()
+    output = read_tail(open_root(make_local_folder(attempt.folder)) / _OUTPUT)
     return Answer(phase="running" if init.is_alive() else "ended", output=output)
 
 
 def cancel(question: Question) -> Answer:
     """Ends all processes of a job: SIGTERM to the first one, then SIGKILL to all."""
     attempt = _open_attempt(question)
-    init = _read_init(make_local_folder(attempt.folder))
-    variable = (ATTEMPT_VARIABLE, str(attempt.folder))
-    if init is not None and has_environment_variable(init.pid, variable):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(init.pid, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_SECONDS
-    while find_processes(variable) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-    kill_processes(variable, GRACE_SECONDS)
+    end_job(attempt, _locate_init(attempt))
     return Answer(phase="ended")
 
 
 def clean(question: Question) -> Answer:
     """Ends what is left of a job, copies its logs to the store, and removes its files here."""
     attempt = _open_attempt(question)
-    cancel(question)
-    ship_leftovers(attempt)
-    sweep()
-    return Answer(is_clean=True)
+    return Answer(is_clean=clean_job(attempt, _locate_init(attempt)))
 
 
 def versions(question: Question) -> Answer:
@@ -176,13 +136,9 @@ def _open_attempt(question: Question) -> Attempt[StorePath]:
     return Attempt(open_root(question.attempt))
 
 
-def _read_init(folder: Path) -> ProcessIdentity | None:
-    """The init process of a job on this host. The folder may be shared with other hosts."""
-    try:
-        init = read_json_as(ProcessIdentity, open_root(folder) / _INIT)
-    except DataError:
-        return None
-    return init if init is not None and is_local(init) else None
+def _locate_init(attempt: Attempt[StorePath]) -> StorePath:
+    """The file that identifies the init process here. Other hosts may share its folder."""
+    return open_root(make_local_folder(attempt.folder)) / f"init-{socket.gethostname()}.json"
 
 
 _COMMANDS: Mapping[str, Callable[[Question], Answer]] = {

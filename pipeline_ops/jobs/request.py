@@ -120,11 +120,7 @@ def read_request(file: StorePath) -> Request:
 
 
 def make_private_folder(attempt: Attempt[StorePath]) -> None:
-    """Makes the folder of an attempt, if the root is a folder. Only the owner can read it.
-
-    Raises:
-      MachineError: the disk refused it.
-    """
+    """Makes the folder of an attempt, if the root is a folder. Only the owner can read it."""
     with translate_write_errors(attempt.request.local):
         attempt.folder.local.parent.mkdir(parents=True, exist_ok=True)
         attempt.folder.local.mkdir(mode=0o700, exist_ok=True)
@@ -135,11 +131,7 @@ def compute_request_digest(request: Request) -> str:
 
 
 def write_status(attempt: Attempt[StorePath], status: Status) -> None:
-    """Writes the status, on a full disk into the room that `write_request` has reserved for it.
-
-    Raises:
-      MachineError: the disk or the store refused it.
-    """
+    """Writes the status, on a full disk into the room that `write_request` has reserved for it."""
     try:
         attempt.status.write(format_json(status.model_dump(mode="json")))
     except MachineError:
@@ -166,9 +158,8 @@ def _write_into_reserve(attempt: Attempt[StorePath], status: Status) -> None:
 
 
 def read_status(attempt: Attempt[StorePath]) -> Status | None:
-    """The status of a job. None if the job has not ended, or was killed before it could write one.
+    """The status of a job.
 
-    Raises:
-      DataError: the file is not a status.
+    None if the job has not ended, or was killed before it could write one.
     """
     return read_json_as(Status, attempt.status)

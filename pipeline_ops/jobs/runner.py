@@ -67,13 +67,9 @@ _log = logging.getLogger(__name__)
 class Job:
     """A request that is being processed.
 
-    Attributes:
-      request: what to do.
-      attempt: the files of this try on this host.
-      progress: receives the job's reports.
-      lease: the right to make the artifact.
-      stored_attempt: the attempt in a bucket; None if the storage root is a folder.
-      ends_at: the deadline, by this host's monotonic clock.
+    `attempt` has the files of this try on this host, and `stored_attempt` those in a bucket; None
+    if the storage root is a folder. The `lease` is the right to make the artifact. `ends_at` is the
+    deadline, by this host's monotonic clock.
     """
 
     request: Request
@@ -99,11 +95,7 @@ class Job:
         return find_local_folder(work_folder(self.folder))
 
     def make_work(self) -> None:
-        """Makes the folder `work`. In a host's cache, only this user can read it.
-
-        Raises:
-          MachineError: the disk refused the folder, or it is not private to this user.
-        """
+        """Makes the folder `work`. In a host's cache, only this user can read it."""
         folder = make_local_folder(work_folder(self.folder))
         with translate_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from pipeline_ops.artifacts.layout import lock_file, work_folder
-from pipeline_ops.config.search import Range, Search
+from pipeline_ops.config.search import Search
 from pipeline_ops.config.train import is_lower_better
 from pipeline_ops.errors import DataError, Pruned
 from pipeline_ops.jobs.progress import ProgressEvent
@@ -115,9 +115,7 @@ def check_pruned(planned: PlannedTrial) -> None:
 def tell_finished(planned: PlannedTrial, figures: Sequence[float], final: float) -> None:
     """Enters a trial whose training was finished, by this run or by an earlier one.
 
-    Args:
-      figures: the monitored figure after each epoch.
-      final: the figure of the trial.
+    `figures` are the monitored figure after each epoch, and `final` is that of the trial.
     """
     study, trial = _open_trial(planned)
     if study.trials[planned.number].state.is_finished():
@@ -137,12 +135,8 @@ class TrialReport:
     A thread of its own talks to the store, so an outage does not keep the supervisor from its
     workers. A decision of the pruner reaches the gang with the next progress. If the training ends
     first, it counts. ASHA notes that a trial has reached a rung before it decides. If the process
-    is killed in between, the trial trains to the next rung.
-
-    Args:
-      planned: the trial.
-      last_epoch: the epoch at which the training is finished in any case.
-      forward: receives the progress afterwards.
+    is killed in between, the trial trains to the next rung. `forward` receives the progress
+    afterwards.
     """
 
     def __init__(
@@ -241,16 +235,15 @@ def _read_trials(planned: PlannedTrial) -> list[optuna.trial.FrozenTrial]:
 
 
 def _make_distributions(search: Search) -> dict[str, BaseDistribution]:
-    return {key: _make_distribution(values) for key, values in search.parameters.items()}
-
-
-def _make_distribution(values: list[Any] | Range) -> BaseDistribution:
-    if isinstance(values, list):
-        return CategoricalDistribution(list(dict.fromkeys(map(_to_choice, values))))
-    is_log = values.scale == "log"
-    if values.is_integer:
-        return IntDistribution(int(values.low), int(values.high), is_log)
-    return FloatDistribution(values.low, values.high, is_log)
+    made: dict[str, BaseDistribution] = {}
+    for key, values in search.parameters.items():
+        if isinstance(values, list):
+            made[key] = CategoricalDistribution(list(dict.fromkeys(map(_to_choice, values))))
+        elif values.is_integer:
+            made[key] = IntDistribution(int(values.low), int(values.high), values.scale == "log")
+        else:
+            made[key] = FloatDistribution(values.low, values.high, values.scale == "log")
+    return made
 
 
 def _to_choice(value: Any) -> str:

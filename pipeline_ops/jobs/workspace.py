@@ -47,15 +47,11 @@ from pipeline_ops.system.lease import Lease
 
 @dataclasses.dataclass
 class ArtifactDraft:
-    """Files below `folder`, and other content of the manifest.
+    """Files below `folder` on this host, and other content of the manifest.
 
-    Attributes:
-      folder: a folder of this host.
-      target: where any process stores files of the artifact itself: the same folder, or a place in
-        the bucket.
-      stored: these files. Their writers have computed the checksums. In a bucket, each says where
-        it is.
-      references: files that other artifacts of the job hold.
+    `target` is where any process stores files of the artifact itself: the same folder, or a place
+    in the bucket. `stored` are these files. Their writers have computed the checksums. In a bucket,
+    each says where it is. `references` are files that other artifacts of the job hold.
     """
 
     folder: Path
@@ -66,11 +62,7 @@ class ArtifactDraft:
     references: list[ManifestFile] = dataclasses.field(default_factory=list)
 
     def make_manifest(self, request: Request, artifact: StorePath) -> Manifest:
-        """Describes the draft as it is now. Reads every file that is not in `stored`.
-
-        Raises:
-          MachineError: a file was damaged or removed in the meantime.
-        """
+        """Describes the draft as it is now. Reads every file that is not in `stored`."""
         if self.target.is_local:
             own = list_files(self.folder, self.stored)
         else:
@@ -137,7 +129,17 @@ def open_draft(
         with tempfile.TemporaryDirectory(prefix="artifact-") as folder:
             draft = ArtifactDraft(Path(folder), target)
             yield draft
-            manifest = _upload(draft, request, artifact)
+            manifest = draft.make_manifest(request, artifact)
+
+            def place(file: ManifestFile) -> ManifestFile:
+                if file.stored_at:
+                    return file
+                (target / file.path).upload(draft.folder / file.path)
+                stored_at = f"{artifact.name}/{target.name}/{file.path}"
+                return file.model_copy(update={"stored_at": stored_at})
+
+            files = map_requests(place, manifest.files)
+            manifest = manifest.model_copy(update={"files": files})
     except Exception as error:  # `gc` removes what is left by a job that was killed
         if not is_kept or to_exit_code(error) not in (ExitCode.RETRY, ExitCode.CANCELLED):
             with contextlib.suppress(TrainyardError):
@@ -147,20 +149,6 @@ def open_draft(
                     work_folder(artifact).remove_tree()
         raise
     lease.commit(artifact / NAME, format_json(manifest.model_dump(mode="json")))
-
-
-def _upload(draft: ArtifactDraft, request: Request, artifact: StorePath) -> Manifest:
-    """Uploads the files in a draft's folder. Returns a manifest that says where each one is."""
-
-    def place(file: ManifestFile) -> ManifestFile:
-        if file.stored_at:
-            return file
-        (draft.target / file.path).upload(draft.folder / file.path)
-        stored_at = f"{artifact.name}/{draft.target.name}/{file.path}"
-        return file.model_copy(update={"stored_at": stored_at})
-
-    manifest = draft.make_manifest(request, artifact)
-    return manifest.model_copy(update={"files": map_requests(place, manifest.files)})
 
 
 LOCAL_FOLDER_VARIABLE = "TRAINYARD_LOCAL_FOLDER"
@@ -189,9 +177,6 @@ def make_local_folder(place: StorePath) -> Path:
     """The folder of this host that stands for a place in the store.
 
     It is created for a place in a bucket. Only this user can read it.
-
-    Raises:
-      MachineError: the disk refused the folder, or it is not private to this user.
     """
     folder = find_local_folder(place)
     if place.is_local:
@@ -230,12 +215,7 @@ def open_workspace(attempt: Attempt[StorePath]) -> Iterator[Attempt[Path]]:
 
 
 def copy_request(attempt: Attempt[StorePath]) -> Attempt[Path]:
-    """Returns the attempt on this host, with a copy of its request.
-
-    Raises:
-      DataError: there is no such attempt in the store, or its request is invalid.
-      MachineError: the store or the disk failed.
-    """
+    """Returns the attempt on this host, with a copy of its request."""
     request = read_planned_request(attempt)
     workspace = Attempt(make_local_folder(attempt.folder))
     request = write_user_files(request, workspace.folder)
@@ -244,12 +224,9 @@ def copy_request(attempt: Attempt[StorePath]) -> Attempt[Path]:
 
 
 def read_planned_request(attempt: Attempt[StorePath]) -> Request:
-    """The request as Airflow has planned it.
+    """The request as Airflow has planned it. DataError if there is another one, or none.
 
     Others may write to the bucket. The digest travels by the way that starts the job.
-
-    Raises:
-      DataError: there is no request, it is invalid, or it is another one.
     """
     request = read_request(attempt.request)
     expected = os.environ.get(REQUEST_VARIABLE)

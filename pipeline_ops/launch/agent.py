@@ -54,19 +54,18 @@ from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.system.host import (
+    CLOSE_PORTS,
     OUT_OF_MEMORY,
     adopt_orphans,
+    check_host,
     count_cores,
     count_memory_kills,
+    describe_problems,
     die_with_parent,
-    find_gpus,
-    find_unreachable,
-)
-from pipeline_ops.system.host_check import check_host, describe_problems
-from pipeline_ops.system.network_namespace import (
-    CLOSE_PORTS,
     enter_network_namespace,
+    find_gpus,
     find_isolation_problem,
+    find_unreachable,
 )
 from pipeline_ops.system.processes import ProcessIdentity, end_descendants, is_stopped
 from pipeline_ops.system.temp_dirs import (

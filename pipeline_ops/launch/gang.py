@@ -49,7 +49,7 @@ from pipeline_ops.launch.plan import (
 from pipeline_ops.storage.atomic import translate_write_errors, write_json
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import read_json_as
-from pipeline_ops.system.network_namespace import CLOSE_PORTS, OPEN_PORTS
+from pipeline_ops.system.host import CLOSE_PORTS, OPEN_PORTS
 
 _log = logging.getLogger(__name__)
 

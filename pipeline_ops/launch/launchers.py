@@ -21,8 +21,7 @@ from typing import Any, Protocol
 from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
-from pipeline_ops.jobs.places.kubernetes import is_running
-from pipeline_ops.jobs.places.kubernetes_client import Kind, KubernetesClient, check_gang_rights
+from pipeline_ops.jobs.places.kubernetes import GANG_RIGHTS, Kind, KubernetesClient, is_running
 from pipeline_ops.jobs.places.kubernetes_manifest import build_gang, set_owner
 from pipeline_ops.jobs.places.kubernetes_state import judge_pod, may_replace_pods
 from pipeline_ops.jobs.places.place import build_python_command
@@ -230,8 +229,7 @@ class KubernetesLauncher(Launcher):
     def allocate(self, check: Callable[[], None]) -> list[Host]:
         hosts, client = self._hosts, self._client
         if self._num_allocations == 0:
-            for finding in check_gang_rights(client):
-                raise ConfigError(finding.problem, finding.cure)
+            client.validate_rights(GANG_RIGHTS)
         self._num_allocations += 1
         name = self._name = f"{self._base_name}-{self._num_allocations}"
         try:

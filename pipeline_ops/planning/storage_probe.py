@@ -6,6 +6,7 @@ job has worked for hours. Hard links are optional. They are used if the file sys
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -19,6 +20,7 @@ from pipeline_ops.storage.open_store import is_remote
 from pipeline_ops.storage.safe_paths import UnsafePath
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.lease import check_conditions
 
 _UNSUPPORTED_ERRNOS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EPERM)
 """The error numbers of a missing function. Other errors are those of a bad disk."""
@@ -47,33 +49,22 @@ def _check_bucket(key: str, root: StorePath) -> None:
 
     Raises MachineError if it can't be reached.
     """
-    probe = root / f".probe.{secrets.token_hex(8)}"
+    probe, has_content = root / f".probe.{secrets.token_hex(8)}", False
     try:
         probe.create(b"first")
-        if not _has_content(probe, b"first"):
+        with contextlib.suppress(FileNotFoundError, UnsafePath, MachineError):
+            has_content = probe.read(max_bytes=5) == b"first"
+        if not has_content:
             raise ConfigError(
                 f"{root}: the server there is no object store: it accepts a file, and does not "
                 "return it. Correct storage.endpoint."
             )
         try:
-            probe.create(b"second")
-        except FileExistsError:
-            return
+            check_conditions(root, lambda: probe.create(b"second"))
         finally:
             probe.remove()
     except (ConfigError, MachineError) as error:
         raise type(error)(f"{key}: {error.problem}", error.cure) from None
-    raise ConfigError(
-        f"{key}: the store of {root} accepts If-None-Match and ignores it, so two runs could "
-        "overwrite each other. Use a store with conditional writes."
-    )
-
-
-def _has_content(file: StorePath, content: bytes) -> bool:
-    try:
-        return file.read(max_bytes=len(content)) == content
-    except (FileNotFoundError, UnsafePath, MachineError):
-        return False
 
 
 def _check(key: str, root: Path) -> None:
@@ -134,15 +125,8 @@ def _probe_folder_rename(folder: Path) -> str | None:
     return "a folder that is not empty is replaced"
 
 
-def _probe_file_fsync(folder: Path) -> None:
-    with open(folder / "flushed", "wb") as file:
-        file.write(b"1")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _probe_folder_fsync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _probe_fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -153,6 +137,6 @@ _PROBES: dict[str, Callable[[Path], str | None]] = {
     "flock": _probe_flock,
     "rename of files": _probe_file_rename,
     "rename of folders": _probe_folder_rename,
-    "fsync of files": _probe_file_fsync,
-    "fsync of folders": _probe_folder_fsync,
+    "fsync of files": lambda folder: _probe_fsync(folder / "lock"),
+    "fsync of folders": _probe_fsync,
 }

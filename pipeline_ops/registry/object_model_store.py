@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline_ops.artifacts.manifest import MAX_BYTES, NAME, SIGNATURE, ManifestFile
+from pipeline_ops.artifacts.manifest import MAX_BYTES, NAME, SIGNATURE, ManifestFile, fetch_file
 from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
 from pipeline_ops.jobs.local_inputs import open_host_cache
@@ -151,15 +151,8 @@ class ObjectModelStore:
         source = self.folder / str(number)
 
         def download(file: ManifestFile) -> None:
-            place = source / file.path
-            try:
-                found = place.download(folder / file.path, file.num_bytes)
-            except FileNotFoundError:
-                raise DataError(f"{place} is missing. Publish the model again.") from None
-            if not file.has_content(found):
-                raise DataError(
-                    f"{place} has another checksum than in the manifest. Publish the model again."
-                )
+            remedy = "Publish the model again."
+            fetch_file(source / file.path, file, folder / file.path, remedy, DataError)
 
         map_requests(download, parse_version(content, str(source / NAME)).files)
         write_atomically(folder / NAME, content)

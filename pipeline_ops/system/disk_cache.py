@@ -8,17 +8,14 @@ first.
     <local folder>/trainyard-cache/<user id>/    private to the user
         <kind>-<digest>/                         an entry
         .<kind>-<two digits>.lock                held exclusively while such an entry is made
-        .space.lock                              held exclusively while room is made
 
-A maker that knows the size of its entry reserves the room before it starts: the staging folder then
-holds a file of this size without any content. Nothing else in the local folder is read, counted or
-removed.
+Entries that are being made are not counted, so the cache may exceed its limit by one entry for each
+process that makes one. Nothing else in the local folder is read, counted or removed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import stat
@@ -26,7 +23,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pipeline_ops.storage.atomic import make_write_error, translate_write_errors
+from pipeline_ops.storage.atomic import make_write_error
 from pipeline_ops.storage.own_folders import (
     FOLDER_FLAGS,
     open_private_folder,
@@ -40,9 +37,7 @@ from pipeline_ops.system.locks import exclusive_lock, try_lock, wait_for_shared_
 class CacheEntry:
     """An entry that this process uses. It stays on the disk as long as this object exists.
 
-    Args:
-      path: the folder of the entry.
-      descriptor: the open folder, with a shared lock.
+    The descriptor is that of the open folder, with a shared lock.
     """
 
     def __init__(self, path: Path, descriptor: int):
@@ -51,81 +46,9 @@ class CacheEntry:
         """Ends the use. The kernel then releases the lock."""
 
 
-@dataclasses.dataclass(frozen=True)
-class EntryPlace:
-    """The open cache folder, and the name of an entry in it."""
-
-    here: int
-    name: str
-    final: Path
-
-
-def lock_new_entry(place: EntryPlace, staging: Path) -> CacheEntry:
-    """Locks an entry for use before it gets its name, so that no other process removes it."""
-    descriptor = os.open(staging.name, FOLDER_FLAGS, dir_fd=place.here)
-    entry = CacheEntry(place.final, descriptor)
-    wait_for_shared_lock(descriptor)
-    return entry
-
-
-def use_entry(place: EntryPlace) -> CacheEntry | None:
-    """Locks an entry for use. Returns None if there is none.
-
-    A link, a file or another user's folder of that name is not an entry.
-    """
-    if not find_entry(place.here, place.name):
-        return None
-    try:
-        descriptor = os.open(place.name, FOLDER_FLAGS, dir_fd=place.here)
-    except FileNotFoundError:
-        return None
-    entry = CacheEntry(place.final, descriptor)
-    wait_for_shared_lock(descriptor)
-    found = find_entry(place.here, place.name)
-    if found is None or found.st_ino != os.fstat(descriptor).st_ino:  # removed before the lock
-        entry.close()
-        return None
-    os.utime(place.name, dir_fd=place.here, follow_symlinks=False)
-    return entry
-
-
-@contextlib.contextmanager
-def open_entry_folder(here: int, name: str) -> Iterator[int | None]:
-    """Yields the descriptor of a folder, or None if it is gone."""
-    try:
-        descriptor = os.open(name, FOLDER_FLAGS, dir_fd=here)
-    except FileNotFoundError:
-        yield None
-        return
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def find_entry(here: int, name: str) -> os.stat_result | None:
-    """The status of an entry. None if it is missing, a link, a file or another user's."""
-    with contextlib.suppress(FileNotFoundError):
-        found = os.stat(name, dir_fd=here, follow_symlinks=False)
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-            return found
-    return None
-
-
-def measure_bytes(folder: Path) -> int:
-    """Adds up the sizes of all files below a folder. A file that vanishes in between counts 0."""
-    total = 0
-    for folder_path, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.lstat(os.path.join(folder_path, name)).st_size
-    return total
-
-
 KINDS = ("artifact", "checked", "code", "dataset", "offsets", "parsed", "shard", "version")
 _ENTRY = re.compile(f"({'|'.join(KINDS)})-[0-9a-f]+")
 _STAGING = re.compile(rf"\.({_ENTRY.pattern})\.[0-9]+\.[0-9a-f]+\.staging")
-_RESERVATION = ".reserved"
 _ALTERNATIVE = "set train.input.local_folder to another folder"
 _WAIT_SECONDS = 24 * 3600.0
 """The maximum wait for another maker. The job's own deadline ends a wait that takes too long."""
@@ -145,11 +68,9 @@ def release_entry(path: Path) -> None:
 
 
 class HostCache:
-    """The entries of this user in one local folder.
+    """The entries of this user in a folder on a disk of this host, created if it is missing.
 
-    Args:
-      local_folder: a folder on a disk of this host, created if it is missing.
-      limit_bytes: the maximum size of all entries. Entries in use stay, even beyond it.
+    Entries in use stay, even beyond the limit.
     """
 
     def __init__(self, local_folder: Path, limit_bytes: int):
@@ -157,74 +78,75 @@ class HostCache:
         self._folder, self.limit_bytes = self._shared / str(os.geteuid()), limit_bytes
 
     def get_or_create(self, kind: str, digest: str, fill: Fill) -> Path:
-        """Returns the folder of an entry, which this process uses until it ends or releases it.
-
-        Works like `open_entry`.
-        """
+        """Works like `open_entry`. This process uses the entry until it ends or releases it."""
         entry = self.open_entry(kind, digest, fill)
         _kept.setdefault(entry.path, entry)
         return entry.path
 
-    def open_entry(self, kind: str, digest: str, fill: Fill, num_bytes: int = 0) -> CacheEntry:
-        """Returns an entry, which `fill` creates if it is missing.
+    def open_entry(self, kind: str, digest: str, fill: Fill) -> CacheEntry:
+        """Returns an entry, which `fill` creates if it is missing, in an empty folder.
 
-        Args:
-          kind: one of KINDS.
-          digest: hex digits.
-          fill: writes the entry into an empty folder.
-          num_bytes: the size of the entry, if it is known. Room is made for it.
-
-        Raises:
-          MachineError: the disk failed, or the cache is not private to this user.
-
-        An error of `fill` is passed on, and its output is removed.
+        `kind` is one of KINDS, and `digest` has hex digits. An error of `fill` is passed on, and
+        its output is removed. Raises MachineError if the cache is not private to this user.
         """
-        with self._open(kind, digest) as place:
-            with exclusive_lock(self._get_maker_lock(place.name), str(place.final), _WAIT_SECONDS):
-                entry = use_entry(place)
-                if entry is None:
-                    if num_bytes:
-                        self._make_room(place.here, num_bytes)
-                    with staging_folder(place.final) as staging:
-                        fill(staging)
-                        entry = lock_new_entry(place, staging)
-            self._make_room(place.here, 0)
+        with self._open(kind, digest) as (here, name):
+            lock = self._get_maker_lock(name)
+            with exclusive_lock(lock, str(self._folder / name), _WAIT_SECONDS):
+                entry = self._use(here, name) or self._make(here, name, fill)
+            self._make_room(here, 0)
         return entry
 
     def try_open_entry(
         self, kind: str, digest: str, fill: Fill, num_bytes: int
     ) -> CacheEntry | None:
-        """Returns an entry like `open_entry`, but never waits and never exceeds the limit.
+        """Returns an entry like `open_entry`, but never waits. `num_bytes` is its size.
 
-        Returns:
-          None if another process is making the entry, or the cache is full of entries in use.
+        None if another process is making the entry, or the cache is full of entries in use.
         """
         with (
-            self._open(kind, digest) as place,
-            contextlib.ExitStack() as stack,
-            open(self._get_maker_lock(place.name), "a") as lock,
+            self._open(kind, digest) as (here, name),
+            open(self._get_maker_lock(name), "a") as lock,
         ):
-            if entry := use_entry(place):
+            if entry := self._use(here, name):
                 return entry
             if not try_lock(lock.fileno()):
                 return None
-            if entry := use_entry(place):  # made in the meantime
+            if entry := self._use(here, name):  # made in the meantime
                 return entry
-            with exclusive_lock(self._folder / ".space.lock", str(self._folder), _WAIT_SECONDS):
-                if not self._make_room(place.here, num_bytes):
-                    return None
-                staging = stack.enter_context(staging_folder(place.final))
-                reservation = staging / _RESERVATION
-                with translate_write_errors(reservation), open(reservation, "xb") as file:
-                    file.truncate(num_bytes)
+            return self._make(here, name, fill) if self._make_room(here, num_bytes) else None
+
+    def _use(self, here: int, name: str) -> CacheEntry | None:
+        """Locks an entry for use. Returns None if there is none.
+
+        A link, a file or another user's folder of that name is not an entry.
+        """
+        if not _find_entry(here, name):
+            return None
+        try:
+            descriptor = os.open(name, FOLDER_FLAGS, dir_fd=here)
+        except FileNotFoundError:
+            return None
+        entry = CacheEntry(self._folder / name, descriptor)
+        wait_for_shared_lock(descriptor)
+        found = _find_entry(here, name)
+        if found is None or found.st_ino != os.fstat(descriptor).st_ino:  # removed before the lock
+            entry.close()
+            return None
+        os.utime(name, dir_fd=here, follow_symlinks=False)
+        return entry
+
+    def _make(self, here: int, name: str, fill: Fill) -> CacheEntry:
+        with staging_folder(self._folder / name) as staging:
             fill(staging)
-            reservation.unlink()
-            entry = lock_new_entry(place, staging)
-            stack.close()
-            return entry
+            # Locked before it gets its name, so that no other process removes it.
+            descriptor = os.open(staging.name, FOLDER_FLAGS, dir_fd=here)
+            entry = CacheEntry(self._folder / name, descriptor)
+            wait_for_shared_lock(descriptor)
+        return entry
 
     @contextlib.contextmanager
-    def _open(self, kind: str, digest: str) -> Iterator[EntryPlace]:
+    def _open(self, kind: str, digest: str) -> Iterator[tuple[int, str]]:
+        """Yields the open cache folder, and the name of an entry in it."""
         name = f"{kind}-{digest}"
         if not _ENTRY.fullmatch(name):
             raise ValueError(
@@ -233,7 +155,7 @@ class HostCache:
             )
         self._make_folder()
         with open_private_folder(self._folder, _ALTERNATIVE) as here:
-            yield EntryPlace(here, name, self._folder / name)
+            yield here, name
 
     def _get_maker_lock(self, name: str) -> Path:
         """The lock file of the makers of an entry. Some entries share one: there are 256 a kind."""
@@ -243,19 +165,18 @@ class HostCache:
     def remove_older(self, before: float, is_dry_run: bool = False) -> tuple[int, int]:
         """Removes the entries that were last used before a time, unless a process uses them.
 
-        Returns:
-          The number of removed entries, and their bytes. In a dry run, those of old entries.
+        Returns the number of removed entries, and their bytes. In a dry run, those of old entries.
         """
         num_entries, num_bytes = 0, 0
         if self._folder.is_dir():
             with open_private_folder(self._folder, _ALTERNATIVE) as here:
                 for name in self._list_entries(here):
-                    entry = find_entry(here, name)
+                    entry = _find_entry(here, name)
                     if entry and entry.st_mtime < before:
-                        size = measure_bytes(self._folder / name)
+                        size = _measure_bytes(self._folder / name)
                         if not is_dry_run:
                             self._remove_if_unused(here, name)
-                        if is_dry_run or find_entry(here, name) is None:
+                        if is_dry_run or _find_entry(here, name) is None:
                             num_entries, num_bytes = num_entries + 1, num_bytes + size
         return num_entries, num_bytes
 
@@ -279,11 +200,13 @@ class HostCache:
 
     def _make_room(self, here: int, num_bytes: int) -> bool:
         """Removes unused entries until `num_bytes` more fit. Returns whether they do."""
-        entries, total = self._list_entries(here), num_bytes
         for name in filter(_STAGING.fullmatch, os.listdir(here)):
-            total += self._measure_staging(here, name)
-        sizes = {name: measure_bytes(self._folder / name) for name in entries}
-        total += sum(sizes.values())
+            with open(self._get_maker_lock(name.removeprefix(".").split(".")[0]), "a") as lock:
+                if try_lock(lock.fileno()):  # its maker was killed
+                    remove_folder(name, here)
+        entries = self._list_entries(here)
+        sizes = {name: _measure_bytes(self._folder / name) for name in entries}
+        total = num_bytes + sum(sizes.values())
         for name in entries:
             if total <= self.limit_bytes:
                 break
@@ -295,29 +218,39 @@ class HostCache:
         """The names of this user's entries, the oldest first. Reports other visible entries."""
         found = {}
         for name in os.listdir(here):
-            if _ENTRY.fullmatch(name) and (entry := find_entry(here, name)):
+            if _ENTRY.fullmatch(name) and (entry := _find_entry(here, name)):
                 found[name] = entry.st_mtime_ns
             elif not name.startswith("."):
                 warn_unowned_folder(str(self._folder / name))
         return sorted(found, key=found.__getitem__)
 
     def _remove_if_unused(self, here: int, name: str) -> bool:
-        with open_entry_folder(here, name) as folder:
-            if folder is None or not try_lock(folder):
-                return folder is None
-            remove_by_rename(self._folder / name)
+        try:
+            folder = os.open(name, FOLDER_FLAGS, dir_fd=here)
+        except FileNotFoundError:
             return True
+        try:
+            if is_unused := try_lock(folder):
+                remove_by_rename(self._folder / name)
+            return is_unused
+        finally:
+            os.close(folder)
 
-    def _measure_staging(self, here: int, name: str) -> int:
-        """The present or reserved size of what is being made.
 
-        Removes what a killed maker has left.
-        """
-        entry = name.removeprefix(".").split(".")[0]
-        with open(self._get_maker_lock(entry), "a") as lock:
-            if try_lock(lock.fileno()):
-                remove_folder(name, here)
-                return 0
-        with contextlib.suppress(FileNotFoundError):
-            return os.stat(f"{name}/{_RESERVATION}", dir_fd=here).st_size
-        return measure_bytes(self._folder / name)
+def _find_entry(here: int, name: str) -> os.stat_result | None:
+    """The status of an entry. None if it is missing, a link, a file or another user's."""
+    with contextlib.suppress(FileNotFoundError):
+        found = os.stat(name, dir_fd=here, follow_symlinks=False)
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            return found
+    return None
+
+
+def _measure_bytes(folder: Path) -> int:
+    """Adds up the sizes of all files below a folder. A file that vanishes in between counts 0."""
+    total = 0
+    for folder_path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(folder_path, name)).st_size
+    return total

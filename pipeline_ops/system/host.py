@@ -1,23 +1,31 @@
-"""The host that this process runs on: cores, GPUs, memory limit, sockets, ties of processes."""
+"""The host of this process: cores, GPUs, memory limit, network, ties of processes, and checks."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
-import errno
+import fcntl
 import glob
 import importlib.metadata
 import math
 import os
 import re
+import resource
 import select
+import shutil
 import signal
 import socket
+import struct
+import sys
+import tempfile
 import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -61,9 +69,7 @@ _OWN = Path("/proc/self/cgroup")
 def count_cores(mount: Path = _MOUNT, own: Path = _OWN) -> int:
     """Returns the number of cores, at least 1. A part of a core counts as one.
 
-    Args:
-      mount: where the cgroups are mounted.
-      own: the file with the cgroups of the process.
+    `mount` is where the cgroups are mounted, and `own` the file with those of the process.
     """
     quotas = [quota for folder in _list_folders(mount, own) if (quota := _read_quota(folder))]
     return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *quotas])))
@@ -153,42 +159,30 @@ def count_memory_kills(files: tuple[Path, ...] = (_V2, _V1)) -> int:
     return 0
 
 
-def find_unreachable(addresses: Iterable[str], timeout_seconds: float) -> dict[str, str]:
+def find_unreachable(addresses: Sequence[str], timeout_seconds: float) -> dict[str, str]:
     """The addresses, as `host:port`, that refuse a connection or do not answer, and why.
 
     It returns after the timeout at the latest, apart from the look-up of names.
     """
-    waiting: dict[socket.socket, str] = {}
-    problems: dict[str, str] = {}
-    for address in addresses:
+
+    def connect(address: str) -> str:
         host, _, port = address.rpartition(":")
-        try:
-            # TensorFlow's servers and our workers listen on IPv4.
-            family, kind, _, _, target = socket.getaddrinfo(
-                host, port, socket.AF_INET, socket.SOCK_STREAM
-            )[0]
-        except OSError as error:
-            problems[address] = f"its name can't be resolved ({error.strerror})"
-            continue
-        connection = socket.socket(family, kind)
-        connection.setblocking(False)
-        if (number := connection.connect_ex(target)) not in (0, errno.EINPROGRESS):
-            problems[address] = os.strerror(number)
-        waiting[connection] = address
-    deadline = time.monotonic() + timeout_seconds
-    while pending := [each for each in waiting if each.fileno() >= 0]:
-        _, writable = wait_until_ready([], pending, max(0.0, deadline - time.monotonic()))
-        for connection in writable:
-            if number := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                problems.setdefault(waiting[connection], os.strerror(number))
-            connection.close()
-        if time.monotonic() > deadline:
-            break
-    for connection in waiting:
-        if connection.fileno() >= 0:
-            problems.setdefault(waiting[connection], "no answer")
-            connection.close()
-    return problems
+        # TensorFlow's servers and our workers listen on IPv4.
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_seconds)
+            try:
+                connection.connect((socket.gethostbyname(host), int(port)))
+            except socket.gaierror as error:
+                return f"its name can't be resolved ({error.strerror})"
+            except TimeoutError:
+                return "no answer"
+            except OSError as error:
+                return os.strerror(error.errno or 0)
+        return ""
+
+    with ThreadPoolExecutor(max(1, len(addresses))) as threads:
+        problems = dict(zip(addresses, threads.map(connect, addresses), strict=True))
+    return {address: problem for address, problem in problems.items() if problem}
 
 
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
@@ -221,3 +215,154 @@ def wait_until_ready(
         [each for each in readers if ready.get(each.fileno(), 0) & _READABLE],
         [each for each in writers if ready.get(each.fileno(), 0) & _WRITABLE],
     )
+
+
+# A gang's TensorFlow servers listen on all interfaces and serve any client, and no setting changes
+# that. Inside a network namespace there is only a loopback interface, which no other process of the
+# host reaches. The namespace belongs to the processes in it and ends with the last of them.
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1  # linux/sockios.h, linux/if.h
+
+OPEN_PORTS = "TensorFlow's servers of the gang listen on all interfaces and ask for no credentials"
+CLOSE_PORTS = (
+    "Allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
+    "kernel.apparmor_restrict_unprivileged_userns=0, or the container's seccomp profile) and keep "
+    "the storage root in a folder"
+)
+
+
+def enter_network_namespace() -> None:
+    """Moves this process, and all that it starts from now on, into a new network namespace.
+
+    Needs no privileges where the kernel lets users make namespaces. Must be called before there is
+    a second thread. Raises OSError if the kernel refuses. The process may then have no network.
+    """
+    user, group = os.getuid(), os.getgid()
+    try:
+        _unshare(_CLONE_NEWNET)
+    except PermissionError:
+        _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+
+
+def find_isolation_problem(bucket: str = "") -> str:
+    """The reason why a gang here can have no namespace, empty for none. A child process tries it.
+
+    `bucket` is what the gang must reach outside.
+    """
+    if bucket:
+        return f"{bucket} cannot be reached from a network namespace"
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            enter_network_namespace()
+            code = 0
+        except OSError as error:
+            code = error.errno or 1
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return f"the kernel refuses a network namespace ({os.strerror(abs(code))})" if code else ""
+
+
+def _unshare(flags: int) -> None:
+    if _libc.unshare(flags):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+# The checks before a job or a gang starts here take less than a second.
+_MIN_FREE_BYTES = 256 << 20
+_MIN_SHARED_BYTES = 128 << 20
+_MIN_OPEN_FILES = 1024
+_PYTHON = ((3, 11), (3, 13))
+
+
+class Finding(BaseModel):
+    """The result of one check. With a `problem`, it or `cure` says what to do."""
+
+    model_config = ConfigDict(frozen=True)
+
+    check: str
+    problem: str = ""
+    cure: str = ""
+    is_warning: bool = False
+    """Whether jobs can work nevertheless."""
+
+
+def check_host(folders: dict[str, Path]) -> list[Finding]:
+    """Checks this host, and folders that jobs write to, by the name for messages.
+
+    The temporary folder counts in any case. A folder that does not exist yet stands for the one
+    that will hold it.
+    """
+    folders = {"the temporary folder": Path(tempfile.gettempdir())} | folders
+    version, (least, newest) = sys.version_info[:2], _PYTHON
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shared, shared_bytes = "/dev/shm", 0  # noqa: S108
+    with contextlib.suppress(OSError):
+        shared_bytes = shutil.disk_usage(shared).total
+    findings = [
+        _judge(
+            "Python",
+            least <= version <= newest,
+            f"{sys.executable} is Python {version[0]}.{version[1]}",
+            "Use Python 3.11, 3.12 or 3.13.",
+        ),
+        *(_check_folder(name, folder) for name, folder in folders.items()),
+        _judge(
+            "shared memory",
+            shared_bytes >= _MIN_SHARED_BYTES,
+            f"{shared} holds {shared_bytes >> 20} MiB, and workers with GPUs exchange gradients "
+            "there",
+            "Mount a larger one. For a container: --shm-size=1g.",
+            is_warning=True,
+        ),
+        _judge(
+            "open files",
+            soft == resource.RLIM_INFINITY or soft >= _MIN_OPEN_FILES,
+            f"a process may open {soft} files, and {_MIN_OPEN_FILES} are the least",
+            f"Raise the limit with `ulimit -n` (up to {hard}), or in limits.conf.",
+        ),
+    ]
+    if gpu_problem := find_gpu_problem():
+        findings.append(_judge("GPUs", False, *gpu_problem, is_warning=True))
+    return findings
+
+
+def _judge(check: str, is_fine: bool, problem: str, cure: str, is_warning: bool = False) -> Finding:
+    if is_fine:
+        return Finding(check=check)
+    return Finding(check=check, problem=problem, cure=cure, is_warning=is_warning)
+
+
+def _check_folder(name: str, folder: Path) -> Finding:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    check = f"disk of {name}"
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"1")
+            file.flush()
+        num_free = shutil.disk_usage(folder).free
+    except OSError as error:
+        cure = "Give this user the right to write there, or free space on that disk."
+        return _judge(check, False, f"{folder} can't be written: {error.strerror}", cure)
+    return _judge(
+        check,
+        num_free >= _MIN_FREE_BYTES,
+        f"{folder} has {num_free >> 20} MiB free, and {_MIN_FREE_BYTES >> 20} are the least for a "
+        "training",
+        "Free space there (`trainyard gc` removes what no run needs), or use another disk.",
+    )
+
+
+def describe_problems(findings: list[Finding]) -> Iterator[str]:
+    """The problems among some findings, with their cures, warnings left out."""
+    for finding in findings:
+        if finding.problem and not finding.is_warning:
+            yield f"{finding.check}: {finding.problem}. {finding.cure}"

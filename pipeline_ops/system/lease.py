@@ -101,16 +101,9 @@ def read_optional(path: StorePath) -> bytes:
         return b""
 
 
-def get_record_path(path: StorePath, token: int) -> StorePath:
-    return path / f"{token:08d}.json"
-
-
-def get_beat_path(path: StorePath, token: int) -> StorePath:
-    return path / f"{token:08d}.beat"
-
-
-def get_content_path(path: StorePath, token: int) -> StorePath:
-    return path / f"{token:08d}.content"
+def get_record_path(path: StorePath, token: int, kind: str = "json") -> StorePath:
+    """The file of a number: its record, its `beat`, or the `content` of its commit."""
+    return path / f"{token:08d}.{kind}"
 
 
 LEASE_SECONDS = 30.0
@@ -162,11 +155,8 @@ def hold_lease(
 ) -> Iterator[Lease]:
     """Holds a lease while the block runs.
 
-    Args:
-      path: the lock file, or the folder of the records. Nothing else may be there.
-      resource: the thing that it protects, for messages.
-      wait_seconds: how long to wait for another process.
-      on_wait: called once, with the reason, if another process holds the lease.
+    `path` is the lock file, or the folder of the records. Nothing else may be there. `resource` is
+    for messages. `on_wait` is called once, with the reason, if another process holds the lease.
 
     Raises:
       ResourceHeld: another process still holds the lease after `wait_seconds`.
@@ -206,18 +196,18 @@ class _BucketLease(Lease):
         self._is_lost |= not self._is_mine()
         self.check()
         place = str(target).removeprefix(f"{self._path.parent}/")
-        get_content_path(self._path, self.token + 1).write(content)
+        get_record_path(self._path, self.token + 1, "content").write(content)
         self._append("committed", place)
         self._is_over = True
         target.create(content)
-        get_content_path(self._path, self.token + 1).remove()
+        get_record_path(self._path, self.token + 1, "content").remove()
         remove_records(self._path, below=self.token + 1)
 
     def discard(self) -> None:
         self._stop_beats()
         self._is_over = True
         remove_records(self._path, below=self.token)
-        get_beat_path(self._path, self.token).remove()
+        get_record_path(self._path, self.token, "beat").remove()
         if self._is_mine():
             get_record_path(self._path, self.token).remove()
 
@@ -259,7 +249,7 @@ class _BucketLease(Lease):
             with contextlib.suppress(
                 TrainyardError
             ):  # the store is away: the next beat tries again
-                get_beat_path(self._path, self.token).write(secrets.token_bytes(8))
+                get_record_path(self._path, self.token, "beat").write(secrets.token_bytes(8))
                 if find_tokens(self._path)[-1:] > [self.token]:
                     self._is_lost |= not self._is_ending
                     return
@@ -297,7 +287,11 @@ def _try_create_holder(path: StorePath, last: int) -> bytes | None:
         record = create_record(path, token, "held")
     except FileExistsError:
         return None
-    _check_conditions(path, token)
+    try:
+        check_conditions(path, lambda: create_record(path, token, "held"))
+    except ConfigError:
+        if find_tokens(path)[-1] <= token:  # else a later holder has removed the first record
+            raise
     if find_tokens(path)[-2:] != [*filter(None, [last]), token]:
         get_record_path(path, token).remove()  # holders have come and gone since the last listing
         return None
@@ -319,11 +313,16 @@ class _HolderWatch:
         if record is None or record.state == "released":
             return None
         if record.state == "committed":
-            _finish_commit(self._path, token, record)
+            # Its process may have been killed before it could create the file.
+            content = read_optional(get_record_path(self._path, token, "content"))
+            if record.target and content:
+                with contextlib.suppress(FileExistsError):
+                    (self._path.parent / record.target).create(content)
+                get_record_path(self._path, token, "content").remove()
             return None
         if record.pid_space == get_pid_space():
             return record if record.holder.is_alive() else None
-        beat = read_optional(get_beat_path(self._path, token))
+        beat = read_optional(get_record_path(self._path, token, "beat"))
         before, self._looked = self._looked, time.monotonic()
         self._silence += min(self._looked - before, _LOOK_SECONDS)
         if (token, beat) != (self._token, self._beat):
@@ -331,24 +330,16 @@ class _HolderWatch:
         return record if self._silence <= LEASE_SECONDS else None
 
 
-def _check_conditions(path: StorePath, token: int) -> None:
-    """Raises ConfigError if the store ignores conditions: there, all processes would be first."""
+def check_conditions(place: StorePath, create_again: Callable[[], object]) -> None:
+    """Creates a file that exists, which a store must refuse: else all processes would be first.
+
+    Raises ConfigError if the store has replaced it.
+    """
     try:
-        create_record(path, token, "held")
+        create_again()
     except FileExistsError:
         return
-    if find_tokens(path)[-1] > token:  # a later holder has removed the first one
-        return
     raise ConfigError(
-        f"{path}: this store accepts If-None-Match and ignores it, so two runs could overwrite "
+        f"{place}: this store accepts If-None-Match and ignores it, so two runs could overwrite "
         "each other. Use a store with conditional writes."
     )
-
-
-def _finish_commit(path: StorePath, token: int, record: LeaseRecord) -> None:
-    """Creates the file of a commit whose process was killed before it could."""
-    content = read_optional(get_content_path(path, token))
-    if record.target and content:
-        with contextlib.suppress(FileExistsError):
-            (path.parent / record.target).create(content)
-        get_content_path(path, token).remove()

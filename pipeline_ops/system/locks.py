@@ -25,10 +25,8 @@ class ResourceHeld(MachineError):
 class HolderWait:
     """Waits for the holder of a resource, and asks less often as time passes.
 
-    Args:
-      limit_seconds: how long to wait at most.
-      on_wait: called once, with the reason.
-      poll_seconds: the first and the longest time between two looks.
+    `on_wait` is called once, with the reason. `poll_seconds` are the first and the longest time
+    between two looks.
     """
 
     def __init__(
@@ -44,11 +42,7 @@ class HolderWait:
     def wait(self, held: str) -> None:
         """Waits until the next look.
 
-        Args:
-          held: what is held, and by whom.
-
-        Raises:
-          ResourceHeld: the limit is over.
+        Raises ResourceHeld after the limit. `held` says what, and by whom.
         """
         waited = time.monotonic() - self._start
         if waited > self._limit:
@@ -60,18 +54,9 @@ class HolderWait:
 
 
 def try_lock(descriptor: int, is_shared: bool = False, alternative: str = "") -> bool:
-    """Locks an open file or folder, unless another process holds a conflicting lock.
+    """Locks an open file or folder. Returns False if another process holds a conflicting lock.
 
-    Args:
-      descriptor: the open file or folder.
-      is_shared: whether other processes may hold a shared lock at the same time.
-      alternative: what an operator can do instead if the file system has no locks.
-
-    Returns:
-      Whether this process has the lock now.
-
-    Raises:
-      MachineError: the file system has no locks.
+    `alternative` is what an operator can do instead if the file system has no locks (MachineError).
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -101,16 +86,8 @@ def exclusive_lock(
 
     The owner writes its pid into the file, so that messages can name it. It may remove the file
     while it holds the lock. A process that waits for it then locks the file that comes after.
-
-    Args:
-      path: the lock file.
-      resource: the thing that it protects, for messages.
-      wait_seconds: how long to wait for another process.
-      on_wait: called once, with the reason, if another process holds the lock.
-
-    Raises:
-      ResourceHeld: another process still holds the lock after `wait_seconds`.
-      MachineError: the file can't be locked.
+    `resource` is for messages. `on_wait` is called once, with the reason, if another process holds
+    the lock. Raises ResourceHeld if it still does after `wait_seconds`.
     """
     wait = HolderWait(wait_seconds, on_wait, poll_seconds=(0.05, 2.0))
     with contextlib.ExitStack() as stack:

@@ -129,11 +129,7 @@ def find_environment_values(name: str) -> set[str]:
 def start_detached(
     argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Starts a process as the leader of its own session. Appends both of its outputs to `log`.
-
-    Raises:
-      MachineError: the disk refused the log.
-    """
+    """Starts a process as the leader of its own session. Appends both of its outputs to `log`."""
     with contextlib.ExitStack() as stack:
         with translate_write_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -158,15 +154,9 @@ def kill_group(
     is gone. That is safe, because the kernel assigns no pid that is still in use as a process
     group.
 
-    Args:
-      leader: the leader that the caller has started, or that a file names.
-      grace_seconds: the time between the two signals.
-      variable: an environment variable that all members inherit, as name and value. A group
-        without a member that has it belongs to another program and gets no signal. None if the
-        caller has started the leader.
-
-    Returns:
-      Whether no process of the group is left.
+    `variable` is an environment variable that all members inherit, as name and value. A group
+    without a member that has it belongs to another program and gets no signal. None if the caller
+    has started the leader. Returns whether no process of the group is left.
     """
     stat = _read_stat(leader.pid)
     if stat and int(stat[_START_TICKS]) != leader.start_ticks:  # the pid belongs to another process
@@ -176,19 +166,16 @@ def kill_group(
     ):
         return True
     _signal_group(leader.pid, signal.SIGTERM)
-    if _wait_until_empty(leader.pid, grace_seconds):
+    if wait_until_gone(lambda: find_group_members(leader.pid), grace_seconds):
         return True
     _signal_group(leader.pid, signal.SIGKILL)
-    return _wait_until_empty(leader.pid, grace_seconds)
+    return wait_until_gone(lambda: find_group_members(leader.pid), grace_seconds)
 
 
 def kill_processes(variable: tuple[str, str], grace_seconds: float) -> bool:
     """Kills the processes of this user that were started with a variable in their environment.
 
-    The caller is spared.
-
-    Returns:
-      Whether none is left. False if the kernel cannot end one within the grace time.
+    The caller is spared. Returns False if the kernel cannot end one within the grace time.
     """
     deadline = time.monotonic() + grace_seconds
     while processes := [each for each in find_processes(variable) if each.pid != os.getpid()]:
@@ -206,12 +193,15 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _wait_until_empty(group: int, seconds: float) -> bool:
+def wait_until_gone(
+    find: Callable[[], object], seconds: float, poll_seconds: float = _POLL_SECONDS
+) -> bool:
+    """Waits until nothing is found any more. Returns False after the time."""
     deadline = time.monotonic() + seconds
-    while find_group_members(group):
+    while find():
         if time.monotonic() > deadline:
             return False
-        time.sleep(_POLL_SECONDS)
+        time.sleep(poll_seconds)
     return True
 
 
@@ -225,7 +215,7 @@ def _find_descendants(root: int | None = None) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in psutil.Process(root).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                if process.status() not in _DEAD:
                     found.append(process)
     return found
 
@@ -235,10 +225,7 @@ def end_descendants(
 ) -> None:
     """Ends all descendants: SIGTERM, then SIGKILL after the grace time, until none is left.
 
-    Args:
-      grace_seconds: the maximum time between the two signals.
-      is_awaited: returns whether a process is worth waiting for. The grace time ends early when
-        no such process is left.
+    The grace time ends early when no process is left that `is_awaited`.
     """
     _signal(_find_descendants(), signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds
@@ -257,8 +244,7 @@ def end_descendants(
 def reap() -> dict[int, int]:
     """Collects the children that have ended.
 
-    Returns:
-      Exit status by pid. It is negative for a signal.
+    Returns their exit statuses, negative for a signal, by pid.
     """
     ended = {}
     with contextlib.suppress(ChildProcessError):

@@ -9,10 +9,12 @@ removes the folder in the end. The folder of a killed owner is removed by the ne
 sweeps and gets the lock (`sweep`).
 
 The lock is on the folder itself, so folder and lock always have the same owner, and
-systemd-tmpfiles spares a locked folder. The lock is valid on one host only, even if the temporary
-folder is a share that other hosts see. The host is therefore part of the path. Names are short,
-because the path of a socket has at most 108 bytes. These folders hold no files for the next try
-(see `work_folder` in `artifacts/layout.py`) or for other hosts.
+systemd-tmpfiles spares a locked folder. The temporary folder belongs to every user of this host, so
+another user may have taken the name: a root that is not private to this user is refused. The lock
+is valid on one host only, even if the temporary folder is a share that other hosts see. The host is
+therefore part of the path. Names are short, because the path of a socket has at most 108 bytes.
+These folders hold no files for the next try (see `work_folder` in `artifacts/layout.py`) or for
+other hosts.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class ScratchFolder:
         for _ in range(_REMOVAL_TRIES):
             empty_folder(self.lock)
             try:
-                with _open_root(self.folder.parent) as root:
+                with open_private_folder(self.folder.parent, _ALTERNATIVE) as root:
                     if _is_entry(self.lock, root, self.folder.name):
                         os.rmdir(self.folder.name, dir_fd=root)
                 break
@@ -84,9 +86,6 @@ def use_temporary_folder(purpose: str) -> Iterator[Path]:
     """Gives this process and its new children their own temporary folder for the block.
 
     It also removes the folders that other processes have left.
-
-    Raises:
-      MachineError: see `try_acquire_scratch_folder`.
     """
     sweep()
     while (scratch := try_acquire_scratch_folder(f"{purpose}-{secrets.token_hex(4)}")) is None:
@@ -109,32 +108,29 @@ def use_temporary_folder(purpose: str) -> Iterator[Path]:
 def try_acquire_scratch_folder(name: str) -> ScratchFolder | None:
     """The folder of that name, held and empty, or None while another process holds it.
 
-    Files that a killed owner has left in it are removed.
-
-    Raises:
-      MachineError: this user can't use the temporary folder.
+    Files that a killed owner has left in it are removed. Raises MachineError if this user can't use
+    the temporary folder.
     """
-    _make_root()
+    folder = get_scratch_path(name)
     try:
-        with _open_root(_root()) as root:
-            _make_folder(root, name)
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.parent.mkdir(mode=0o700)
+    except OSError as error:
+        cure = f"Check its permissions, or {_ALTERNATIVE}."
+        raise make_write_error(folder.parent, error, cure) from error
+    try:
+        with open_private_folder(folder.parent, _ALTERNATIVE) as root:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, mode=0o700, dir_fd=root)
             scratch = _try_lock_folder(root, name)
     except FileNotFoundError:  # another sweep has removed the empty root
         return None
+    except OSError as error:
+        raise make_write_error(folder, error) from error
     if scratch:
         empty_folder(scratch.lock)
     return scratch
-
-
-def _make_folder(root: int, name: str) -> None:
-    try:
-        os.mkdir(name, mode=0o700, dir_fd=root)
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise make_write_error(get_scratch_path(name), error) from error
 
 
 def sweep() -> None:
@@ -143,7 +139,7 @@ def sweep() -> None:
     A root that is not ours is reported and stays, with all its content.
     """
     try:
-        with _open_root(_root()) as root:
+        with open_private_folder(_root(), _ALTERNATIVE) as root:
             for name in os.listdir(root):
                 if scratch := _try_lock_folder(root, name):
                     scratch.remove()
@@ -169,29 +165,6 @@ def _root() -> Path:
     name = f"trainyard-{os.getuid()}-{compute_digest(socket.gethostname())[:8]}"
     temporary = Path(tempfile.gettempdir())
     return temporary.parent if temporary.parent.name == name else temporary / name
-
-
-def _make_root() -> None:
-    root = _root()
-    try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            root.mkdir(mode=0o700)
-    except OSError as error:
-        raise make_write_error(root, error, f"Check its permissions, or {_ALTERNATIVE}.") from error
-
-
-def _open_root(root: Path) -> contextlib.AbstractContextManager[int]:
-    """The root's descriptor.
-
-    The temporary folder belongs to every user of this host, so another user may have taken the
-    name.
-
-    Raises:
-      FileNotFoundError: there is no root.
-      MachineError: it is not a private folder of this user.
-    """
-    return open_private_folder(root, _ALTERNATIVE)
 
 
 def _try_lock_folder(root: int, name: str) -> ScratchFolder | None:

@@ -20,7 +20,7 @@ from pipeline_ops.cli.checks import check_engine
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
-from pipeline_ops.system.host_check import Finding
+from pipeline_ops.system.host import Finding
 
 LOCAL = {"name": "portable", "endpoint": "localhost:1", "shared_disk": True}
 

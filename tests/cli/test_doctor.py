@@ -25,7 +25,7 @@ from pipeline_ops.cli.checks import list_packages
 from pipeline_ops.cli.main import main
 from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.remote_host import Answer
-from pipeline_ops.system.host_check import check_host
+from pipeline_ops.system.host import check_host
 
 DIGITS = CODE_ROOT / "configs" / "digits.yaml"
 
@@ -397,7 +397,7 @@ def network(tmp_path_factory):
 
 @pytest.fixture
 def hosts(network):
-    yield network.hosts_file(2) | {"connect_timeout_seconds": 2}
+    yield network.hosts_file(2)
     for host in network.hosts:
         network.reconnect(host)
 

@@ -251,7 +251,7 @@ def test_hosts_are_a_plain_name_and_never_a_path(write, tmp_path, name):
         ("environment: {PYTHONPATH: /opt/other}", True),
         ("config_file: /opt/ssh_config", True),
         ("user: trainer", False),
-        ("connect_timeout_seconds: 9", False),
+        ("port: 2222", False),
     ],
 )
 def test_what_selects_the_code_on_the_hosts_is_in_the_fingerprint_of_the_training(

@@ -89,7 +89,7 @@ class Network:
             f"Host {host}\n  HostName {address}\n  HostKeyAlias {host}\n"
             for host, address in self.addresses.items()
         ]
-        self.user_config.write_text("".join(names))
+        self.user_config.write_text("".join([*names, "Host *\n  ConnectTimeout 2\n"]))
         for host in self.hosts:
             self._add(host)
         self.known_hosts.write_text(

@@ -25,7 +25,7 @@ from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.launch.agent import isolate
 from pipeline_ops.launch.train import choose_isolation
 from pipeline_ops.storage.open_store import open_root
-from pipeline_ops.system.network_namespace import OPEN_PORTS
+from pipeline_ops.system.host import OPEN_PORTS
 
 SERVERS = {
     "train__strategy": "parameter_server",

@@ -151,7 +151,7 @@ def test_a_returned_host_grows_the_gang_back_and_the_curve_stays_the_same(start,
     calm = alone(train__workers=1)
     assert calm.end() == ExitCode.SUCCESS
     network.cut(network.hosts[1])
-    job = start(hosts=2, lab={"connect_timeout_seconds": 1}, is_held=True, train__min_workers=1)
+    job = start(hosts=2, is_held=True, train__min_workers=1)
     job.wait_until_held()
     network.reconnect(network.hosts[1])
     assert (
@@ -312,12 +312,15 @@ def test_a_host_whose_key_is_not_known_is_refused(network, start, tmp_path):
 
 
 @pytest.mark.hosts
-def test_a_host_behind_jump_hosts_is_reached_with_the_same_keys(start, network):
-    jump = [
-        f"root@{network.addresses[network.hosts[2]]}:22",
-        f"root@{network.addresses[network.hosts[1]]}:22",
-    ]
-    job = start(hosts=1, lab={"jump": jump}, train__epochs=1)
+def test_a_host_behind_jump_hosts_is_reached_as_the_ssh_config_says(start, network, tmp_path):
+    last, first = (f"root@{network.addresses[host]}:22" for host in network.hosts[1:3])
+    file = tmp_path / "ssh_config"
+    file.write_text(
+        f"Host {network.hosts[0]}\n  ProxyJump {first},{last}\n"
+        f"{network.user_config.read_text()}"
+        f"  IdentityFile {network.identity}\n  UserKnownHostsFile {network.known_hosts}\n"
+    )
+    job = start(hosts=1, lab={"config_file": str(file)}, train__epochs=1)
     assert job.end() == ExitCode.SUCCESS, job.message()
     log = (network.folder / f"{network.hosts[0]}.log").read_text()
     assert f"from {network.addresses[network.hosts[1]]}" in log, (

@@ -167,9 +167,9 @@ class TestBucket:
             monkeypatch.setattr(lease_module, "get_pid_space", lambda: "another machine")
             with hold_lease(bucket / "lock", "the thing", wait_seconds=30) as other:
                 assert other.token > paused.token
-            with pytest.raises(MachineError, match="another one has taken over"):
-                paused.commit(bucket / "result", b"late")
-            other.commit(bucket / "result", b"done")
+                with pytest.raises(MachineError, match="another one has taken over"):
+                    paused.commit(bucket / "result", b"late")
+                other.commit(bucket / "result", b"done")
         assert (bucket / "result").read() == b"done"
 
     def test_a_holder_in_another_container_of_the_same_name_is_not_taken_for_dead(

@@ -195,19 +195,6 @@ def test_without_waiting_nothing_exceeds_the_limit(tmp_path):
     assert (third.path / "file").read_text() == "x" * 100
 
 
-def test_room_is_reserved_while_an_entry_is_made(tmp_path):
-    cache = HostCache(tmp_path / "host", 250)
-    seen = []
-
-    def fill(folder: Path) -> None:
-        seen.append(cache.try_open_entry("shard", "2", write_100, 100))
-        (folder / "file").write_text("x" * 200)
-
-    assert cache.try_open_entry("shard", "1", fill, 200) is not None
-    assert seen == [None]
-    assert [path.name for path in (get_cache_folder(tmp_path) / "shard-1").iterdir()] == ["file"]
-
-
 def test_who_does_not_wait_gets_nothing_while_another_process_makes_it(tmp_path):
     maker = start(tmp_path, seconds=60)
     while not (tmp_path / "log").exists():
@@ -249,7 +236,7 @@ def test_several_users_never_lose_an_entry_that_they_hold(tmp_path):
             for number in range(40):
                 digest = f"{(number * 7 + first) % 9:02x}"
                 for entry in (
-                    cache.open_entry("shard", digest, write_100, 100),
+                    cache.open_entry("shard", digest, write_100),
                     cache.try_open_entry("shard", digest, write_100, 100),
                 ):
                     assert entry is None or (entry.path / "file").read_text() == "x" * 100

@@ -12,7 +12,7 @@ from pipeline_ops.cli.checks import check_all, make_finding
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.jobs.workspace import find_jobs_folder
-from pipeline_ops.system.host_check import Finding, check_host
+from pipeline_ops.system.host import Finding, check_host
 
 
 def add_parser(commands: Commands) -> None:

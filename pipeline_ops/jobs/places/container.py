@@ -15,7 +15,6 @@ passphrase or an unknown host is an error. The library `docker` is imported nowh
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import logging
@@ -27,7 +26,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ from pipeline_ops.jobs.remote_host import INIT_MODULE
 from pipeline_ops.jobs.request import read_request
 from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host_check import Finding
+from pipeline_ops.system.host import Finding
 
 _OPTIONS = {
     "BatchMode": "yes",
@@ -64,12 +63,9 @@ _log = logging.getLogger(__name__)
 _REFUSALS = ("Permission denied", "Host key verification failed", "not found", "No such file")
 
 
+@functools.cache  # one for each daemon
 class SshTunnel:
-    """A socket in a private folder. It lasts as long as this process.
-
-    Args:
-      uri: `ssh://user@host:port` of the daemon's host.
-    """
+    """A socket in a private folder, to `ssh://user@host:port`. It lasts as long as this process."""
 
     def __init__(self, uri: str):
         self._command = build_tunnel_command(uri)
@@ -85,11 +81,6 @@ class SshTunnel:
     @property
     def address(self) -> str:
         return f"unix://{self._folder / 'socket'}"
-
-    @property
-    def is_refused(self) -> bool:
-        """Returns whether another try can't help."""
-        return any(refusal in self.read_problem() for refusal in _REFUSALS)
 
     def read_problem(self) -> str:
         """The last line that ssh has written. It is silent as long as it works."""
@@ -118,12 +109,6 @@ class SshTunnel:
                     self._clients.append(client)
                 except OSError:
                     problems.write(b"ssh: command not found. Install an OpenSSH client.\n")
-
-
-@functools.cache
-def open_tunnel(uri: str) -> SshTunnel:
-    """The tunnel of this process to a daemon."""
-    return SshTunnel(uri)
 
 
 def build_tunnel_command(uri: str) -> list[str]:
@@ -163,53 +148,43 @@ _TLS_CURE = (
 class Daemon:
     """A Docker daemon.
 
-    Args:
-      address: such as `ssh://user@host`. None is that of DOCKER_HOST, or the local one.
+    Without an address such as `ssh://user@host`, it is that of DOCKER_HOST, or the local one.
     """
 
     def __init__(self, address: str | None = None):
         self.address = address or os.environ.get("DOCKER_HOST") or DEFAULT_ADDRESS
 
     @functools.cached_property
-    def socket_address(self) -> str:
-        """The address that a socket can be connected to: with ssh, that of a tunnel."""
-        return self._tunnel.address if self._tunnel else self.address
-
-    @functools.cached_property
-    def certificates(self) -> Path | None:
-        """The folder of the certificates for TLS."""
-        if not self.address.startswith(("tcp://", "http://", "https://")):
-            return None
-        folder = os.environ.get("DOCKER_CERT_PATH")
-        if not folder and os.environ.get("DOCKER_TLS_VERIFY"):
-            folder = "~/.docker"
-        return Path(folder).expanduser() if folder else None
-
-    @functools.cached_property
     def _tunnel(self) -> SshTunnel | None:
-        return open_tunnel(self.address) if self.address.startswith("ssh://") else None
+        return SshTunnel(self.address) if self.address.startswith("ssh://") else None
 
     @functools.cached_property
     def _api(self) -> Any:
-        docker = _import_docker()
+        folder = os.environ.get("DOCKER_CERT_PATH")
+        if not folder and os.environ.get("DOCKER_TLS_VERIFY"):
+            folder = "~/.docker"
         tls: Any = False
-        if self.certificates:
-            pair = (str(self.certificates / "cert.pem"), str(self.certificates / "key.pem"))
-            authority = str(self.certificates / "ca.pem")
-            tls = docker.tls.TLSConfig(client_cert=pair, ca_cert=authority, verify=True)
+        if folder and self.address.startswith(("tcp://", "http://", "https://")):
+            authority, *pair = (
+                str(Path(folder).expanduser() / name) for name in ("ca.pem", "cert.pem", "key.pem")
+            )
+            tls = _import_docker().tls.TLSConfig(
+                client_cert=tuple(pair), ca_cert=authority, verify=True
+            )
         return self._make_client(tls, self._make_client(tls).version(api_version=False))
 
     def _make_client(self, tls: Any, version: Mapping[str, str] | None = None) -> Any:
         """Makes a client. It asks no proxy, and trusts no authority but that of the daemon.
 
-        Args:
-          tls: the certificates.
-          version: the answer of the daemon. None is for asking it.
+        Without the daemon's answer `version`, it is for asking it.
         """
-        constants = _import_docker().constants
-        number = version["ApiVersion"] if version else constants.MINIMUM_DOCKER_API_VERSION
-        client = _import_docker().APIClient(
-            self.socket_address, version=number, timeout=_SECONDS, tls=tls
+        docker = _import_docker()
+        least = docker.constants.MINIMUM_DOCKER_API_VERSION
+        client = docker.APIClient(
+            self._tunnel.address if self._tunnel else self.address,
+            version=version["ApiVersion"] if version else least,
+            timeout=_SECONDS,
+            tls=tls,
         )
         client.trust_env = False
         return client
@@ -270,12 +245,7 @@ class Daemon:
                     raise
 
     def find_image(self, hosts: ContainerHosts) -> str:
-        """The id of the image, which is pulled if it is missing.
-
-        Raises:
-          ConfigError: there is no such image, or it must not be run.
-          MachineError: the registry or the daemon can't be reached.
-        """
+        """The id of the image, which is pulled if it is missing. It must not run as root."""
         found = self.inspect_image(hosts.image)
         if found is None and hosts.pull == "missing":
             self._pull(hosts.image)
@@ -299,8 +269,11 @@ class Daemon:
         problems: list[str] = []
 
         def pull() -> None:
+            repository, tag = _import_docker().utils.parse_repository_tag(image)
             try:
-                problems.extend(_read_pull(self._api, image))
+                for line in self._api.pull(repository, tag=tag or "latest").splitlines():
+                    if line.strip() and (problem := json.loads(line).get("error")):
+                        problems.append(problem)
             except Exception as error:
                 problems.append(explain(error))
 
@@ -330,9 +303,8 @@ class Daemon:
         return MachineError(problem)
 
     def _describe_silence(self, error: BaseException) -> TrainyardError:
-        """The error for a daemon that gives no answer."""
         tunnel_problem = self._tunnel.read_problem() if self._tunnel else ""
-        if self._tunnel and self._tunnel.is_refused:
+        if any(refusal in tunnel_problem for refusal in _REFUSALS):
             return ConfigError(
                 f"the Docker daemon {self.address}: {tunnel_problem}",
                 "ssh must reach the host without a question, and `docker` must be installed there",
@@ -351,14 +323,6 @@ class Daemon:
             f"the Docker daemon {self.address} does not answer: {tunnel_problem or error}",
             "Start it, or correct `daemon` in the hosts file (or DOCKER_HOST)",
         )
-
-
-def _read_pull(api: Any, image: str) -> list[str]:
-    """Pulls an image. Returns the errors, which come in the stream of progress messages."""
-    repository, tag = _import_docker().utils.parse_repository_tag(image)
-    lines = api.pull(repository, tag=tag or "latest").splitlines()
-    messages = [json.loads(line) for line in lines if line.strip()]
-    return [message["error"] for message in messages if "error" in message]
 
 
 def _validate_image(name: str, image: Mapping[str, Any]) -> None:
@@ -404,9 +368,8 @@ def _import_docker() -> Any:
     return docker
 
 
-OWNER_LABEL, PIPELINE_LABEL = "trainyard.owner", "trainyard.pipeline"
-JOB_LABEL, ATTEMPT_LABEL = "trainyard.job", "trainyard.attempt"
-OWNER = "trainyard"
+_OWNER_LABEL, _OWNER = "trainyard.owner", "trainyard"
+_PIPELINE_LABEL, _ATTEMPT_LABEL = "trainyard.pipeline", "trainyard.attempt"
 _SHARED_MEMORY_BYTES = 1 << 30
 """The size of /dev/shm, through which GPUs exchange gradients. It counts as memory once used."""
 _MAX_PROCESSES = 16384
@@ -415,78 +378,21 @@ _TEMPORARY = "rw,nosuid,nodev,noexec,size=256m,mode=1777"
 _LOG_OPTIONS = {"max-size": "10m", "max-file": "2"}
 
 
-@dataclasses.dataclass(frozen=True)
-class ContainerUse:
-    """The purpose of one container.
-
-    Attributes:
-      command: the command of its first process.
-      labels: for people, and for those who remove it.
-      environment: variables besides those of the image. All users of the daemon can read them.
-      network: the Docker network. None is the default one.
-    """
-
-    command: Sequence[str]
-    labels: Mapping[str, str]
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    network: str | None = None
-
-
-def build_labels(pipeline: str, job: str, attempt: str) -> dict[str, str]:
-    return {
-        OWNER_LABEL: OWNER,
-        PIPELINE_LABEL: pipeline,
-        JOB_LABEL: job,
-        ATTEMPT_LABEL: attempt,
-    }
-
-
-def build_body(hosts: ContainerHosts, image: str, use: ContainerUse) -> dict[str, Any]:
-    """Builds the request that creates a container.
-
-    Args:
-      hosts: the hosts file.
-      image: the id of the image.
-      use: the rest.
-    """
-    program, *arguments = use.command
+def build_body(hosts: ContainerHosts, image: str, launch: JobLaunch) -> dict[str, Any]:
+    """Builds the request that creates the container of a job, with an image given by its id."""
+    command = build_python_command(hosts, INIT_MODULE, launch.module, str(launch.attempt.request))
     folders = {"HOME": WORK, "TMPDIR": WORK, LOCAL_FOLDER_VARIABLE: f"{WORK}/local"}
-    return {
-        "Image": image,
-        "Entrypoint": [program],
-        "Cmd": arguments,
-        "Env": [f"{key}={value}" for key, value in {**folders, **use.environment}.items()],
-        "WorkingDir": WORK,
-        "Labels": dict(use.labels),
-        "Volumes": {WORK: {}},
-        "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": _build_limits(hosts) | _build_rights(hosts, use.network),
-    }
-
-
-def _build_limits(hosts: ContainerHosts) -> dict[str, Any]:
-    limits: dict[str, Any] = {
-        "PidsLimit": _MAX_PROCESSES,
-        "ShmSize": min(hosts.memory_bytes or _SHARED_MEMORY_BYTES, _SHARED_MEMORY_BYTES),
-    }
-    if hosts.num_cores:
-        limits["NanoCpus"] = int(hosts.num_cores * 1e9)
-    if hosts.memory_bytes:  # no swap besides: a job that needs it is hopelessly slow
-        limits |= {"Memory": hosts.memory_bytes, "MemorySwap": hosts.memory_bytes}
-    if hosts.gpus:
-        devices = {"Driver": "", "Capabilities": [["gpu"]], "Count": hosts.gpus}
-        limits["DeviceRequests"] = [devices]
-    return limits
-
-
-def _build_rights(hosts: ContainerHosts, network: str | None) -> dict[str, Any]:
-    return {
+    access = {**collect_store_environment(os.environ), **launch.environment}
+    shared_bytes = min(hosts.memory_bytes or _SHARED_MEMORY_BYTES, _SHARED_MEMORY_BYTES)
+    host_config: dict[str, Any] = {
         "ReadonlyRootfs": True,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
         "RestartPolicy": {"Name": "no"},
         "Tmpfs": {"/tmp": _TEMPORARY},  # noqa: S108
         "LogConfig": {"Type": "json-file", "Config": _LOG_OPTIONS},
+        "PidsLimit": _MAX_PROCESSES,
+        "ShmSize": shared_bytes,
         "Mounts": [
             {
                 "Type": "bind",
@@ -496,7 +402,32 @@ def _build_rights(hosts: ContainerHosts, network: str | None) -> dict[str, Any]:
             }
             for volume in hosts.volumes
         ],
-        **({"NetworkMode": network} if network else {}),
+    }
+    if hosts.docker_network:
+        host_config["NetworkMode"] = hosts.docker_network
+    if hosts.num_cores:
+        host_config["NanoCpus"] = int(hosts.num_cores * 1e9)
+    if hosts.memory_bytes:  # no swap besides: a job that needs it is hopelessly slow
+        host_config |= {"Memory": hosts.memory_bytes, "MemorySwap": hosts.memory_bytes}
+    if hosts.gpus:
+        devices = {"Driver": "", "Capabilities": [["gpu"]], "Count": hosts.gpus}
+        host_config["DeviceRequests"] = [devices]
+    variables = folders | access | hosts.environment
+    return {
+        "Image": image,
+        "Entrypoint": command[:1],
+        "Cmd": command[1:],
+        "Env": [f"{key}={value}" for key, value in variables.items()],
+        "WorkingDir": WORK,
+        "Labels": {
+            _OWNER_LABEL: _OWNER,
+            _PIPELINE_LABEL: launch.pipeline,
+            "trainyard.job": launch.job,
+            _ATTEMPT_LABEL: str(launch.attempt.folder),
+        },
+        "Volumes": {WORK: {}},
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": host_config,
     }
 
 
@@ -509,11 +440,7 @@ _NO_PROGRAM = (126, 127)
 
 
 class ContainerPlace(Place):
-    """See `Place`.
-
-    Args:
-      hosts: the hosts file.
-    """
+    """See `Place`."""
 
     check_seconds = 2.0
 
@@ -528,10 +455,11 @@ class ContainerPlace(Place):
         in this very moment, its init process finds the traces of its first life.
         """
         name = name_job(launch.attempt)
-        deadline = time.monotonic() + _CREATE_SECONDS
+        deadline, image = time.monotonic() + _CREATE_SECONDS, ""
         while (found := self._daemon.inspect(name)) is None:
+            image = image or self._find_planned_image(launch.attempt)
             # A name is taken a moment before the container of that name can be seen.
-            if self._daemon.create(name, self._build_body(launch)):
+            if self._daemon.create(name, build_body(self._hosts, image, launch)):
                 continue
             time.sleep(_POLL_SECONDS)
             if time.monotonic() > deadline:
@@ -539,23 +467,10 @@ class ContainerPlace(Place):
         if found["State"]["Status"] == "created":
             self._daemon.start(name)
 
-    def _build_body(self, launch: JobLaunch) -> dict[str, Any]:
-        attempt, hosts = launch.attempt, self._hosts
-        command = build_python_command(hosts, INIT_MODULE, launch.module, str(attempt.request))
-        access = {**collect_store_environment(os.environ), **launch.environment}
-        use = ContainerUse(
-            command=command,
-            labels=build_labels(launch.pipeline, launch.job, str(attempt.folder)),
-            environment=access | hosts.environment,
-            network=hosts.docker_network,
-        )
-        return build_body(hosts, self._find_planned_image(attempt), use)
-
     def _find_planned_image(self, attempt: Attempt[StorePath]) -> str:
         """The id of the image that the fingerprint names.
 
-        Raises:
-          MachineError: the hosts file now names another image. The next try plans with it.
+        Raises MachineError if the hosts file now names another one: the next try plans with it.
         """
         planned = read_request(attempt.request).fingerprint.versions.get(IMAGE)
         if planned and self._daemon.inspect_image(planned):
@@ -587,9 +502,8 @@ class ContainerPlace(Place):
     def _judge_missing(self, attempt: Attempt[StorePath], name: str) -> JobState:
         """The state of a job without a container.
 
-        Raises:
-          MachineError: the job has begun. Without `daemon` in the hosts file, each host of Airflow
-            may have a daemon of its own, and the job may run at another one.
+        Raises MachineError if the job has begun. Without `daemon` in the hosts file, each host of
+        Airflow may have a daemon of its own, and the job may run at another one.
         """
         problem = f"there is no container {name} on {self._daemon.address}"
         is_known_to_all = self._hosts.daemon is not None
@@ -654,7 +568,7 @@ class ContainerPlace(Place):
         name = name_job(attempt)
         if found := self._daemon.inspect(name):
             self._daemon.remove(name)
-            pipeline = (found["Config"].get("Labels") or {}).get(PIPELINE_LABEL, "")
+            pipeline = (found["Config"].get("Labels") or {}).get(_PIPELINE_LABEL, "")
             for forgotten in self._find_forgotten(pipeline):
                 self._daemon.remove(forgotten)
         return self._daemon.inspect(name) is None
@@ -662,14 +576,18 @@ class ContainerPlace(Place):
     def _find_forgotten(self, pipeline: str) -> Iterator[str]:
         """The containers that have ended a day ago. Their Airflow was killed, or is gone."""
         limit = datetime.now(UTC) - _KEEP
-        labels = [f"{OWNER_LABEL}={OWNER}", f"{PIPELINE_LABEL}={pipeline}", ATTEMPT_LABEL]
+        labels = [f"{_OWNER_LABEL}={_OWNER}", f"{_PIPELINE_LABEL}={pipeline}", _ATTEMPT_LABEL]
         filters = {"label": labels, "status": list(_ENDED)}
         with self._daemon.connect() as api:
             found = api.containers(all=True, filters=filters)
         for container in found:
             if container["Created"] < limit.timestamp():
                 description = self._daemon.inspect(container["Id"])
-                if description and _parse_end(description) < limit:
+                if description is None:
+                    continue
+                ended = description["State"]["FinishedAt"]  # of one that never ran: 0001-...
+                when = description["Created"] if ended.startswith("0001") else ended
+                if datetime.fromisoformat(when[:19]).replace(tzinfo=UTC) < limit:
                     yield container["Id"]
 
     def check(self) -> Iterator[Finding]:
@@ -689,10 +607,3 @@ class ContainerPlace(Place):
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The image's id, which stands for the versions of all packages in it."""
         return {IMAGE: self._daemon.find_image(self._hosts)}
-
-
-def _parse_end(container: Mapping[str, Any]) -> datetime:
-    """The time when a container ended, or was created if it never ran."""
-    ended = container["State"]["FinishedAt"]
-    when = container["Created"] if ended.startswith("0001") else ended
-    return datetime.fromisoformat(when[:19]).replace(tzinfo=UTC)

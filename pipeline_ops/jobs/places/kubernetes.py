@@ -6,27 +6,35 @@ because its owner must exist. Until then the Job is suspended, so that no pod as
 is not there: the kubelet would look again only after ten seconds or more. If the Secret is refused,
 the Job is deleted. If the starter dies in between, the job counts as ended after a minute, and the
 next try starts another one. A pod is never replaced.
+
+Objects are plain JSON, so the code reads the same fields as the documentation of Kubernetes names,
+and an answer of a newer cluster is no problem. Each request has a time limit. A request that may
+succeed later is sent again, a few times: after 410, 429 (with the pause that the server asks for)
+and errors of the server or of the network. All names of objects are chosen by the caller, so that
+a repeated request does no harm. After 403, too: a server that has just started does not know all
+Roles yet.
+
+docker/kubernetes/rbac.yaml grants the rights that an account needs in the namespace of its jobs.
+`trainyard doctor` asks for them, and the supervisor of a gang does before it creates anything.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import email.utils
+import json
 import os
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
-from pipeline_ops.jobs.places.kubernetes_client import (
-    KubernetesClient,
-    check_gang_rights,
-    check_job_rights,
-)
 from pipeline_ops.jobs.places.kubernetes_manifest import (
+    INSTANCE_LABEL,
     RESUMED,
     build_job,
     build_secret,
@@ -35,25 +43,238 @@ from pipeline_ops.jobs.places.kubernetes_manifest import (
 )
 from pipeline_ops.jobs.places.kubernetes_state import find_warning, judge_job
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
+from pipeline_ops.jobs.places.pod_exec import CONTAINER, RBAC_FILE, open_configuration
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host_check import Finding
+from pipeline_ops.system.host import Finding
+from pipeline_ops.system.processes import wait_until_gone
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiException
+
+Kind = Literal["job", "pod", "secret", "service", "network_policy", "event", "access_review"]
+_APIS: Mapping[Kind, tuple[str, str]] = {
+    "job": ("BatchV1Api", "jobs"),
+    "pod": ("CoreV1Api", "pods"),
+    "secret": ("CoreV1Api", "secrets"),
+    "service": ("CoreV1Api", "services"),
+    "network_policy": ("NetworkingV1Api", "networkpolicies"),
+    "event": ("CoreV1Api", "events"),
+    "access_review": ("AuthorizationV1Api", "selfsubjectaccessreviews"),
+}
+"""The client's class for each kind, and the name of the resource in a Role."""
+_TIMEOUT_SECONDS = (5.0, 20.0)
+"""The limits for connecting, and for each read."""
+_MAX_REPEATS = 4
+_MAX_PAUSE_SECONDS = 8
+_LATER = (408, 410, 429, 500, 502, 503, 504)
+"""Status codes of requests that may succeed later."""
+
+
+class KubernetesClient:
+    """The objects of one namespace.
+
+    Without a `context`, the access is the current one, or that of the cluster around this process.
+    """
+
+    def __init__(self, namespace: str, context: str | None = None):
+        configuration = open_configuration(context)
+        from kubernetes import client
+        from urllib3 import Retry
+
+        class BoundedRetry(Retry):
+            def get_retry_after(self, response: Any) -> float | None:
+                seconds = super().get_retry_after(response)
+                return seconds and min(seconds, _MAX_PAUSE_SECONDS)
+
+        configuration.retries = BoundedRetry(
+            _MAX_REPEATS,
+            other=0,  # such as a certificate of another authority
+            allowed_methods=None,
+            status_forcelist=(*_LATER, 403),
+            raise_on_status=False,
+            backoff_factor=0.5,
+            backoff_max=_MAX_PAUSE_SECONDS,
+        )
+        self.namespace, self._client = namespace, client.ApiClient(configuration)
+        self.server_time = time.time()
+        """The time of the server at its last answer. All times in objects are of its clock."""
+
+    def create(self, kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Creates an object. Returns it, or None if there is one of that name."""
+        answer = self._send(
+            "create", kind, self.namespace, dict(manifest), field_validation="Strict"
+        )
+        return None if answer is None else dict(json.loads(answer))
+
+    def read(self, kind: Kind, name: str) -> dict[str, Any] | None:
+        """An object, or None if there is none."""
+        answer = self._send("read", kind, name, self.namespace)
+        return None if answer is None else dict(json.loads(answer))
+
+    def patch(self, kind: Kind, name: str, change: Mapping[str, Any]) -> bool:
+        """Merges a change into an object. Returns False if there is none."""
+        answer = self._send(
+            "patch", kind, name, self.namespace, dict(change), field_validation="Strict"
+        )
+        return answer is not None
+
+    def list_events(self, name: str) -> list[dict[str, Any]]:
+        """The events about an object."""
+        selector = f"involvedObject.name={name}"
+        answer = self._send("list", "event", self.namespace, field_selector=selector)
+        return list(json.loads(answer or b"{}").get("items") or [])
+
+    def list_pods(self, instance: str) -> list[dict[str, Any]]:
+        """The pods of a job or a gang."""
+        selector = f"{INSTANCE_LABEL}={instance}"
+        answer = self._send("list", "pod", self.namespace, label_selector=selector)
+        return list(json.loads(answer or b"{}").get("items") or [])
+
+    def read_log(self, pod: str, num_lines: int) -> str:
+        """The end of what the container has printed."""
+        answer = self._send(
+            *("read", "pod", pod, self.namespace),
+            suffix="_log",
+            container=CONTAINER,
+            tail_lines=num_lines,
+        )
+        return (answer or b"").decode(errors="replace")
+
+    def delete(self, kind: Kind, name: str, grace_seconds: int | None = None) -> None:
+        """Deletes an object, and afterwards what it owns. A missing one is ignored.
+
+        `grace_seconds` is for pods, between SIGTERM and SIGKILL. With 0, the pod is forgotten at
+        once, even if its node does not answer.
+        """
+        options: dict[str, Any] = {"propagation_policy": "Background"}
+        if grace_seconds is not None:
+            options["grace_period_seconds"] = grace_seconds
+        self._send("delete", kind, name, self.namespace, **options)
+
+    def validate_rights(self, rights: Mapping[str, str]) -> None:
+        """Asks Kubernetes whether this account has `JOB_RIGHTS` or `GANG_RIGHTS`.
+
+        Raises ConfigError if a right is missing, or if Kubernetes does not know this account.
+        """
+        missing = [
+            f"{verb} {path.partition('/')[2]}"
+            for path, verbs in rights.items()
+            for verb in verbs.split()
+            if not self._is_allowed(path, verb)
+        ]
+        if missing:
+            raise ConfigError(
+                f"this account may not {', '.join(missing)} in the namespace {self.namespace}",
+                f"Apply {RBAC_FILE}, or correct `namespace` in the hosts file. A gang needs "
+                "`train.runs_on` with a hosts file that has `service_account: "
+                "trainyard-supervisor`.",
+            )
+
+    def _is_allowed(self, path: str, verb: str) -> bool:
+        group, resource, *part = path.split("/")
+        wanted = {"namespace": self.namespace, "group": group, "resource": resource, "verb": verb}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": wanted | ({"subresource": part[0]} if part else {})},
+        }
+        answer = self._send("create", "access_review", review)
+        return bool(json.loads(answer or b"{}").get("status", {}).get("allowed"))
+
+    def _send(
+        self, verb: str, kind: Kind, *arguments: object, suffix: str = "", **options: object
+    ) -> bytes | None:
+        """Sends a request, again if that may help. None for 404 of an object, and for 409."""
+        from kubernetes import client
+        from urllib3.exceptions import HTTPError
+
+        group, resource = _APIS[kind]
+        name = "self_subject_access_review" if kind == "access_review" else f"namespaced_{kind}"
+        method = getattr(getattr(client, group)(self._client), f"{verb}_{name}{suffix}")
+        what = f"{verb.replace('read', 'get')} {resource}{suffix.replace('_', '/')}"
+        try:
+            return self._call(method, *arguments, **options)
+        except client.ApiException as error:
+            status, problem = error.status or 0, _describe(error)
+            is_there = status == 409 and '"AlreadyExists"' in str(error.body)
+            if (status == 404 and verb != "create") or (is_there and verb == "create"):
+                return None
+        except (HTTPError, OSError) as error:
+            status, problem = 0, str(error)
+        if "certificate verify failed" in problem or status not in (0, *_LATER):
+            raise self._make_error(status, what, problem)
+        raise MachineError(f"Kubernetes can't {what} ({status or 'no answer'}): {problem}")
+
+    def _call(self, method: Callable[..., Any], *arguments: object, **options: object) -> bytes:
+        from kubernetes import client
+
+        try:
+            response = method(
+                *arguments, **options, _preload_content=False, _request_timeout=_TIMEOUT_SECONDS
+            )
+        except AttributeError as error:  # clients before 37 fail on an error without a body
+            if isinstance(error.__context__, client.ApiException):
+                raise error.__context__ from None
+            raise
+        if date := response.headers.get("Date"):
+            self.server_time = email.utils.parsedate_to_datetime(date).timestamp()
+        return bytes(response.data)
+
+    def _make_error(self, status: int, what: str, problem: str) -> TrainyardError:
+        where = f"in the namespace {self.namespace}"
+        if status in (401, 403) and "exceeded quota" in problem:
+            return MachineError(f"Kubernetes has no room {where}: {problem}")
+        if status in (401, 403):
+            return ConfigError(
+                f"Kubernetes does not let this account {what} {where} ({status}): {problem}",
+                f"{RBAC_FILE} has the rights that it needs",
+            )
+        if status == 404:
+            return ConfigError(
+                f"Kubernetes can't {what} {where}: {problem}",
+                "Correct `namespace` in the hosts file, or create the namespace",
+            )
+        return ConfigError(
+            f"Kubernetes refuses to {what} {where} ({status}): {problem}", "Correct the hosts file"
+        )
+
+
+def _describe(error: ApiException) -> str:
+    """The message of the server, or what is known instead."""
+    body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else error.body
+    try:
+        message = json.loads(body or "")["message"]
+    except (ValueError, KeyError, TypeError):
+        message = body or error.reason or ""
+    return " ".join(str(message).split())[:2000]
+
+
+JOB_RIGHTS: Mapping[str, str] = {
+    "batch/jobs": "create get patch delete",
+    "/events": "list",
+    "/pods": "list delete",
+    "/pods/log": "get",
+    "/secrets": "create delete",
+}
+"""The verbs that Airflow's account needs for `runs_on`, by API group and resource."""
+GANG_RIGHTS: Mapping[str, str] = {
+    "batch/jobs": "create get delete",
+    "/pods": "list",
+    "/pods/exec": "get create",
+    "/services": "create delete",
+    "networking.k8s.io/networkpolicies": "create delete",
+}
+"""The verbs that the account of a training job needs for `train.hosts`."""
+
 
 _END_SECONDS = 2.5
 """How long a cancelled pod may outlive its grace period before it is removed by force."""
 _POLL_SECONDS = 0.2
 _TAIL_LINES, _TAIL_BYTES = 40, 2000
-_ENDED = ("Succeeded", "Failed")
 
 
 class KubernetesPlace(Place):
-    """See `Place`.
-
-    Args:
-      hosts: the hosts file.
-
-    Raises:
-      ConfigError: there is no access to a cluster, or its client is not installed.
-    """
+    """See `Place`."""
 
     def __init__(self, hosts: KubernetesHosts):
         self._hosts = hosts
@@ -114,18 +335,17 @@ class KubernetesPlace(Place):
         return not self._client.list_pods(name)
 
     def check(self) -> Iterator[Finding]:
-        """Asks Kubernetes for each right that this account needs to run jobs."""
-        return check_job_rights(self._client)
+        self._client.validate_rights(JOB_RIGHTS)
+        yield from ()
 
     def check_for_gang(self) -> Iterator[Finding]:
-        """Asks Kubernetes for each right that this account needs to run a gang."""
-        return check_gang_rights(self._client)
+        self._client.validate_rights(GANG_RIGHTS)
+        yield from ()
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The digest of the image, which holds all packages.
 
-        Raises:
-          ConfigError: the hosts file names no digest.
+        ConfigError if the hosts file has none.
         """
         if (digest := self._hosts.image_digest) is None:
             raise ConfigError(
@@ -142,12 +362,9 @@ class KubernetesPlace(Place):
         """
         self._client.delete("job", name)
         self._delete_pods(name, int(GRACE_SECONDS))
-        deadline = time.monotonic() + GRACE_SECONDS + _END_SECONDS
-        while self._client.list_pods(name):
-            if time.monotonic() > deadline:
-                self._delete_pods(name, 0)
-                return
-            time.sleep(_POLL_SECONDS)
+        end_seconds = GRACE_SECONDS + _END_SECONDS
+        if not wait_until_gone(lambda: self._client.list_pods(name), end_seconds, _POLL_SECONDS):
+            self._delete_pods(name, 0)
 
     def _delete_pods(self, name: str, grace_seconds: int) -> None:
         for pod in self._client.list_pods(name):

@@ -11,7 +11,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline_ops.config.hosts import KubernetesHosts, Toleration
+from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.jobs.places.place import (
     JobLaunch,
     build_python_command,
@@ -52,11 +52,8 @@ _CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
 def build_job(hosts: KubernetesHosts, launch: JobLaunch, has_secret: bool) -> dict[str, Any]:
     """Builds the Job of one process. It has one pod, which is never replaced.
 
-    Args:
-      hosts: the hosts file.
-      launch: the job.
-      has_secret: whether variables come from the Secret of `build_secret`. If so, the Job is
-        suspended until `RESUMED` is applied.
+    With `has_secret`, variables come from the Secret of `build_secret`, and the Job is suspended
+    until `RESUMED` is applied.
     """
     name = name_job(launch.attempt)
     metadata = {
@@ -118,15 +115,8 @@ def select_secret_values(
 ) -> dict[str, str]:
     """The variables that a job gets by a Secret of its own, among them the access to the store.
 
-    Those of the hosts file are there, too, because they may be secret.
-
-    If the hosts file names a Secret or an account, these have the access, and no credentials of
-    Airflow's host are sent.
-
-    Args:
-      hosts: the hosts file.
-      launch: the variables of the job.
-      environment: the variables of this process.
+    Those of the hosts file are there, too, because they may be secret. If it names a Secret or an
+    account, these have the access, and no credentials of Airflow's host (`environment`) are sent.
     """
     access = collect_store_environment({**environment, **launch})
     if hosts.secret or hosts.service_account:
@@ -140,13 +130,8 @@ def build_gang(
     """Builds the Job of a gang's pods, and the Service and the NetworkPolicy that it will own.
 
     The Job replaces each pod that has not succeeded. A headless Service gives each pod a name of
-    its own, so a restarted pod has its old address.
-
-    Args:
-      hosts: the hosts file.
-      name: of all three.
-      command: the main process of each pod.
-      deadline_seconds: the cluster ends the pods after that long in any case.
+    its own, so a restarted pod has its old address. All three have the same name. The cluster ends
+    the pods after the deadline in any case.
     """
     labels = build_labels(name, "gang")
     job = {
@@ -176,11 +161,9 @@ def build_gang(
 
 
 def set_owner(manifest: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a manifest with its owner. Kubernetes removes the object together with that Job.
+    """Returns a manifest with its owner, a Job as Kubernetes has created it.
 
-    Args:
-      manifest: of the object.
-      job: the Job as Kubernetes has created it.
+    Kubernetes removes the object together with that Job.
     """
     owner = {"apiVersion": "batch/v1", "kind": "Job"}
     owner |= {key: job["metadata"][key] for key in ("name", "uid")}
@@ -200,11 +183,8 @@ def build_pod_spec(
 ) -> dict[str, Any]:
     """Builds the specification of a pod with one container.
 
-    Args:
-      hosts: the hosts file.
-      command: of the container.
-      secrets: names of Secrets with variables, besides that of the hosts file. A variable in
-        several of them has the value of the last.
+    `secrets` are names of Secrets with variables, besides that of the hosts file. A variable in
+    several of them has the value of the last.
     """
     sources = [*([hosts.secret] if hosts.secret else []), *secrets]
     pod = {
@@ -230,7 +210,7 @@ def build_pod_spec(
     optional = {
         "serviceAccountName": hosts.service_account,
         "nodeSelector": hosts.node_selector,
-        "tolerations": [_build_toleration(toleration) for toleration in hosts.tolerations],
+        "tolerations": [each.model_dump(exclude_none=True) for each in hosts.tolerations],
         "priorityClassName": hosts.priority_class,
         "imagePullSecrets": [{"name": secret} for secret in hosts.image_pull_secrets],
     }
@@ -274,10 +254,6 @@ def _build_container(
             *({"name": _name_folder(path), "mountPath": path} for path in _FOLDERS),
         ],
     }
-
-
-def _build_toleration(toleration: Toleration) -> dict[str, str]:
-    return toleration.model_dump(exclude_none=True)
 
 
 def _build_network_policy(name: str, labels: dict[str, str]) -> dict[str, Any]:

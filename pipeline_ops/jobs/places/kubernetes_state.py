@@ -43,27 +43,6 @@ _START_REASONS = (
     "RunContainerError",
     "PreCreateHookError",
 )
-_DISRUPTIONS = {
-    "PreemptionByScheduler": "it was preempted by a pod of higher priority",
-    "DeletionByTaintManager": "its node does not answer or must not run it any more (node loss)",
-    "DeletionByPodGC": "its node is gone (node loss)",
-    "EvictionByEvictionAPI": "it was evicted from its node, which is drained",
-    "TerminationByKubelet": "its node has ended it (eviction, preemption or shutdown)",
-}
-_POD_REASONS = {
-    "Evicted": "it was evicted from its node",
-    "Preempting": "it was preempted by a pod of higher priority",
-    "NodeLost": "its node does not answer (node loss)",
-    "NodeShutdown": "its node was shut down",
-    "Terminated": "its node was shut down",
-    "Shutdown": "its node was shut down",
-    "DeadlineExceeded": "the deadline of the Job was over",
-}
-_JOB_REASONS = {
-    "DeadlineExceeded": "the deadline of the Job was over",
-    "PodFailurePolicy": "its pod has failed",
-    "BackoffLimitExceeded": "its pod has failed, or was deleted",
-}
 _EXIT_CODES = (ExitCode.CONFIG, ExitCode.DATA, ExitCode.BUG)
 _CANNOT_START = ("StartError", "ContainerCannotRun")
 _NO_COMMAND = (126, 127)
@@ -75,13 +54,9 @@ Object = Mapping[str, Any]
 def judge_job(
     job: Object | None, pods: Sequence[Object], now: float, queue_seconds: float
 ) -> JobState:
-    """The state of a job.
+    """The state of a job by its Job, if there is one, and its pods. `now` is the cluster's time.
 
-    Args:
-      job: the Job, or None if there is none.
-      pods: its pods.
-      now: the time of the cluster.
-      queue_seconds: how long it may wait until it runs.
+    `queue_seconds` is how long it may wait until it runs.
     """
     if pods:
         newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
@@ -149,56 +124,43 @@ def _judge_start(status: Object, container: Object, now: float) -> JobState:
 
 
 def _judge_end(status: Object) -> JobState:
-    """Why the pod of a job without an outcome has ended."""
     container = _find_container(status).get("state", {}).get("terminated", {})
-    exit_code = ExitCode.RETRY
-    if container.get("reason") in _CANNOT_START or container.get("exitCode") in _NO_COMMAND:
-        exit_code = ExitCode.CONFIG
-    elif container.get("exitCode") in _EXIT_CODES:
-        exit_code = ExitCode(container["exitCode"])
-    return JobState(
-        "ended", f"the job ended without a status: {_explain_end(status, container)}", exit_code
-    )
-
-
-def _explain_end(status: Object, container: Object) -> str:
-    if container.get("reason") == "OOMKilled":
-        return (
+    code, reason = container.get("exitCode"), container.get("reason")
+    disruption = _find_condition(status, "DisruptionTarget")
+    has_no_command = reason in _CANNOT_START or code in _NO_COMMAND
+    if reason == "OOMKilled":
+        cause = (
             "out of memory: the kernel has killed it, because its container may not use more. Give "
             "it more `memory` in the hosts file, or lower the batch size"
         )
-    disruption = _find_condition(status, "DisruptionTarget")
-    if status.get("reason") or disruption.get("status") == "True":
-        return _explain_deletion(status)
-    ending = f"exit code {container.get('exitCode')}"
-    if container.get("reason") in _CANNOT_START or container.get("exitCode") in _NO_COMMAND:
-        problem = " ".join(container.get("message", "").split()) or ending
-        return (
+    elif status.get("reason") or disruption.get("status") == "True":
+        cause = _explain_deletion(status)
+    elif has_no_command:
+        problem = " ".join(container.get("message", "").split()) or f"exit code {code}"
+        cause = (
             f"its command can't be run: {problem}. `image` in the hosts file must have this "
             "project, or `python` and `code` say where it is"
         )
-    if not container:
-        return "its pod has failed before its container was started"
-    if container.get("exitCode") == 137:
-        ending += ", so it was killed by signal 9"
-    return f"its container ended with {ending}"
+    elif not container:
+        cause = "its pod has failed before its container was started"
+    else:
+        killed = ", so it was killed by signal 9" if code == 137 else ""
+        cause = f"its container ended with exit code {code}{killed}"
+    exit_code = ExitCode.RETRY
+    if has_no_command:
+        exit_code = ExitCode.CONFIG
+    elif code in _EXIT_CODES:
+        exit_code = ExitCode(code)
+    return JobState("ended", f"the job ended without a status: {cause}", exit_code)
 
 
 def _explain_deletion(status: Object) -> str:
-    """Why a cluster has ended a pod."""
     disruption = _find_condition(status, "DisruptionTarget")
-    reason = status.get("reason") or ""
-    text = _DISRUPTIONS.get(disruption.get("reason", "")) if disruption else None
-    if reason in _POD_REASONS and disruption.get("reason") in (None, "TerminationByKubelet"):
-        text = _POD_REASONS[reason]
-    if text is None:
-        text = (
-            f"Kubernetes has ended it: {reason or disruption.get('reason')}"
-            if (reason or disruption)
-            else "it was deleted, and its node does not answer (node loss)"
-        )
-    details = status.get("message") or disruption.get("message") or ""
-    return f"{text}: {' '.join(details.split())}" if details else text
+    reason = status.get("reason") or disruption.get("reason")
+    if not reason:
+        return "it was deleted, and its node does not answer (node loss)"
+    details = " ".join((status.get("message") or disruption.get("message") or "").split())
+    return f"Kubernetes has ended it: {reason}{details and f': {details}'}"
 
 
 def may_replace_pods(job: Object) -> bool:
@@ -213,14 +175,13 @@ def may_replace_pods(job: Object) -> bool:
 
 def find_warning(events: Sequence[Object]) -> str:
     """Returns the text of the newest warning, or an empty string."""
-    warnings = [event for event in events if event.get("type") == "Warning"]
-    newest = max(warnings, key=_get_event_time, default={})
+    # The times are texts that sort. Newer recorders write `eventTime` alone.
+    newest = max(
+        (event for event in events if event.get("type") == "Warning"),
+        key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""),
+        default={},
+    )
     return " ".join(newest.get("message", "").split())
-
-
-def _get_event_time(event: Object) -> str:
-    """The time of an event, as text that sorts. Newer recorders write `eventTime` alone."""
-    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def _judge_without_pods(job: Object, now: float) -> JobState:
@@ -230,7 +191,10 @@ def _judge_without_pods(job: Object, now: float) -> JobState:
         if condition.get("status") == "True"
     }
     if failed := conditions.get("Failed") or conditions.get("FailureTarget"):
-        return JobState("ended", f"the job ended without a status: {_explain_failure(failed)}")
+        text = f"{failed.get('reason')}: {' '.join(failed.get('message', '').split())}"
+        if "DisruptionTarget" in text:
+            text = f"its pod was evicted or preempted, or its node was lost: {text}"
+        return JobState("ended", f"the job ended without a status: {text}")
     if "Complete" in conditions or "SuccessCriteriaMet" in conditions:
         return JobState("ended", "the job ended without a status, and its pod is gone")
     if job["metadata"].get("deletionTimestamp"):
@@ -243,15 +207,6 @@ def _judge_without_pods(job: Object, now: float) -> JobState:
     if "Suspended" in conditions:
         return JobState("waiting", "the Job is suspended, for example in a queue of the cluster")
     return JobState("waiting", "Kubernetes has not made its pod yet")
-
-
-def _explain_failure(condition: Object) -> str:
-    """Why a Job has failed whose pod is gone."""
-    reason, message = condition.get("reason", ""), " ".join(condition.get("message", "").split())
-    text = _JOB_REASONS.get(reason, f"the Job has failed: {reason}")
-    if "DisruptionTarget" in message:
-        text = "its pod was evicted or preempted, or its node was lost"
-    return f"{text}: {message}" if message else text
 
 
 def _find_container(status: Object) -> Object:

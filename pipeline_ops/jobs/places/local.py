@@ -9,14 +9,20 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.errors import DataError, TrainyardError
+from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
-from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, build_job_environment
+from pipeline_ops.jobs.places.place import (
+    JobLaunch,
+    JobState,
+    Place,
+    build_job_environment,
+    read_tail,
+)
 from pipeline_ops.jobs.workspace import make_local_folder, ship_leftovers
 from pipeline_ops.storage.atomic import format_json
 from pipeline_ops.storage.parsing import read_json_as
@@ -32,17 +38,12 @@ from pipeline_ops.system.processes import (
 from pipeline_ops.system.temp_dirs import sweep
 from pipeline_ops.user_code.interpreter import read_versions
 
-_LOG_TAIL_BYTES = 2000
 _LOCK, _LOCK_SECONDS = "start.lock", 30.0
 _BRIDGE_FOLDER = CODE_ROOT / "pipeline_ops" / "operators" / "bridge"
 
 
 class LocalPlace(Place):
-    """See `Place`.
-
-    Args:
-      python: the interpreter of the job. None for that of the caller.
-    """
+    """See `Place`. `python` is the interpreter of the job; None for that of the caller."""
 
     check_seconds = 0.0
 
@@ -60,20 +61,11 @@ class LocalPlace(Place):
             str(attempt.request),
         ]
         environment = build_job_environment(os.environ)
-        environment |= {**launch.environment, **dict([make_attempt_variable(attempt)])}
+        environment |= launch.environment
         if self._python:
             environment |= build_bridge_environment(environment)
-        folder = make_local_folder(attempt.folder)
-        with exclusive_lock(folder / _LOCK, str(attempt.folder), _LOCK_SECONDS):
-            if read_process(attempt) is None:
-                log = folder / attempt.log.name
-                started = start_detached(argv, log, env=environment, cwd=Path("/"))
-                process = ProcessIdentity.from_pid(started.pid)
-                try:
-                    attempt.process.write(format_json(process.to_json()))
-                except BaseException:  # without this file nobody would find the job
-                    kill_group(process, 0.0)
-                    raise
+        log = make_local_folder(attempt.folder) / attempt.log.name
+        start_once(attempt, attempt.process, log, argv, environment)
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
         """The state of a job. For a process on another host, only its status is visible here."""
@@ -93,62 +85,80 @@ class LocalPlace(Place):
         )
 
     def read_output(self, attempt: Attempt[StorePath]) -> str:
-        try:
-            _, tail = attempt.log.read_log_end(_LOG_TAIL_BYTES)
-        except (OSError, TrainyardError):
-            return ""
-        return tail.decode(errors="replace").strip()
+        return read_tail(attempt.log)
 
     def cancel(self, attempt: Attempt[StorePath]) -> None:
-        process = read_process(attempt)
-        if process is not None and is_local(process):
-            _kill(process, attempt)
+        end_job(attempt, attempt.process)
 
     def clean(self, attempt: Attempt[StorePath]) -> bool:
-        """Ends the remains of a job on this host after signal 9: its workers and temporary files.
-
-        A process group gets no signal unless one of its processes was started for this very
-        attempt, whatever the file contains.
-        """
-        process = read_process(attempt)
-        if process is None or not is_local(process):
-            return True
-        is_gone = _kill(process, attempt)
-        if is_gone:
-            ship_leftovers(attempt)
-            sweep()
-        return is_gone
+        return clean_job(attempt, attempt.process)
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         return read_versions(self._python, packages)
 
 
-def _kill(process: ProcessIdentity, attempt: Attempt[StorePath]) -> bool:
-    """Ends the job's process group, then what it has started outside of the group.
+def start_once(
+    attempt: Attempt[StorePath],
+    identity: StorePath,
+    output: Path,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+) -> None:
+    """Starts the first process of a job in a session of its own, unless it was started before.
 
-    Returns:
-      Whether all of its processes on this host are gone.
+    `identity` is the file that identifies the process. Its `output` goes to a folder of this host.
+    `environment` lacks the variable of the attempt.
     """
-    variable = make_attempt_variable(attempt)
+    with exclusive_lock(output.parent / _LOCK, str(attempt.folder), _LOCK_SECONDS):
+        if read_identity(identity) is None:
+            variables = {**environment, ATTEMPT_VARIABLE: str(attempt.folder)}
+            started = start_detached(argv, output, env=variables, cwd=Path("/"))
+            process = ProcessIdentity.from_pid(started.pid)
+            try:
+                identity.write(format_json(process.to_json()))
+            except BaseException:  # without this file nobody would find the job
+                kill_group(process, 0.0)
+                raise
+
+
+def end_job(attempt: Attempt[StorePath], identity: StorePath) -> bool:
+    """Ends the process group of a job on this host, then what it has started outside of the group.
+
+    A process gets no signal unless it was started for this very attempt, whatever the file says.
+    Returns whether all of its processes on this host are gone.
+    """
+    process = read_identity(identity)
+    if process is None or not is_local(process):
+        return True
+    variable = (ATTEMPT_VARIABLE, str(attempt.folder))
     is_group_gone = kill_group(process, GRACE_SECONDS, variable)
     return kill_processes(variable, GRACE_SECONDS) and is_group_gone
 
 
+def clean_job(attempt: Attempt[StorePath], identity: StorePath) -> bool:
+    """Ends the remains of a job on this host after signal 9. Its logs go to the store."""
+    is_gone = end_job(attempt, identity)
+    if is_gone:
+        ship_leftovers(attempt)
+        sweep()
+    return is_gone
+
+
 def read_process(attempt: Attempt[StorePath]) -> ProcessIdentity | None:
     """The job's process; None if it was not started, or if its file is damaged."""
+    return read_identity(attempt.process)
+
+
+def read_identity(file: StorePath) -> ProcessIdentity | None:
+    """The process that a file names; None if there is no file, or if it is damaged."""
     try:
-        return read_json_as(ProcessIdentity, attempt.process)
+        return read_json_as(ProcessIdentity, file)
     except DataError:
         return None
 
 
 def is_local(process: ProcessIdentity) -> bool:
     return process.host == socket.gethostname()
-
-
-def make_attempt_variable(attempt: Attempt[StorePath]) -> tuple[str, str]:
-    """Makes the name and value of a variable in the environment of all processes of a job."""
-    return ATTEMPT_VARIABLE, str(attempt.folder)
 
 
 def build_bridge_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -14,20 +14,14 @@ from pipeline_ops.jobs.places.place import Place
 
 
 def open_place(config: PipelineConfig, job: str) -> Place:
-    """The place of a task's job.
-
-    Raises:
-      ConfigError: the hosts file is wrong, or a library is missing.
-    """
+    """The place of a task's job."""
     return make_place(config.find_job_hosts(job), config.resolve_interpreter(job))
 
 
 def make_place(hosts: Hosts | None, python: Path | None = None) -> Place:
-    """The place that a hosts file describes. Without one, this host.
+    """The place that a hosts file describes.
 
-    Args:
-      hosts: the hosts file.
-      python: the interpreter of jobs on this host, if it is not this one.
+    Without one, this host, with the interpreter `python`.
     """
     match hosts:
         case None:

@@ -19,11 +19,11 @@ from typing import Literal, Protocol
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts import ContainerHosts, Hosts, KubernetesHosts
-from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import STORES_VARIABLE
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host_check import Finding
+from pipeline_ops.system.host import Finding
 from pipeline_ops.system.processes import SAFE_PATH
 
 
@@ -31,13 +31,9 @@ from pipeline_ops.system.processes import SAFE_PATH
 class JobLaunch:
     """All that a place needs to start a job.
 
-    Attributes:
-      attempt: the folder of the job. Its request is there already.
-      module: the module to run.
-      environment: variables of the job, among them the access to the store. They are secret.
-      deadline_seconds: the job ends itself after this long.
-      pipeline: the name of the pipeline, for people who look at the place.
-      job: the name of the job, for people.
+    Its request is in the folder of `attempt` already. The `environment` has the access to the
+    store, and is secret. The job ends itself after `deadline_seconds`. The names of the pipeline
+    and of the job are for people who look at the place.
     """
 
     attempt: Attempt[StorePath]
@@ -104,10 +100,9 @@ class Place(Protocol):
         """Ends a job with all of its processes within five seconds. An unknown job is ignored."""
 
     def clean(self, attempt: Attempt[StorePath]) -> bool:
-        """Removes what a job has left in this place after its end.
+        """Removes what a job has left here after its end.
 
-        Returns:
-          Whether nothing of the job is left here.
+        Returns whether nothing of it is left here.
         """
 
     def check(self) -> Iterator[Finding]:
@@ -131,6 +126,18 @@ class Place(Protocol):
 def name_job(attempt: Attempt[StorePath]) -> str:
     """The name of a job in a place that others use, too. Unique, and valid as a DNS name."""
     return f"{OWN_NAMES}{compute_digest(str(attempt.folder))[:20]}"
+
+
+_TAIL_BYTES = 2000
+
+
+def read_tail(log: StorePath) -> str:
+    """The end of a log; empty if it can't be read."""
+    try:
+        _, tail = log.read_log_end(_TAIL_BYTES)
+    except (OSError, TrainyardError):
+        return ""
+    return tail.decode(errors="replace").strip()
 
 
 HOSTS_VARIABLE = "TRAINYARD_HOSTS_ENVIRONMENT"
@@ -157,9 +164,6 @@ def collect_store_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
     The key of a Google service account travels as a text, because its file is on this host. Other
     files that a variable names must be at the same path on the other host.
-
-    Raises:
-      ConfigError: the key can't be read.
     """
     found = {
         name: value
@@ -191,7 +195,7 @@ def build_python_command(hosts: Hosts, module: str, *arguments: str) -> list[str
     return [
         "env",
         *(f"{name}={value}" for name, value in variables.items()),
-        *(hosts.python or _find_default_python(hosts), "-m", module),
+        *(hosts.python or ("python" if _has_image(hosts) else sys.executable), "-m", module),
         *arguments,
     ]
 
@@ -204,10 +208,6 @@ def build_python_environment(hosts: Hosts) -> dict[str, str]:
     if _has_image(hosts):
         return SAFE_PATH | ({"PYTHONPATH": hosts.code} if hosts.code else {})
     return SAFE_PATH | {"PYTHONPATH": hosts.code or str(CODE_ROOT)}
-
-
-def _find_default_python(hosts: Hosts) -> str:
-    return "python" if _has_image(hosts) else sys.executable
 
 
 def _has_image(hosts: Hosts) -> bool:

@@ -79,7 +79,6 @@ def open_configuration(context: str | None) -> Configuration:
             "Set KUBECONFIG, correct `context` in the hosts file, or run Airflow in the cluster "
             "with a service account",
         ) from None
-    configuration.retries = False  # `kubernetes_client.py` decides which requests are sent again
     return configuration
 
 

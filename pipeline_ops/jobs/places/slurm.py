@@ -27,10 +27,12 @@ from pipeline_ops.jobs.places.place import (
     build_job_environment,
     build_python_command,
     name_job,
+    read_tail,
 )
 from pipeline_ops.jobs.remote_host import INIT_MODULE
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host_check import Finding
+from pipeline_ops.system.host import Finding
+from pipeline_ops.system.processes import wait_until_gone
 from pipeline_ops.user_code.interpreter import read_versions
 
 WAITING = ("PENDING", "CONFIGURING")
@@ -46,12 +48,10 @@ _ENDINGS = {
 }
 _COMMAND_SECONDS = 60
 _POLL_SECONDS = 0.2
-_OUTPUT, _TAIL_BYTES = "slurm.log", 2000
+_OUTPUT = "slurm.log"
 
 
 class _BatchJob(NamedTuple):
-    """One line of squeue."""
-
     state: str
     reason: str
     submitted: str
@@ -59,11 +59,7 @@ class _BatchJob(NamedTuple):
 
 
 class SlurmPlace(Place):
-    """See `Place`.
-
-    Args:
-      hosts: the request to Slurm.
-    """
+    """See `Place`."""
 
     def __init__(self, hosts: SlurmHosts):
         self._hosts = hosts
@@ -71,15 +67,16 @@ class SlurmPlace(Place):
 
     def start(self, launch: JobLaunch) -> None:
         """Submits the batch job. Of two at the same time, one starts the job (`init_process`)."""
-        name = name_job(launch.attempt)
+        name, folder = name_job(launch.attempt), launch.attempt.folder
         if self._query(name):
             return
         command = build_python_command(
             self._hosts, INIT_MODULE, launch.module, str(launch.attempt.request)
         )
+        log = folder.local / _OUTPUT if folder.is_local else Path(os.devnull)
         comment = f"--comment={launch.job} of {launch.pipeline}"
         run_slurm(
-            *build_sbatch_command(self._hosts, name, _choose_output(launch.attempt), "1"),
+            *build_sbatch_command(self._hosts, name, log, "1"),
             comment,
             text=f"#!/bin/sh\nexec {shlex.join(command)}\n",
             environment=build_job_environment(os.environ)
@@ -113,21 +110,16 @@ class SlurmPlace(Place):
         """The output of the batch job, if its root is a folder. Else the log is in the store."""
         if not attempt.folder.is_local:
             return ""
-        _, tail = (attempt.folder / _OUTPUT).read_log_end(_TAIL_BYTES)
-        return tail.decode(errors="replace").strip()
+        return read_tail(attempt.folder / _OUTPUT)
 
     def cancel(self, attempt: Attempt[StorePath]) -> None:
         name = name_job(attempt)
         run_slurm("scancel", "--quiet", f"--name={name}", f"--user={getpass.getuser()}")
-        deadline = time.monotonic() + GRACE_SECONDS
-        while self._is_listed(attempt):
-            if time.monotonic() > deadline:
-                run_slurm(
-                    *("scancel", "--quiet", "--full", "--signal=KILL"),
-                    *(f"--name={name}", f"--user={getpass.getuser()}"),
-                )
-                return
-            time.sleep(_POLL_SECONDS)
+        if not wait_until_gone(lambda: self._is_listed(attempt), GRACE_SECONDS, _POLL_SECONDS):
+            run_slurm(
+                *("scancel", "--quiet", "--full", "--signal=KILL"),
+                *(f"--name={name}", f"--user={getpass.getuser()}"),
+            )
 
     def clean(self, attempt: Attempt[StorePath]) -> bool:
         """Ends the batch job, also one in the queue. Slurm ends its processes on the node."""
@@ -156,7 +148,6 @@ class SlurmPlace(Place):
         return read_versions(python, packages)
 
     def _query(self, name: str) -> list[_BatchJob]:
-        """The batch jobs of that name."""
         lines = run_slurm(
             *("squeue", "--noheader", f"--name={name}", f"--user={getpass.getuser()}"),
             *("--states=all", "--format=%T|%r|%V|%A"),
@@ -172,21 +163,11 @@ def _read_exit_code(number: str) -> ExitCode:
     return ExitCode(int(found[1])) if found and is_permanent else ExitCode.RETRY
 
 
-def _choose_output(attempt: Attempt[StorePath]) -> Path:
-    return attempt.folder.local / _OUTPUT if attempt.folder.is_local else Path(os.devnull)
-
-
 def build_sbatch_command(hosts: SlurmHosts, name: str, log: Path, nodes: str) -> list[str]:
     """Builds the sbatch command, whose output goes to `log` on the first node. Pure.
 
     A dead node must not end the others (--no-kill), and Slurm must not start the job again
-    (--no-requeue).
-
-    Args:
-      hosts: the request to Slurm.
-      name: the name of the batch job.
-      log: the file for its output.
-      nodes: the number of nodes, or the least and the largest number with a hyphen.
+    (--no-requeue). `nodes` is their number, or the least and the largest number with a hyphen.
     """
     options = {
         "--job-name": name,
@@ -223,24 +204,8 @@ def run_slurm(
       MachineError: Slurm is not there, or does not answer.
       ConfigError: Slurm refuses the request of the hosts file.
     """
-    result = _run_client([*argv], text, environment)
-    if result.returncode == 0 or (ignored_error and ignored_error in result.stderr):
-        return result.stdout.strip()
-    error_message = " ".join(result.stderr.split())
-    if argv[0] == "sbatch" and not re.search(
-        r"[Uu]nable to contact|timed out|temporarily", error_message
-    ):
-        raise ConfigError(f"Slurm refuses the job: {error_message}", "Correct the hosts file")
-    raise MachineError(
-        f"{' '.join(argv[:3])}: {error_message or f'exit status {result.returncode}'}"
-    )
-
-
-def _run_client(
-    argv: list[str], text: str | None, environment: Mapping[str, str] | None
-) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
+        result = subprocess.run(
             argv,
             input=text,
             capture_output=True,
@@ -257,3 +222,13 @@ def _run_client(
         raise MachineError(
             f"{' '.join(argv[:3])} has not answered within {_COMMAND_SECONDS} s"
         ) from None
+    if result.returncode == 0 or (ignored_error and ignored_error in result.stderr):
+        return result.stdout.strip()
+    error_message = " ".join(result.stderr.split())
+    if argv[0] == "sbatch" and not re.search(
+        r"[Uu]nable to contact|timed out|temporarily", error_message
+    ):
+        raise ConfigError(f"Slurm refuses the job: {error_message}", "Correct the hosts file")
+    raise MachineError(
+        f"{' '.join(argv[:3])}: {error_message or f'exit status {result.returncode}'}"
+    )

@@ -30,7 +30,7 @@ from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import make_store_environment
 from pipeline_ops.storage.store_path import StorePath
 
-_ALIVE_SECONDS, _ALIVE_COUNT = 3, 3
+_CONNECT_SECONDS, _ALIVE_SECONDS, _ALIVE_COUNT = 5, 3, 3
 _COMMAND_SECONDS = 60
 _REMOTE_MODULE = "pipeline_ops.jobs.remote_host"
 _REFUSALS = ("Permission denied", "Host key verification failed", "not found", "No module named")
@@ -41,9 +41,6 @@ class SshPlace(Place):
 
     A job gets the first host that answers. The order depends on the attempt, so that jobs spread
     over the hosts. Afterwards, the host that knows the attempt is the one that has the job.
-
-    Args:
-      hosts: the hosts file.
     """
 
     check_seconds = 15.0
@@ -55,7 +52,7 @@ class SshPlace(Place):
         """The host of each job that was found."""
 
     def start(self, launch: JobLaunch) -> None:
-        attempt, unreachable = launch.attempt, []
+        attempt = launch.attempt
         with contextlib.suppress(MachineError):
             if self._locate(attempt):
                 return
@@ -64,15 +61,7 @@ class SshPlace(Place):
             module=launch.module,
             environment=self._build_environment(launch.environment),
         )
-        for host in self._order(attempt):
-            try:
-                self.ask(host, "start", question)
-            except MachineError as error:
-                unreachable.append(str(error))
-            else:
-                self._found[attempt.folder] = host
-                return
-        raise MachineError("; ".join(unreachable))
+        self._found[attempt.folder], _ = self._ask_first(self._order(attempt), "start", question)
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
         host = self._locate(attempt)
@@ -99,10 +88,17 @@ class SshPlace(Place):
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The versions on the first host that answers. A job compares them with those it finds."""
-        question, unreachable = Question(packages=list(packages)), []
-        for host in self._names:
+        _, answer = self._ask_first(self._names, "versions", Question(packages=list(packages)))
+        return answer.versions
+
+    def _ask_first(
+        self, hosts: Iterable[str], command: str, question: Question
+    ) -> tuple[str, Answer]:
+        """The first host that answers, and its answer."""
+        unreachable = []
+        for host in hosts:
             try:
-                return self.ask(host, "versions", question).versions
+                return host, self.ask(host, command, question)
             except MachineError as error:
                 unreachable.append(str(error))
         raise MachineError("; ".join(unreachable))
@@ -114,8 +110,7 @@ class SshPlace(Place):
     def _locate(self, attempt: Attempt[StorePath]) -> str | None:
         """The host that knows a job.
 
-        Raises:
-          MachineError: no host knows it, and not all of them can be reached.
+        MachineError if none does and not all of them can be reached.
         """
         if host := self._found.get(attempt.folder):
             return host
@@ -185,55 +180,24 @@ def _parse_answer(host: str, done: subprocess.CompletedProcess[str]) -> Answer:
 
 def build_ssh_command(hosts: SshHosts, host: str, remote: list[str]) -> list[str]:
     """The command that runs another command on a host. Pure."""
-    login = [
-        *(["-l", hosts.user] if hosts.user else []),
-        *(["-p", str(hosts.port)] if hosts.port else []),
-    ]
-    options = [*_build_ssh_options(hosts), *_build_proxy_options(hosts, hosts.jump), *login]
-    # Behind `--`, a name that begins with a hyphen is a name and not an option.
-    return ["ssh", "-T", *options, "--", host, shlex.join(remote)]
-
-
-def _build_ssh_options(hosts: SshHosts) -> list[str]:
-    """The ssh options for the hosts themselves and for every jump host.
-
-    With ssh's own -J, the jump hosts would have neither key nor known hosts.
-    """
-    settings = {
+    settings: dict[str, object] = {
         "BatchMode": "yes",
         "StrictHostKeyChecking": "yes",
-        "ConnectTimeout": hosts.connect_timeout_seconds,
         "ServerAliveInterval": _ALIVE_SECONDS,
         "ServerAliveCountMax": _ALIVE_COUNT,
         "LogLevel": "ERROR",
     }
+    if not hosts.config_file:
+        settings["ConnectTimeout"] = _CONNECT_SECONDS
     if hosts.identity_file:
         settings |= {"IdentityFile": hosts.identity_file, "IdentitiesOnly": "yes"}
     if hosts.known_hosts:
         settings["UserKnownHostsFile"] = hosts.known_hosts
-    file = ["-F", hosts.config_file] if hosts.config_file else []
-    return [
-        *file,
+    options = [
+        *(["-F", hosts.config_file] if hosts.config_file else []),
         *(argument for key, value in settings.items() for argument in ("-o", f"{key}={value}")),
+        *(["-l", hosts.user] if hosts.user else []),
+        *(["-p", str(hosts.port)] if hosts.port else []),
     ]
-
-
-def _build_proxy_options(hosts: SshHosts, jumps: list[str]) -> list[str]:
-    """The nested proxy commands, from the last jump host to the first.
-
-    The ssh outside of a level expands that level, hence the doubled %.
-    """
-    if not jumps:
-        return []
-    user_host, _, port = jumps[-1].partition(":")
-    inner = [
-        "ssh",
-        *_build_ssh_options(hosts),
-        *_build_proxy_options(hosts, jumps[:-1]),
-        *(["-p", port] if port else []),
-        "-W",
-    ]
-    return [
-        "-o",
-        f"ProxyCommand={shlex.join(inner).replace('%', '%%')} [%h]:%p -- {shlex.quote(user_host)}",
-    ]
+    # Behind `--`, a name that begins with a hyphen is a name and not an option.
+    return ["ssh", "-T", *options, "--", host, shlex.join(remote)]

@@ -69,7 +69,7 @@ class Ssh(Kind):
     def __init__(self, folder: Path, hosts: network.Network):
         super().__init__(folder)
         self._network = hosts
-        self.hosts = hosts.hosts_file(2) | {"code": MODULE_PATH, "connect_timeout_seconds": 2}
+        self.hosts = hosts.hosts_file(2) | {"code": MODULE_PATH}
 
     def lose_host(self, job: TinyJob) -> None:
         for host in self._network.hosts:

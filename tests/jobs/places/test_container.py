@@ -20,7 +20,7 @@ from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.places.container import ContainerPlace
+from pipeline_ops.jobs.places.container import ContainerPlace, build_body
 from pipeline_ops.jobs.places.place import JobLaunch, name_job
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import Request, Status, read_status, write_request
@@ -160,8 +160,9 @@ def test_a_job_is_started_once(engine, job):
 
 def test_a_container_of_a_killed_starter_is_started_by_the_next_one(engine, job):
     one = job("wait")
-    body = one.place._build_body(JobLaunch(one.attempt, "place_job", {}, 300, "digits", "train"))
-    one.place._daemon.create(one.name, body)
+    launch = JobLaunch(one.attempt, "place_job", {}, 300, "digits", "train")
+    image = one.place._find_planned_image(one.attempt)
+    one.place._daemon.create(one.name, build_body(one.place._hosts, image, launch))
     assert one.place.find(one.attempt).phase == "absent", "it was not started"
     one.start().wait_until_ready()
     assert one.place.find(one.attempt).phase == "running"
@@ -169,8 +170,9 @@ def test_a_container_of_a_killed_starter_is_started_by_the_next_one(engine, job)
 
 def test_a_container_that_was_not_started_goes_with_a_cancellation(engine, job):
     one = job("wait")
-    body = one.place._build_body(JobLaunch(one.attempt, "place_job", {}, 300, "digits", "train"))
-    one.place._daemon.create(one.name, body)
+    launch = JobLaunch(one.attempt, "place_job", {}, 300, "digits", "train")
+    image = one.place._find_planned_image(one.attempt)
+    one.place._daemon.create(one.name, build_body(one.place._hosts, image, launch))
     one.place.cancel(one.attempt)
     assert engine.docker.run("docker", "inspect", one.name).returncode != 0
 

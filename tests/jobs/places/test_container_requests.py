@@ -13,19 +13,21 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.places.container import (
     ContainerPlace,
-    ContainerUse,
     Daemon,
     _validate_image,
     build_body,
-    build_labels,
     build_tunnel_command,
 )
+from pipeline_ops.jobs.places.place import JobLaunch
+from pipeline_ops.jobs.remote_host import INIT_MODULE
+from pipeline_ops.storage.open_store import open_root
 
-USE = ContainerUse(["env", "python", "-m", "module"], build_labels("digits", "train", "s3://b/a"))
+LAUNCH = JobLaunch(Attempt(open_root("/folder/attempt")), "module", {}, 300, "digits", "train")
 
 
 def make_hosts(**values: object) -> ContainerHosts:
@@ -33,7 +35,7 @@ def make_hosts(**values: object) -> ContainerHosts:
 
 
 def build(**values: object) -> dict:
-    return build_body(make_hosts(**values), "sha256:1", USE)
+    return build_body(make_hosts(**values), "sha256:1", LAUNCH)
 
 
 def test_a_container_has_no_right_that_it_does_not_need():
@@ -54,7 +56,10 @@ def test_a_container_writes_to_a_volume_of_its_own():
 
 def test_the_entry_point_of_the_image_is_not_run():
     body = build()
-    assert (body["Entrypoint"], body["Cmd"]) == (["env"], ["python", "-m", "module"])
+    assert (body["Entrypoint"], body["Cmd"]) == (
+        ["env"],
+        ["PYTHONSAFEPATH=1", "python", "-m", INIT_MODULE, "module", "/folder/attempt/request.json"],
+    )
 
 
 def test_a_container_without_limits_has_none():

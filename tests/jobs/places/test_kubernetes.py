@@ -231,7 +231,7 @@ ENDS = {
     ),
     "evicted": (
         lambda cluster, name: cluster.evict(name),
-        "evicted from its node: The node was low on resource: memory",
+        "Evicted: The node was low on resource: memory",
     ),
     "node lost": (lambda cluster, name: cluster.lose_node(name), "its node was lost"),
 }
@@ -333,7 +333,7 @@ def test_a_store_that_the_pod_does_not_see_is_an_error_of_the_hosts_file(make):
 )
 def test_a_server_that_is_busy_is_asked_again(cluster, make, status, headers):
     job = make()
-    cluster.fail("POST .*/jobs", status, 1, **headers)
+    cluster.fail("POST .*/jobs", status, 2, **headers)
     cluster.fail("GET .*/pods", status, 1, **headers)
     began = time.monotonic()
     job.start()
@@ -354,7 +354,7 @@ def test_a_pause_is_as_long_as_the_server_asks_but_not_for_ever(cluster, make, m
     job = make()
     cluster.fail("GET .*/pods", 429, 2, Retry_After="3")
     cluster.fail("GET .*/pods", 429, 1, Retry_After="3600")
-    monkeypatch.setattr("pipeline_ops.jobs.places.kubernetes_client.time.sleep", pauses.append)
+    monkeypatch.setattr("pipeline_ops.jobs.places.kubernetes.time.sleep", pauses.append)
     job.find()
     monkeypatch.undo()
     assert [pause for pause in pauses if pause >= 1] == [3.0, 3.0, 8.0]
@@ -385,7 +385,7 @@ def test_a_missing_namespace_is_named(make):
 
 
 def test_a_quota_that_is_used_up_is_retried(cluster, make):
-    cluster.fail("POST .*/jobs", 403)
+    cluster.fail("POST .*/jobs", 403, 5)
     cluster.api.faults[-1].message = 'jobs.batch "x" is forbidden: exceeded quota: small'
     with pytest.raises(MachineError, match="exceeded quota"):
         make().start()

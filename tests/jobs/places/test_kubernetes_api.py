@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from fake_kubernetes import KubernetesCluster
 from fake_kubernetes.placed_job import make_hosts
+from fake_kubernetes.rbac import list_rights
 from fake_kubernetes.validation import SCHEMA, make_validator
 from kubernetes import client, config, watch
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.places.kubernetes_client import (
+from pipeline_ops.jobs.places.kubernetes import (
     GANG_RIGHTS,
     JOB_RIGHTS,
     KubernetesClient,
-    find_missing_rights,
 )
 from pipeline_ops.jobs.places.kubernetes_manifest import build_gang
 
@@ -39,13 +39,15 @@ def open_client(cluster, monkeypatch):
     [("trainyard-airflow", JOB_RIGHTS), ("trainyard-supervisor", GANG_RIGHTS)],
 )
 def test_the_rights_that_are_asked_for_are_those_of_the_role(cluster, open_client, account, rights):
-    assert set(rights) == cluster.accounts[account].rights
-    assert find_missing_rights(open_client(account), rights) == []
+    assert list_rights(rights) == cluster.accounts[account].rights
+    open_client(account).validate_rights(rights)
 
 
 def test_missing_rights_are_found_before_anything_is_started(cluster, open_client):
-    missing = find_missing_rights(open_client("trainyard-airflow"), GANG_RIGHTS)
-    assert {right.resource for right in missing} == {"pods/exec", "services", "networkpolicies"}
+    with pytest.raises(ConfigError) as caught:
+        open_client("trainyard-airflow").validate_rights(GANG_RIGHTS)
+    for resource in ("pods/exec", "services", "networkpolicies"):
+        assert f"create {resource}" in str(caught.value)
     assert cluster.list_names("jobs") == []
 
 
@@ -54,7 +56,7 @@ def test_an_unknown_account_is_refused(cluster, open_client, monkeypatch):
     file.write_text(file.read_text().replace("token-of-admin", "wrong"))
     monkeypatch.setenv("KUBECONFIG", str(file))
     with pytest.raises(ConfigError, match="401"):
-        find_missing_rights(KubernetesClient(cluster.namespace), JOB_RIGHTS)
+        KubernetesClient(cluster.namespace).validate_rights(JOB_RIGHTS)
 
 
 def test_a_certificate_of_another_authority_is_refused(cluster, monkeypatch, tmp_path):
@@ -80,7 +82,7 @@ def test_a_pod_finds_the_cluster_around_it(cluster, monkeypatch, tmp_path):
         incluster_config, "SERVICE_CERT_FILENAME", str(cluster._folder / "authority.pem")
     )
     assert KubernetesClient(cluster.namespace).list_pods("gang") == []
-    assert find_missing_rights(KubernetesClient(cluster.namespace), GANG_RIGHTS) == []
+    KubernetesClient(cluster.namespace).validate_rights(GANG_RIGHTS)
 
 
 def test_the_official_watch_sees_what_happens_and_an_old_version_is_gone(cluster, open_client):

@@ -14,7 +14,7 @@ from fake_kubernetes.placed_job import make_hosts
 from processes import Stopwatch, wait_until
 
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.places.kubernetes_client import KubernetesClient
+from pipeline_ops.jobs.places.kubernetes import KubernetesClient
 from pipeline_ops.jobs.places.kubernetes_manifest import build_gang
 from pipeline_ops.jobs.places.pod_exec import build_exec_command
 

@@ -162,31 +162,31 @@ CASES = {
                 message="low on resource: memory",
             )
         ],
-        *("ended", "evicted from its node: low on resource: memory", ExitCode.RETRY),
+        *("ended", "Evicted: low on resource: memory", ExitCode.RETRY),
     ),
     "preempted": (
         *(job(), [pod("Failed", disrupted("PreemptionByScheduler"), state=ended(143))]),
-        *("ended", "preempted by a pod of higher priority: details", ExitCode.RETRY),
+        *("ended", "PreemptionByScheduler: details", ExitCode.RETRY),
     ),
     "preempted by the kubelet": (
         *(job(), [pod("Failed", reason="Preempting", message="for a critical pod")]),
-        *("ended", "preempted by a pod of higher priority: for a critical", ExitCode.RETRY),
+        *("ended", "Preempting: for a critical", ExitCode.RETRY),
     ),
     "drained": (
         *(job(), [pod("Failed", disrupted("EvictionByEvictionAPI"))]),
-        *("ended", "which is drained", ExitCode.RETRY),
+        *("ended", "EvictionByEvictionAPI: details", ExitCode.RETRY),
     ),
     "node shut down": (
         *(job(), [pod("Failed", disrupted("TerminationByKubelet"), reason="Terminated")]),
-        *("ended", "node was shut down", ExitCode.RETRY),
+        *("ended", "Terminated: details", ExitCode.RETRY),
     ),
     "node removed": (
         *(job(), [pod("Failed", disrupted("DeletionByPodGC"))]),
-        *("ended", "node is gone (node loss)", ExitCode.RETRY),
+        *("ended", "DeletionByPodGC: details", ExitCode.RETRY),
     ),
     "node silent": (
         *(job(), [pod("Running", disrupted("DeletionByTaintManager"), deleted=60)]),
-        *("ended", "node does not answer", ExitCode.RETRY),
+        *("ended", "DeletionByTaintManager: details", ExitCode.RETRY),
     ),
     "node silent for a moment": (
         *(job(), [pod("Running", disrupted("DeletionByTaintManager"), deleted=10)]),
@@ -198,7 +198,7 @@ CASES = {
     ),
     "deadline": (
         *(job(condition("Failed", "DeadlineExceeded", "longer than specified")), []),
-        *("ended", "the deadline of the Job was over: longer", ExitCode.RETRY),
+        *("ended", "DeadlineExceeded: longer than specified", ExitCode.RETRY),
     ),
     "disrupted, and its pod is gone": (
         job(
@@ -209,7 +209,11 @@ CASES = {
             )
         ),
         [],
-        *("ended", "evicted or preempted, or its node was lost: Pod ml/x", ExitCode.RETRY),
+        *(
+            "ended",
+            "evicted or preempted, or its node was lost: PodFailurePolicy: Pod ml/x",
+            ExitCode.RETRY,
+        ),
     ),
     "failed, and its pod is gone": (
         *(job(condition("Failed", "PodFailurePolicy", "failed with exit code 137")), []),

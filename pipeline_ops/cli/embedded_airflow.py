@@ -58,7 +58,6 @@ from pipeline_ops.system.processes import (
     ProcessIdentity,
     end_descendants,
     find_descendants,
-    kill_processes,
     reap,
 )
 from pipeline_ops.system.temp_dirs import use_temporary_folder
@@ -333,8 +332,7 @@ def embedded_airflow(
                 )
             time.sleep(_POLL_SECONDS)
         adopt_orphans()
-        # Workers that a killed command has left. They never end by themselves.
-        kill_processes(("AIRFLOW_HOME", str(home.folder)), _GRACE_SECONDS)
+        _end_left_workers(home)
         with (
             use_temporary_folder("airflow"),
             _run_programs(
@@ -343,6 +341,18 @@ def embedded_airflow(
         ):
             yield server
             _wait_for_users(users, server, on_message)
+
+
+def _end_left_workers(home: AirflowHome) -> None:
+    """Ends workers of the executor that a killed command has left. They never end by themselves.
+
+    Airflow has overwritten their environment with their title.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_worker = " ".join(process.cmdline()).startswith("airflow worker")
+            if is_worker and process.cwd() == str(home.folder):
+                process.kill()
 
 
 def _wait_for_users(

@@ -39,10 +39,10 @@ def test_it_has_every_key_once_with_who_may_set_it(capsys):
 
 
 def test_it_has_the_keys_of_each_launcher_with_a_meaning():
-    _, *parts = render_reference().partition("## Hosts files")[2].split("### `launcher: ")
+    shared, *parts = render_reference().partition("### All launchers")[2].split("### `launcher: ")
     assert [part.partition("`")[0] for part in parts] == list(LAUNCHERS)
     for part, model in zip(parts, LAUNCHERS.values(), strict=True):
-        rows = {row[0].strip("|` "): row for row in read_rows(part)}
+        rows = {row[0].strip("|` "): row for row in read_rows(shared) + read_rows(part)}
         leaves = collect_fields(model)
         assert rows.keys() == leaves.keys()
         assert {key for key, row in rows.items() if row[3].startswith("*Fingerprint.*")} == {

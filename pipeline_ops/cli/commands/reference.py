@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import inspect
 import typing
+from collections.abc import Collection
 
 from pipeline_ops.cli.arguments import Commands, add_command
 from pipeline_ops.cli.field_text import format_default, format_type
 from pipeline_ops.cli.templates import render_template
 from pipeline_ops.config.fields import ConfigField, collect_fields, read_descriptions
-from pipeline_ops.config.hosts import LAUNCHERS
+from pipeline_ops.config.hosts import LAUNCHERS, Hosts
 from pipeline_ops.config.pipeline import PipelineConfig
 
 
@@ -41,11 +42,17 @@ def render_reference() -> str:
         section, dot, _ = config_field.key.partition(".")
         name = section.removesuffix("[]") if dot else "pipeline"
         sections.setdefault(name, []).append(_list_cells(config_field))
-    launchers = {}
+    shared = collect_fields(Hosts)
+    launchers = {"all launchers": ("", _list_rows(Hosts, without=("launcher",)))}
     for launcher, model in LAUNCHERS.items():
-        rows = [_list_cells(each, is_owned=False) for each in collect_fields(model).values()]
-        launchers[launcher] = inspect.cleandoc(model.__doc__ or ""), rows
+        rows = _list_rows(model, without=[key for key in shared if key != "launcher"])
+        launchers[f"`launcher: {launcher}`"] = inspect.cleandoc(model.__doc__ or ""), rows
     return render_template("reference.md", sections=sections, launchers=launchers)
+
+
+def _list_rows(hosts: type[Hosts], without: Collection[str]) -> list[list[str]]:
+    fields = collect_fields(hosts).items()
+    return [_list_cells(each, is_owned=False) for key, each in fields if key not in without]
 
 
 def _list_cells(config_field: ConfigField, is_owned: bool = True) -> list[str]:

@@ -100,6 +100,7 @@ class Teams(Programs):
             for team in (self.a, self.b)
         ]
         settings = {
+            "TRAINYARD_TRUSTED_CONF": "",  # only the embedded Airflow, of one user, has it
             "AIRFLOW__CORE__MULTI_TEAM": "True",
             "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(

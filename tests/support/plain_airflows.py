@@ -31,7 +31,7 @@ PROVIDERS = {
     "3.2": ("apache-airflow-providers-git",),
     "3.3": ("apache-airflow-providers-git", "apache-airflow-providers-edge3"),
 }
-_OF_THE_REPOSITORY = ("PYTHONPATH", "TRAINYARD_CONFIGS", "TRAINYARD_AUTHOR_OVERRIDES")
+_OF_THE_REPOSITORY = ("PYTHONPATH", "TRAINYARD_CONFIGS", "TRAINYARD_TRUSTED_CONF")
 
 
 def read_documented_file(number: int = 0) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -416,3 +417,18 @@ def test_a_run_says_where_pictures_of_a_new_data_set_and_of_predictions_are(ui, 
     sizes = {key: Image.open(place).size for key, [place] in places.items()}
     assert sizes == PICTURES
     assert "Examples" not in outputs[1] and f"Pictures  {places['Pictures'][0]}\n" in outputs[1]
+
+
+@pytest.mark.airflow
+def test_a_run_in_an_airflow_that_exists_is_followed_to_its_end(ui, trainyard):
+    password = {"TRAINYARD_AIRFLOW_PASSWORD": ui.password}
+    words = ("--airflow", ui.url, "--user", ui.user, "--set", "train.seed=9")
+    done = trainyard.run(*words, environment=os.environ | password)
+    assert parse_summary(done)["tasks"]["train"]["state"] == "success"
+    refused = trainyard.run(
+        *words[:4], "--set", "export.model=x", environment=os.environ | password
+    )
+    assert refused.returncode == 78 and "conf export.model: cannot be overridden" in refused.stderr
+    stranger = {"TRAINYARD_AIRFLOW_PASSWORD": "wrong"}
+    refused = trainyard.run(*words, environment=os.environ | stranger)
+    assert refused.returncode == 75 and "401" in refused.stderr

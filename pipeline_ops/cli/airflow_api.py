@@ -127,7 +127,7 @@ class AirflowApi:
         """
         found = self._call("GET", "/api/v2/dags/~/dagRuns?state=running&state=queued")
         for run in found["dag_runs"]:
-            if parse_timestamp(run["queued_at"]) < moment:
+            if parse_timestamp(run["queued_at"] or run["run_after"]) < moment:
                 self.fail_run(run["dag_id"], run["dag_run_id"])
 
     def fail_run(self, dag: str, run_id: str) -> None:

@@ -358,7 +358,7 @@ def _end_left_workers(home: AirflowHome) -> None:
 def _wait_for_users(
     users: IO[bytes], server: AirflowServer, on_message: Callable[[str], None]
 ) -> None:
-    """Waits for the commands that have joined. None can join any more."""
+    """Waits for the commands that have joined. After that, none can join any more."""
     is_told = False
     while not try_lock(users.fileno()):
         if not is_told:

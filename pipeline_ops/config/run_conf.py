@@ -167,7 +167,7 @@ def load_run_config(
 
     Args:
       file: the author's YAML.
-      conf: the run's conf, as Airflow has it. None of it is trusted.
+      conf: the run's conf, as Airflow has it. Only the embedded Airflow trusts it.
       interval: start and end of the run's data, for a source whose path names them.
 
     Raises:

@@ -12,6 +12,7 @@ from beam_jobs.validation import validate_model, validate_plan
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.jobs.model_check import PlannedTraining
+from pipeline_ops.planning.inputs import check_warm_start
 from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_interval
 
 
@@ -22,6 +23,7 @@ def validate_deeply(config: PipelineConfig, python: str) -> dict[str, int]:
     would raise before its work.
     """
     validate_interval(config)
+    check_warm_start(config)
     preprocess, source = config.preprocess, read_source(config)
     decision = decide_collection(preprocess, source.found.records, {})
     validate_plan(preprocess, source, decision)

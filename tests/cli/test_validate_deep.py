@@ -169,3 +169,12 @@ def test_annotations_without_their_images_are_told_with_count_and_example(pictur
         "7 of 7 entries cannot be used: 7 missing_image (such as images/0.jpg: "
         "there is no file images/0.jpg). Correct the annotations"
     ) in output
+
+
+def test_weights_that_are_missing_or_do_not_fit_are_refused(pictures, capsys):
+    code, output = deep(capsys, pictures, "train.warm_start=nowhere.npz")
+    assert code == 78 and "train.warm_start: there is no " in output
+    weights = pictures.parent / "other.npz"
+    weights.write_bytes(b"none")
+    code, output = deep(capsys, pictures, f"train.warm_start={weights}")
+    assert code == 78 and f"cannot read {weights} as weights" in output

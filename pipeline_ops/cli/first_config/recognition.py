@@ -126,7 +126,7 @@ def recognise_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
 
 
 def _has_repeated_folders(listing: Listing) -> bool:
-    """Returns whether the folders in other ones repeat, such as those of classes in folders of days."""
+    """Returns whether inner folders repeat, such as those of classes in folders of days."""
     outer = {file.key.split("/")[0] for file in listing.files}
     pairs = {tuple(file.key.split("/")[:2]) for file in listing.files if file.key.count("/") > 1}
     numbers = Counter(inner for _, inner in pairs)

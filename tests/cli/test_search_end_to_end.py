@@ -106,7 +106,7 @@ def test_what_was_tried_is_not_tried_again_and_explain_knows_it(first, trainyard
 
 def test_a_pruned_trial_is_skipped_and_explain_knows_it(first, trainyard):
     changes = {
-        "train.epochs": "3",
+        "train.epochs": "20",  # the pruner needs an epoch after the one it decides on
         "search.pruner": "asha",
         "search.max_parallel": "1",
         "search.parameters": f"{{{RATE}: [0.05, 1e-7]}}",

@@ -6,6 +6,12 @@ ARGS ?=
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check --no-input
+# uv does not read pip's settings of an index, a proxy or certificates. Those of the environment come last and win.
+LIKE_PIP := $$($(PIP) config list | sort -r | sed -nE \
+    -e 's/^[^=]*\.index-url=/export UV_DEFAULT_INDEX=/p' -e 's/^[^=]*\.extra-index-url=/export UV_INDEX=/p' \
+    -e 's/^[^=]*\.find-links=/export UV_FIND_LINKS=/p' -e 's/^[^=]*\.trusted-host=/export UV_INSECURE_HOST=/p' \
+    -e 's/^[^=]*\.cert=/export SSL_CERT_FILE=/p' -e 's/^[^=]*\.proxy=/export ALL_PROXY=/p')
+INSTALL := eval "$(LIKE_PIP)"; $(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --compile-bytecode
 RAW := .trainyard/raw/digits
 
 # Without bytecode every import of TensorFlow or Airflow costs several times as much.
@@ -97,6 +103,7 @@ CLIENTS := --extra docker --extra kubernetes
 JOBS := $(STORES) $(CLIENTS) --extra serving --extra preprocess --extra train --extra onnx --extra slim
 
 lock: ## lock the dependencies again (needs uv)
+	echo uv | $(UV) -o requirements-install.txt -
 	$(UV) --extra all -o requirements.txt pyproject.toml
 	$(UV) --extra dev -o requirements-dev.txt pyproject.toml
 	$(UV) -c requirements-dev.txt -o docker/locks/build.txt docker/locks/build.in
@@ -122,15 +129,16 @@ $(PYTHON):
 	echo "No usable Python found: Trainyard needs Python 3.11, 3.12 or 3.13 with its venv module (on Debian and Ubuntu: apt install python3-venv)." >&2; \
 	exit 1
 
-$(VENV)/installed: requirements.txt pyproject.toml | $(PYTHON)
+$(VENV)/installed: requirements-install.txt requirements.txt pyproject.toml | $(PYTHON)
 	@echo "Installing. The first time takes some minutes: TensorFlow, Beam and Airflow are large."
-	@$(PIP) install --quiet --compile --no-deps --require-hashes -r requirements.txt
-	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(PIP) install --quiet --no-deps --require-hashes -r requirements-install.txt
+	@$(INSTALL) --require-hashes -r requirements.txt
+	@$(INSTALL) --no-build-isolation -e .
 	@$(PYTHON) -m compileall -q pipeline_ops beam_jobs dags
 	@touch $@
 
 $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
-	@$(PIP) install --quiet --compile --no-deps --require-hashes -r requirements-dev.txt
+	@$(INSTALL) --require-hashes -r requirements-dev.txt
 	@.ci/packages
 	@touch $@
 

@@ -130,7 +130,7 @@ $(PYTHON):
 	exit 1
 
 $(VENV)/installed: requirements-install.txt requirements.txt pyproject.toml | $(PYTHON)
-	@echo "Installing. The first time takes some minutes: TensorFlow, Beam and Airflow are large."
+	@echo "Installing. The first time takes a minute or more: TensorFlow, Beam and Airflow are large."
 	@$(PIP) install --quiet --no-deps --require-hashes -r requirements-install.txt
 	@$(INSTALL) --require-hashes -r requirements.txt
 	@$(INSTALL) --no-build-isolation -e .

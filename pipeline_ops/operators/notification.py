@@ -12,7 +12,7 @@ import datetime as dt
 import functools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
@@ -42,6 +42,8 @@ from pipeline_ops.storage.store_path import StorePath
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+_log = logging.getLogger(__name__)
+_MAX_STATISTICS_BYTES = 256 << 20
 _TITLES = {
     "failed": "run failed",
     "gate_not_passed": "gate not passed",
@@ -85,92 +87,18 @@ class Notification(BaseModel):
         return f'<pre>{chr(10).join(lines)}\n<a href="{link}">{link}</a></pre>'
 
 
-_MAX_STATISTICS_BYTES = 256 << 20
-
-
-def explain_failure(run: TaskRun, default: str) -> str:
-    """Returns the reason why a run has failed: the message of its first failed task.
-
-    It is `default` if Airflow has ended the run.
-    """
-    for task, record in _read_records(run).items():
-        if record.state == "failed":
-            return f"{task}: {record.message}"
-    return default
-
-
-def list_finished_tasks(run: TaskRun) -> list[str]:
-    """Lists the tasks of a run that have succeeded."""
-    return [task for task, record in _read_records(run).items() if record.state == "success"]
-
-
-def read_gate_rules(run: TaskRun) -> list[RuleVerdict]:
-    """Reads the gate's verdict on a run, if the run has come so far."""
-    try:
-        manifest = find_recorded_manifest(run.layout, run.run_id, "evaluate", "evaluate")
-        if manifest is None:
-            return []
-        return EvaluationFigures.model_validate(read_manifest(manifest).figures).rules
-    except TrainyardError:  # the artifact is gone, and the notification goes out without it
-        return []
-
-
-def find_drifted_features(manifest: StorePath, limits: Drift) -> list[RuleVerdict]:
-    """Returns a rule for each feature that is further from the reference than allowed."""
-    file = find_file(manifest, STATISTICS)
-    statistics = json.loads(file.read(_MAX_STATISTICS_BYTES)) if file else {}
-    return [
-        _to_rule_verdict(distance, limits)
-        for distance in (statistics.get("comparison") or {"drift": []})["drift"]
-        if distance["jensen_shannon"] > limits.max_js_distance
-        or distance["l_infinity"] > limits.max_linf_distance
-    ]
-
-
-def _read_records(run: TaskRun) -> dict[str, TaskRecord]:
-    """Reads the records of a run's tasks, in the order of the jobs.
-
-    Damaged ones are left out. The notification goes out without them.
-    """
-    records = {}
-    for task in JOBS:
-        with contextlib.suppress(TrainyardError):
-            if record := read_record(run.layout.task_record(run.run_id, task)):
-                records[task] = record
-    return records
-
-
-def _to_rule_verdict(distance: Mapping[str, Any], limits: Drift) -> RuleVerdict:
-    feature, js, linf = distance["feature"], distance["jensen_shannon"], distance["l_infinity"]
-    return RuleVerdict(
-        metric="drift",
-        subject=feature,
-        passed=False,
-        text=f"{feature} has drifted: Jensen-Shannon {js:.3f} "
-        f"(at most {limits.max_js_distance:g}), L-infinity {linf:.3f} "
-        f"(at most {limits.max_linf_distance:g})",
-        value=js,
-        bound=limits.max_js_distance,
-    )
-
-
-_REPORT = "{base}/dags/{dag}/runs/{run}/plugin/trainyard_report"
-_log = logging.getLogger(__name__)
-
-
 def build_report_url(config: PipelineConfig, run_id: str) -> str:
     """Builds the address of a run's report in Airflow's UI."""
     base = conf.get("api", "base_url", fallback="http://localhost:8080").rstrip("/")
-    return _REPORT.format(base=base, dag=config.pipeline, run=quote(run_id, safe=""))
+    run = quote(run_id, safe="")
+    return f"{base}/dags/{config.pipeline}/runs/{run}/plugin/trainyard_report"
 
 
 def build_task_callback_kwargs(config: PipelineConfig) -> dict[str, Any]:
     """Builds the arguments with which the operators send a notification as soon as a task fails."""
-    return (
-        {"on_failure_callback": functools.partial(notify_failure, str(config.file))}
-        if config.notify
-        else {}
-    )
+    if not config.notify:
+        return {}
+    return {"on_failure_callback": functools.partial(notify_failure, str(config.file))}
 
 
 def build_deadline_kwargs(config: PipelineConfig) -> dict[str, Any]:
@@ -187,30 +115,38 @@ def build_deadline_kwargs(config: PipelineConfig) -> dict[str, Any]:
 
 
 def notify_failure(config_file: str, context: Context) -> None:
-    """Called by Airflow when a task has failed for good."""
+    """Called by Airflow when a task has failed for good. The first failed task has the reason."""
     dag_run = context.get("dag_run")
     config = load_run_config_or_author(config_file, dag_run.conf if dag_run else None)
-    task = getattr(context.get("ti"), "task_id", "the run")
-    default = f"{task}: {context.get('exception') or context.get('reason') or 'ended by Airflow'}"
     run = TaskRun(config, context)
-    _notify(run, "failed", explain_failure(run, default))
+    failed = [(task, record) for task, record in _read_records(run) if record.state == "failed"]
+    if failed:
+        verdict = f"{failed[0][0]}: {failed[0][1].message}"
+    else:  # Airflow has ended the task
+        task = getattr(context.get("ti"), "task_id", "the run")
+        reason = context.get("exception") or context.get("reason") or "ended by Airflow"
+        verdict = f"{task}: {reason}"
+    _notify(run, "failed", verdict)
 
 
 async def notify_late(config_file: str, context: Mapping[str, Any]) -> None:
     """Called in the triggerer when the deadline of a run is over, even if it has failed before."""
     dag_run = context["dag_run"]
-    if dag_run["state"] not in ("success", "failed"):
-        run_id = dag_run["dag_run_id"]
-        config = load_run_config_or_author(config_file, dag_run["conf"])
-        run = TaskRun(config, cast("Context", {**context, "run_id": run_id}))
-        await sync_to_async(_notify_late_now)(run)
+    if dag_run["state"] in ("success", "failed"):
+        return
+    config = load_run_config_or_author(config_file, dag_run["conf"])
+    run = TaskRun(config, cast("Context", {**context, "run_id": dag_run["dag_run_id"]}))
+
+    def notify() -> None:
+        done = [task for task, record in _read_records(run) if record.state == "success"]
+        seconds, names = config.deadline_seconds, ", ".join(done) or "nothing yet"
+        _notify(run, "late", f"still running {seconds} s after it was queued. Done: {names}")
+
+    await sync_to_async(notify)()
 
 
 def notify_gate(run: TaskRun, evaluation: StorePath) -> None:
-    """Sends a notification if an evaluation's gate was not passed.
-
-    The evaluation is given by its manifest's path.
-    """
+    """Sends a notification if the evaluation with this manifest has not passed the gate."""
     if not _is_configured(run.config, "gate_not_passed"):
         return
     figures = EvaluationFigures.model_validate(read_manifest(evaluation).figures)
@@ -220,31 +156,46 @@ def notify_gate(run: TaskRun, evaluation: StorePath) -> None:
 
 
 def notify_drift(run: TaskRun, dataset: StorePath) -> None:
-    """Sends a notification if a data set is too far from the champion's.
+    """Sends a notification if the data set with this manifest is too far from the champion's.
 
-    The data set is given by its manifest's path. A failure that is caused by drift is reported as a
-    failure.
+    A run that fails because of drift sends `failed` instead.
     """
     if not _is_configured(run.config, "drift"):
         return
-    if rules := find_drifted_features(dataset, run.config.preprocess.drift):
+    file = find_file(dataset, STATISTICS)
+    statistics = json.loads(file.read(_MAX_STATISTICS_BYTES)) if file else {}
+    limits = run.config.preprocess.drift
+    rules = [
+        _to_rule_verdict(distance, limits)
+        for distance in (statistics.get("comparison") or {"drift": []})["drift"]
+        if distance["jensen_shannon"] > limits.max_js_distance
+        or distance["l_infinity"] > limits.max_linf_distance
+    ]
+    if rules:
         names = ", ".join(str(rule.subject) for rule in rules)
         verdict = f"further from the champion's data than preprocess.drift allows: {names}"
         _notify(run, "drift", verdict, rules)
 
 
-def _notify_late_now(run: TaskRun) -> None:
-    done = ", ".join(list_finished_tasks(run)) or "nothing yet"
-    seconds = run.config.deadline_seconds
-    _notify(run, "late", f"still running {seconds} s after it was queued. Done: {done}")
+def _to_rule_verdict(distance: Mapping[str, Any], limits: Drift) -> RuleVerdict:
+    feature, js, linf = distance["feature"], distance["jensen_shannon"], distance["l_infinity"]
+    return RuleVerdict(
+        metric="drift",
+        subject=feature,
+        passed=False,
+        text=f"{feature} has drifted: Jensen-Shannon {js:.3f} "
+        f"(at most {limits.max_js_distance:g}), L-infinity {linf:.3f} "
+        f"(at most {limits.max_linf_distance:g})",
+        value=js,
+        bound=limits.max_js_distance,
+    )
 
 
 def _notify(
     run: TaskRun, event: Event, verdict: str, rules: Sequence[RuleVerdict] | None = None
 ) -> None:
     """Sends a notification to all who ask for the event. A failure is logged and fails nothing."""
-    notifiers = [notify for notify in run.config.notify if event in notify.events]
-    if not notifiers:
+    if not _is_configured(run.config, event):
         return
     notification = Notification(
         event=event,
@@ -252,15 +203,32 @@ def _notify(
         run_id=run.run_id,
         verdict=verdict,
         link=build_report_url(run.config, run.run_id),
-        rules=read_gate_rules(run) if rules is None else list(rules),
+        rules=_read_gate_rules(run) if rules is None else list(rules),
     )
-    for notify in notifiers:
-        try:
-            make_notifier(notify)({**run.context, "notification": notification})
-            _log.info("%s was sent by %s", event, notify.notifier)
-        except Exception:  # of code that is not ours
-            _log.exception("%s was not sent by %s", event, notify.notifier)
+    for notify in run.config.notify:
+        if event in notify.events:
+            try:
+                make_notifier(notify)({**run.context, "notification": notification})
+                _log.info("%s was sent by %s", event, notify.notifier)
+            except Exception:  # of code that is not ours
+                _log.exception("%s was not sent by %s", event, notify.notifier)
 
 
 def _is_configured(config: PipelineConfig, event: Event) -> bool:
     return any(event in notify.events for notify in config.notify)
+
+
+def _read_records(run: TaskRun) -> Iterator[tuple[str, TaskRecord]]:
+    """Yields the records of a run's tasks in the order of the jobs, without damaged ones."""
+    for task in JOBS:
+        with contextlib.suppress(TrainyardError):
+            if record := read_record(run.layout.task_record(run.run_id, task)):
+                yield task, record
+
+
+def _read_gate_rules(run: TaskRun) -> list[RuleVerdict]:
+    """Reads the gate's verdict. Empty without an evaluation, and if its artifact is gone."""
+    with contextlib.suppress(TrainyardError):
+        if manifest := find_recorded_manifest(run.layout, run.run_id, "evaluate", "evaluate"):
+            return EvaluationFigures.model_validate(read_manifest(manifest).figures).rules
+    return []

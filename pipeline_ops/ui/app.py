@@ -41,15 +41,7 @@ from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.ui.models import ModelView, view_model
-from pipeline_ops.ui.pages import (
-    HEADERS,
-    IN_PIPELINE,
-    SANDBOX,
-    SCRIPT,
-    STYLE_SHEET,
-    render,
-    render_icon,
-)
+from pipeline_ops.ui.pages import FILES, HEADERS, IN_PIPELINE, SANDBOX, render
 from pipeline_ops.ui.progress import view_tasks
 
 app = FastAPI(title="Trainyard", docs_url=None, redoc_url=None, openapi_url=None)
@@ -192,6 +184,7 @@ def _try_view_model(dag_id: str, session: SessionDep) -> tuple[ModelView | None,
 
 CAN_READ_RUN = Depends(requires_access_dag("GET", DagAccessEntity.RUN))
 
+_MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _PAGES = ("report", "data")
 _Page = Literal["report", "data"]
 _MAX_PAGE_BYTES = 64 << 20
@@ -220,24 +213,12 @@ async def show_problem(request: Request, problem: TrainyardError) -> HTMLRespons
     return response
 
 
-@app.get("/style.css", dependencies=[SIGNED_IN])
-def get_style_sheet() -> Response:
-    return Response(STYLE_SHEET, media_type="text/css")
-
-
-@app.get("/live.js", dependencies=[SIGNED_IN])
-def get_script() -> Response:
-    return Response(SCRIPT, media_type="text/javascript")
-
-
-@app.get("/models.svg", dependencies=[SIGNED_IN])
-def get_models_icon() -> Response:
-    return Response(render_icon("#3f3f46", rim="#ffffff"), media_type="image/svg+xml")
-
-
-@app.get("/models-dark.svg", dependencies=[SIGNED_IN])
-def get_models_icon_dark() -> Response:
-    return Response(render_icon("#e4e4e7", rim="#18181b"), media_type="image/svg+xml")
+@app.get("/{name}.{suffix}", dependencies=[SIGNED_IN])
+def get_file(name: str, suffix: str) -> Response:
+    """Returns the style sheet, the script or an icon."""
+    if f"{name}.{suffix}" not in FILES:
+        raise HTTPException(404)
+    return Response(FILES[f"{name}.{suffix}"], media_type=_MEDIA_TYPES[suffix])
 
 
 @app.get("/pipelines/{dag_id}/progress", dependencies=[CAN_READ_RUN])

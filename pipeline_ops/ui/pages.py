@@ -45,19 +45,18 @@ HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
 }
 
-STYLE_SHEET = STYLE.read_text(encoding="utf-8") + (_TEMPLATES / "ui.css").read_text(
-    encoding="utf-8"
-)
-SCRIPT = (_TEMPLATES / "live.js").read_text(encoding="utf-8")
 _ICON = (_TEMPLATES / "models.svg").read_text(encoding="utf-8")
 
-
-def render_icon(colour: str, rim: str) -> str:
-    """Renders the icon. The rim makes it visible on a selected entry of the navigation.
-
-    There Airflow draws everything else in the other colour.
-    """
-    return _ICON.replace("currentColor", colour).replace("rimColor", rim)
+FILES: Mapping[str, str] = {
+    "style.css": STYLE.read_text(encoding="utf-8")
+    + (_TEMPLATES / "ui.css").read_text(encoding="utf-8"),
+    "live.js": (_TEMPLATES / "live.js").read_text(encoding="utf-8"),
+    # In a selected entry of the navigation, Airflow swaps the colours of all but an icon. The rim
+    # keeps the icon visible.
+    "models.svg": _ICON.replace("currentColor", "#3f3f46").replace("rimColor", "#ffffff"),
+    "models-dark.svg": _ICON.replace("currentColor", "#e4e4e7").replace("rimColor", "#18181b"),
+}
+"""The files that the pages load, by name."""
 
 
 def render(template: str, base: str, **values: Any) -> HTMLResponse:

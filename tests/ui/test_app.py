@@ -14,10 +14,7 @@ from pages import Page
 RUN = "manual__2026-11-21T10:00:00.5+00:00"
 FORM = {"version": "1", "expected": "2", "reason": "it was better"}
 ADDRESSES = {
-    "GET /style.css": "/style.css",
-    "GET /live.js": "/live.js",
-    "GET /models.svg": "/models.svg",
-    "GET /models-dark.svg": "/models-dark.svg",
+    "GET /{name}.{suffix}": "/style.css",
     "GET /models": "/models",
     "GET /pipelines/{dag_id}/progress": "progress",
     "GET /pipelines/{dag_id}/report": "report",
@@ -45,6 +42,21 @@ def test_every_route_has_an_example(plugin):
     assert {f"{method} {route.path}" for route in plugin.routes for method in route.methods} == set(
         ADDRESSES
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "media_type"),
+    [
+        ("live.js", "text/javascript"),
+        ("models.svg", "image/svg+xml"),
+        ("models-dark.svg", "image/svg+xml"),
+        ("other.svg", "application/json"),
+    ],
+)
+def test_the_files_of_the_pages_are_served_and_no_others(client, name, media_type):
+    answer = client("viewer").get(f"/{name}")
+    assert answer.headers["content-type"].split(";")[0] == media_type
+    assert answer.status_code == (404 if name.startswith("other") else 200)
 
 
 @pytest.mark.parametrize("who", [None, "viewer", "user", "admin"])

@@ -7,6 +7,7 @@ every move.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 
 from pipeline_ops.artifacts.manifest import Manifest
 from pipeline_ops.artifacts.results import ModelFigures
@@ -64,9 +65,10 @@ def view_model(config: PipelineConfig) -> ModelView:
         _view_version(version.number, aliases.find_names(version.number), manifest)
         for version, manifest in zip(shown, read_manifests(shown), strict=True)
     ]
-    metrics = list(
-        dict.fromkeys(name for view in views if view.figures for name in view.figures.metrics)
-    )
+    points = defaultdict[str, list[Point]](list)
+    for view in views:
+        for metric, value in view.figures.metrics.items() if view.figures else ():
+            points[metric].append((view.number, value))
     return ModelView(
         name=config.export.model,
         location=str(registry.location),
@@ -74,8 +76,8 @@ def view_model(config: PipelineConfig) -> ModelView:
         previous=aliases.names.get(PREVIOUS),
         versions=views[::-1],
         num_hidden=len(versions) - len(shown),
-        metrics=metrics,
-        charts=_draw_charts(views, metrics),
+        metrics=list(points),
+        charts=draw_version_charts(points),
         moves=history.moves[::-1],
         problems=history.problems,
     )
@@ -93,18 +95,9 @@ def describe_move(move: AliasMove) -> str:
 
 
 def _view_version(number: int, aliases: list[str], manifest: Manifest | DataError) -> VersionView:
-    if isinstance(manifest, DataError):
-        return VersionView(number, aliases, None, str(manifest))
     try:
-        figures = ModelFigures.model_validate(manifest.figures)
-    except ValueError as error:
+        if isinstance(manifest, DataError):
+            raise manifest
+        return VersionView(number, aliases, ModelFigures.model_validate(manifest.figures))
+    except (DataError, ValueError) as error:
         return VersionView(number, aliases, None, str(error))
-    return VersionView(number, aliases, figures)
-
-
-def _draw_charts(views: list[VersionView], metrics: list[str]) -> list[Chart]:
-    points: dict[str, list[Point]] = {metric: [] for metric in metrics}
-    for view in views:
-        for metric, value in view.figures.metrics.items() if view.figures else ():
-            points[metric].append((view.number, value))
-    return draw_version_charts(points)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import datetime as dt
+import functools
 import itertools
 import threading
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from markupsafe import Markup
 
@@ -50,12 +51,8 @@ class Chart:
 def format_metric_title(name: str) -> str:
     """Converts `macro_roc_auc` to `Macro ROC AUC`."""
     first, *others = name.replace("top_k", "top-k").split("_")
-    return " ".join(
-        [
-            _SPELLINGS.get(first, first.capitalize()),
-            *(_SPELLINGS.get(word, word) for word in others),
-        ]
-    )
+    words = [first if first in _SPELLINGS else first.capitalize(), *others]
+    return " ".join(_SPELLINGS.get(word, word) for word in words)
 
 
 def draw_metric_charts(by_metric: Mapping[str, Sequence[Point]], x_label: str) -> list[Chart]:
@@ -152,23 +149,15 @@ class _CurveReader:
             return self._curves.copy()
 
 
-_curve_readers: OrderedDict[StorePath, _CurveReader] = OrderedDict()
-_curve_readers_lock = threading.Lock()
+_open_reader = functools.lru_cache(_MAX_FILES)(_CurveReader)
 
 
 def read_curves(attempt: Attempt[StorePath]) -> TrainingCurves:
     """Reads the present content of a job's progress file; empty if there is no file yet."""
-    file = attempt.progress
-    with _curve_readers_lock:
-        reader = _curve_readers.setdefault(file, _CurveReader(file))
-        _curve_readers.move_to_end(file)
-        while len(_curve_readers) > _MAX_FILES:
-            _curve_readers.popitem(last=False)
-    return reader.read()
+    return _open_reader(attempt.progress).read()
 
 
 _Value = TypeVar("_Value")
-_Arguments = ParamSpec("_Arguments")
 _MAX_PROBLEM = 500
 _MAX_WORKERS = 64
 """The limit on workers in a table for people. The page shows only the number of the others."""
@@ -242,7 +231,8 @@ def _view_task(
 ) -> TaskView:
     problems: list[str] = []
     state = next((task.state for task in instances if task.state in _ACTIVE), instances[0].state)
-    record = None if state in _ACTIVE else _try_read(problems, _read_record, run, task_id)
+    file = run.layout.task_record(run.run_id, task_id)
+    record = None if state in _ACTIVE else _try_read(problems, lambda: read_record(file))
     attempt = None if record and record.cached else run.layout.newest_attempt(run.run_id, task_id)
     curves = read_curves(attempt) if attempt else TrainingCurves()
     workers = list(_view_workers(attempt, now)) if attempt else []
@@ -257,29 +247,20 @@ def _view_task(
         charts=draw_metric_charts(curves.by_metric, "steps") if task_id == "train" else [],
         workers=workers[:_MAX_WORKERS],
         num_hidden_workers=max(0, len(workers) - _MAX_WORKERS),
-        dataset=_try_read(problems, _view_dataset, run, record)
+        dataset=_try_read(problems, lambda: _view_dataset(run, record))
         if task_id == "preprocess"
         else None,
         problems=[*problems, *curves.problems],
     )
 
 
-def _try_read(
-    problems: list[str],
-    reader: Callable[_Arguments, _Value],
-    *args: _Arguments.args,
-    **kwargs: _Arguments.kwargs,
-) -> _Value | None:
+def _try_read(problems: list[str], reader: Callable[[], _Value]) -> _Value | None:
     """Calls a reader. For a damaged file, it adds a problem and returns None."""
     try:
-        return reader(*args, **kwargs)
+        return reader()
     except (TrainyardError, OSError, ValueError) as problem:
         problems.append(str(problem)[:_MAX_PROBLEM])
         return None
-
-
-def _read_record(run: PipelineRun, task_id: str) -> TaskRecord | None:
-    return read_record(run.layout.task_record(run.run_id, task_id))
 
 
 def _count_states(instances: list[TaskState]) -> str:

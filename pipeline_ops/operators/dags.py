@@ -23,11 +23,12 @@ import datetime as dt
 import logging
 import os
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from airflow.sdk import DAG, BaseOperator, Param
+from airflow.sdk import DAG, BaseOperator, Param, chain
 from airflow.sdk.exceptions import AirflowException
 
 from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load_config
@@ -43,16 +44,131 @@ from pipeline_ops.planning.job_kinds import JOBS
 BROKEN = "broken"
 """The tag of such a DAG, and its only parameter."""
 
+ANY_ERROR = (Exception, SystemExit)
+"""The errors that can come from a file that imports code of its author.
+
+Airflow's own time limit is not one of them and passes.
+"""
+
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 _MAX_MESSAGE = 10_000
+_MAX_ID = 200
+_CheckStages = Callable[[Preprocess, Path], None]
+_Paths = Iterable[str | os.PathLike[str]]
+_log = logging.getLogger(__name__)
 
 
-def make_broken_dag(pipeline: Pipeline) -> DAG:
+def make_dags(paths: _Paths, check_stages: _CheckStages, gc_dag: str = GC_DAG_ID) -> dict[str, DAG]:
+    """Makes one DAG per config, by name.
+
+    If a config sets `storage.keep`, another DAG removes what it does not ask for.
+
+    A config that cannot be used does not affect the others. Its DAG is tagged `broken`, shows the
+    reason, and cannot be triggered.
+
+    Args:
+      paths: YAML files, and folders of them.
+      check_stages: `beam_jobs.stages.check_stages`, which operators may not import.
+      gc_dag: the id of the DAG that removes what is not needed. Each DAG file of an Airflow needs
+        its own, because Airflow keeps only one DAG per id. In an Airflow of several teams, a shared
+        DAG would change its team whenever a file is parsed.
+    """
+    pipelines = _read_pipelines(paths, check_stages, gc_dag)
+    dags = {pipeline.name: _make_dag(pipeline) for pipeline in pipelines}
+    configs = [pipeline.config for pipeline in pipelines if pipeline.config]
+    if keeping := [config for config in configs if config.storage.keep]:
+        dags[gc_dag] = make_gc_dag(keeping, gc_dag)
+    return dags
+
+
+def report_broken(paths: _Paths, check_stages: _CheckStages, gc_dag: str = GC_DAG_ID) -> None:
+    """Raises one ConfigError for all configs that cannot be used.
+
+    It is meant for a DAG file without DAGs. The UI and `airflow dags list-import-errors` show its
+    import error.
+    """
+    pipelines = _read_pipelines(paths, check_stages, gc_dag)
+    if problems := [pipeline.problem for pipeline in pipelines if pipeline.problem]:
+        raise ConfigError("\n".join(problems))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pipeline:
+    """A config file. `config` is None if it cannot be used.
+
+    Then `problem` gives the reason, with file, line and remedy. `values` are the values of the
+    file, so far as it is valid YAML.
+    """
+
+    file: Path
+    name: str
+    config: PipelineConfig | None
+    problem: str = ""
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def _read_pipelines(paths: _Paths, check_stages: _CheckStages, gc_dag: str) -> list[_Pipeline]:
+    """Reads YAML files and folders of them.
+
+    A pipeline is named as its file. Of several files with one name, none can be used.
+    """
+    by_name: dict[str, list[Path]] = {}
+    for file in {os.path.realpath(file): file for file in find_config_files(paths)}.values():
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem)[:_MAX_ID]
+        by_name.setdefault(f"{name}.broken" if name == gc_dag else name, []).append(file)
+    return [_read_pipeline(name, files, check_stages) for name, files in by_name.items()]
+
+
+def _read_pipeline(name: str, files: Sequence[Path], check_stages: _CheckStages) -> _Pipeline:
+    file = files[0]
+    try:
+        if len(files) > 1:
+            others = ", ".join(map(str, files[1:]))
+            raise ConfigError(f"{file}: {others} has the same name. Rename all of them but one.")
+        if name.endswith(".broken"):
+            raise ConfigError(f"{file}: is named as a DAG of Trainyard. Rename it.")
+        config = load_config(file)
+        check_stages(config.preprocess, file)
+    except ANY_ERROR as error:
+        values: dict[str, Any] = {}
+        with contextlib.suppress(*ANY_ERROR):
+            values = ConfigText.read(file).values
+        return _Pipeline(file, name, None, _describe_error(file, error), values)
+    return _Pipeline(file, name, config)
+
+
+def _describe_error(file: Path, error: BaseException) -> str:
+    """Returns a message that names at least the file. Logs the origin of an unknown error."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    _log.error("%s cannot be used", file, exc_info=error)
+    return (
+        f"{file}:1: cannot make a DAG: {type(error).__name__}: {str(error)[:1000]}. "
+        "Correct the cause. The traceback is in the log of the DAG processor."
+    )
+
+
+def _make_dag(pipeline: _Pipeline) -> DAG:
+    if pipeline.config is None:
+        return _make_broken_dag(pipeline, pipeline.problem)
+    try:
+        _check_executors(pipeline.config)
+        dag = make_dag(pipeline.config)
+        # Airflow checks both itself, where an error fails the whole file.
+        dag.validate()  # type: ignore[no-untyped-call]
+        dag.check_cycle()
+        return dag
+    except ANY_ERROR as error:
+        return _make_broken_dag(pipeline, _describe_error(pipeline.file, error))
+
+
+def _make_broken_dag(pipeline: _Pipeline, problem: str) -> DAG:
     """Makes the DAG that stands for a pipeline until its file is fixed."""
-    message = pipeline.problem[:_MAX_MESSAGE]
+    message = problem[:_MAX_MESSAGE]
+    title = f"Broken: {message.splitlines()[0][:500]}"
     with DAG(
         pipeline.name,
-        description=f"Broken: {message.splitlines()[0][:500]}",
+        description=title,
         schedule=None,
         start_date=_START,
         catchup=False,
@@ -61,18 +177,25 @@ def make_broken_dag(pipeline: Pipeline) -> DAG:
         # For a task that was queued when the file broke.
         default_args={"retries": 1, "retry_delay": dt.timedelta(0)},
         tags=["trainyard", BROKEN],
-        doc_md=_describe_problem(pipeline, message),
+        doc_md=(
+            f"# {pipeline.name} is broken\n\nIts config is not valid, so no run can start. "
+            "The history stays. The pipeline returns when the file is fixed.\n\n"
+            # Indented, so that it is not read as Markdown.
+            f"{textwrap.indent(message, '    ')}\n\n"
+            f"Check the file with\n\n    trainyard validate {pipeline.file}\n"
+        ),
     ) as dag:
-        before: BrokenOperator | None = None
-        for task_id in _list_task_ids(pipeline.values):
-            task = BrokenOperator(
-                task_id=task_id, config_file=str(pipeline.file.absolute()), message=message
-            )
-            if before is not None:
-                before >> task
-            before = task
-    # Only now, because each task would get a copy.
-    dag.params.update({BROKEN: _make_blocking_param(message)})
+        file = str(pipeline.file.absolute())
+        tasks = [
+            BrokenOperator(task_id=task_id, config_file=file, message=message)
+            for task_id in _list_task_ids(pipeline.values)
+        ]
+        chain(*tasks)
+    # Only now, because each task would get a copy. Airflow's refusal shows the title, whatever
+    # value was given.
+    no_value: dict[str, Any] = {"type": "string", "not": {}}
+    description = "No run can start until the config is fixed."
+    dag.params[BROKEN] = Param(message, title=title, description=description, **no_value)
     return dag
 
 
@@ -95,173 +218,15 @@ class BrokenOperator(BaseOperator):
         raise AirflowException(self.message)
 
 
-def _make_blocking_param(message: str) -> Param:
-    """Makes a parameter without any valid value.
-
-    Airflow's refusal shows the title, whatever value was given.
-    """
-    schema: dict[str, Any] = {"type": "string", "not": {}}
-    return Param(
-        message,
-        title=f"Broken: {message.splitlines()[0][:500]}",
-        description="No run can start until the config is fixed.",
-        **schema,
-    )
-
-
 def _list_task_ids(values: Mapping[str, Any]) -> Iterator[str]:
     evaluate = values.get("evaluate")
+    asks = isinstance(evaluate, Mapping) and evaluate.get("approval") is not None
     for operator in OPERATORS:
         if operator.job == "train" and values.get("search"):
             yield from ("search", "trial")
-        if (
-            operator.job == "export"
-            and isinstance(evaluate, Mapping)
-            and evaluate.get("approval") is not None
-        ):
+        if operator.job == "export" and asks:
             yield APPROVE
         yield operator.job
-
-
-def _describe_problem(pipeline: Pipeline, message: str) -> str:
-    """Describes the problem. The message is indented, so that it is not read as Markdown."""
-    indented = "\n".join(f"    {line}" for line in message.splitlines())
-    return (
-        f"# {pipeline.name} is broken\n\nIts config is not valid, so no run can start. "
-        "The history stays. The pipeline returns when the file is fixed.\n\n"
-        f"{indented}\n\nCheck the file with\n\n    trainyard validate {pipeline.file}\n"
-    )
-
-
-ANY_ERROR = (Exception, SystemExit)
-"""The errors that can come from a file that imports code of its author.
-
-Airflow's own time limit is not one of them and passes.
-"""
-
-_MAX_ID = 200
-_log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Pipeline:
-    """A config file. `config` is None if it cannot be used.
-
-    Then `problem` gives the reason, with file, line and remedy. `values` are the values of the
-    file, so far as it is valid YAML.
-    """
-
-    file: Path
-    name: str
-    config: PipelineConfig | None
-    problem: str = ""
-    values: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def with_problem(self, problem: str) -> Pipeline:
-        """Returns the same file as one that cannot be used."""
-        return dataclasses.replace(self, config=None, problem=problem)
-
-
-def read_pipelines(
-    paths: Iterable[str | os.PathLike[str]],
-    check_stages: Callable[[Preprocess, Path], None],
-    reserved: str = "",
-) -> list[Pipeline]:
-    """Reads YAML files and folders of them.
-
-    A pipeline is named as its file. Of several files with one name, none can be used.
-    """
-    by_name: dict[str, list[Path]] = {}
-    for file in {os.path.realpath(file): file for file in find_config_files(paths)}.values():
-        name = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem)[:_MAX_ID]
-        by_name.setdefault(f"{name}.broken" if name == reserved else name, []).append(file)
-    return [_read_pipeline(name, files, check_stages) for name, files in by_name.items()]
-
-
-def _read_pipeline(
-    name: str, files: Sequence[Path], check_stages: Callable[[Preprocess, Path], None]
-) -> Pipeline:
-    file = files[0]
-    try:
-        if len(files) > 1:
-            others = ", ".join(map(str, files[1:]))
-            raise ConfigError(f"{file}: {others} has the same name. Rename all of them but one.")
-        if name.endswith(".broken"):
-            raise ConfigError(f"{file}: is named as a DAG of Trainyard. Rename it.")
-        config = load_config(file)
-        check_stages(config.preprocess, file)
-    except ANY_ERROR as error:
-        values: dict[str, Any] = {}
-        with contextlib.suppress(*ANY_ERROR):
-            values = ConfigText.read(file).values
-        return Pipeline(file, name, None, explain(file, error), values)
-    return Pipeline(file, name, config)
-
-
-def explain(file: Path, error: BaseException) -> str:
-    """Formats the message of an error, which names at least the file.
-
-    An unknown error is logged with its origin.
-    """
-    if isinstance(error, ConfigError):
-        return str(error)
-    _log.error("%s cannot be used", file, exc_info=error)
-    return (
-        f"{file}:1: cannot make a DAG: {type(error).__name__}: {str(error)[:1000]}. "
-        "Correct the cause. The traceback is in the log of the DAG processor."
-    )
-
-
-_CheckStages = Callable[[Preprocess, Path], None]
-_Paths = Iterable[str | os.PathLike[str]]
-
-
-def make_dags(paths: _Paths, check_stages: _CheckStages, gc_dag: str = GC_DAG_ID) -> dict[str, DAG]:
-    """Makes one DAG per config, by name.
-
-    If a config sets `storage.keep`, another DAG removes what it does not ask for.
-
-    A config that cannot be used does not affect the others. Its DAG is tagged `broken`, shows the
-    reason, and cannot be triggered.
-
-    Args:
-      paths: YAML files, and folders of them.
-      check_stages: `beam_jobs.stages.check_stages`, which operators may not import.
-      gc_dag: the id of the DAG that removes what is not needed. Each DAG file of an Airflow needs
-        its own, because Airflow keeps only one DAG per id. In an Airflow of several teams, a shared
-        DAG would change its team whenever a file is parsed.
-    """
-    pipelines = read_pipelines(paths, check_stages, gc_dag)
-    dags = {pipeline.name: _make_dag(pipeline) for pipeline in pipelines}
-    configs = [pipeline.config for pipeline in pipelines if pipeline.config]
-    if keeping := [config for config in configs if config.storage.keep]:
-        dags[gc_dag] = make_gc_dag(keeping, gc_dag)
-    return dags
-
-
-def report_broken(paths: _Paths, check_stages: _CheckStages, gc_dag: str = GC_DAG_ID) -> None:
-    """Raises one ConfigError for all configs that cannot be used.
-
-    It is meant for a DAG file without DAGs. The UI and `airflow dags list-import-errors` show its
-    import error.
-    """
-    pipelines = read_pipelines(paths, check_stages, gc_dag)
-    if problems := [pipeline.problem for pipeline in pipelines if pipeline.problem]:
-        raise ConfigError("\n".join(problems))
-
-
-def _make_dag(pipeline: Pipeline) -> DAG:
-    if pipeline.config is not None:
-        try:
-            _check_executors(pipeline.config)
-            dag = make_dag(pipeline.config)
-            # Airflow checks both itself, where an error fails the whole file.
-            dag.validate()  # type: ignore[no-untyped-call]
-            dag.check_cycle()
-            return dag
-        except ANY_ERROR as error:
-            pipeline = pipeline.with_problem(explain(pipeline.file, error))
-    return make_broken_dag(pipeline)
 
 
 def _check_executors(config: PipelineConfig) -> None:

@@ -181,27 +181,20 @@ class RawFilesTrigger(BaseEventTrigger):
             before = now
             await asyncio.sleep(self.every_seconds)
 
-    def _read_reported(self, state: StorePath) -> FolderVersion | None:
-        """Reads the last reported version; None if it is unknown, as after damage to the file.
-
-        The next check writes the file again.
-        """
-        try:
-            reported = read_json_as(_ReportedVersion, state)
-        except DataError as error:
-            self.log.warning("%s. The next check writes it again.", error)
-            return None
-        return reported.root if reported else None
-
     def _look(self, state: StorePath) -> tuple[FolderVersion | None, FolderVersion | None]:
         """Reads the present version and the last reported one.
 
-        Both are None if the files or the state cannot be read. Such a failure may pass and is not a
-        change. It is said once. The threads of the triggerer do not wait for it.
+        Both are None if the store or the files cannot be read. Such a failure may pass and is not a
+        change. It is logged once, and the threads of the triggerer do not wait for it. A damaged
+        state counts as none, and the next check writes it again.
         """
+        reported = None
         try:
             with wait_at_most(0):
-                reported = self._read_reported(state)
+                try:
+                    reported = read_json_as(_ReportedVersion, state)
+                except DataError as error:
+                    self.log.warning("%s. The next check writes it again.", error)
                 folder = resolve_raw_folder(self.folder, Path("/"))
                 now = read_folder_state(folder, self.patterns)
         except TrainyardError as error:
@@ -212,7 +205,7 @@ class RawFilesTrigger(BaseEventTrigger):
         if self._is_failing:
             self.log.warning("the raw files can be listed again")
         self._is_failing = False
-        return now, reported
+        return now, reported.root if reported else None
 
 
 def is_new(

@@ -27,10 +27,10 @@ from pipeline_ops.config.run_conf import list_settable_keys
 _SCALARS = ("integer", "number", "boolean", "string")
 _COPIED_KEYWORDS = ("enum", "pattern", "minLength", "maxLength")
 _LIMIT_FORMATS = {
-    "minimum": "at least {}",
-    "exclusiveMinimum": "more than {}",
-    "maximum": "at most {}",
-    "exclusiveMaximum": "less than {}",
+    "minimum": "at least {:.10g}",
+    "exclusiveMinimum": "more than {:.10g}",
+    "maximum": "at most {:.10g}",
+    "exclusiveMaximum": "less than {:.10g}",
 }
 _ADVANCED = "Advanced"
 """The last section of the form, for the fields that few pipelines need."""
@@ -71,62 +71,49 @@ def make_form_params(config: PipelineConfig) -> dict[str, Param]:
     Airflow shows them in the open part. Fields of a section that is null in the YAML are left out.
     So are empty texts, which Airflow's form does not send.
     """
-    leaves = collect_fields(type(config))
-    params = {
-        key: param
-        for key in list_settable_keys(config)
-        if (param := _make_param(config, leaves[key]))
-    }
-    return {
-        key: params[key]
-        for key in sorted(params, key=lambda key: _compute_sort_key(config, leaves[key]))
-    }
+
+    def sort_key(field: ConfigField) -> tuple[bool, bool, int, int]:
+        rank = field.rank or len(_TITLE_OVERRIDES) + 1
+        task = _TASKS.index(field.key.partition(".")[0])
+        return not _is_open(config, field), field.is_advanced, rank, task
+
+    fields = collect_fields(type(config))
+    settable = sorted((fields[key] for key in list_settable_keys(config)), key=sort_key)
+    params = {field.key: _make_param(config, field) for field in settable}
+    return {key: param for key, param in params.items() if param}
 
 
-def _compute_sort_key(config: PipelineConfig, leaf: ConfigField) -> tuple[bool, bool, int, int]:
-    return (
-        not _is_open(config, leaf),
-        leaf.is_advanced,
-        leaf.rank or len(_TITLE_OVERRIDES) + 1,
-        _TASKS.index(leaf.key.partition(".")[0]),
-    )
+def _is_open(config: PipelineConfig, field: ConfigField) -> bool:
+    return bool(field.rank) or field.key in config.per_run
 
 
-def _is_open(config: PipelineConfig, leaf: ConfigField) -> bool:
-    return bool(leaf.rank) or leaf.key in config.per_run
-
-
-def _make_param(config: PipelineConfig, leaf: ConfigField) -> Param | None:
-    """Makes the form field of a leaf; None if the leaf cannot have one."""
-    parent, _, name = leaf.key.rpartition(".")
-    section, value = get_value(config, parent), get_value(config, leaf.key)
+def _make_param(config: PipelineConfig, field: ConfigField) -> Param | None:
+    """Makes the param of a field; None if Airflow's form cannot show it."""
+    parent, _, name = field.key.rpartition(".")
+    section, value = get_value(config, parent), get_value(config, field.key)
     if not isinstance(section, Section) or name not in type(section).model_fields or value == "":
         return None
     schema = _extract_scalar_schema(_read_schema_properties(type(section))[name])
-    if leaf.key in config.per_run and not _allows_folders(config, leaf):
-        others = [allowed for allowed in config.per_run[leaf.key] if allowed != value]
+    if field.key in config.per_run and not _allows_folders(config, field):
+        others = [allowed for allowed in config.per_run[field.key] if allowed != value]
         schema["enum"] = [value, *others]
-    if leaf.run_pattern and leaf.key not in config.per_run:
+    if field.run_pattern and field.key not in config.per_run:
         schema["allOf"] = [
-            {"anyOf": [{"pattern": f"^({leaf.run_pattern})$"}, {"enum": [value, None]}]}
+            {"anyOf": [{"pattern": f"^({field.run_pattern})$"}, {"enum": [value, None]}]}
         ]
-    title = _TITLE_OVERRIDES.get(leaf.key) or _format_title(name)
-    if not _is_open(config, leaf):
+    title = _TITLE_OVERRIDES.get(field.key) or _format_title(name)
+    if not _is_open(config, field):
         heading = _format_heading(parent)
-        schema["section"] = _ADVANCED if leaf.is_advanced else heading
-        title = f"{heading}: {title}" if leaf.is_advanced else title
+        schema["section"] = _ADVANCED if field.is_advanced else heading
+        title = f"{heading}: {title}" if field.is_advanced else title
     text = read_descriptions(type(section)).get(name, "")
-    return Param(
-        value,
-        title=title,
-        description=_format_help(config, leaf, text, schema),
-        **schema,
-    )
+    help_text = _format_help(config, field, text, schema)
+    return Param(value, title=title, description=help_text, **schema)
 
 
-def _allows_folders(config: PipelineConfig, leaf: ConfigField) -> bool:
+def _allows_folders(config: PipelineConfig, field: ConfigField) -> bool:
     """Returns whether the author opens folders. A list of choices cannot show them."""
-    return leaf.is_path and any(map(is_folder, map(str, config.per_run.get(leaf.key, []))))
+    return field.is_path and any(map(is_folder, map(str, config.per_run.get(field.key, []))))
 
 
 @functools.cache  # the same for all pipelines, and a hundredth of a second each time
@@ -160,24 +147,20 @@ def _extract_constraints(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _format_help(
-    config: PipelineConfig, leaf: ConfigField, text: str, schema: Mapping[str, Any]
+    config: PipelineConfig, field: ConfigField, text: str, schema: Mapping[str, Any]
 ) -> str | None:
     """The text below the field, its limits and the values for a run: `At least 1, at most 1024.`
 
     The backticks of code are removed.
     """
     bounds = schema.get("allOf", [{}])[0]
-    limits = [
-        words.format(_format_number(bounds[key]))
-        for key, words in _LIMIT_FORMATS.items()
-        if key in bounds
-    ]
-    allowed_values = config.per_run.get(leaf.key)
+    limits = [words.format(bounds[key]) for key, words in _LIMIT_FORMATS.items() if key in bounds]
+    allowed_values = config.per_run.get(field.key)
     allowed = (
-        leaf.run_pattern_description
+        field.run_pattern_description
         if allowed_values is None
         else ", ".join(map(str, allowed_values))
-        if _allows_folders(config, leaf)
+        if _allows_folders(config, field)
         else ""
     )
     sentences = [
@@ -187,11 +170,6 @@ def _format_help(
     ]
     help_text = " ".join(filter(None, sentences)).replace("`", "")
     return _NULL.sub(lambda found: "Empty" if found[0] == "Null" else "empty", help_text) or None
-
-
-def _format_number(value: float) -> str:
-    """Formats a number like `1000000`, not like `1e+06`."""
-    return str(int(value)) if value == int(value) else f"{value:g}"
 
 
 def _format_title(name: str) -> str:

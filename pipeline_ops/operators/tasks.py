@@ -1,4 +1,4 @@
-"""The operators of the four jobs, and their base: policy over the mechanism in `process.py`.
+"""The operators of the four jobs, and their base: policy over the mechanism in `job_start.py`.
 
 An operator plans its job and does nothing if the artifact is there. Otherwise it starts one process
 and follows it: for a few seconds in the task, because many jobs take no longer, and then from the
@@ -33,8 +33,8 @@ from pipeline_ops.jobs.places.place import Place
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest
 from pipeline_ops.operators.assets import add_asset_event
+from pipeline_ops.operators.job_start import ProgressLog, prepare_job, runs_locally, start_job
 from pipeline_ops.operators.notification import notify_drift, notify_gate
-from pipeline_ops.operators.process import ProgressLog, is_here, prepare_job, start_job
 from pipeline_ops.operators.task_run import (
     TaskRun,
     claim_job,
@@ -205,7 +205,7 @@ class JobOperator(BaseOperator):
     def _wait_or_defer(self, run: TaskRun, handle: JobHandle) -> str:
         """Waits for the job for a short time, then defers."""
         deadline = time.monotonic() + self.defer_after_seconds
-        progress = ProgressLog(handle.attempt, log_offset=None if is_here(handle) else 0)
+        progress = ProgressLog(handle.attempt, log_offset=None if runs_locally(handle) else 0)
         while (status := handle.read_outcome()) is None and time.monotonic() < deadline:
             progress.write_due_lines(self.log.info)
             time.sleep(_POLL_SECONDS if handle.attempt.folder.is_local else _BUCKET_POLL_SECONDS)

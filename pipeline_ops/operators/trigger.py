@@ -20,7 +20,7 @@ from pipeline_ops.config.hosts import parse_hosts
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.open_place import make_place
-from pipeline_ops.operators.process import ProgressLog
+from pipeline_ops.operators.job_start import ProgressLog
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_options import StoreOptions, wait_at_most
 

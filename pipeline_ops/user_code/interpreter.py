@@ -1,7 +1,7 @@
 """The Python of a task's job if it is not Airflow's own, and the package versions in it.
 
 The versions belong to the fingerprint. Airflow's environment then needs neither TensorFlow nor
-Beam. The code that runs is always that of Airflow's side, and `operators/process.py` brings it
+Beam. The code that runs is always that of Airflow's side, and `operators/job_start.py` brings it
 along.
 """
 

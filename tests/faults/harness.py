@@ -29,7 +29,7 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
 from pipeline_ops.jobs.places.local import read_process
 from pipeline_ops.jobs.request import Status
-from pipeline_ops.operators.process import prepare_job
+from pipeline_ops.operators.job_start import prepare_job
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.open_store import open_root

@@ -23,7 +23,7 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.examples.digits import write_digits
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.local import read_process
-from pipeline_ops.operators.process import prepare_job, start_job
+from pipeline_ops.operators.job_start import prepare_job, start_job
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.registry.registry import Registry

@@ -19,7 +19,7 @@ from pipeline_ops.jobs.places.local import read_process
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.request import Status, read_status
 from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE, find_local_folder
-from pipeline_ops.operators.process import prepare_job, start_job
+from pipeline_ops.operators.job_start import prepare_job, start_job
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.store_path import StorePath

@@ -23,7 +23,7 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.places.open_place import open_place
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.request import Status
-from pipeline_ops.operators.process import prepare_job, start_job
+from pipeline_ops.operators.job_start import prepare_job, start_job
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.open_store import open_path
 

@@ -29,7 +29,7 @@ from pipeline_ops.jobs.places.local import LocalPlace, build_bridge_environment,
 from pipeline_ops.jobs.places.place import HOSTS_VARIABLE, build_job_environment
 from pipeline_ops.jobs.progress import read_last_event
 from pipeline_ops.jobs.request import Request, read_status
-from pipeline_ops.operators.process import prepare_job, start_job
+from pipeline_ops.operators.job_start import prepare_job, start_job
 from pipeline_ops.operators.task_run import TaskRun, find_running_job
 from pipeline_ops.operators.tasks import TrainOperator
 from pipeline_ops.planning.plan import JobPlan, plan_job

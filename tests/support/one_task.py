@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.operators.process import prepare_job, start_job
+from pipeline_ops.operators.job_start import prepare_job, start_job
 from pipeline_ops.planning.plan import plan_job
 
 

@@ -63,7 +63,7 @@ def start_job(plan: JobPlan, handle: JobHandle) -> None:
     handle.place.start(launch)
 
 
-def is_here(handle: JobHandle) -> bool:
+def runs_locally(handle: JobHandle) -> bool:
     """Returns whether a job runs on the host of the Airflow worker."""
     return isinstance(handle.place, LocalPlace)
 

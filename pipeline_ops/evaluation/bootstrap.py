@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+NUM_SAMPLES, SEED = 1000, 1
+"""Enough draws for percentile intervals (Efron and Tibshirani 1993, section 13.3)."""
 _MAX_BLOCK_VALUES = 1 << 22
 """The maximum of values in one block of draws: 32 MB."""
 
@@ -43,7 +45,11 @@ class TopKPredictions:
 
 
 def draw_samples(
-    labels: np.ndarray, models: Sequence[TopKPredictions], num_classes: int, samples: int, seed: int
+    labels: np.ndarray,
+    models: Sequence[TopKPredictions],
+    num_classes: int,
+    samples: int = NUM_SAMPLES,
+    seed: int = SEED,
 ) -> list[BootstrapSamples]:
     """Returns the draws of each model, paired. The same arguments give the same numbers."""
     answers = [column for model in models for column in (model.classes, model.is_in_top_k)]

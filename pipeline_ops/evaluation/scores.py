@@ -83,11 +83,11 @@ class Ranking:
 
 
 def compute_calibration_bins(
-    confidences: np.ndarray, is_right: np.ndarray, num_bins: int
+    confidences: np.ndarray, is_right: np.ndarray, num_bins: int = 15
 ) -> list[CalibrationBin]:
     """Returns equally wide bins from 0 to 1 over the probability of the answer.
 
-    Empty bins are left out.
+    Empty bins are left out. The default number is that of Guo et al. 2017.
 
     Args:
       confidences: float [N], within 0 and 1.

@@ -17,7 +17,7 @@ import jinja2
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures, FormatFigures, TrainingFigures
-from pipeline_ops.config.export import Card, Export
+from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.storage.atomic import write_atomically, write_json
@@ -39,10 +39,13 @@ _TEMPLATE = """\
 
 Made by the pipeline {{ pipeline }}.
 
-{% for key in ("intended_use", "limitations", "contact") %}
-## {{ key.replace("_", " ").capitalize() }}
+{% for heading, text in texts.items() %}
+## {{ heading }}
 
-{% if card[key] %}{{ card[key] }}{% else %}Not given in the config (`export.card`).{% endif +%}
+{{ text }}
+
+{% else %}
+The config says nothing of its use (`export.card`).
 
 {% endfor %}
 ## Data
@@ -132,7 +135,7 @@ def build_card(
         "model": config.model,
         "version": number,
         "pipeline": request.pipeline,
-        **{key: getattr(config.card, key) for key in Card.model_fields},
+        "texts": config.card,
         "data": _read_data_figures(training.inputs.get("preprocess")),
         "training": {
             "model": training.fingerprint.config.get("model"),
@@ -195,7 +198,7 @@ def _to_markdown(card: Mapping[str, Any]) -> str:
     )
     labels = card["data"]["labels"].values() if card["data"] else ()
     label_names = sorted({name for split in labels for name in split})
-    return environment.from_string(_TEMPLATE).render(card, card=card, label_names=label_names)
+    return environment.from_string(_TEMPLATE).render(card, label_names=label_names)
 
 
 def _escape(value: Any) -> str:

@@ -30,7 +30,7 @@ def published(dataset, saved_models, tmp_path_factory) -> Path:
     sandbox.publish(
         "good",
         export__formats=ALL,
-        export__card={"intended_use": "Sorts <b>post</b>.", "contact": "ml@example.org"},
+        export__card={"Intended use": "Sorts <b>post</b>.", "Contact": "ml@example.org"},
     )
     return sandbox.registry.location / "1"
 
@@ -119,11 +119,8 @@ def test_the_card_says_what_the_config_the_evaluation_and_the_lineage_say(publis
         json.loads((published / "model_card.json").read_text()),
         (published / "MODEL_CARD.md").read_text(),
     )
-    assert (card["model"], card["version"], card["intended_use"]) == (
-        "digits",
-        1,
-        "Sorts <b>post</b>.",
-    )
+    assert (card["model"], card["version"]) == ("digits", 1)
+    assert card["texts"] == {"Intended use": "Sorts <b>post</b>.", "Contact": "ml@example.org"}
     assert (
         card["evaluation"]["metrics"]["accuracy"] == 0.87
         and card["data"]["num_examples"]["train"] == 700
@@ -134,8 +131,8 @@ def test_the_card_says_what_the_config_the_evaluation_and_the_lineage_say(publis
         name: entry.digest for name, entry in manifest.inputs.items()
     }
     assert "preprocess" in card["lineage"]
-    assert "Sorts &lt;b&gt;post&lt;/b&gt;." in text and "<b>" not in text
-    assert "Not given in the config" in text  # the limitations
+    assert "## Intended use\n\nSorts &lt;b&gt;post&lt;/b&gt;.\n\n## Contact\n" in text
+    assert "<b>" not in text
     assert (
         "| accuracy | 0.8700 |" in text
         and "| tflite\\_int8 | formats/model\\_int8.tflite |" in text
@@ -212,7 +209,7 @@ def test_a_second_try_writes_the_same_bytes(dataset, saved_models, tmp_path, pub
     again.publish(
         "good",
         export__formats=ALL,
-        export__card={"intended_use": "Sorts <b>post</b>.", "contact": "ml@example.org"},
+        export__card={"Intended use": "Sorts <b>post</b>.", "Contact": "ml@example.org"},
     )
     first, second = (
         read_manifest(folder / "manifest.json")

@@ -38,7 +38,6 @@ NEVER_OPEN_BY_DEFAULT = (
     "evaluate.gate",
     "evaluate.approval",
     "evaluate.slices",
-    "evaluate.bootstrap",
     "evaluate.allowed_leaks",
     "evaluate.top_k",
     "export",

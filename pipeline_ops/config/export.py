@@ -42,8 +42,8 @@ class Export(TaskSection):
     int8: Int8 = advanced_field(Int8())
     """Settings of `tflite_int8`, and how far it may be from the trained model."""
     card: dict[str, str] = advanced_field({})
-    """Headings and texts of the model card that only a person can give, in their order, such as
-    `{Intended use: Sorting post., Contact: ml@example.org}`."""
+    """Texts of the model card that only a person can give, by heading: `Intended use`,
+    `Limitations`, `Contact`, or others."""
     registry: str | None = fixed_field(
         None, SAME_FOR_ALL_RUNS, is_operational=True, is_advanced=True
     )

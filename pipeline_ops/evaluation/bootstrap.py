@@ -16,8 +16,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-NUM_SAMPLES, SEED = 1000, 1
-"""Enough draws for percentile intervals (Efron and Tibshirani 1993, section 13.3)."""
 _MAX_BLOCK_VALUES = 1 << 22
 """The maximum of values in one block of draws: 32 MB."""
 
@@ -42,6 +40,10 @@ class TopKPredictions:
 
     classes: np.ndarray
     is_in_top_k: np.ndarray
+
+
+NUM_SAMPLES, SEED = 1000, 1
+"""The draws of the test examples for every interval, and their seed."""
 
 
 def draw_samples(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline_ops.evaluation.bootstrap import NUM_SAMPLES
 from pipeline_ops.evaluation.classifier import ClassifierFindings
 from pipeline_ops.evaluation.metrics import compute_wilson_interval_95
 from pipeline_ops.evaluation.pictures import to_data_uri
@@ -71,7 +70,6 @@ def render_classifier_report(found: ClassifierFindings, data: ReportData) -> str
         mistakes=_to_pictures(found.mistakes),
         surprises=_to_pictures(found.surprises),
         num_mistakes=figures.num_examples - num_right,
-        num_samples=NUM_SAMPLES,
         is_small=max(data.dataset.image_shape[:2]) <= 96,
     )
 

@@ -109,7 +109,6 @@ def draw_pictures(
     detections: Sequence[ImageDetections],
     min_score: float,
     names: Sequence[str],
-    count: int = NUM_SHOWN,
 ) -> list[dict[str, Any]]:
     """Returns test images with truth and answer drawn on them.
 
@@ -119,8 +118,8 @@ def draw_pictures(
         _draw_picture(scene, detected.filter_by_score(min_score), names)
         for scene, detected in zip(scenes, detections, strict=True)
     ]
-    worst = sorted(drawn, key=lambda picture: (-picture["num_mistakes"], picture["key"]))[:count]
-    return [picture | {"image": to_data_uri(picture["image"])} for picture in worst]
+    worst = sorted(drawn, key=lambda picture: (-picture["num_mistakes"], picture["key"]))
+    return [picture | {"image": to_data_uri(picture["image"])} for picture in worst[:NUM_SHOWN]]
 
 
 def _draw_picture(

@@ -140,11 +140,9 @@ def build_slice_groups(
             evaluations = [
                 evaluate_predictions(labels[index], model, class_names) for model in models
             ]
+            draws = draw_samples(labels[index], models, len(class_names))
             # No rule has both a class and a slice, and the draws of the classes are large.
-            draws = [
-                dataclasses.replace(each, classes={})
-                for each in draw_samples(labels[index], models, len(class_names))
-            ]
+            draws = [dataclasses.replace(each, classes={}) for each in draws]
             found.append(Group(name, value, len(index), *to_pair(evaluations), *to_pair(draws)))
     return found
 

@@ -12,7 +12,7 @@ _MAX_PIXELS = 256
 _TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 NUM_SHOWN = 24
-"""Number of mistakes, and of surprises, that the report shows: a few rows of pictures."""
+"""Mistakes, and surprises, that a report shows as pictures."""
 NUM_PREDICTIONS = 3
 """The number of test images in `predictions.png`."""
 

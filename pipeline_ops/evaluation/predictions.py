@@ -80,7 +80,6 @@ def predict_all(
     slices: Sequence[Slice],
     scratch_folder: Path,
     report: Callable[[int], None],
-    num_shown: int = NUM_SHOWN,
 ) -> Predictions:
     """Runs every model on every example.
 
@@ -88,7 +87,6 @@ def predict_all(
       num_examples: N, the number that the shards must hold.
       scratch_folder: a folder on the disk for the probabilities.
       report: called after each batch with the number of examples so far.
-      num_shown: the number of the first model's mistakes, and of the surprises, to keep.
 
     Raises:
       DataError: a model cannot process an image, a label has no class, or the number of examples is
@@ -97,7 +95,7 @@ def predict_all(
     buffers = [_PredictionBuffer(num_examples, num_classes, scratch_folder) for _ in models]
     labels: list[np.ndarray] = []
     values: dict[str, list[list[str]]] = {part.title: [] for part in slices}
-    worst, surprises = _TopExamples(num_shown), _TopExamples(num_shown)
+    worst, surprises = _TopExamples(NUM_SHOWN), _TopExamples(NUM_SHOWN)
     samples = _TopExamples(NUM_PREDICTIONS)
     done = 0
     for batch in batches:

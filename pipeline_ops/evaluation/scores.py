@@ -87,7 +87,7 @@ def compute_calibration_bins(
 ) -> list[CalibrationBin]:
     """Returns equally wide bins from 0 to 1 over the probability of the answer.
 
-    Empty bins are left out. The default number is that of Guo et al. 2017.
+    Empty bins are left out.
 
     Args:
       confidences: float [N], within 0 and 1.

@@ -44,9 +44,6 @@ Made by the pipeline {{ pipeline }}.
 
 {{ text }}
 
-{% else %}
-The config says nothing of its use (`export.card`).
-
 {% endfor %}
 ## Data
 
@@ -198,7 +195,7 @@ def _to_markdown(card: Mapping[str, Any]) -> str:
     )
     labels = card["data"]["labels"].values() if card["data"] else ()
     label_names = sorted({name for split in labels for name in split})
-    return environment.from_string(_TEMPLATE).render(card, label_names=label_names)
+    return environment.from_string(_TEMPLATE).render(card, card=card, label_names=label_names)
 
 
 def _escape(value: Any) -> str:

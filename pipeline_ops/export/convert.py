@@ -36,8 +36,7 @@ from pipeline_ops.storage.read_errors import to_exit_code
 
 _BATCH = 32
 _OPSET = 18
-_NUM_REPRESENTATIVE = 100
-"""Number of training images for the ranges of activations. TensorFlow's guide takes 100 to 500."""
+_NUM_EXAMPLES = 100  # from which the ranges of the activations are taken
 
 
 def main() -> int:
@@ -149,7 +148,7 @@ def _read_representative_images(arguments: argparse.Namespace) -> Iterator[np.nd
         for batch in read_encoded_batches(paths, _BATCH, removed)
     )
     images = (image[np.newaxis] for batch in batches for image in batch)
-    return itertools.islice(images, _NUM_REPRESENTATIVE)
+    return itertools.islice(images, _NUM_EXAMPLES)
 
 
 @contextlib.contextmanager

@@ -121,6 +121,7 @@ def by_us(model: SavedModelClient, shard: str, count: int, scratch: Path) -> flo
         count,
         CLASSES,
         [Slice(by="folder")],
+        24,
         scratch,
         lambda done: None,
     )

@@ -47,7 +47,7 @@ NEVER_OPEN_BY_DEFAULT = (
     "preprocess.runner",
     "preprocess.rejects",
     "preprocess.drift",
-    "preprocess.schema",
+    "preprocess.allowed_changes",
     "train.model",
     "train.model_parameters",
     "train.loss",

@@ -48,7 +48,11 @@ def make_findings(
     cameras = {"camera": np.where(labels % 2, "front", "back")}
     return ClassifierFindings(
         whole=build_whole_group(
-            labels, answers, [evaluation for evaluation, _ in evaluated], baseline.metrics, 2
+            labels,
+            answers,
+            [evaluation for evaluation, _ in evaluated],
+            baseline.metrics,
+            2,
         ),
         slices=build_slice_groups(labels, answers, cameras, names, 2),
         curves=[curves for _, curves in evaluated],

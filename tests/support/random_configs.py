@@ -423,7 +423,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
     "description": [{"description": "A *pipeline* of <b>tests</b>."}],
     "owner": [{"owner": "vision"}],
     "tags": [{"tags": ["tests", "random"]}],
-    "export.card": [{"export.card": {"Intended use": "Tests.", "Contact": "nobody"}}],
+    "export.card": [{"export.card": {"Intended use": "Tests."}}],
 }
 
 

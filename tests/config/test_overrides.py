@@ -65,7 +65,7 @@ NEVER_OPEN_BY_DEFAULT = (
     *(
         f"{task}.{name}"
         for task in ("preprocess", "train", "evaluate", "export")
-        for name in ("python", "pool", "executor", "retries", "timeout_seconds", "priority")
+        for name in ("python", "pool", "retries", "timeout_seconds")
     ),
 )
 

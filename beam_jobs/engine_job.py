@@ -98,7 +98,8 @@ class Flink:
             return ""
         return (
             f"Flink at {self.address} has {found.total} slots, {found.free} of them free. The job "
-            f"waits for {needed}. Start TaskManagers, or lower preprocess.runner.options.parallelism."
+            f"waits for {needed}. Start TaskManagers, or lower "
+            "preprocess.runner.options.parallelism."
         )
 
     def _ask(self, path: str, model: type[_Answer], method: str = "GET") -> _Answer:

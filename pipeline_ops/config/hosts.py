@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from pipeline_ops.config.fields import Section, config_field, get_declarations
 from pipeline_ops.config.reading import ConfigText, suggest_name
@@ -379,17 +379,7 @@ class Volume(Section):
     """The path of the volume in the pods. For a storage root, that on Airflow's host."""
 
 
-class Toleration(Section):
-    """A taint of a node that the pods tolerate, as in a pod's specification."""
-
-    key: str | None = None
-    """The key of the taint. Null is any."""
-    operator: Literal["Equal", "Exists"] = "Equal"
-    """`Equal` compares the value, and `Exists` does not."""
-    value: str | None = None
-    """The value of the taint."""
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """The effect of the taint. Null is any."""
+_OWN_POD_FIELDS = ("containers", "initContainers", "volumes", "restartPolicy")
 
 
 class KubernetesHosts(Resources, Hosts):
@@ -408,25 +398,35 @@ class KubernetesHosts(Resources, Hosts):
     volumes: list[Volume] = config_field([], selects_program=True)
     cpu: Cpu | None = "1"
     memory: Memory | None = "4Gi"
-    service_account: _ObjectName | None = None
-    """The account of the pods. A training with `runs_on` needs one that may create its gang's
-    pods. Null is none, and no token."""
     secret: _ObjectName | None = None
     """A Secret whose entries become variables of the pods, such as the access to a bucket. With
-    a `secret` or a `service_account`, Airflow's own credentials are not sent, so one of them must
+    a `secret` or a service account, Airflow's own credentials are not sent, so one of them must
     have the access."""
-    node_selector: dict[str, str] = {}
-    """Labels that the nodes of the pods must have."""
-    tolerations: list[Toleration] = []
-    priority_class: _ObjectName | None = None
-    """The PriorityClass of the pods."""
-    image_pull_secrets: list[_ObjectName] = []
-    """Secrets with the access to the registry of the image."""
+    pod: dict[str, Any] = {}
+    """A part of Kubernetes' PodSpec, such as `nodeSelector`, `tolerations`, `priorityClassName`,
+    `imagePullSecrets` or `serviceAccountName`. It is merged into the specification of the pods, and
+    may not have `containers`, `initContainers`, `volumes` or `restartPolicy`. A training with
+    `runs_on` needs a service account that may create its gang's pods. Without one, pods have no
+    token."""
     queue_timeout_seconds: int = Field(3600, ge=1)
     """Time to wait until the pods run before the task is tried again."""
     context: str | None = None
     """The context in the kubeconfig file. Null is the current one, or the cluster around the
     process."""
+
+    @field_validator("pod")
+    @classmethod
+    def _validate_pod(cls, pod: dict[str, Any]) -> dict[str, Any]:
+        if refused := [name for name in _OWN_POD_FIELDS if name in pod]:
+            raise ValueError(
+                f"must not set {', '.join(refused)}, which Trainyard writes. The keys image, "
+                "environment, cpu, memory, gpus and volumes describe the container"
+            )
+        return pod
+
+    @property
+    def service_account(self) -> str | None:
+        return self.pod.get("serviceAccountName")
 
     @property
     def capacity(self) -> int:

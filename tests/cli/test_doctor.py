@@ -434,8 +434,8 @@ class TestKubernetes:
         doctor.train_on(pods | {"workers_per_pod": 2})
         problem = doctor.examine()["hosts/gang.yaml"]
         assert "may not get pods/exec, create pods/exec, create services" in problem
-        assert "service_account: trainyard-supervisor" in problem
-        doctor.run_on(pods | {"service_account": "trainyard-supervisor"}, ("train",))
+        assert "serviceAccountName: trainyard-supervisor" in problem
+        doctor.run_on(pods | {"pod": {"serviceAccountName": "trainyard-supervisor"}}, ("train",))
         assert doctor.examine() == {}
 
     def test_a_cluster_that_does_not_answer_is_found(self, doctor, cluster, pods):

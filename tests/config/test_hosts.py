@@ -132,9 +132,7 @@ MEMORY = "must be a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 8Gi, and a
         (KUBERNETES, "namespace: Training Space", "namespace: must be lower-case letters"),
         (KUBERNETES, "namespace: team.a", "namespace: must be lower-case letters"),
         (KUBERNETES, "secret: not a name", "secret: must be lower-case letters"),
-        (KUBERNETES, "service_account: -x", "service_account: must be lower-case letters"),
-        (KUBERNETES, "priority_class: High", "priority_class: must be lower-case letters"),
-        (KUBERNETES, "image_pull_secrets: [a_b]", "image_pull_secrets.0: must be lower-case"),
+        (KUBERNETES, "pod: {volumes: []}", "pod: must not set volumes"),
         (KUBERNETES, "volumes: [{claim: '', mount: /}]", "volumes.0.claim: must be lower-case"),
     ],
 )

@@ -29,6 +29,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import ValidationError
+
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
@@ -44,6 +46,7 @@ from pipeline_ops.jobs.places.kubernetes_manifest import (
 from pipeline_ops.jobs.places.kubernetes_state import find_warning, judge_job
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
 from pipeline_ops.jobs.places.pod_exec import CONTAINER, RBAC_FILE, open_configuration
+from pipeline_ops.storage.parsing import describe_validation_error
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import Finding
 from pipeline_ops.system.processes import wait_until_gone
@@ -166,8 +169,8 @@ class KubernetesClient:
             raise ConfigError(
                 f"this account may not {', '.join(missing)} in the namespace {self.namespace}",
                 f"Apply {RBAC_FILE}, or correct `namespace` in the hosts file. A gang needs "
-                "`train.runs_on` with a hosts file that has `service_account: "
-                "trainyard-supervisor`.",
+                "`train.runs_on` with a hosts file that has `pod: {serviceAccountName: "
+                "trainyard-supervisor}`.",
             )
 
     def _is_allowed(self, path: str, verb: str) -> bool:
@@ -199,6 +202,8 @@ class KubernetesClient:
             is_there = status == 409 and '"AlreadyExists"' in str(error.body)
             if (status == 404 and verb != "create") or (is_there and verb == "create"):
                 return None
+        except ValidationError as error:  # newer clients check a manifest themselves
+            status, problem = 422, describe_validation_error(error)
         except (HTTPError, OSError) as error:
             status, problem = 0, str(error)
         if "certificate verify failed" in problem or status not in (0, *_LATER):

@@ -104,7 +104,7 @@ def _judge_start(status: Object, container: Object, now: float) -> JobState:
         if is_permanent:
             return JobState(
                 "ended",
-                f"the image can't be pulled: {text}. Correct `image` or `image_pull_secrets` in "
+                f"the image can't be pulled: {text}. Correct `image` or `pod.imagePullSecrets` in "
                 "the hosts file",
                 ExitCode.CONFIG,
             )

@@ -276,7 +276,7 @@ def test_an_image_that_does_not_exist_is_an_error_of_the_hosts_file(cluster, mak
     outcome = make().start().wait_for_outcome()
     assert outcome.exit_code is ExitCode.CONFIG
     assert "the image can't be pulled" in outcome.message
-    assert "image_pull_secrets" in outcome.message
+    assert "pod.imagePullSecrets" in outcome.message
 
 
 def test_a_registry_that_is_away_is_waited_for(cluster, make):
@@ -393,7 +393,12 @@ def test_a_quota_that_is_used_up_is_retried(cluster, make):
 
 def test_a_request_that_the_cluster_refuses_is_an_error_of_the_hosts_file(make):
     with pytest.raises(ConfigError, match="Correct the hosts file"):
-        make(environment={"TOKEN": "x"}, priority_class="x", node_selector={"Pool": "a b"}).start()
+        make(environment={"TOKEN": "x"}, pod={"nodeSelector": {"Pool": "a b"}}).start()
+
+
+def test_a_misspelled_field_of_a_pod_is_named(make):
+    with pytest.raises(ConfigError, match="nodeSelektor"):
+        make(pod={"nodeSelektor": {}}).start()
 
 
 def test_a_missing_kubeconfig_says_what_to_do(monkeypatch, tmp_path):

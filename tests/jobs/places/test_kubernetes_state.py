@@ -104,7 +104,7 @@ CASES = {
     ),
     "image denied": (
         *(job(), [waiting("ImagePullBackOff", "pull access denied, 403 Forbidden")]),
-        *("ended", "image_pull_secrets", ExitCode.CONFIG),
+        *("ended", "pod.imagePullSecrets", ExitCode.CONFIG),
     ),
     "invalid image": (
         *(job(), [waiting("InvalidImageName", "couldn't parse")]),

@@ -241,15 +241,9 @@ class SlurmHosts(Hosts):
     """Memory in the format of sbatch, such as `16G`. Null is the default of the partition."""
     gpus_per_node: int = Field(0, ge=0, le=64)
     """Number of GPUs."""
-    partition: str | None = None
-    """Slurm's partition. Null is its default one."""
-    account: str | None = None
-    """The account that Slurm charges. Null is the user's default one."""
-    time_limit: str | None = None
-    """The time limit in the format of sbatch, such as `2-00:00:00`. Null is that of the
-    partition."""
     arguments: list[str] = config_field([], selects_program=True)
-    """Further options of sbatch, such as `--gres=gpu:4` or `--exclusive`."""
+    """Further options of sbatch, such as `--partition=gpu`, `--time=2-00:00:00` or
+    `--gres=gpu:4`."""
     queue_timeout_seconds: int = Field(24 * 3600, ge=1)
     """Time to wait in the queue before the task is tried again."""
 

@@ -206,7 +206,7 @@ class TestPackagesOfHosts:
         assert doctor.examine() == {}
 
     def test_a_package_that_the_nodes_of_slurm_lack_is_found(self, doctor, stand_in):
-        write_program(stand_in.folder / "sinfo", "echo main")
+        write_program(stand_in.folder / "sbatch", "true")
         python = write_program(doctor.folder / "python", "echo '{}'")
         doctor.run_on({"launcher": "slurm", "nodes": 1, "python": python})
         assert "keras is not installed" in doctor.examine()["hosts/lab.yaml"]
@@ -314,7 +314,7 @@ def plant_unknown_store(doctor, monkeypatch):
         (plant_folder_that_a_container_does_not_see, "digits.yaml", "which is not seen there"),
         (plant_image_without_digest, "digits.yaml", "has no digest"),
         (plant_missing_daemon, "hosts/lab.yaml", "none.sock"),
-        (plant_missing_slurm, "hosts/lab.yaml", "sinfo is not installed"),
+        (plant_missing_slurm, "hosts/lab.yaml", "sbatch is not installed"),
         (plant_missing_cluster, "hosts/lab.yaml", "there is no access to Kubernetes"),
         (plant_unknown_store, "digits.yaml", "must be a folder, or a URI"),
     ],

@@ -474,7 +474,7 @@ class SshHost(Section):
     """One machine that is reached by ssh."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """The name for ssh and in messages."""
+    """The name for ssh, such as a `Host` of its configuration, and in messages."""
     address: str | None = None
     """The address for the other hosts of a gang, for example in a faster network. Null is the
     name."""
@@ -489,17 +489,10 @@ class SshHosts(Hosts):
 
     launcher: Literal["ssh"]
     hosts: list[SshHost] = Field(min_length=1)
-    user: str | None = None
-    """The user to log in as. Null is that of the ssh configuration."""
-    port: int | None = Field(None, ge=1, le=65535)
-    """The port of the ssh servers. Null is that of the ssh configuration."""
-    identity_file: str | None = None
-    """The file of the private key. Null is the user's own."""
-    known_hosts: str | None = None
-    """The known_hosts file. Null is the user's own. A host whose key is not in it is refused."""
     config_file: str | None = config_field(None, selects_program=True)
-    """A separate ssh_config file, for example with `ProxyJump` for hosts behind a gateway. It
-    should set `ConnectTimeout`, which is 5 seconds without such a file."""
+    """An ssh_config file in the place of the user's own, with `User`, `Port`, `IdentityFile`,
+    `UserKnownHostsFile` or `ProxyJump`. It should set `ConnectTimeout`, which is 5 seconds without
+    such a file. A host whose key is not known is refused in any case."""
 
     @model_validator(mode="after")
     def _validate_names(self) -> SshHosts:

@@ -214,10 +214,10 @@ class TestPackagesOfHosts:
 
 def test_hosts_of_a_gang_are_left_to_a_train_job_elsewhere(doctor, stand_in):
     doctor.train_on(stand_in.hosts)
-    doctor.run_on(stand_in.hosts | {"user": "supervisor"}, ("train",))
+    doctor.run_on(stand_in.hosts | {"config_file": "/supervisor"}, ("train",))
     doctor.examine()
     commands = stand_in.read_commands().splitlines()
-    assert commands and all("-l supervisor" in command for command in commands)
+    assert commands and all("-F /supervisor" in command for command in commands)
 
 
 def plant_wrong_yaml(doctor, monkeypatch):
@@ -464,14 +464,21 @@ class TestSshHosts:
     @pytest.mark.parametrize(
         ("change", "text"),
         [
-            ({"user": "daemon"}, "Permission denied"),
-            ({"known_hosts": "/dev/null"}, "Host key verification failed"),
+            ({"ssh": "User daemon"}, "Permission denied"),
+            ({"ssh": "UserKnownHostsFile /dev/null"}, "Host key verification failed"),
+            (
+                {"ssh": "UserKnownHostsFile /dev/null\nStrictHostKeyChecking no"},
+                "Host key verification failed",
+            ),
             ({"python": "/no/such/python"}, "/no/such/python"),
             ({"code": "/no/such/code", "python": sys.executable}, "differs"),
         ],
-        ids=["login", "host key", "interpreter", "code"],
+        ids=["login", "host key", "lax", "interpreter", "code"],
     )
-    def test_a_wrong_setting_is_found(self, doctor, hosts, change, text, tmp_path):
+    def test_a_wrong_setting_is_found(self, doctor, hosts, network, change, text, tmp_path):
+        if settings := change.get("ssh"):
+            file = network.write_config(tmp_path / "ssh_config", f"Host *\n{settings}")
+            change = {"config_file": file}
         if "code" in change:
             shutil.copytree(CODE_ROOT / "pipeline_ops", tmp_path / "code" / "pipeline_ops")
             shutil.copytree(CODE_ROOT / "beam_jobs", tmp_path / "code" / "beam_jobs")

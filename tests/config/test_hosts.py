@@ -46,7 +46,7 @@ def test_every_example_is_valid_and_travels_in_a_request(name):
         ("launcher: ssh", "launcher: k8s", "the nearest valid name is 'kubernetes'"),
         (
             "launcher: ssh",
-            "user: x",
+            "python: x",
             (
                 "lab.yaml:1: launcher: required, but not given; "
                 "valid names are container, kubernetes, local, slurm, ssh"
@@ -54,8 +54,8 @@ def test_every_example_is_valid_and_travels_in_a_request(name):
         ),
         (
             "launcher: ssh",
-            "launcher: ssh\nusr: x",
-            "lab.yaml:2: usr: unknown key; the nearest valid name is 'user'",
+            "launcher: ssh\nconfig: x",
+            "lab.yaml:2: config: unknown key; the nearest valid name is 'config_file'",
         ),
         (
             "{name: a}",
@@ -248,8 +248,7 @@ def test_hosts_are_a_plain_name_and_never_a_path(write, tmp_path, name):
         ("code: /opt/other", True),
         ("environment: {PYTHONPATH: /opt/other}", True),
         ("config_file: /opt/ssh_config", True),
-        ("user: trainer", False),
-        ("port: 2222", False),
+        ("first_port: 2222\nlast_port: 2223", False),
     ],
 )
 def test_what_selects_the_code_on_the_hosts_is_in_the_fingerprint_of_the_training(

@@ -169,8 +169,8 @@ def _parse_answer(host: str, done: subprocess.CompletedProcess[str]) -> Answer:
         if any(refusal in done.stderr for refusal in _REFUSALS):
             raise ConfigError(
                 problem,
-                "The hosts file says how to log in, and where `python` and the project (`code`) "
-                "are on the host",
+                "ssh's configuration (`config_file` in the hosts file) says how to log in. The "
+                "hosts file says where `python` and the project (`code`) are on the host",
             ) from None
         raise MachineError(problem) from None
     if answer.error:
@@ -179,7 +179,10 @@ def _parse_answer(host: str, done: subprocess.CompletedProcess[str]) -> Answer:
 
 
 def build_ssh_command(hosts: SshHosts, host: str, remote: list[str]) -> list[str]:
-    """The command that runs another command on a host. Pure."""
+    """The command that runs another command on a host. Pure.
+
+    Its options come before those of the ssh_config file: an unknown host is refused in any case.
+    """
     settings: dict[str, object] = {
         "BatchMode": "yes",
         "StrictHostKeyChecking": "yes",
@@ -189,15 +192,9 @@ def build_ssh_command(hosts: SshHosts, host: str, remote: list[str]) -> list[str
     }
     if not hosts.config_file:
         settings["ConnectTimeout"] = _CONNECT_SECONDS
-    if hosts.identity_file:
-        settings |= {"IdentityFile": hosts.identity_file, "IdentitiesOnly": "yes"}
-    if hosts.known_hosts:
-        settings["UserKnownHostsFile"] = hosts.known_hosts
     options = [
         *(["-F", hosts.config_file] if hosts.config_file else []),
         *(argument for key, value in settings.items() for argument in ("-o", f"{key}={value}")),
-        *(["-l", hosts.user] if hosts.user else []),
-        *(["-p", str(hosts.port)] if hosts.port else []),
     ]
     # Behind `--`, a name that begins with a hyphen is a name and not an option.
     return ["ssh", "-T", *options, "--", host, shlex.join(remote)]

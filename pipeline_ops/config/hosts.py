@@ -200,11 +200,15 @@ class Resources(Section):
 _SlurmMemory = Annotated[
     str, match_pattern("[0-9]+[KMGT]?", "a number with K, M, G or T, such as 8G for Slurm")
 ]
+SSH_DAEMON = (
+    "Forward the socket of a daemon behind ssh (`ssh -N -L /run/gpu-1.sock:/var/run/docker.sock "
+    "user@gpu-1`), and name it: unix:///run/gpu-1.sock"
+)
 _DaemonAddress = Annotated[
     str,
     match_pattern(
-        "(unix|ssh|tcp|https?)://.+",
-        "an address that begins with unix://, ssh://, tcp:// or https://, such as ssh://user@host",
+        "(unix|tcp|https?)://.+",
+        f"an address that begins with unix://, tcp:// or https://. {SSH_DAEMON}",
     ),
 ]
 _Namespace = Annotated[
@@ -285,8 +289,8 @@ class ContainerHosts(Resources, Hosts):
     image: str = config_field(..., selects_program=True, min_length=1)
     """The image. It must have this project's code and packages (`docker/jobs.Dockerfile`)."""
     daemon: _DaemonAddress | None = None
-    """The daemon's address, such as `ssh://user@host`. Null is the one that DOCKER_HOST names, or
-    the local one. For TLS, DOCKER_CERT_PATH names the folder of the certificates."""
+    """The daemon's address, such as `tcp://gpu-1.example:2376`. Null is the one that DOCKER_HOST
+    names, or the local one. For TLS, DOCKER_CERT_PATH names the folder of the certificates."""
     docker_network: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """The Docker network of the containers, from which they must reach the store. Null is Docker's
     default network."""

@@ -162,7 +162,7 @@ class TestAFolderOfALocalDaemon:
         pipeline.load(changes | {"evaluate.runs_on": "box"})
 
     def test_is_free_for_a_remote_daemon(self, pipeline, other, monkeypatch):
-        changes = self.write(pipeline, other, daemon="ssh://gpu-1.example")
+        changes = self.write(pipeline, other, daemon="tcp://gpu-1.example:2376")
         pipeline.load(changes | {"evaluate.runs_on": "box"})
         self.write(pipeline, other)
         monkeypatch.setenv("DOCKER_HOST", "tcp://gpu-1.example:2376")

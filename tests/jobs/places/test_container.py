@@ -375,20 +375,6 @@ def test_a_daemon_is_reached_over_tls(engine, job, monkeypatch):
     assert one.wait_for_outcome().exit_code is ExitCode.SUCCESS
 
 
-def test_a_daemon_is_reached_over_ssh(engine, job, tmp_path, monkeypatch):
-    """With a program in the place of ssh, which runs the last word of its command here."""
-    program = tmp_path / "ssh"
-    program.write_text(
-        f"#!/bin/sh\nexport DOCKER_HOST={engine.address}\nfor last; do :; done\nexec $last\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{engine.docker.environment['PATH']}")
-    one = job("wait", daemon="ssh://me@there").start().wait_until_ready()
-    assert engine.describe(one.name)["State"]["Running"]
-    one.place.cancel(one.attempt)
-    assert one.place.clean(one.attempt)
-
-
 def test_a_job_is_lost_with_the_host_of_its_daemon(engine, job):
     one = job("wait").start().wait_until_ready()
     engine.lose()

@@ -162,7 +162,8 @@ def test_a_container_of_a_killed_starter_is_started_by_the_next_one(engine, job)
     one = job("wait")
     launch = JobLaunch(one.attempt, "place_job", {}, 300, "digits", "train")
     image = one.place._find_planned_image(one.attempt)
-    one.place._daemon.create(one.name, build_body(one.place._hosts, image, launch))
+    body = build_body(one.place._hosts, image, launch)
+    one.place._daemon.call("create_container_from_config", body, name=one.name)
     assert one.place.find(one.attempt).phase == "absent", "it was not started"
     one.start().wait_until_ready()
     assert one.place.find(one.attempt).phase == "running"
@@ -172,7 +173,8 @@ def test_a_container_that_was_not_started_goes_with_a_cancellation(engine, job):
     one = job("wait")
     launch = JobLaunch(one.attempt, "place_job", {}, 300, "digits", "train")
     image = one.place._find_planned_image(one.attempt)
-    one.place._daemon.create(one.name, build_body(one.place._hosts, image, launch))
+    body = build_body(one.place._hosts, image, launch)
+    one.place._daemon.call("create_container_from_config", body, name=one.name)
     one.place.cancel(one.attempt)
     assert engine.docker.run("docker", "inspect", one.name).returncode != 0
 
@@ -330,7 +332,7 @@ def test_a_full_disk_is_reported(engine, job):
     one = job("fill").start()
     outcome = one.wait_for_outcome()
     assert outcome.exit_code is ExitCode.RETRY
-    assert "No space left on device" in outcome.message or "disk" in outcome.message, outcome
+    assert "no space left on device" in outcome.message or "disk" in outcome.message, outcome
     one.place.clean(one.attempt)
 
 

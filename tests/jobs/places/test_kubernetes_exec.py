@@ -34,7 +34,7 @@ def pod(cluster) -> str:
         patch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("admin")))
         client = KubernetesClient(cluster.namespace)
         job, _, _ = build_gang(make_hosts(), "gang", ["sleep", "600"], 600)
-        client.create("job", job)
+        client.create("jobs", job)
         return cluster.find_pod("gang", "Running")["metadata"]["name"]
 
 

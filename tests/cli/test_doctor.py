@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from fake_kubernetes import KubernetesCluster
-from fake_kubernetes.placed_job import IMAGE
+from fake_kubernetes.hosts import IMAGE
 from launch.network import Network, why_not
 from small_disks import mount_small_disk
 

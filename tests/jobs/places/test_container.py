@@ -6,25 +6,21 @@ import concurrent.futures
 import http.server
 import json
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterator
 
 import pytest
 from containers import BASE_IMAGE
-from processes import Stopwatch
+from placed_job import PlacedJob
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.container import ContainerPlace, build_body
-from pipeline_ops.jobs.places.place import JobLaunch, name_job
-from pipeline_ops.jobs.progress import ProgressReader
-from pipeline_ops.jobs.request import Request, Status, read_status, write_request
-from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.jobs.places.place import JobLaunch
+from pipeline_ops.jobs.request import read_status
+from pipeline_ops.storage.open_store import open_path
 
 pytestmark = [
     pytest.mark.containers,
@@ -33,66 +29,14 @@ pytestmark = [
 ]
 
 
-class PlacedJob:
-    """A job of `place_job.py` whose request is in the bucket."""
-
-    def __init__(self, root: str, number: int, place: ContainerPlace, do: str, planned: str = ""):
-        self.root, self.place = root, place
-        attempts = Layout(open_root(root), "digits")
-        self.attempt: Attempt = attempts.attempt("run", "train", f"attempt-{number:08x}")
-        versions = {"image": planned} if planned else {}
-        self.request = Request(
-            job="evaluate",
-            pipeline="digits",
-            run_id="run",
-            config_file="digits.yaml",
-            config={"do": do},
-            root=root,
-            artifact=f"{root}/artifacts/digits/train/{number:032x}",
-            fingerprint=Fingerprint(config={}, inputs={}, code={}, versions=versions),
-            deadline_seconds=300,
-        )
-        write_request(self.attempt, self.request)
-        self.name = name_job(self.attempt)
-
-    def start(self) -> PlacedJob:
-        launch = JobLaunch(self.attempt, "place_job", {}, 300, "digits", "train")
-        self.place.start(launch)
-        return self
-
-    def wait_until_ready(self) -> PlacedJob:
-        self.wait_until(lambda: any(e.phase == "waits" for e in self.read_events()))
-        return self
-
-    def read_events(self):
-        return ProgressReader(self.attempt.progress).read_new()
-
-    def wait_until(self, is_so: Callable[[], object], seconds: float = 90) -> None:
-        deadline = time.monotonic() + seconds
-        while not is_so():
-            assert time.monotonic() < deadline, (
-                f"{self.place.find(self.attempt)}\n{self.place.read_output(self.attempt)}"
-            )
-            time.sleep(0.1)
-
-    def wait_for_outcome(self) -> Status:
-        handle, outcomes = JobHandle(self.attempt, self.place), []
-
-        def has_outcome() -> bool:
-            outcomes.append(handle.read_outcome())
-            return outcomes[-1] is not None
-
-        self.wait_until(has_outcome)
-        return outcomes[-1]
-
-
 @pytest.fixture
 def job(engine, bucket, request) -> Callable[..., PlacedJob]:
     started: list[PlacedJob] = []
 
     def make(do: str = "wait", planned: str = "", **values: object) -> PlacedJob:
         number = zlib.crc32(f"{request.node.name} {len(started)}".encode())
-        started.append(PlacedJob(f"{bucket}/root", number, engine.place(**values), do, planned))
+        place = engine.place(**values)
+        started.append(PlacedJob(f"{bucket}/root", number, place, do, planned=planned))
         return started[-1]
 
     yield make
@@ -177,25 +121,6 @@ def test_a_container_that_was_not_started_goes_with_a_cancellation(engine, job):
     one.place._daemon.call("create_container_from_config", body, name=one.name)
     one.place.cancel(one.attempt)
     assert engine.docker.run("docker", "inspect", one.name).returncode != 0
-
-
-def test_all_processes_of_a_cancelled_job_are_gone_within_five_seconds(engine, job):
-    one = job("wait").start().wait_until_ready()
-    pids = engine.find_pids(one.name)
-    assert len(pids) >= 4, "init process, job, child and grandchild"
-    watch = Stopwatch()
-    one.place.cancel(one.attempt)
-    assert engine.find_pids(one.name) == []
-    assert watch.seconds < 5
-    one.place.cancel(one.attempt)
-
-
-def test_a_job_that_was_killed_has_an_explained_end(engine, job):
-    one = job("wait").start().wait_until_ready()
-    engine.kill_job(one.attempt)
-    outcome = one.wait_for_outcome()
-    assert outcome.exit_code is ExitCode.RETRY
-    assert "ended with signal 9" in outcome.message
 
 
 def test_a_container_that_was_killed_has_an_explained_end(engine, job):
@@ -326,14 +251,6 @@ def test_gpus_without_a_driver_are_refused(job):
 def test_a_network_that_is_missing_is_refused(job):
     with pytest.raises(ConfigError, match="network nowhere not found"):
         job("wait", docker_network="nowhere").start()
-
-
-def test_a_full_disk_is_reported(engine, job):
-    one = job("fill").start()
-    outcome = one.wait_for_outcome()
-    assert outcome.exit_code is ExitCode.RETRY
-    assert "no space left on device" in outcome.message or "disk" in outcome.message, outcome
-    one.place.clean(one.attempt)
 
 
 def test_a_disk_that_is_full_from_the_beginning_is_reported(engine, job):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fake_kubernetes import KubernetesCluster
-from fake_kubernetes.placed_job import make_hosts
+from fake_kubernetes.hosts import make_hosts
 from fake_kubernetes.rbac import list_rights
 from fake_kubernetes.validation import SCHEMA, make_validator
 from kubernetes import client, config, watch

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from fake_kubernetes import KubernetesCluster
-from fake_kubernetes.placed_job import make_hosts
+from fake_kubernetes.hosts import make_hosts
 from processes import Stopwatch, wait_until
 
 from pipeline_ops.errors import ExitCode

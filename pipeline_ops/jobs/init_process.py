@@ -38,9 +38,9 @@ from pipeline_ops.system.processes import (
     ATTEMPT_VARIABLE,
     SAFE_PATH,
     ProcessIdentity,
+    collect_children,
     kill_group,
     kill_processes,
-    reap,
     start_detached,
 )
 from pipeline_ops.system.temp_dirs import sweep
@@ -114,7 +114,7 @@ class InitProcess:
         """Returns the exit code of the job, or a negative signal number."""
         with open(log, "rb", buffering=0) as output:
             while True:
-                code = reap().get(job.pid)  # orphans are children, too
+                code = collect_children().get(job.pid)  # orphans are children, too
                 while data := output.read(_CHUNK_BYTES):
                     with contextlib.suppress(OSError):  # the reader is gone
                         os.write(1, data)

@@ -109,7 +109,7 @@ class JobHandle:
             except (MachineError, ConfigError) as error:
                 _log.warning("The job was asked to end, and not killed: %s", error)
 
-    def reap(self) -> bool:
+    def clean_up(self) -> bool:
         """Removes what an ended job has left where it ran: processes, files, containers, pods.
 
         Returns whether nothing of it is left there. False if the place can't be reached.

@@ -24,7 +24,7 @@ from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.checks import list_packages
 from pipeline_ops.cli.main import main
 from pipeline_ops.jobs.job_code import digest_code
-from pipeline_ops.jobs.remote_host import Answer
+from pipeline_ops.jobs.remote_host import HostResponse
 from pipeline_ops.system.host import check_host
 
 DIGITS = CODE_ROOT / "configs" / "digits.yaml"
@@ -164,7 +164,7 @@ class StandInSsh:
 
     def answer(self, versions: dict[str, str]) -> None:
         """Sets the versions of packages that the hosts have."""
-        answer = Answer(code=digest_code(), time=time.time(), versions=versions)
+        answer = HostResponse(code=digest_code(), time=time.time(), versions=versions)
         (self.folder / "answer").write_text(answer.model_dump_json())
 
     def read_packages(self) -> set[str]:

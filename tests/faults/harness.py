@@ -195,7 +195,7 @@ class Scene:
             kill_group(
                 read_process(handle.attempt), GRACE_SECONDS
             )  # a fork of the fork server does not have the id of the attempt
-        handle.reap()
+        handle.clean_up()
         text = log_file.read_text(errors="replace") if log_file.exists() else ""
         return Outcome(status, count, operation, action == KILL, text)
 

@@ -142,5 +142,5 @@ def kill_all(group: int) -> None:
 def wait_for_end(handle: JobHandle):
     while (status := handle.read_outcome()) is None:
         time.sleep(0.2)
-    handle.reap()
+    handle.clean_up()
     return status

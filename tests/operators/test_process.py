@@ -166,7 +166,7 @@ def test_a_damaged_artifact_loses_its_manifest_once_the_job_holds_its_lease(plan
 def test_a_job_that_is_ended_before_it_is_started_does_not_begin(plan, handle):
     """A user ends it between the claim and the start."""
     handle.end("its task was ended in Airflow")
-    assert handle.reap()
+    assert handle.clean_up()
     start_job(plan, handle)
     late = read_process(handle.attempt)
     deadline = time.monotonic() + 60
@@ -234,11 +234,11 @@ def test_a_file_that_names_the_process_of_another_job_ends_nothing_of_it(handle,
     write_json(handle.attempt.process.local, other.to_json())
     try:
         handle.end("its task was ended in Airflow")
-        assert handle.reap()
+        assert handle.clean_up()
         assert other.is_alive()
         dead = dataclasses.replace(other, start_ticks=other.start_ticks + 1)
         write_json(handle.attempt.process.local, dead.to_json())
-        assert handle.reap()
+        assert handle.clean_up()
         assert other.is_alive()
     finally:
         assert kill_group(other, 1.0)
@@ -255,7 +255,7 @@ def test_what_a_killed_leader_leaves_of_its_own_group_is_ended(handle, tmp_path)
     leader.kill()
     leader.wait()
     assert len(find_group_members(process.pid)) == 2
-    assert handle.reap()
+    assert handle.clean_up()
     assert find_group_members(process.pid) == []
 
 
@@ -275,7 +275,7 @@ def test_a_damaged_process_file_is_no_process(handle, content):
     assert read_process(handle.attempt) is None
     assert "was not started, or process.json there is damaged" in handle.read_outcome().message
     handle.end("its task was ended in Airflow")
-    assert handle.reap()
+    assert handle.clean_up()
 
 
 @pytest.mark.parametrize(

@@ -89,13 +89,18 @@ class Hosts(Section):
         return {name: compute_digest(value) for name, value in selected.items() if value}
 
     @property
+    def num_hosts(self) -> int:
+        return 1
+
+    @property
     def capacity(self) -> int:
         """The number of workers that all hosts can take."""
         raise NotImplementedError
 
     @property
-    def num_hosts(self) -> int:
-        raise NotImplementedError
+    def num_gpus(self) -> int:
+        """The number of GPUs that each host is asked for. 0 if the hosts file names none."""
+        return 0
 
     def validate_gang(self, train: Train, location: str) -> None:
         """Raises ConfigError if the gang can never run on these hosts."""
@@ -115,11 +120,6 @@ class Hosts(Section):
                 "Add hosts, or lower it."
             )
 
-    @property
-    def num_gpus(self) -> int:
-        """The number of GPUs that each host is asked for. 0 if the hosts file names none."""
-        return 0
-
     def find_folder_problem(self, folder: Path) -> str:
         """Explains why an absolute folder of Airflow's host is not the same one there.
 
@@ -129,33 +129,26 @@ class Hosts(Section):
         return ""
 
 
-_UNITS = {"": 1} | {
-    f"{letter}{suffix}": factor**power
-    for suffix, factor in (("", 1000), ("i", 1024))
-    for power, letter in enumerate("kMGT" if not suffix else "KMGT", start=1)
-}
-
-
-_MIN_CORES = 0.001
-_MIN_MEMORY = "64Mi"
+_UNITS = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_MIN_CORES, _MIN_MEMORY = "1m", "64Mi"
 """No job starts with less."""
 
 
-def _count_cores(cpu: str) -> float:
-    return float(cpu[:-1]) / 1000 if cpu.endswith("m") else float(cpu)
-
-
-def _count_bytes(memory: str) -> int:
-    number = memory.rstrip("KMGTki")
-    return int(float(number) * _UNITS[memory.removeprefix(number)])
+def _parse_quantity(text: str) -> float:
+    """Reads a number with a unit of Kubernetes."""
+    number = text.rstrip("KMGTkim")
+    return float(number) * _UNITS[text.removeprefix(number)]
 
 
 def _parse_cpu(value: Any) -> str:
     """Reads a number as in Kubernetes, where `cpu: 4` and `cpu: "4"` are the same."""
     text = str(value)
-    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?|[0-9]+m", text) or _count_cores(text) < _MIN_CORES:
+    is_number = re.fullmatch(r"[0-9]+(\.[0-9]+)?|[0-9]+m", text)
+    if not is_number or _parse_quantity(text) < _parse_quantity(_MIN_CORES):
         raise ValueError(
-            f"must be a number of cores, at least 1m, such as 4, 0.5 or 500m, got {value!r}"
+            f"must be a number of cores, at least {_MIN_CORES}, such as 4, 0.5 or 500m, "
+            f"got {value!r}"
         )
     return text
 
@@ -164,7 +157,7 @@ def _parse_memory(value: Any) -> str:
     is_text = isinstance(value, str) and re.fullmatch(
         r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?", value
     )
-    if not is_text or _count_bytes(value) < _count_bytes(_MIN_MEMORY):
+    if not is_text or _parse_quantity(value) < _parse_quantity(_MIN_MEMORY):
         raise ValueError(
             f"must be a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 8Gi, and at least "
             f"{_MIN_MEMORY}, got {value!r}"
@@ -189,12 +182,16 @@ class Resources(Section):
     @property
     def num_cores(self) -> float | None:
         """`cpu` as a number."""
-        return None if self.cpu is None else _count_cores(self.cpu)
+        return None if self.cpu is None else _parse_quantity(self.cpu)
 
     @property
     def memory_bytes(self) -> int | None:
         """`memory` as a number."""
-        return None if self.memory is None else _count_bytes(self.memory)
+        return None if self.memory is None else int(_parse_quantity(self.memory))
+
+    @property
+    def num_gpus(self) -> int:
+        return self.gpus
 
 
 _SlurmMemory = Annotated[
@@ -299,15 +296,11 @@ class ContainerHosts(Resources, Hosts):
     volumes: list[FolderVolume] = config_field([], selects_program=True)
 
     @model_validator(mode="after")
-    def _validate_network(self) -> ContainerHosts:
+    def _validate_network_and_volumes(self) -> ContainerHosts:
         if self.docker_network == "none":
             raise ValueError(
                 "docker_network must be a network from which the store can be reached, got none"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _validate_volumes(self) -> ContainerHosts:
         for volume in self.volumes:
             if volume.mount in _OWN_FOLDERS:
                 raise ValueError(
@@ -323,10 +316,6 @@ class ContainerHosts(Resources, Hosts):
             "place of hosts, or name hosts with launcher ssh, slurm or kubernetes"
         )
 
-    @property
-    def num_gpus(self) -> int:
-        return self.gpus
-
     def find_folder_problem(self, folder: Path) -> str:
         cure = f"volumes: [{{folder: {folder}, mount: {folder}}}]"
         covering = [
@@ -337,28 +326,18 @@ class ContainerHosts(Resources, Hosts):
         if not covering:
             return f"which is not seen there. {_describe_volume_cure(cure)}"
         volume = max(covering, key=lambda each: len(each.mount))
-        if self._is_daemon_here and _is_elsewhere(volume):
+        address, mount = self.daemon or os.environ.get("DOCKER_HOST") or "unix://", volume.mount
+        # A daemon around the container of this process may see a folder that is missing here.
+        if (
+            address.startswith("unix://")
+            and os.path.exists(volume.folder)
+            and not (os.path.exists(mount) and os.path.samefile(volume.folder, mount))
+        ):
             return (
                 f"and a container has another folder there: {volume.folder}. "
                 f"{_describe_volume_cure(cure)}"
             )
         return ""
-
-    @property
-    def _is_daemon_here(self) -> bool:
-        address = self.daemon or os.environ.get("DOCKER_HOST") or "unix://"
-        return address.startswith("unix://")
-
-
-def _is_elsewhere(volume: FolderVolume) -> bool:
-    """Returns whether this host has another folder at the path of a volume.
-
-    If this process runs in a container, the daemon may see a folder that is missing here.
-    """
-    folder, mount = volume.folder, volume.mount
-    if not os.path.exists(folder):
-        return False
-    return not (os.path.exists(mount) and os.path.samefile(folder, mount))
 
 
 def _describe_volume_cure(form: str) -> str:
@@ -435,10 +414,6 @@ class KubernetesHosts(Resources, Hosts):
         return self.pods
 
     @property
-    def num_gpus(self) -> int:
-        return self.gpus
-
-    @property
     def image_digest(self) -> str | None:
         """The digest that the image ends with, `sha256:...`, or None."""
         found = _DIGEST.search(self.image)
@@ -468,10 +443,6 @@ class LocalHosts(Hosts):
     @property
     def capacity(self) -> int:
         return self.workers
-
-    @property
-    def num_hosts(self) -> int:
-        return 1
 
 
 class SshHost(Section):
@@ -526,16 +497,10 @@ _OTHER_NAMES = {"docker": "container", "k8s": "kubernetes"}
 
 
 def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:
-    """Reads and checks the hosts file that a key of the config names.
+    """Reads and checks the file `name` in the folder `hosts/`, which a key of the config names.
 
-    Args:
-      folder: the folder `hosts/`.
-      name: the file's name, without `.yaml`.
-      key: the key for messages, with its file and line if they are known.
-
-    Raises:
-      ConfigError: the file is wrong or does not exist. The message has a line for each problem, or
-        the nearest name.
+    Raises ConfigError if the file is wrong or does not exist, with a line for each problem, or the
+    nearest name. `key` is for messages, with its file and line if they are known.
     """
     if not re.fullmatch(HOSTS_NAME_PATTERN, name):
         raise ConfigError(
@@ -545,7 +510,10 @@ def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:
     file = folder / f"{name}.yaml"
     if not file.exists():
         known = sorted(path.stem for path in folder.glob("*.yaml"))
-        raise ConfigError(f"{key}: there is no {file}; {_suggest_file(name, folder, known)}")
+        hint = suggest_name(name, known) if known else f"{folder} has no hosts files"
+        if name.endswith((".yaml", ".yml")):
+            hint = f"write it without .yaml: {name.rpartition('.')[0]}"
+        raise ConfigError(f"{key}: there is no {file}; {hint}")
     text = ConfigText.read(file)
     launcher = text.values.get("launcher")
     model = LAUNCHERS.get(launcher) if isinstance(launcher, str) else None
@@ -555,12 +523,6 @@ def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:
         hint = suggest_name(_OTHER_NAMES.get(name, name), LAUNCHERS)
         raise ConfigError(f"{where}: launcher: {rule}; {hint}")
     return validate_section(model, text)
-
-
-def _suggest_file(name: str, folder: Path, known: list[str]) -> str:
-    if name.endswith((".yaml", ".yml")):
-        return f"write it without .yaml: {name.rpartition('.')[0]}"
-    return suggest_name(name, known) if known else f"{folder} has no hosts files"
 
 
 def parse_hosts(values: Mapping[str, Any]) -> Hosts:

@@ -17,7 +17,7 @@ COPY pipeline_ops /src/pipeline_ops
 COPY beam_jobs /src/beam_jobs
 COPY dags /src/dags
 COPY docker/image /src/docker/image
-RUN sh /src/docker/image/code.sh entrypoint.sh health.py make_secrets.py
+RUN sh /src/docker/image/code.sh entrypoint.sh health.py make_secrets.py ssh_config
 
 FROM ${BASE_IMAGE}
 ARG SOURCE_DATE_EPOCH=1767225600

@@ -19,7 +19,7 @@ COPY docker/locks/build.txt /src/docker/locks/
 COPY pipeline_ops /src/pipeline_ops
 COPY beam_jobs /src/beam_jobs
 COPY docker/image /src/docker/image
-RUN sh /src/docker/image/code.sh entrypoint.sh health.py write_digits.py sshd_config
+RUN sh /src/docker/image/code.sh entrypoint.sh health.py write_digits.py ssh_config sshd_config
 
 FROM ${BASE_IMAGE} AS system
 ARG SOURCE_DATE_EPOCH=1767225600

@@ -25,7 +25,7 @@ from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.places.open_place import make_place
 from pipeline_ops.jobs.places.ssh import SshPlace, build_ssh_command
-from pipeline_ops.jobs.remote_host import Answer, Question
+from pipeline_ops.jobs.remote_host import HostRequest, HostResponse
 from pipeline_ops.launch.train import choose_isolation
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
@@ -328,39 +328,41 @@ def _check_place(check: str, use: _Use) -> Iterator[Finding]:
 def _check_ssh_hosts(check: str, hosts: SshHosts, use: _Use) -> Iterator[Finding]:
     place = SshPlace(hosts)
     packages = {*use.packages, *list_packages(_find_extras(use.users))}
-    question = Question(packages=sorted(packages))
-    answers: dict[str, Answer] = {}
+    request = HostRequest(packages=sorted(packages))
+    responses: dict[str, HostResponse] = {}
     for host in hosts.hosts:
         where = f"{check}: {host.name}"
         try:
-            answers[host.name] = place.ask(host.name, "check", question)
+            responses[host.name] = place.ask(host.name, "check", request)
         except TrainyardError as error:
             cure = f"Start {host.name}, or correct its name and the login in {check}. "
             cure += f"`ssh {host.name} true` must end without a question."
             yield make_finding(where, error, cure)
             continue
-        findings = _judge_host(where, answers[host.name], next(iter(answers.values())), use)
+        findings = _check_host(where, responses[host.name], next(iter(responses.values())), use)
         yield from [each for each in findings if each.problem] or [Finding(check=where)]
 
 
-def _judge_host(where: str, answer: Answer, first: Answer, use: _Use) -> Iterator[Finding]:
-    for each in answer.findings:
+def _check_host(
+    where: str, response: HostResponse, first: HostResponse, use: _Use
+) -> Iterator[Finding]:
+    for each in response.findings:
         yield each.model_copy(update={"check": f"{where}: {each.check}"})
-    if answer.code != digest_code():
+    if response.code != digest_code():
         yield Finding(
             check=f"{where}: code",
-            problem=f"its copy of Trainyard (digest {answer.code}) differs from this one",
+            problem=f"its copy of Trainyard (digest {response.code}) differs from this one",
             cure="Install the same version there, and correct `code` in the hosts file.",
         )
-    if abs(answer.time - time.time()) > _MAX_SKEW_SECONDS:
+    if abs(response.time - time.time()) > _MAX_SKEW_SECONDS:
         yield Finding(
             check=f"{where}: clock",
-            problem=f"its clock differs by {answer.time - time.time():.0f} s",
+            problem=f"its clock differs by {response.time - time.time():.0f} s",
             cure="Set its clock, as with chrony.",
         )
     packages, python = f"{where}: packages", f"{use.hosts.python or sys.executable} there"
-    yield _compare_packages(packages, _find_extras(use.users), answer.versions, python)
-    pairs = set(answer.versions.items()) ^ set(first.versions.items())
+    yield _compare_packages(packages, _find_extras(use.users), response.versions, python)
+    pairs = set(response.versions.items()) ^ set(first.versions.items())
     differing = sorted(f"{name} {version}" for name, version in pairs if name in use.packages)
     if differing:
         yield Finding(

@@ -56,9 +56,9 @@ from pipeline_ops.system.locks import try_lock
 from pipeline_ops.system.processes import (
     SAFE_PATH,
     ProcessIdentity,
+    collect_children,
     end_descendants,
     find_descendants,
-    reap,
 )
 from pipeline_ops.system.temp_dirs import use_temporary_folder
 
@@ -221,7 +221,7 @@ class AirflowServer(pydantic.BaseModel):
 
     def check_alive(self) -> None:
         """Raises MachineError, with the reason, if it has ended."""
-        for pid, status in (reap() if self.is_own else {}).items():
+        for pid, status in (collect_children() if self.is_own else {}).items():
             if name := self._programs.pop(pid, ""):
                 log = self.home.log(name)
                 raise MachineError(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from pipeline_ops.config.fields import Section, config_field, get_declarations
 from pipeline_ops.config.reading import ConfigText, suggest_name
@@ -89,13 +89,18 @@ class Hosts(Section):
         return {name: compute_digest(value) for name, value in selected.items() if value}
 
     @property
+    def num_hosts(self) -> int:
+        return 1
+
+    @property
     def capacity(self) -> int:
         """The number of workers that all hosts can take."""
         raise NotImplementedError
 
     @property
-    def num_hosts(self) -> int:
-        raise NotImplementedError
+    def num_gpus(self) -> int:
+        """The number of GPUs that each host is asked for. 0 if the hosts file names none."""
+        return 0
 
     def validate_gang(self, train: Train, location: str) -> None:
         """Raises ConfigError if the gang can never run on these hosts."""
@@ -115,11 +120,6 @@ class Hosts(Section):
                 "Add hosts, or lower it."
             )
 
-    @property
-    def num_gpus(self) -> int:
-        """The number of GPUs that each host is asked for. 0 if the hosts file names none."""
-        return 0
-
     def find_folder_problem(self, folder: Path) -> str:
         """Explains why an absolute folder of Airflow's host is not the same one there.
 
@@ -129,33 +129,26 @@ class Hosts(Section):
         return ""
 
 
-_UNITS = {"": 1} | {
-    f"{letter}{suffix}": factor**power
-    for suffix, factor in (("", 1000), ("i", 1024))
-    for power, letter in enumerate("kMGT" if not suffix else "KMGT", start=1)
-}
-
-
-_MIN_CORES = 0.001
-_MIN_MEMORY = "64Mi"
+_UNITS = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_MIN_CORES, _MIN_MEMORY = "1m", "64Mi"
 """No job starts with less."""
 
 
-def _count_cores(cpu: str) -> float:
-    return float(cpu[:-1]) / 1000 if cpu.endswith("m") else float(cpu)
-
-
-def _count_bytes(memory: str) -> int:
-    number = memory.rstrip("KMGTki")
-    return int(float(number) * _UNITS[memory.removeprefix(number)])
+def _parse_quantity(text: str) -> float:
+    """Reads a number with a unit of Kubernetes."""
+    number = text.rstrip("KMGTkim")
+    return float(number) * _UNITS[text.removeprefix(number)]
 
 
 def _parse_cpu(value: Any) -> str:
     """Reads a number as in Kubernetes, where `cpu: 4` and `cpu: "4"` are the same."""
     text = str(value)
-    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?|[0-9]+m", text) or _count_cores(text) < _MIN_CORES:
+    is_number = re.fullmatch(r"[0-9]+(\.[0-9]+)?|[0-9]+m", text)
+    if not is_number or _parse_quantity(text) < _parse_quantity(_MIN_CORES):
         raise ValueError(
-            f"must be a number of cores, at least 1m, such as 4, 0.5 or 500m, got {value!r}"
+            f"must be a number of cores, at least {_MIN_CORES}, such as 4, 0.5 or 500m, "
+            f"got {value!r}"
         )
     return text
 
@@ -164,7 +157,7 @@ def _parse_memory(value: Any) -> str:
     is_text = isinstance(value, str) and re.fullmatch(
         r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?", value
     )
-    if not is_text or _count_bytes(value) < _count_bytes(_MIN_MEMORY):
+    if not is_text or _parse_quantity(value) < _parse_quantity(_MIN_MEMORY):
         raise ValueError(
             f"must be a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 8Gi, and at least "
             f"{_MIN_MEMORY}, got {value!r}"
@@ -189,22 +182,30 @@ class Resources(Section):
     @property
     def num_cores(self) -> float | None:
         """`cpu` as a number."""
-        return None if self.cpu is None else _count_cores(self.cpu)
+        return None if self.cpu is None else _parse_quantity(self.cpu)
 
     @property
     def memory_bytes(self) -> int | None:
         """`memory` as a number."""
-        return None if self.memory is None else _count_bytes(self.memory)
+        return None if self.memory is None else int(_parse_quantity(self.memory))
+
+    @property
+    def num_gpus(self) -> int:
+        return self.gpus
 
 
 _SlurmMemory = Annotated[
     str, match_pattern("[0-9]+[KMGT]?", "a number with K, M, G or T, such as 8G for Slurm")
 ]
+SSH_DAEMON = (
+    "Forward the socket of a daemon behind ssh (`ssh -N -L /run/gpu-1.sock:/var/run/docker.sock "
+    "user@gpu-1`), and name it: unix:///run/gpu-1.sock"
+)
 _DaemonAddress = Annotated[
     str,
     match_pattern(
-        "(unix|ssh|tcp|https?)://.+",
-        "an address that begins with unix://, ssh://, tcp:// or https://, such as ssh://user@host",
+        "(unix|tcp|https?)://.+",
+        f"an address that begins with unix://, tcp:// or https://. {SSH_DAEMON}",
     ),
 ]
 _Namespace = Annotated[
@@ -241,15 +242,9 @@ class SlurmHosts(Hosts):
     """Memory in the format of sbatch, such as `16G`. Null is the default of the partition."""
     gpus_per_node: int = Field(0, ge=0, le=64)
     """Number of GPUs."""
-    partition: str | None = None
-    """Slurm's partition. Null is its default one."""
-    account: str | None = None
-    """The account that Slurm charges. Null is the user's default one."""
-    time_limit: str | None = None
-    """The time limit in the format of sbatch, such as `2-00:00:00`. Null is that of the
-    partition."""
     arguments: list[str] = config_field([], selects_program=True)
-    """Further options of sbatch, such as `--gres=gpu:4` or `--exclusive`."""
+    """Further options of sbatch, such as `--partition=gpu`, `--time=2-00:00:00` or
+    `--gres=gpu:4`."""
     queue_timeout_seconds: int = Field(24 * 3600, ge=1)
     """Time to wait in the queue before the task is tried again."""
 
@@ -291,8 +286,8 @@ class ContainerHosts(Resources, Hosts):
     image: str = config_field(..., selects_program=True, min_length=1)
     """The image. It must have this project's code and packages (`docker/jobs.Dockerfile`)."""
     daemon: _DaemonAddress | None = None
-    """The daemon's address, such as `ssh://user@host`. Null is the one that DOCKER_HOST names, or
-    the local one. For TLS, DOCKER_CERT_PATH names the folder of the certificates."""
+    """The daemon's address, such as `tcp://gpu-1.example:2376`. Null is the one that DOCKER_HOST
+    names, or the local one. For TLS, DOCKER_CERT_PATH names the folder of the certificates."""
     docker_network: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """The Docker network of the containers, from which they must reach the store. Null is Docker's
     default network."""
@@ -301,15 +296,11 @@ class ContainerHosts(Resources, Hosts):
     volumes: list[FolderVolume] = config_field([], selects_program=True)
 
     @model_validator(mode="after")
-    def _validate_network(self) -> ContainerHosts:
+    def _validate_network_and_volumes(self) -> ContainerHosts:
         if self.docker_network == "none":
             raise ValueError(
                 "docker_network must be a network from which the store can be reached, got none"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _validate_volumes(self) -> ContainerHosts:
         for volume in self.volumes:
             if volume.mount in _OWN_FOLDERS:
                 raise ValueError(
@@ -325,10 +316,6 @@ class ContainerHosts(Resources, Hosts):
             "place of hosts, or name hosts with launcher ssh, slurm or kubernetes"
         )
 
-    @property
-    def num_gpus(self) -> int:
-        return self.gpus
-
     def find_folder_problem(self, folder: Path) -> str:
         cure = f"volumes: [{{folder: {folder}, mount: {folder}}}]"
         covering = [
@@ -339,28 +326,18 @@ class ContainerHosts(Resources, Hosts):
         if not covering:
             return f"which is not seen there. {_describe_volume_cure(cure)}"
         volume = max(covering, key=lambda each: len(each.mount))
-        if self._is_daemon_here and _is_elsewhere(volume):
+        address, mount = self.daemon or os.environ.get("DOCKER_HOST") or "unix://", volume.mount
+        # A daemon around the container of this process may see a folder that is missing here.
+        if (
+            address.startswith("unix://")
+            and os.path.exists(volume.folder)
+            and not (os.path.exists(mount) and os.path.samefile(volume.folder, mount))
+        ):
             return (
                 f"and a container has another folder there: {volume.folder}. "
                 f"{_describe_volume_cure(cure)}"
             )
         return ""
-
-    @property
-    def _is_daemon_here(self) -> bool:
-        address = self.daemon or os.environ.get("DOCKER_HOST") or "unix://"
-        return address.startswith("unix://")
-
-
-def _is_elsewhere(volume: FolderVolume) -> bool:
-    """Returns whether this host has another folder at the path of a volume.
-
-    If this process runs in a container, the daemon may see a folder that is missing here.
-    """
-    folder, mount = volume.folder, volume.mount
-    if not os.path.exists(folder):
-        return False
-    return not (os.path.exists(mount) and os.path.samefile(folder, mount))
 
 
 def _describe_volume_cure(form: str) -> str:
@@ -379,17 +356,7 @@ class Volume(Section):
     """The path of the volume in the pods. For a storage root, that on Airflow's host."""
 
 
-class Toleration(Section):
-    """A taint of a node that the pods tolerate, as in a pod's specification."""
-
-    key: str | None = None
-    """The key of the taint. Null is any."""
-    operator: Literal["Equal", "Exists"] = "Equal"
-    """`Equal` compares the value, and `Exists` does not."""
-    value: str | None = None
-    """The value of the taint."""
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """The effect of the taint. Null is any."""
+_OWN_POD_FIELDS = ("containers", "initContainers", "volumes", "restartPolicy")
 
 
 class KubernetesHosts(Resources, Hosts):
@@ -408,25 +375,35 @@ class KubernetesHosts(Resources, Hosts):
     volumes: list[Volume] = config_field([], selects_program=True)
     cpu: Cpu | None = "1"
     memory: Memory | None = "4Gi"
-    service_account: _ObjectName | None = None
-    """The account of the pods. A training with `runs_on` needs one that may create its gang's
-    pods. Null is none, and no token."""
     secret: _ObjectName | None = None
     """A Secret whose entries become variables of the pods, such as the access to a bucket. With
-    a `secret` or a `service_account`, Airflow's own credentials are not sent, so one of them must
+    a `secret` or a service account, Airflow's own credentials are not sent, so one of them must
     have the access."""
-    node_selector: dict[str, str] = {}
-    """Labels that the nodes of the pods must have."""
-    tolerations: list[Toleration] = []
-    priority_class: _ObjectName | None = None
-    """The PriorityClass of the pods."""
-    image_pull_secrets: list[_ObjectName] = []
-    """Secrets with the access to the registry of the image."""
+    pod: dict[str, Any] = {}
+    """A part of Kubernetes' PodSpec, such as `nodeSelector`, `tolerations`, `priorityClassName`,
+    `imagePullSecrets` or `serviceAccountName`. It is merged into the specification of the pods, and
+    may not have `containers`, `initContainers`, `volumes` or `restartPolicy`. A training with
+    `runs_on` needs a service account that may create its gang's pods. Without one, pods have no
+    token."""
     queue_timeout_seconds: int = Field(3600, ge=1)
     """Time to wait until the pods run before the task is tried again."""
     context: str | None = None
     """The context in the kubeconfig file. Null is the current one, or the cluster around the
     process."""
+
+    @field_validator("pod")
+    @classmethod
+    def _validate_pod(cls, pod: dict[str, Any]) -> dict[str, Any]:
+        if refused := [name for name in _OWN_POD_FIELDS if name in pod]:
+            raise ValueError(
+                f"must not set {', '.join(refused)}, which Trainyard writes. The keys image, "
+                "environment, cpu, memory, gpus and volumes describe the container"
+            )
+        return pod
+
+    @property
+    def service_account(self) -> str | None:
+        return self.pod.get("serviceAccountName")
 
     @property
     def capacity(self) -> int:
@@ -435,10 +412,6 @@ class KubernetesHosts(Resources, Hosts):
     @property
     def num_hosts(self) -> int:
         return self.pods
-
-    @property
-    def num_gpus(self) -> int:
-        return self.gpus
 
     @property
     def image_digest(self) -> str | None:
@@ -471,16 +444,12 @@ class LocalHosts(Hosts):
     def capacity(self) -> int:
         return self.workers
 
-    @property
-    def num_hosts(self) -> int:
-        return 1
-
 
 class SshHost(Section):
     """One machine that is reached by ssh."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """The name for ssh and in messages."""
+    """The name for ssh, such as a `Host` of its configuration, and in messages."""
     address: str | None = None
     """The address for the other hosts of a gang, for example in a faster network. Null is the
     name."""
@@ -495,17 +464,10 @@ class SshHosts(Hosts):
 
     launcher: Literal["ssh"]
     hosts: list[SshHost] = Field(min_length=1)
-    user: str | None = None
-    """The user to log in as. Null is that of the ssh configuration."""
-    port: int | None = Field(None, ge=1, le=65535)
-    """The port of the ssh servers. Null is that of the ssh configuration."""
-    identity_file: str | None = None
-    """The file of the private key. Null is the user's own."""
-    known_hosts: str | None = None
-    """The known_hosts file. Null is the user's own. A host whose key is not in it is refused."""
     config_file: str | None = config_field(None, selects_program=True)
-    """A separate ssh_config file, for example with `ProxyJump` for hosts behind a gateway. It
-    should set `ConnectTimeout`, which is 5 seconds without such a file."""
+    """An ssh_config file in the place of the user's own, with `User`, `Port`, `IdentityFile`,
+    `UserKnownHostsFile` or `ProxyJump`. It should set `ConnectTimeout`, which is 5 seconds without
+    such a file. A host whose key is not known is refused in any case."""
 
     @model_validator(mode="after")
     def _validate_names(self) -> SshHosts:
@@ -535,16 +497,10 @@ _OTHER_NAMES = {"docker": "container", "k8s": "kubernetes"}
 
 
 def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:
-    """Reads and checks the hosts file that a key of the config names.
+    """Reads and checks the file `name` in the folder `hosts/`, which a key of the config names.
 
-    Args:
-      folder: the folder `hosts/`.
-      name: the file's name, without `.yaml`.
-      key: the key for messages, with its file and line if they are known.
-
-    Raises:
-      ConfigError: the file is wrong or does not exist. The message has a line for each problem, or
-        the nearest name.
+    Raises ConfigError if the file is wrong or does not exist, with a line for each problem, or the
+    nearest name. `key` is for messages, with its file and line if they are known.
     """
     if not re.fullmatch(HOSTS_NAME_PATTERN, name):
         raise ConfigError(
@@ -554,7 +510,10 @@ def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:
     file = folder / f"{name}.yaml"
     if not file.exists():
         known = sorted(path.stem for path in folder.glob("*.yaml"))
-        raise ConfigError(f"{key}: there is no {file}; {_suggest_file(name, folder, known)}")
+        hint = suggest_name(name, known) if known else f"{folder} has no hosts files"
+        if name.endswith((".yaml", ".yml")):
+            hint = f"write it without .yaml: {name.rpartition('.')[0]}"
+        raise ConfigError(f"{key}: there is no {file}; {hint}")
     text = ConfigText.read(file)
     launcher = text.values.get("launcher")
     model = LAUNCHERS.get(launcher) if isinstance(launcher, str) else None
@@ -564,12 +523,6 @@ def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:
         hint = suggest_name(_OTHER_NAMES.get(name, name), LAUNCHERS)
         raise ConfigError(f"{where}: launcher: {rule}; {hint}")
     return validate_section(model, text)
-
-
-def _suggest_file(name: str, folder: Path, known: list[str]) -> str:
-    if name.endswith((".yaml", ".yml")):
-        return f"write it without .yaml: {name.rpartition('.')[0]}"
-    return suggest_name(name, known) if known else f"{folder} has no hosts files"
 
 
 def parse_hosts(values: Mapping[str, Any]) -> Hosts:

@@ -361,8 +361,8 @@ def _find_training_problems(config: PipelineConfig, hosts: Hosts) -> Iterator[st
     ):
         yield (
             "the job of the training creates the pods of its gang, and has no account for it. "
-            "Write service_account: trainyard-supervisor (docker/kubernetes/rbac.yaml) into "
-            f"hosts/{train.runs_on}.yaml."
+            "Write pod: {serviceAccountName: trainyard-supervisor} (docker/kubernetes/rbac.yaml) "
+            f"into hosts/{train.runs_on}.yaml."
         )
     is_gang_here = gang is None or gang.launcher == "local"
     num_needed = train.effective_max_workers * train.devices_per_worker

@@ -1,9 +1,8 @@
 """The rule for whether a job is still needed, the request to cancel it, and how the job obeys it.
 
-A signal needs a sender on the same host that lives long enough to send the second one, too. The
-process that ends a job therefore first writes a file into the job's folder, and every job looks for
-that file. It reaches any host, and remains if its writer is killed a moment later. Silence is no
-reason to end: a job survives a restart of all of Airflow.
+A signal needs a sender on the same host that lives long enough to send a second one. A request to
+end is therefore first a file in the job's folder, which every job looks for. It reaches any host,
+and outlives its writer. Silence is no reason to end: a job survives a restart of all of Airflow.
 """
 
 from __future__ import annotations
@@ -47,21 +46,15 @@ _UNFINISHED_STATES = (
     "up_for_retry",
     "up_for_reschedule",
 )
-"""States of a task instance that may still need its job.
-
-`restarting` is not among them, because such a task instance was cleared.
-"""
-
-
+"""States of a task instance that may still need its job. A `restarting` one was cleared."""
 _Count = Annotated[int, Field(ge=-1, lt=2**31)]
 
 
 class TaskInstanceRef(BaseModel):
     """The task instance that a job belongs to, as Airflow describes it.
 
-    A retry and a clear both give the task instance another id. Only a clear raises its `max_tries`
-    and the run's clear number. These show whether the next try may take over the job or must start
-    again.
+    A retry and a clear both give the task instance another id. Only a clear raises `max_tries` and
+    the run's clear number. After a clear, the next try may not take over the job.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -81,9 +74,8 @@ class TaskInstanceRef(BaseModel):
 class StoredJob(BaseModel):
     """A task's entry about its job in Airflow's task state store.
 
-    Every user who may edit task instances can write there. The entry therefore names only an
-    attempt. The folder follows from the config and from the task instance, and the process from the
-    files in that folder.
+    Every user who may edit task instances can write there, so the entry names only an attempt. The
+    folder follows from the config and the task instance, and the process from files there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -112,8 +104,7 @@ def find_cancellation_reason(
 ) -> str | None:
     """The reason why a task instance no longer needs a job. None if it needs the job.
 
-    `owner` is the task instance that started the job, and `current` the same one now. None if it is
-    no longer in Airflow.
+    `owner` has started the job, and `current` is the same task instance now, if Airflow has it.
     """
     if current is None:
         return "its task is no longer in Airflow"
@@ -135,10 +126,7 @@ def request_cancellation(attempt: Attempt[StorePath], reason: str) -> None:
 
 
 def read_cancellation_reason(attempt: Attempt[StorePath]) -> str | None:
-    """The reason in a job's cancellation request.
-
-    None without one; an unreadable file counts as one.
-    """
+    """The reason in a job's cancellation request, if any. An unreadable file is a request."""
     try:
         request = read_json_as(_CancellationRequest, attempt.cancellation)
     except DataError as error:
@@ -150,10 +138,7 @@ def read_cancellation_reason(attempt: Attempt[StorePath]) -> str | None:
 def monitor_cancellation(attempt: Attempt[StorePath]) -> Iterator[None]:
     """Ends this process and its whole group when the job is asked to end.
 
-    It sends SIGTERM, then SIGKILL to the remaining processes.
-
-    Raises:
-      Cancelled: the job was cancelled before it began.
+    Raises Cancelled if it was before it began.
     """
     if reason := read_cancellation_reason(attempt):
         raise Cancelled(reason)

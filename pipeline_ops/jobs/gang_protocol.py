@@ -3,10 +3,9 @@
     launcher  -- Command, Event -->  agent, one on each host  -- Fork, Event -->  fork server
     fork server  -- fork -->  workers
 
-A message is one JSON line on standard input or output, over any transport to another host. A worker
-reports in its progress file, and in its status file when it ends. It sends its heartbeat through a
-pipe to the agent of its host. If the hosts share no disk with the launcher, the agents send it what
-is appended to these files.
+A message is one JSON line on standard input or output, over any transport. A worker reports in its
+progress file, in its status file when it ends, and by heartbeats through a pipe to its agent. If
+the hosts share no disk with the launcher, the agents send it the new bytes of these files.
 """
 
 from __future__ import annotations
@@ -20,21 +19,15 @@ AGENT_MODULE = "pipeline_ops.launch.agent"
 FORK_SERVER_MODULE = "pipeline_ops.training.fork_server"
 
 HEARTBEATS_VARIABLE = "TRAINYARD_HEARTBEATS"
-"""The variable with the descriptor of the heartbeat pipe.
-
-The fork server and its forks write their names into it once a second.
-"""
+"""The descriptor of the pipe into which the fork server and its forks write their names."""
 HEARTBEAT_SECONDS = 1.0
 RUN_VARIABLE = "TRAINYARD_RUN"
-"""The variable that names the owner of a gang's process: the folder of the train job's attempt."""
+"""Names the owner of a gang's process: the folder of the train job's attempt."""
 FORK_SERVER = "fork server"
 """The name of the fork server in the heartbeats."""
 
 Role = Literal["chief", "worker", "ps"]
-"""TensorFlow's names of roles.
-
-Only a gang with parameter servers has its own chief. Otherwise worker 0 is the chief.
-"""
+"""TensorFlow's roles. Only a gang with parameter servers has a `chief`; else it is worker 0."""
 Isolation = Literal["never", "where possible", "always"]
 
 
@@ -43,10 +36,7 @@ class Message(BaseModel):
 
 
 class Fork(Message):
-    """Launcher to fork server: fork one process.
-
-    `argument` is a WorkerSpec for a worker, and a CandidateSpec for the candidate, as JSON.
-    """
+    """Launcher to fork server: fork a process with a WorkerSpec or a CandidateSpec, as JSON."""
 
     name: str
     entry: Literal["worker", "candidate"]
@@ -57,38 +47,31 @@ class Fork(Message):
 
 
 class AgentSpec(Message):
-    """The start parameters of an agent.
-
-    `run` identifies the launch. A new agent replaces an older agent with the same value and exits
-    if it finds one with a different value. `lock` identifies the training, which only one gang may
-    run at a time. It is a valid part of a file name. `token_file` is a file of the launcher, which
-    a host sees if it shares the launcher's disk. `stored_attempt` and `stored_work` are the folders
-    of the train job's attempt and of its checkpoints, if they are in a bucket.
-
-    An agent that receives no message for `silence_timeout_seconds` ends all processes on its host.
-    `ports` are the first and the last port that may be used; None for any free port. `environment`
-    is for the agent, the fork server and all of its forks. With `isolation`, they get their own
-    network namespace, because TensorFlow's servers listen on all interfaces.
-    """
+    """The start parameters of an agent."""
 
     host: str
     run: str
+    """The launch. A new agent replaces one of the same launch, and exits if it finds another."""
     lock: str
+    """The training, which only one gang may run at a time, as a part of a file name."""
     token_file: str
+    """A file of the launcher, which a host sees if it shares the launcher's disk."""
     stored_attempt: str = ""
+    """The folder of the train job's attempt, if it is in a bucket."""
     stored_work: str = ""
+    """The folder of its checkpoints, if it is in a bucket."""
     silence_timeout_seconds: float
+    """After this time without a message, the agent ends all processes on its host."""
     ports: tuple[int, int] | None = None
+    """The first and the last port that may be used. None is any free port."""
     environment: dict[str, str] = {}
+    """Of the agent, the fork server and its forks."""
     isolation: Isolation = "never"
+    """Whether they get a network namespace: TensorFlow's servers listen on all interfaces."""
 
 
 class Command(Message):
-    """Launcher to agent: a ping, or an action.
-
-    An action is to find free ports, to connect to other hosts, to fork a process, to send a signal
-    to a fork, or to remove the checkpoints that a host has on a disk of its own.
-    """
+    """Launcher to agent: find free ports, fork, send a signal to a fork, remove checkpoints ..."""
 
     action: Literal["ping", "ports", "connect", "fork", "signal", "clean"]
     count: int = 0
@@ -125,12 +108,10 @@ class HostReport(Message):
 class Event(Message):
     """Agent or fork server to launcher.
 
-    `code` is an exit code, or a negative signal number. `hello` is an agent's first event. `ready`
-    means that forks can be made. `alive` names the processes with a recent heartbeat and those
-    stopped by a signal. `refused` is the last event of an agent that can't work, with the reason.
-    With `is_permanent_failure` a second try would not help. `appended` has data that were added to
-    the file `name` in the folder of the attempt. `connected` has in `message` which addresses could
-    not be reached; empty if all could.
+    `hello` is an agent's first event, and `refused` its last one if it can't work. `ready` means
+    that forks can be made. `alive` has the processes with a recent heartbeat (`names`) and those
+    that a signal has `stopped`. `appended` has new bytes of the file `name` in the folder of the
+    attempt. The `message` of `connected` names the addresses that could not be reached.
     """
 
     event: Literal[
@@ -139,9 +120,11 @@ class Event(Message):
     name: str = ""
     pid: int = 0
     code: int = 0
+    """An exit code, or a negative signal number."""
     host: HostReport | None = None
     message: str = ""
     is_permanent_failure: bool = False
+    """Whether a second try would not help."""
     names: list[str] = []
     stopped: list[str] = []
     ports: list[int] = []
@@ -157,15 +140,13 @@ class Event(Message):
 
 
 class StoredWork(Message):
-    """The folder of the checkpoints in a bucket. Each host has a copy on its own disk.
-
-    `token` is that of the job's lease. With `is_exchanged`, some hosts share no disk with the
-    launcher. Then the results go through the bucket, too.
-    """
+    """The folder of the checkpoints in a bucket. Each host has a copy on its own disk."""
 
     uri: str
     token: int
+    """The token of the job's lease."""
     is_exchanged: bool = False
+    """Whether results go through the bucket, too: some hosts share no disk with the launcher."""
 
     def locate_results(self, name: str) -> str:
         """The URI of a folder for the results of one process."""
@@ -173,23 +154,20 @@ class StoredWork(Message):
 
 
 class WorkerSpec(Message):
-    """One process of one incarnation of a gang.
-
-    `cluster` has the addresses of all processes, `host:port`, by role and in order. `role` and
-    `index` are the position of this process in it. `work` is the folder of checkpoints on its host,
-    and `stored` the one in a bucket. Without a bucket, all processes can reach `work`. `threads` is
-    this process's share of the host's cores, and `devices` the number of devices that it trains on.
-    """
+    """One process of one incarnation of a gang."""
 
     request: str
     cluster: dict[Role, list[str]]
+    """The addresses of all processes, `host:port`, by role and in order."""
     role: Role = "worker"
     index: int
     host: str
     work: str
+    """The folder of checkpoints on its host. Without `stored`, all processes can reach it."""
     stored: StoredWork | None = None
     progress: str
     threads: int
+    """Its share of the host's cores."""
     devices: int = 1
     steps_limit: int | None = None
     """Stops after this number of steps in total. For tests and measurements."""
@@ -210,18 +188,12 @@ class WorkerSpec(Message):
 
     @property
     def is_peer(self) -> bool:
-        """Returns whether all processes of the gang run the loop in step.
-
-        Otherwise the chief runs it alone, and the others serve until they are killed.
-        """
+        """Returns whether all processes run the loop in step, and not the chief alone."""
         return "chief" not in self.cluster
 
     @property
     def is_server(self) -> bool:
-        """Returns whether this process only serves a chief.
-
-        It takes no steps on its own and never ends by itself.
-        """
+        """Returns whether this process only serves a chief, and never ends by itself."""
         return not self.is_peer and self.role != "chief"
 
     @property
@@ -237,17 +209,15 @@ def format_worker_name(role: Role, index: int) -> str:
 
 
 class CandidateSpec(Message):
-    """Requests the candidate: the trained weights of `work` as a SavedModel, in `folder`.
-
-    `source` is where the weights are, and `target` where the candidate goes, if the host shares
-    only a bucket with the others.
-    """
+    """Requests the candidate: the trained weights of `work` as a SavedModel, in `folder`."""
 
     request: str
     work: str
     folder: str
     source: str = ""
+    """The weights in a bucket, if the host shares nothing else with the others."""
     target: str = ""
+    """The place of the candidate in that bucket."""
 
 
 # Names in the work folder, which outlives a gang.

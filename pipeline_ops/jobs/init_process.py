@@ -26,7 +26,7 @@ from pathlib import Path
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import DataError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS, LOST, read_cancellation_reason
-from pipeline_ops.jobs.places.local import is_local, read_process
+from pipeline_ops.jobs.places.local import is_local, read_identity
 from pipeline_ops.jobs.request import Status, read_request, read_status, write_status
 from pipeline_ops.jobs.runner import INIT_VARIABLE
 from pipeline_ops.jobs.workspace import make_local_folder, ship_leftovers
@@ -38,9 +38,9 @@ from pipeline_ops.system.processes import (
     ATTEMPT_VARIABLE,
     SAFE_PATH,
     ProcessIdentity,
+    collect_children,
     kill_group,
     kill_processes,
-    reap,
     start_detached,
 )
 from pipeline_ops.system.temp_dirs import sweep
@@ -114,7 +114,7 @@ class InitProcess:
         """Returns the exit code of the job, or a negative signal number."""
         with open(log, "rb", buffering=0) as output:
             while True:
-                code = reap().get(job.pid)  # orphans are children, too
+                code = collect_children().get(job.pid)  # orphans are children, too
                 while data := output.read(_CHUNK_BYTES):
                     with contextlib.suppress(OSError):  # the reader is gone
                         os.write(1, data)
@@ -165,7 +165,7 @@ def _wait_for_other(attempt: Attempt[StorePath]) -> int:
         with contextlib.suppress(MachineError):  # the store is away for a while
             if status := _try_read_status(attempt):
                 return status.exit_code
-            first = read_process(attempt)
+            first = read_identity(attempt.process)
             is_gone = first is not None and is_local(first) and not first.is_alive()
             if is_gone or read_cancellation_reason(attempt) is not None:
                 break

@@ -28,16 +28,10 @@ _log = logging.getLogger(__name__)
 
 
 class JobHandle:
-    """A job, given by its folder and the place where it runs.
+    """A job, given by its folder and the place where it runs. The default is this host.
 
-    The files in the folder contain the reason for the job, its process and its outcome. Other jobs
-    of the pipeline can write there, so each file is checked when it is read.
-
-    Args:
-      attempt: the folder of the job.
-      place: where it runs. None is this host.
-      lost_seconds: a job without progress counts as lost after its place could not be reached for
-        that long.
+    Other jobs of the pipeline can write to the folder, so each file is checked when it is read. A
+    job without progress counts as lost once its place could not be reached for `lost_seconds`.
     """
 
     def __init__(
@@ -96,8 +90,8 @@ class JobHandle:
     def end(self, reason: str) -> None:
         """Ends the job and every process that it started.
 
-        The request to end is written first, so the job ends even if the caller is killed, and even
-        if its place can't be reached from here.
+        The request is written first: the job ends even if the caller is killed, or its place can't
+        be reached from here.
         """
         try:
             with wait_at_most(_REQUEST_SECONDS):
@@ -109,10 +103,10 @@ class JobHandle:
             except (MachineError, ConfigError) as error:
                 _log.warning("The job was asked to end, and not killed: %s", error)
 
-    def reap(self) -> bool:
-        """Removes what an ended job has left where it ran: processes, files, containers, pods.
+    def clean_up(self) -> bool:
+        """Removes the processes, files, containers and pods of an ended job.
 
-        Returns whether nothing of it is left there. False if the place can't be reached.
+        Returns whether nothing is left. False if the place can't be reached.
         """
         try:
             return self.place.clean(self.attempt)
@@ -121,11 +115,10 @@ class JobHandle:
             return False
 
     def _ask_place(self) -> JobState | None:
-        """The state of the job in its place.
+        """The state of the job in its place. None if the place can't be reached.
 
-        None if the place can't be reached and the job may run nevertheless. If it can't be reached
-        for long, and the job has shown no progress, the job is lost. It was asked to end through
-        the store, in case that it is cut off from here only.
+        After a long time without an answer and without progress, the job is lost. It is asked to
+        end through the store, because it may still run.
         """
         try:
             state = self.place.find(self.attempt)

@@ -84,7 +84,7 @@ _VERSIONS = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
 
 class ModelCheckRequest(BaseModel):
-    """The question to the process that builds the model."""
+    """The input of the process that builds the model."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -113,11 +113,8 @@ def validate_training(
     """Checks that the model can be trained on a data set.
 
     `image_shape` has height, width and channels of all images. `verdicts` is the folder for passed
-    verdicts.
-
-    Raises:
-      ConfigError: the model can't be trained. The message has file, line, key and cure.
-      MachineError: the process was killed, or took too long.
+    verdicts. Raises ConfigError, with file, line, key and cure, if the model can't be trained, and
+    MachineError if the process was killed or took too long.
     """
     train = Train.model_validate(training.train)
     validate_task(task, train.model, f"{training.config_file}: the data set")
@@ -129,7 +126,7 @@ def validate_training(
         )
     if not requires_process(train) and not training.weights:
         return
-    question = ModelCheckRequest(
+    request = ModelCheckRequest(
         config_file=training.config_file,
         train=training.train,
         task=task,
@@ -137,34 +134,30 @@ def validate_training(
         num_classes=num_classes,
         weights=training.weights,
     )
-    verdict = verdicts / f"{_fingerprint(training, train, question)}.json"
-    if not verdict.exists() and _build_model(training, question):
-        verdict.write(format_json({"model": train.model}))
-
-
-def _build_model(training: PlannedTraining, question: ModelCheckRequest) -> bool:
-    """Returns whether the model was built. It is not if only the hosts have its packages."""
-    _log.info("building the model %s on one batch", training.train["model"])
-    answer = _ask(training, question)
-    if answer.get("fault"):
-        raise _make_located_error(training, answer["fault"])
-    missing = answer.get("missing")
-    if missing and not training.has_hosts:
-        raise _make_located_error(
-            training, f"train.python: {missing}. Set it to an interpreter that has it."
-        )
-    if missing:
+    verdict = verdicts / f"{_fingerprint(training, train, request)}.json"
+    if verdict.exists():
+        return
+    _log.info("building the model %s on one batch", train.model)
+    response = _build_model(training, request)
+    if fault := response.get("fault"):
+        raise _make_located_error(training, fault)
+    if missing := response.get("missing"):
+        if not training.has_hosts:
+            raise _make_located_error(
+                training, f"train.python: {missing}. Set it to an interpreter that has it."
+            )
         _log.warning("the model is checked on the hosts and not here: %s", missing)
-    return not missing
+        return
+    verdict.write(format_json({"model": train.model}))
 
 
-def _fingerprint(training: PlannedTraining, train: Train, question: ModelCheckRequest) -> str:
+def _fingerprint(training: PlannedTraining, train: Train, request: ModelCheckRequest) -> str:
     folder = Path(training.config_file).parent
     modules = [_MODULE]
     if not is_user_function(train.model):
         modules.append(f"pipeline_ops.models.{CATALOGUE[train.model].module}")
     code = digest_sources(modules, used=[train.model]) | digest_user_code(train, folder)
-    facts = question.model_dump(mode="json", include={"task", "image_shape", "num_classes"})
+    facts = request.model_dump(mode="json", include={"task", "image_shape", "num_classes"})
     chosen = {name: training.train[name] for name in _CHECKED_KEYS}
     versions = read_versions(Path(_get_python(training)), _VERSIONS)
     weights: list[list[Any]] = []
@@ -178,7 +171,7 @@ def _fingerprint(training: PlannedTraining, train: Train, question: ModelCheckRe
     )
 
 
-def _ask(training: PlannedTraining, question: ModelCheckRequest) -> dict[str, Any]:
+def _build_model(training: PlannedTraining, request: ModelCheckRequest) -> dict[str, Any]:
     """Runs the check, without Airflow's keys, and without the GPU, which may be in use.
 
     No user code can write into its folder before it starts.
@@ -194,7 +187,7 @@ def _ask(training: PlannedTraining, question: ModelCheckRequest) -> dict[str, An
         try:
             done = subprocess.run(
                 argv,
-                input=question.model_dump_json().encode(),
+                input=request.model_dump_json().encode(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd="/",

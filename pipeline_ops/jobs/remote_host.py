@@ -2,8 +2,8 @@
 
     python -m pipeline_ops.jobs.remote_host start|find|cancel|clean|versions|check
 
-The question is one line of JSON on standard input, because other users of the host see command
-lines, and the question holds the access to the store. The answer is one line of JSON.
+The request is one line of JSON on standard input, because other users of the host see command
+lines, and the request holds the access to the store. The response is one line of JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INIT_MODULE = "pipeline_ops.jobs.init_process"
 _OUTPUT = "init.log"
 
 
-class Question(BaseModel):
+class HostRequest(BaseModel):
     """The input of each command.
 
     `attempt` is the URI of the job's folder. `environment` has the access to the store.
@@ -47,7 +47,7 @@ class Question(BaseModel):
     packages: list[str] = []
 
 
-class Answer(BaseModel):
+class HostResponse(BaseModel):
     """The output of each command. With an `error`, the rest has no meaning."""
 
     model_config = ConfigDict(frozen=True)
@@ -67,73 +67,73 @@ class Answer(BaseModel):
 
 
 def main() -> None:
-    question = Question.model_validate_json(sys.stdin.buffer.readline())
-    os.environ |= question.environment
+    request = HostRequest.model_validate_json(sys.stdin.buffer.readline())
+    os.environ |= request.environment
     try:
-        answer = _COMMANDS[sys.argv[1]](question)
+        response = _COMMANDS[sys.argv[1]](request)
     except TrainyardError as error:
-        answer = Answer(error=str(error), exit_code=error.exit_code)
+        response = HostResponse(error=str(error), exit_code=error.exit_code)
     except OSError as error:
-        answer = Answer(error=str(error), exit_code=ExitCode.RETRY)
-    print(answer.model_dump_json(), flush=True)
+        response = HostResponse(error=str(error), exit_code=ExitCode.RETRY)
+    print(response.model_dump_json(), flush=True)
 
 
-def start(question: Question) -> Answer:
+def start(request: HostRequest) -> HostResponse:
     """Starts the init process of a job in a session of its own, unless it was started before."""
-    attempt = _open_attempt(question)
+    attempt = _open_attempt(request)
     with contextlib.suppress(FileNotFoundError):
         attempt.request.read_range(0, 1)
-        argv = [sys.executable, "-m", INIT_MODULE, question.module, str(attempt.request)]
+        argv = [sys.executable, "-m", INIT_MODULE, request.module, str(attempt.request)]
         output = make_local_folder(attempt.folder) / _OUTPUT
         start_once(attempt, _locate_init(attempt), output, argv, os.environ)
-        return find(question)
+        return find(request)
     raise ConfigError(
         f"it does not see {attempt.request}, which was written on Airflow's host. Mount the same "
         "file system at the same path, or keep the storage root in a bucket"
     )
 
 
-def find(question: Question) -> Answer:
+def find(request: HostRequest) -> HostResponse:
     """The state of the job on this host."""
-    attempt = _open_attempt(question)
+    attempt = _open_attempt(request)
     init = read_identity(_locate_init(attempt))
     if init is None:
-        return Answer(phase="absent")
+        return HostResponse(phase="absent")
     output = read_tail(open_root(make_local_folder(attempt.folder)) / _OUTPUT)
-    return Answer(phase="running" if init.is_alive() else "ended", output=output)
+    return HostResponse(phase="running" if init.is_alive() else "ended", output=output)
 
 
-def cancel(question: Question) -> Answer:
+def cancel(request: HostRequest) -> HostResponse:
     """Ends all processes of a job: SIGTERM to the first one, then SIGKILL to all."""
-    attempt = _open_attempt(question)
+    attempt = _open_attempt(request)
     end_job(attempt, _locate_init(attempt))
-    return Answer(phase="ended")
+    return HostResponse(phase="ended")
 
 
-def clean(question: Question) -> Answer:
+def clean(request: HostRequest) -> HostResponse:
     """Ends what is left of a job, copies its logs to the store, and removes its files here."""
-    attempt = _open_attempt(question)
-    return Answer(is_clean=clean_job(attempt, _locate_init(attempt)))
+    attempt = _open_attempt(request)
+    return HostResponse(is_clean=clean_job(attempt, _locate_init(attempt)))
 
 
-def versions(question: Question) -> Answer:
+def versions(request: HostRequest) -> HostResponse:
     """The versions of packages, and of Python, in this environment."""
-    found = find_versions(question.packages)
-    return Answer(versions={"python": platform.python_version()} | found)
+    found = find_versions(request.packages)
+    return HostResponse(versions={"python": platform.python_version()} | found)
 
 
-def check(question: Question) -> Answer:
+def check(request: HostRequest) -> HostResponse:
     """The state of this host before any job."""
-    return Answer(
+    return HostResponse(
         findings=check_host({"jobs on a bucket": find_jobs_folder()}),
         code=digest_code(),
         time=time.time(),
-        versions=find_versions(question.packages),
+        versions=find_versions(request.packages),
     )
 
 
-def _open_attempt(question: Question) -> Attempt[StorePath]:
-    return Attempt(open_root(question.attempt))
+def _open_attempt(request: HostRequest) -> Attempt[StorePath]:
+    return Attempt(open_root(request.attempt))
 
 
 def _locate_init(attempt: Attempt[StorePath]) -> StorePath:
@@ -141,7 +141,7 @@ def _locate_init(attempt: Attempt[StorePath]) -> StorePath:
     return open_root(make_local_folder(attempt.folder)) / f"init-{socket.gethostname()}.json"
 
 
-_COMMANDS: Mapping[str, Callable[[Question], Answer]] = {
+_COMMANDS: Mapping[str, Callable[[HostRequest], HostResponse]] = {
     "start": start,
     "find": find,
     "cancel": cancel,

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import multiprocessing.connection
 import secrets
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.gang_protocol import (
@@ -35,7 +37,6 @@ from pipeline_ops.launch.agent import (
 from pipeline_ops.launch.launchers import Launcher
 from pipeline_ops.launch.plan import Host
 from pipeline_ops.storage.atomic import write_atomically
-from pipeline_ops.system.host import wait_until_ready
 
 _POLL_SECONDS = 0.2
 _RETRY_SECONDS = 5.0
@@ -193,10 +194,12 @@ class HostPool:
                 command = self._launcher.build_command(host.spec, spec)
                 host.tries += 1
                 host.connection = AgentConnection(command, spec, host.log)
-        connections = {host.connection: host for host in self.hosts.values() if host.connection}
-        readable, _ = wait_until_ready(list(connections), timeout_seconds=_POLL_SECONDS)
+        connections: dict[Any, ConnectedHost] = {
+            host.connection: host for host in self.hosts.values() if host.connection
+        }
+        ready: list[Any] = multiprocessing.connection.wait(list(connections), _POLL_SECONDS)
         events = []
-        for connection in readable:
+        for connection in ready:
             for event in connection.read_events():
                 events += self._handle_event(connections[connection], event)
         for host in self.hosts.values():

@@ -23,7 +23,7 @@ from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.jobs.places.kubernetes import GANG_RIGHTS, Kind, KubernetesClient, is_running
 from pipeline_ops.jobs.places.kubernetes_manifest import build_gang, set_owner
-from pipeline_ops.jobs.places.kubernetes_state import judge_pod, may_replace_pods
+from pipeline_ops.jobs.places.kubernetes_state import may_replace_pods, to_pod_state
 from pipeline_ops.jobs.places.place import build_python_command
 from pipeline_ops.jobs.places.pod_exec import build_exec_command
 from pipeline_ops.jobs.places.slurm import UNKNOWN_JOB, WAITING, build_sbatch_command, run_slurm
@@ -39,7 +39,11 @@ _POLL_SECONDS = 0.5
 _KEEP_NODES_SECONDS = 60
 """A Slurm job without agents ends after that long."""
 _KEEP_PODS_SECONDS = 300
-_KINDS: Mapping[str, Kind] = {"Job": "job", "Service": "service", "NetworkPolicy": "network_policy"}
+_KINDS: Mapping[str, Kind] = {
+    "Job": "jobs",
+    "Service": "services",
+    "NetworkPolicy": "networkpolicies",
+}
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
@@ -234,7 +238,7 @@ class KubernetesLauncher(Launcher):
         name = self._name = f"{self._base_name}-{self._num_allocations}"
         try:
             manifest, *others = build_manifests(hosts, name, self._run, self._deadline_seconds)
-            job = client.create("job", manifest) or client.read("job", name)
+            job = client.create("jobs", manifest) or client.read("jobs", name)
             if job is None:
                 raise MachineError(f"the Job {name} was deleted while it was made")
             for other in others:
@@ -268,7 +272,7 @@ class KubernetesLauncher(Launcher):
 
         It does not once a pod has succeeded, as a pod does after a long time without an agent.
         """
-        job = self._client.read("job", self._name) if self._name else None
+        job = self._client.read("jobs", self._name) if self._name else None
         return job is not None and may_replace_pods(job)
 
     def release(self) -> None:
@@ -282,7 +286,7 @@ class KubernetesLauncher(Launcher):
         timeout_seconds = self._hosts.queue_timeout_seconds
         if not wait_until(self._are_all_running, check, timeout_seconds):
             pods, wanted = self._client.list_pods(self._name), self._hosts.pods
-            states = {judge_pod(pod, self._client.server_time).message for pod in pods}
+            states = {to_pod_state(pod, self._client.server_time).message for pod in pods}
             cause = "; ".join(sorted(filter(None, states))) or "Kubernetes has made none"
             raise MachineError(
                 f"{sum(map(is_running, pods))} of {wanted} pods of the Job {self._name} run after "
@@ -293,7 +297,7 @@ class KubernetesLauncher(Launcher):
         """Returns whether all pods run. Raises ConfigError if one of them never will."""
         pods = self._client.list_pods(self._name)
         for pod in pods:
-            state = judge_pod(pod, self._client.server_time)
+            state = to_pod_state(pod, self._client.server_time)
             if state.phase == "ended" and not state.exit_code.is_retried:
                 raise ConfigError(f"the pod {pod['metadata']['name']}: {state.message}")
         return sum(map(is_running, pods)) >= self._hosts.pods

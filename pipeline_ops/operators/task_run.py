@@ -194,7 +194,7 @@ def find_running_job(run: TaskRun, task: str, place: Place) -> JobHandle | None:
         return handle
     if not handle.has_ended():
         handle.end("another try of its task has begun")
-    handle.reap()
+    handle.clean_up()
     return None
 
 

@@ -235,7 +235,7 @@ class JobOperator(BaseOperator):
         raise AssertionError("defer has returned")
 
     def _finish(self, run: TaskRun, handle: JobHandle, status: Status) -> str:
-        handle.reap()
+        handle.clean_up()
         if not status.exit_code.leaves_manifest:
             self._fail(run, status.exit_code, status.message, handle)
         try:

@@ -1,9 +1,8 @@
 """The disk cache of a host: shards, decoded images and proofs of checksums.
 
 Every entry can be made again. An entry is a folder, whole or absent. One process makes it while the
-others of this host wait. Each user of an entry holds a shared lock on its folder, until it closes
-the entry or ends in any way. If the cache is too large, unused entries are removed, the oldest
-first.
+others of this host wait. Each user of an entry holds a shared lock on its folder until it closes
+the entry or ends in any way. If the cache is too large, unused entries are removed, oldest first.
 
     <local folder>/trainyard-cache/<user id>/    private to the user
         <kind>-<digest>/                         an entry
@@ -20,17 +19,16 @@ import os
 import re
 import stat
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from pipeline_ops.storage.atomic import make_write_error
 from pipeline_ops.storage.own_folders import (
     FOLDER_FLAGS,
     open_private_folder,
-    remove_folder,
     warn_unowned_folder,
 )
-from pipeline_ops.storage.staging import remove_by_rename, staging_folder
+from pipeline_ops.storage.staging import remove_by_rename, remove_own_folder, staging_folder
 from pipeline_ops.system.locks import exclusive_lock, try_lock, wait_for_shared_lock
 
 
@@ -89,11 +87,10 @@ class HostCache:
         `kind` is one of KINDS, and `digest` has hex digits. An error of `fill` is passed on, and
         its output is removed. Raises MachineError if the cache is not private to this user.
         """
-        with self._open(kind, digest) as (here, name):
-            lock = self._get_maker_lock(name)
-            with exclusive_lock(lock, str(self._folder / name), _WAIT_SECONDS):
-                entry = self._use(here, name) or self._make(here, name, fill)
-            self._make_room(here, 0)
+        path = self._prepare(kind, digest)
+        with exclusive_lock(self._get_maker_lock(path.name), str(path), _WAIT_SECONDS):
+            entry = _use(path) or _make(path, fill)
+        self._make_room(0)
         return entry
 
     def try_open_entry(
@@ -103,64 +100,12 @@ class HostCache:
 
         None if another process is making the entry, or the cache is full of entries in use.
         """
-        with (
-            self._open(kind, digest) as (here, name),
-            open(self._get_maker_lock(name), "a") as lock,
-        ):
-            if entry := self._use(here, name):
+        path = self._prepare(kind, digest)
+        with open(self._get_maker_lock(path.name), "a") as lock:
+            is_maker = try_lock(lock.fileno())
+            if entry := _use(path):
                 return entry
-            if not try_lock(lock.fileno()):
-                return None
-            if entry := self._use(here, name):  # made in the meantime
-                return entry
-            return self._make(here, name, fill) if self._make_room(here, num_bytes) else None
-
-    def _use(self, here: int, name: str) -> CacheEntry | None:
-        """Locks an entry for use. Returns None if there is none.
-
-        A link, a file or another user's folder of that name is not an entry.
-        """
-        if not _find_entry(here, name):
-            return None
-        try:
-            descriptor = os.open(name, FOLDER_FLAGS, dir_fd=here)
-        except FileNotFoundError:
-            return None
-        entry = CacheEntry(self._folder / name, descriptor)
-        wait_for_shared_lock(descriptor)
-        found = _find_entry(here, name)
-        if found is None or found.st_ino != os.fstat(descriptor).st_ino:  # removed before the lock
-            entry.close()
-            return None
-        os.utime(name, dir_fd=here, follow_symlinks=False)
-        return entry
-
-    def _make(self, here: int, name: str, fill: Fill) -> CacheEntry:
-        with staging_folder(self._folder / name) as staging:
-            fill(staging)
-            # Locked before it gets its name, so that no other process removes it.
-            descriptor = os.open(staging.name, FOLDER_FLAGS, dir_fd=here)
-            entry = CacheEntry(self._folder / name, descriptor)
-            wait_for_shared_lock(descriptor)
-        return entry
-
-    @contextlib.contextmanager
-    def _open(self, kind: str, digest: str) -> Iterator[tuple[int, str]]:
-        """Yields the open cache folder, and the name of an entry in it."""
-        name = f"{kind}-{digest}"
-        if not _ENTRY.fullmatch(name):
-            raise ValueError(
-                f"{name} is not the name of a cache entry. "
-                f"Use <one of {', '.join(KINDS)}>-<hex digits>."
-            )
-        self._make_folder()
-        with open_private_folder(self._folder, _ALTERNATIVE) as here:
-            yield here, name
-
-    def _get_maker_lock(self, name: str) -> Path:
-        """The lock file of the makers of an entry. Some entries share one: there are 256 a kind."""
-        kind, _, digest = name.partition("-")
-        return self._folder / f".{kind}-{digest[:2]}.lock"
+            return _make(path, fill) if is_maker and self._make_room(num_bytes) else None
 
     def remove_older(self, before: float, is_dry_run: bool = False) -> tuple[int, int]:
         """Removes the entries that were last used before a time, unless a process uses them.
@@ -169,22 +114,25 @@ class HostCache:
         """
         num_entries, num_bytes = 0, 0
         if self._folder.is_dir():
-            with open_private_folder(self._folder, _ALTERNATIVE) as here:
-                for name in self._list_entries(here):
-                    entry = _find_entry(here, name)
-                    if entry and entry.st_mtime < before:
-                        size = _measure_bytes(self._folder / name)
-                        if not is_dry_run:
-                            self._remove_if_unused(here, name)
-                        if is_dry_run or _find_entry(here, name) is None:
-                            num_entries, num_bytes = num_entries + 1, num_bytes + size
+            for path in self._list_entries():
+                entry = _find_entry(path)
+                if entry and entry.st_mtime < before:
+                    size = _measure_bytes(path)
+                    if is_dry_run or _remove_if_unused(path):
+                        num_entries, num_bytes = num_entries + 1, num_bytes + size
         return num_entries, num_bytes
 
-    def _make_folder(self) -> None:
-        """Creates the cache folder.
+    def _prepare(self, kind: str, digest: str) -> Path:
+        """Creates the cache folder, and returns the path of an entry in it.
 
         The shared parent is as open as the local folder, so that each user of it has a cache.
         """
+        name = f"{kind}-{digest}"
+        if not _ENTRY.fullmatch(name):
+            raise ValueError(
+                f"{name} is not the name of a cache entry. "
+                f"Use <one of {', '.join(KINDS)}>-<hex digits>."
+            )
         try:
             self._shared.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
@@ -197,50 +145,88 @@ class HostCache:
             raise make_write_error(
                 self._folder, error, f"Check its permissions, or {_ALTERNATIVE}."
             ) from error
+        with open_private_folder(self._folder, _ALTERNATIVE):
+            return self._folder / name
 
-    def _make_room(self, here: int, num_bytes: int) -> bool:
+    def _get_maker_lock(self, name: str) -> Path:
+        """The lock file of the makers of an entry. Some entries share one: there are 256 a kind."""
+        kind, _, digest = name.partition("-")
+        return self._folder / f".{kind}-{digest[:2]}.lock"
+
+    def _make_room(self, num_bytes: int) -> bool:
         """Removes unused entries until `num_bytes` more fit. Returns whether they do."""
-        for name in filter(_STAGING.fullmatch, os.listdir(here)):
+        for name in filter(_STAGING.fullmatch, os.listdir(self._folder)):
             with open(self._get_maker_lock(name.removeprefix(".").split(".")[0]), "a") as lock:
                 if try_lock(lock.fileno()):  # its maker was killed
-                    remove_folder(name, here)
-        entries = self._list_entries(here)
-        sizes = {name: _measure_bytes(self._folder / name) for name in entries}
+                    remove_own_folder(self._folder / name)
+        entries = self._list_entries()
+        sizes = {path: _measure_bytes(path) for path in entries}
         total = num_bytes + sum(sizes.values())
-        for name in entries:
+        for path in entries:
             if total <= self.limit_bytes:
                 break
-            if self._remove_if_unused(here, name):
-                total -= sizes[name]
+            if _remove_if_unused(path):
+                total -= sizes[path]
         return total <= self.limit_bytes
 
-    def _list_entries(self, here: int) -> list[str]:
-        """The names of this user's entries, the oldest first. Reports other visible entries."""
+    def _list_entries(self) -> list[Path]:
+        """This user's entries, the oldest first. Reports other visible entries."""
         found = {}
-        for name in os.listdir(here):
-            if _ENTRY.fullmatch(name) and (entry := _find_entry(here, name)):
-                found[name] = entry.st_mtime_ns
-            elif not name.startswith("."):
-                warn_unowned_folder(str(self._folder / name))
+        with open_private_folder(self._folder, _ALTERNATIVE):
+            for path in self._folder.iterdir():
+                if _ENTRY.fullmatch(path.name) and (entry := _find_entry(path)):
+                    found[path] = entry.st_mtime_ns
+                elif not path.name.startswith("."):
+                    warn_unowned_folder(str(path))
         return sorted(found, key=found.__getitem__)
 
-    def _remove_if_unused(self, here: int, name: str) -> bool:
-        try:
-            folder = os.open(name, FOLDER_FLAGS, dir_fd=here)
-        except FileNotFoundError:
-            return True
-        try:
-            if is_unused := try_lock(folder):
-                remove_by_rename(self._folder / name)
-            return is_unused
-        finally:
-            os.close(folder)
+
+def _use(path: Path) -> CacheEntry | None:
+    """Locks an entry for use. Returns None if there is none.
+
+    A link, a file or another user's folder of that name is not an entry.
+    """
+    try:
+        descriptor = os.open(path, FOLDER_FLAGS)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    entry = CacheEntry(path, descriptor)
+    wait_for_shared_lock(descriptor)
+    found = _find_entry(path)
+    if found is None or found.st_ino != os.fstat(descriptor).st_ino:  # removed before the lock
+        entry.close()
+        return None
+    os.utime(path, follow_symlinks=False)
+    return entry
 
 
-def _find_entry(here: int, name: str) -> os.stat_result | None:
+def _make(path: Path, fill: Fill) -> CacheEntry:
+    with staging_folder(path) as staging:
+        fill(staging)
+        # Locked before it gets its name, so that no other process removes it.
+        descriptor = os.open(staging, FOLDER_FLAGS)
+        entry = CacheEntry(path, descriptor)
+        wait_for_shared_lock(descriptor)
+    return entry
+
+
+def _remove_if_unused(path: Path) -> bool:
+    try:
+        folder = os.open(path, FOLDER_FLAGS)
+    except FileNotFoundError:
+        return True
+    try:
+        if is_unused := try_lock(folder):
+            remove_by_rename(path)
+        return is_unused
+    finally:
+        os.close(folder)
+
+
+def _find_entry(path: Path) -> os.stat_result | None:
     """The status of an entry. None if it is missing, a link, a file or another user's."""
     with contextlib.suppress(FileNotFoundError):
-        found = os.stat(name, dir_fd=here, follow_symlinks=False)
+        found = os.lstat(path)
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
             return found
     return None

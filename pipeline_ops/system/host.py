@@ -12,7 +12,6 @@ import math
 import os
 import re
 import resource
-import select
 import shutil
 import signal
 import socket
@@ -23,7 +22,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -33,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def adopt_orphans() -> None:
     """Makes this process the parent of every descendant whose own parent dies. Raises OSError."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _validate_call(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def die_with_parent() -> None:
@@ -41,11 +39,11 @@ def die_with_parent() -> None:
 
     A function for `preexec_fn`. Raises OSError.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _validate_call(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
 
 
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0):
+def _validate_call(result: int) -> None:
+    if result:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -185,38 +183,6 @@ def find_unreachable(addresses: Sequence[str], timeout_seconds: float) -> dict[s
     return {address: problem for address, problem in problems.items() if problem}
 
 
-_READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
-_WRITABLE = select.POLLOUT | select.POLLHUP | select.POLLERR
-
-
-class _HasDescriptor(Protocol):
-    def fileno(self) -> int: ...
-
-
-_File = TypeVar("_File", bound=_HasDescriptor)
-
-
-def wait_until_ready(
-    readers: Sequence[_File], writers: Sequence[_File] = (), timeout_seconds: float = 0.0
-) -> tuple[list[_File], list[_File]]:
-    """Returns the readers and the writers that are ready, as soon as there are any.
-
-    Works like `select.select`, which refuses every descriptor above 1,023. A lost connection is
-    ready.
-    """
-    awaited = {each.fileno(): select.POLLIN for each in readers}
-    for each in writers:
-        awaited[each.fileno()] = awaited.get(each.fileno(), 0) | select.POLLOUT
-    poll = select.poll()
-    for descriptor, events in awaited.items():
-        poll.register(descriptor, events)
-    ready = dict(poll.poll(1000 * timeout_seconds))
-    return (
-        [each for each in readers if ready.get(each.fileno(), 0) & _READABLE],
-        [each for each in writers if ready.get(each.fileno(), 0) & _WRITABLE],
-    )
-
-
 # A gang's TensorFlow servers listen on all interfaces and serve any client, and no setting changes
 # that. Inside a network namespace there is only a loopback interface, which no other process of the
 # host reaches. The namespace belongs to the processes in it and ends with the last of them.
@@ -239,9 +205,9 @@ def enter_network_namespace() -> None:
     """
     user, group = os.getuid(), os.getgid()
     try:
-        _unshare(_CLONE_NEWNET)
+        _validate_call(_libc.unshare(_CLONE_NEWNET))
     except PermissionError:
-        _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+        _validate_call(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET))
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -267,12 +233,6 @@ def find_isolation_problem(bucket: str = "") -> str:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return f"the kernel refuses a network namespace ({os.strerror(abs(code))})" if code else ""
-
-
-def _unshare(flags: int) -> None:
-    if _libc.unshare(flags):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 # The checks before a job or a gang starts here take less than a second.
@@ -307,14 +267,14 @@ def check_host(folders: dict[str, Path]) -> list[Finding]:
     with contextlib.suppress(OSError):
         shared_bytes = shutil.disk_usage(shared).total
     findings = [
-        _judge(
+        _to_finding(
             "Python",
             least <= version <= newest,
             f"{sys.executable} is Python {version[0]}.{version[1]}",
             "Use Python 3.11, 3.12 or 3.13.",
         ),
         *(_check_folder(name, folder) for name, folder in folders.items()),
-        _judge(
+        _to_finding(
             "shared memory",
             shared_bytes >= _MIN_SHARED_BYTES,
             f"{shared} holds {shared_bytes >> 20} MiB, and workers with GPUs exchange gradients "
@@ -322,7 +282,7 @@ def check_host(folders: dict[str, Path]) -> list[Finding]:
             "Mount a larger one. For a container: --shm-size=1g.",
             is_warning=True,
         ),
-        _judge(
+        _to_finding(
             "open files",
             soft == resource.RLIM_INFINITY or soft >= _MIN_OPEN_FILES,
             f"a process may open {soft} files, and {_MIN_OPEN_FILES} are the least",
@@ -330,11 +290,13 @@ def check_host(folders: dict[str, Path]) -> list[Finding]:
         ),
     ]
     if gpu_problem := find_gpu_problem():
-        findings.append(_judge("GPUs", False, *gpu_problem, is_warning=True))
+        findings.append(_to_finding("GPUs", False, *gpu_problem, is_warning=True))
     return findings
 
 
-def _judge(check: str, is_fine: bool, problem: str, cure: str, is_warning: bool = False) -> Finding:
+def _to_finding(
+    check: str, is_fine: bool, problem: str, cure: str, is_warning: bool = False
+) -> Finding:
     if is_fine:
         return Finding(check=check)
     return Finding(check=check, problem=problem, cure=cure, is_warning=is_warning)
@@ -351,8 +313,8 @@ def _check_folder(name: str, folder: Path) -> Finding:
         num_free = shutil.disk_usage(folder).free
     except OSError as error:
         cure = "Give this user the right to write there, or free space on that disk."
-        return _judge(check, False, f"{folder} can't be written: {error.strerror}", cure)
-    return _judge(
+        return _to_finding(check, False, f"{folder} can't be written: {error.strerror}", cure)
+    return _to_finding(
         check,
         num_free >= _MIN_FREE_BYTES,
         f"{folder} has {num_free >> 20} MiB free, and {_MIN_FREE_BYTES >> 20} are the least for a "

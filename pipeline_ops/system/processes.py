@@ -17,7 +17,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,32 +98,21 @@ def find_group_members(group: int) -> list[int]:
     return found
 
 
-def has_environment_variable(pid: int, variable: tuple[str, str]) -> bool:
-    """Returns whether a process of this user was started with that variable in its environment."""
-    try:
-        return bool(psutil.Process(pid).environ().get(variable[0]) == variable[1])
-    except psutil.Error:  # it is gone, or belongs to another user
-        return False
-
-
 def find_processes(variable: tuple[str, str]) -> list[psutil.Process]:
     """The living processes of this user that were started with a variable in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it is gone, or belongs to another user
-            is_started_with = process.environ().get(variable[0]) == variable[1]
-            if is_started_with and process.status() not in _DEAD:
-                found.append(process)
-    return found
+    name, value = variable
+    return [process for process, found in _read_environments() if found.get(name) == value]
 
 
 def find_environment_values(name: str) -> set[str]:
     """The values of an environment variable in the processes of this user on this host."""
-    values = set()
+    return {found[name] for _, found in _read_environments() if found.get(name)}
+
+
+def _read_environments() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it is gone, or belongs to another user
-            values.add(process.environ().get(name, ""))
-    return values - {""}
+            yield process, process.environ()  # empty for a zombie
 
 
 def start_detached(
@@ -161,8 +150,8 @@ def kill_group(
     stat = _read_stat(leader.pid)
     if stat and int(stat[_START_TICKS]) != leader.start_ticks:  # the pid belongs to another process
         return True
-    if variable and not any(
-        has_environment_variable(pid, variable) for pid in find_group_members(leader.pid)
+    if variable and not {process.pid for process in find_processes(variable)}.intersection(
+        find_group_members(leader.pid)
     ):
         return True
     _signal_group(leader.pid, signal.SIGTERM)
@@ -230,18 +219,18 @@ def end_descendants(
     _signal(_find_descendants(), signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds
     while any(map(is_awaited, find_descendants())) and time.monotonic() < deadline:
-        reap()
+        collect_children()
         time.sleep(_POLL_SECONDS)
     # Repeatedly, because a dying process may still fork, and each time twice, because psutil misses
     # the children of a process that ends during the search.
     while left := _find_descendants() or _find_descendants():
         _signal(left, signal.SIGKILL)
-        reap()
+        collect_children()
         time.sleep(_POLL_SECONDS)
-    reap()
+    collect_children()
 
 
-def reap() -> dict[int, int]:
+def collect_children() -> dict[int, int]:
     """Collects the children that have ended.
 
     Returns their exit statuses, negative for a signal, by pid.

@@ -5,16 +5,14 @@
 TensorFlow, Beam and multiprocessing write into the temporary folder, and clean up only if Python
 ends normally. Our processes are killed by signals, or leave by `os._exit`. Each job, and each gang
 on each of its hosts, therefore has its own temporary folder and holds a lock on it. The owner
-removes the folder in the end. The folder of a killed owner is removed by the next process that
-sweeps and gets the lock (`sweep`).
+removes the folder in the end. After a killed owner, the next process that gets the lock removes it
+(`sweep`).
 
-The lock is on the folder itself, so folder and lock always have the same owner, and
-systemd-tmpfiles spares a locked folder. The temporary folder belongs to every user of this host, so
-another user may have taken the name: a root that is not private to this user is refused. The lock
-is valid on one host only, even if the temporary folder is a share that other hosts see. The host is
-therefore part of the path. Names are short, because the path of a socket has at most 108 bytes.
-These folders hold no files for the next try (see `work_folder` in `artifacts/layout.py`) or for
-other hosts.
+The lock is on the folder itself, and systemd-tmpfiles spares a locked folder. The temporary folder
+belongs to every user of this host, so a root that is not private to this user is refused. It may be
+a share, and a lock is valid on one host only, so the host is part of the path. Names are short,
+because the path of a socket has at most 108 bytes. These folders hold no files for the next try
+(see `work_folder` in `artifacts/layout.py`) or for other hosts.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.own_folders import (
     FOLDER_FLAGS,
     empty_folder,
-    get_descriptor_path,
     open_private_folder,
     warn_unowned_folder,
 )
@@ -70,12 +67,11 @@ class ScratchFolder:
         for _ in range(_REMOVAL_TRIES):
             empty_folder(self.lock)
             try:
-                with open_private_folder(self.folder.parent, _ALTERNATIVE) as root:
-                    if _is_entry(self.lock, root, self.folder.name):
-                        os.rmdir(self.folder.name, dir_fd=root)
+                if _is_at(self.lock, self.folder):
+                    self.folder.rmdir()
                 break
-            except (OSError, MachineError) as error:
-                if getattr(error, "errno", None) != errno.ENOTEMPTY:
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
                     break
                 time.sleep(_REMOVAL_PAUSE_SECONDS)
         os.close(self.lock)
@@ -120,10 +116,10 @@ def try_acquire_scratch_folder(name: str) -> ScratchFolder | None:
         cure = f"Check its permissions, or {_ALTERNATIVE}."
         raise make_write_error(folder.parent, error, cure) from error
     try:
-        with open_private_folder(folder.parent, _ALTERNATIVE) as root:
+        with open_private_folder(folder.parent, _ALTERNATIVE):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, mode=0o700, dir_fd=root)
-            scratch = _try_lock_folder(root, name)
+                folder.mkdir(mode=0o700)
+            scratch = _try_lock_folder(folder)
     except FileNotFoundError:  # another sweep has removed the empty root
         return None
     except OSError as error:
@@ -139,12 +135,12 @@ def sweep() -> None:
     A root that is not ours is reported and stays, with all its content.
     """
     try:
-        with open_private_folder(_root(), _ALTERNATIVE) as root:
-            for name in os.listdir(root):
-                if scratch := _try_lock_folder(root, name):
+        with open_private_folder(_root(), _ALTERNATIVE):
+            for folder in _root().iterdir():
+                if scratch := _try_lock_folder(folder):
                     scratch.remove()
             with contextlib.suppress(OSError):  # it is in use, or gone
-                os.rmdir(_root())
+                _root().rmdir()
     except FileNotFoundError:
         return
     except MachineError as error:
@@ -167,28 +163,29 @@ def _root() -> Path:
     return temporary.parent if temporary.parent.name == name else temporary / name
 
 
-def _try_lock_folder(root: int, name: str) -> ScratchFolder | None:
+def _try_lock_folder(folder: Path) -> ScratchFolder | None:
     """Locks a folder. Returns None if it is missing, is not ours, or another process holds it."""
     with contextlib.ExitStack() as stack:
         try:
-            lock = os.open(name, FOLDER_FLAGS, dir_fd=root)
+            lock = os.open(folder, FOLDER_FLAGS)
         except (FileNotFoundError, NotADirectoryError):
             return None
         stack.callback(os.close, lock)
-        if os.fstat(lock).st_uid != os.geteuid() or os.fstat(lock).st_dev != os.fstat(root).st_dev:
-            warn_unowned_folder(os.path.join(get_descriptor_path(root), name))
-        elif try_lock(lock, alternative=_ALTERNATIVE) and _is_entry(lock, root, name):
+        found = os.fstat(lock)
+        if found.st_uid != os.geteuid() or found.st_dev != folder.parent.stat().st_dev:
+            warn_unowned_folder(str(folder))
+        elif try_lock(lock, alternative=_ALTERNATIVE) and _is_at(lock, folder):
             stack.pop_all()
-            return ScratchFolder(get_scratch_path(name), lock)
+            return ScratchFolder(folder, lock)
     return None
 
 
-def _is_entry(lock: int, root: int, name: str) -> bool:
-    """Returns whether a name still stands for the folder that was opened by it.
+def _is_at(lock: int, folder: Path) -> bool:
+    """Returns whether a path still leads to the folder that was opened by it.
 
     The folder may have been removed in the meantime, and another one may have its name.
     """
     try:
-        return os.path.samestat(os.fstat(lock), os.stat(name, dir_fd=root, follow_symlinks=False))
+        return os.path.samestat(os.fstat(lock), os.lstat(folder))
     except FileNotFoundError:
         return False

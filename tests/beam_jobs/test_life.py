@@ -105,7 +105,7 @@ def test_what_a_killed_job_has_written_for_itself_goes_when_its_operator_reaps_i
     process.kill()
     process.wait()
     assert list(temporary.iterdir())
-    assert JobHandle(attempt).reap()
+    assert JobHandle(attempt).clean_up()
     assert list(temporary.iterdir()) == []
 
 

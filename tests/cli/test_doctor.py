@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from fake_kubernetes import KubernetesCluster
-from fake_kubernetes.placed_job import IMAGE
+from fake_kubernetes.hosts import IMAGE
 from launch.network import Network, why_not
 from small_disks import mount_small_disk
 
@@ -24,7 +24,7 @@ from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.checks import list_packages
 from pipeline_ops.cli.main import main
 from pipeline_ops.jobs.job_code import digest_code
-from pipeline_ops.jobs.remote_host import Answer
+from pipeline_ops.jobs.remote_host import HostResponse
 from pipeline_ops.system.host import check_host
 
 DIGITS = CODE_ROOT / "configs" / "digits.yaml"
@@ -164,7 +164,7 @@ class StandInSsh:
 
     def answer(self, versions: dict[str, str]) -> None:
         """Sets the versions of packages that the hosts have."""
-        answer = Answer(code=digest_code(), time=time.time(), versions=versions)
+        answer = HostResponse(code=digest_code(), time=time.time(), versions=versions)
         (self.folder / "answer").write_text(answer.model_dump_json())
 
     def read_packages(self) -> set[str]:
@@ -206,7 +206,7 @@ class TestPackagesOfHosts:
         assert doctor.examine() == {}
 
     def test_a_package_that_the_nodes_of_slurm_lack_is_found(self, doctor, stand_in):
-        write_program(stand_in.folder / "sinfo", "echo main")
+        write_program(stand_in.folder / "sbatch", "true")
         python = write_program(doctor.folder / "python", "echo '{}'")
         doctor.run_on({"launcher": "slurm", "nodes": 1, "python": python})
         assert "keras is not installed" in doctor.examine()["hosts/lab.yaml"]
@@ -214,10 +214,10 @@ class TestPackagesOfHosts:
 
 def test_hosts_of_a_gang_are_left_to_a_train_job_elsewhere(doctor, stand_in):
     doctor.train_on(stand_in.hosts)
-    doctor.run_on(stand_in.hosts | {"user": "supervisor"}, ("train",))
+    doctor.run_on(stand_in.hosts | {"config_file": "/supervisor"}, ("train",))
     doctor.examine()
     commands = stand_in.read_commands().splitlines()
-    assert commands and all("-l supervisor" in command for command in commands)
+    assert commands and all("-F /supervisor" in command for command in commands)
 
 
 def plant_wrong_yaml(doctor, monkeypatch):
@@ -314,7 +314,7 @@ def plant_unknown_store(doctor, monkeypatch):
         (plant_folder_that_a_container_does_not_see, "digits.yaml", "which is not seen there"),
         (plant_image_without_digest, "digits.yaml", "has no digest"),
         (plant_missing_daemon, "hosts/lab.yaml", "none.sock"),
-        (plant_missing_slurm, "hosts/lab.yaml", "sinfo is not installed"),
+        (plant_missing_slurm, "hosts/lab.yaml", "sbatch is not installed"),
         (plant_missing_cluster, "hosts/lab.yaml", "there is no access to Kubernetes"),
         (plant_unknown_store, "digits.yaml", "must be a folder, or a URI"),
     ],
@@ -434,8 +434,8 @@ class TestKubernetes:
         doctor.train_on(pods | {"workers_per_pod": 2})
         problem = doctor.examine()["hosts/gang.yaml"]
         assert "may not get pods/exec, create pods/exec, create services" in problem
-        assert "service_account: trainyard-supervisor" in problem
-        doctor.run_on(pods | {"service_account": "trainyard-supervisor"}, ("train",))
+        assert "serviceAccountName: trainyard-supervisor" in problem
+        doctor.run_on(pods | {"pod": {"serviceAccountName": "trainyard-supervisor"}}, ("train",))
         assert doctor.examine() == {}
 
     def test_a_cluster_that_does_not_answer_is_found(self, doctor, cluster, pods):
@@ -464,14 +464,21 @@ class TestSshHosts:
     @pytest.mark.parametrize(
         ("change", "text"),
         [
-            ({"user": "daemon"}, "Permission denied"),
-            ({"known_hosts": "/dev/null"}, "Host key verification failed"),
+            ({"ssh": "User daemon"}, "Permission denied"),
+            ({"ssh": "UserKnownHostsFile /dev/null"}, "Host key verification failed"),
+            (
+                {"ssh": "UserKnownHostsFile /dev/null\nStrictHostKeyChecking no"},
+                "Host key verification failed",
+            ),
             ({"python": "/no/such/python"}, "/no/such/python"),
             ({"code": "/no/such/code", "python": sys.executable}, "differs"),
         ],
-        ids=["login", "host key", "interpreter", "code"],
+        ids=["login", "host key", "lax", "interpreter", "code"],
     )
-    def test_a_wrong_setting_is_found(self, doctor, hosts, change, text, tmp_path):
+    def test_a_wrong_setting_is_found(self, doctor, hosts, network, change, text, tmp_path):
+        if settings := change.get("ssh"):
+            file = network.write_config(tmp_path / "ssh_config", f"Host *\n{settings}")
+            change = {"config_file": file}
         if "code" in change:
             shutil.copytree(CODE_ROOT / "pipeline_ops", tmp_path / "code" / "pipeline_ops")
             shutil.copytree(CODE_ROOT / "beam_jobs", tmp_path / "code" / "beam_jobs")

@@ -46,7 +46,7 @@ def test_every_example_is_valid_and_travels_in_a_request(name):
         ("launcher: ssh", "launcher: k8s", "the nearest valid name is 'kubernetes'"),
         (
             "launcher: ssh",
-            "user: x",
+            "python: x",
             (
                 "lab.yaml:1: launcher: required, but not given; "
                 "valid names are container, kubernetes, local, slurm, ssh"
@@ -54,8 +54,8 @@ def test_every_example_is_valid_and_travels_in_a_request(name):
         ),
         (
             "launcher: ssh",
-            "launcher: ssh\nusr: x",
-            "lab.yaml:2: usr: unknown key; the nearest valid name is 'user'",
+            "launcher: ssh\nconfig: x",
+            "lab.yaml:2: config: unknown key; the nearest valid name is 'config_file'",
         ),
         (
             "{name: a}",
@@ -127,14 +127,13 @@ MEMORY = "must be a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 8Gi, and a
         (CONTAINER, "memory: 63Mi", f"memory: {MEMORY}'63Mi'"),
         (KUBERNETES, "memory: 8GB", f"memory: {MEMORY}'8GB'"),
         (KUBERNETES, "memory: 8g", f"memory: {MEMORY}'8g'"),
-        (CONTAINER, "daemon: gpu-1:2375", "such as ssh://user@host, got 'gpu-1:2375'"),
+        (CONTAINER, "daemon: gpu-1:2375", "begins with unix://, tcp:// or https://."),
+        (CONTAINER, "daemon: ssh://gpu-1", "name it: unix:///run/gpu-1.sock, got 'ssh://gpu-1'"),
         (SLURM, "memory_per_node: 8Gi", "with K, M, G or T, such as 8G for Slurm, got '8Gi'"),
         (KUBERNETES, "namespace: Training Space", "namespace: must be lower-case letters"),
         (KUBERNETES, "namespace: team.a", "namespace: must be lower-case letters"),
         (KUBERNETES, "secret: not a name", "secret: must be lower-case letters"),
-        (KUBERNETES, "service_account: -x", "service_account: must be lower-case letters"),
-        (KUBERNETES, "priority_class: High", "priority_class: must be lower-case letters"),
-        (KUBERNETES, "image_pull_secrets: [a_b]", "image_pull_secrets.0: must be lower-case"),
+        (KUBERNETES, "pod: {volumes: []}", "pod: must not set volumes"),
         (KUBERNETES, "volumes: [{claim: '', mount: /}]", "volumes.0.claim: must be lower-case"),
     ],
 )
@@ -250,8 +249,7 @@ def test_hosts_are_a_plain_name_and_never_a_path(write, tmp_path, name):
         ("code: /opt/other", True),
         ("environment: {PYTHONPATH: /opt/other}", True),
         ("config_file: /opt/ssh_config", True),
-        ("user: trainer", False),
-        ("port: 2222", False),
+        ("first_port: 2222\nlast_port: 2223", False),
     ],
 )
 def test_what_selects_the_code_on_the_hosts_is_in_the_fingerprint_of_the_training(

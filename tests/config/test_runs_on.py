@@ -162,7 +162,7 @@ class TestAFolderOfALocalDaemon:
         pipeline.load(changes | {"evaluate.runs_on": "box"})
 
     def test_is_free_for_a_remote_daemon(self, pipeline, other, monkeypatch):
-        changes = self.write(pipeline, other, daemon="ssh://gpu-1.example")
+        changes = self.write(pipeline, other, daemon="tcp://gpu-1.example:2376")
         pipeline.load(changes | {"evaluate.runs_on": "box"})
         self.write(pipeline, other)
         monkeypatch.setenv("DOCKER_HOST", "tcp://gpu-1.example:2376")
@@ -173,11 +173,16 @@ def test_a_supervisor_in_a_pod_needs_an_account_for_the_pods_of_its_gang(pipelin
     changes = {"train.runs_on": "k", "train.hosts": "k"}
     pipeline.write_hosts("k", POD, workers_per_pod=2)
     message = pipeline.refuse(changes)
-    assert "Write service_account: trainyard-supervisor (docker/kubernetes/rbac.yaml)" in message
+    assert (
+        "Write pod: {serviceAccountName: trainyard-supervisor} (docker/kubernetes/rbac.yaml)"
+        in message
+    )
     assert "into hosts/k.yaml" in message
     pipeline.load({"train.hosts": "k"})
     pipeline.load({"train.runs_on": "k"})
-    pipeline.write_hosts("k", POD, workers_per_pod=2, service_account="trainyard-supervisor")
+    pipeline.write_hosts(
+        "k", POD, workers_per_pod=2, pod={"serviceAccountName": "trainyard-supervisor"}
+    )
     pipeline.load(changes)
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
-from pipeline_ops.jobs.places.local import read_process
+from pipeline_ops.jobs.places.local import read_identity
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.operators.job_start import prepare_job
 from pipeline_ops.planning.plan import JobPlan
@@ -191,11 +191,11 @@ class Scene:
             write_json(handle.attempt.process.local, ProcessIdentity.from_pid(pid).to_json())
         count, operation = self.page.disarm()
         status = handle.read_outcome()
-        if read_process(handle.attempt):
+        if read_identity(handle.attempt.process):
             kill_group(
-                read_process(handle.attempt), GRACE_SECONDS
+                read_identity(handle.attempt.process), GRACE_SECONDS
             )  # a fork of the fork server does not have the id of the attempt
-        handle.reap()
+        handle.clean_up()
         text = log_file.read_text(errors="replace") if log_file.exists() else ""
         return Outcome(status, count, operation, action == KILL, text)
 

@@ -22,7 +22,7 @@ from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.examples.digits import write_digits
 from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.places.local import read_process
+from pipeline_ops.jobs.places.local import read_identity
 from pipeline_ops.operators.job_start import prepare_job, start_job
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.plan import plan_job
@@ -121,7 +121,7 @@ class Chain:
                 return str(plan.manifest)
             handle = prepare_job(plan, self.layout, job)
             start_job(plan, handle)
-            process = read_process(handle.attempt)
+            process = read_identity(handle.attempt.process)
             if self._victim == job:
                 self._victim = None
                 time.sleep(self._delay_seconds)
@@ -142,5 +142,5 @@ def kill_all(group: int) -> None:
 def wait_for_end(handle: JobHandle):
     while (status := handle.read_outcome()) is None:
         time.sleep(0.2)
-    handle.reap()
+    handle.clean_up()
     return status

@@ -89,7 +89,11 @@ class Network:
             f"Host {host}\n  HostName {address}\n  HostKeyAlias {host}\n"
             for host, address in self.addresses.items()
         ]
-        self.user_config.write_text("".join([*names, "Host *\n  ConnectTimeout 2\n"]))
+        login = (
+            f"Host *\n  ConnectTimeout 2\n  User root\n  IdentityFile {self.identity}\n"
+            f"  IdentitiesOnly yes\n  UserKnownHostsFile {self.known_hosts}\n"
+        )
+        self.user_config.write_text("".join([*names, login]))
         for host in self.hosts:
             self._add(host)
         self.known_hosts.write_text(
@@ -191,12 +195,14 @@ class Network:
                 {"name": host, "address": self.addresses[host], "cores": 1}
                 for host in self.hosts[:count]
             ],
-            "user": "root",
             "python": sys.executable,
-            "identity_file": str(self.identity),
-            "known_hosts": str(self.known_hosts),
             "config_file": str(self.user_config),
         }
+
+    def write_config(self, file: Path, settings: str) -> str:
+        """Writes an ssh_config file whose settings come before the user's. Returns its path."""
+        file.write_text(f"{settings}\n{self.user_config.read_text()}")
+        return str(file)
 
 
 def _let_through(action: str, bridge: str) -> None:

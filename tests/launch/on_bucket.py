@@ -15,7 +15,7 @@ from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import WEIGHTS, TrainingFigures
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.places.local import read_process
+from pipeline_ops.jobs.places.local import read_identity
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.request import Status, read_status
 from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE, find_local_folder
@@ -64,7 +64,7 @@ class BucketJob:
         self.handle: JobHandle = prepare_job(plan, Layout(config.root, config.pipeline), "train")
         self.local = find_local_folder(self.handle.attempt.folder)
         start_job(plan, self.handle)
-        self.process = read_process(self.handle.attempt)
+        self.process = read_identity(self.handle.attempt.process)
 
     @property
     def work(self) -> StorePath:

@@ -165,10 +165,7 @@ def test_ssh_never_asks(tmp_path):
         {
             "launcher": "ssh",
             "hosts": [{"name": "far"}],
-            "user": "u",
-            "port": 2222,
-            "identity_file": "/key",
-            "known_hosts": "/known",
+            "config_file": "/ssh_config",
         }
     )
     spec = make_agent_spec(tmp_path)
@@ -176,14 +173,12 @@ def test_ssh_never_asks(tmp_path):
     options = dict(
         word.split("=", 1) for word in argv if "=" in word and argv[argv.index(word) - 1] == "-o"
     )
-    assert (
-        options["BatchMode"],
-        options["StrictHostKeyChecking"],
-        options["UserKnownHostsFile"],
-        options["IdentityFile"],
-        options["ConnectTimeout"],
-    ) == ("yes", "yes", "/known", "/key", "5")
-    assert argv[-7:-1] == ["-l", "u", "-p", "2222", "--", "far"]
+    assert (options["BatchMode"], options["StrictHostKeyChecking"]) == ("yes", "yes")
+    assert argv[:4] == ["ssh", "-T", "-F", "/ssh_config"]
+    assert argv[-3:-1] == ["--", "far"]
+    hosts = hosts.model_copy(update={"config_file": None})
+    argv = SshLauncher(hosts).build_command(Host(name="far", address="far", workers=1), spec)
+    assert "ConnectTimeout=5" in argv
 
 
 def test_a_destination_that_looks_like_an_option_is_a_name(tmp_path):

@@ -34,7 +34,7 @@ FULL = {
     "pods": 3,
     "namespace": "ml",
     "gpus": 2,
-    "service_account": "trainer",
+    "pod": {"serviceAccountName": "trainer"},
     "secret": "store",
     "volumes": [{"claim": "shared", "mount": "/trainyard"}],
     "python": "/usr/bin/python3",
@@ -81,7 +81,7 @@ def check() -> None:
 
 
 def test_the_manifests_are_what_kubernetes_publishes():
-    for manifest in [*build(), *build(service_account=None, secret=None, volumes=[])]:
+    for manifest in [*build(), *build(pod={}, secret=None, volumes=[])]:
         assert validate(manifest) == []
 
 
@@ -109,7 +109,7 @@ def test_only_pods_of_the_same_gang_reach_a_pod():
 def test_a_pod_has_no_rights_that_it_does_not_need():
     """F17."""
     for named, wanted in ((None, False), ("trainer", True)):
-        job, _, _ = build(service_account=named)
+        job, _, _ = build(pod={"serviceAccountName": named} if named else {})
         pod = job["spec"]["template"]["spec"]
         assert pod["automountServiceAccountToken"] is wanted
         assert pod["securityContext"]["runAsNonRoot"] is True

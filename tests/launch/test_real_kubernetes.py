@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_kubernetes.placed_job import PlacedJob, make_hosts
+from fake_kubernetes.hosts import make_hosts
 from launch.placed_training import PlacedTraining
 from launch.running import INTERVAL, wait_until
+from placed_job import PlacedJob
 from real_kubernetes import RealCluster
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.places.kubernetes import is_running
+from pipeline_ops.jobs.places.kubernetes import KubernetesPlace, is_running
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(3600)]
 STORE = "trainyard-store"
@@ -59,9 +60,9 @@ def read_hosts(name: str, **changes: object) -> dict[str, Any]:
 def test_a_job_starts_at_once_and_leaves_nothing_behind(cluster, small_image, bucket):
     """Its pod starts without a pause, although its Secret is made after its Job."""
     image = cluster.load_image("small")
-    hosts = make_hosts(image=image, python=None, code=None)
+    place = KubernetesPlace(make_hosts(image=image, python=None, code=None))
     for number in (1, 2):
-        job = PlacedJob(f"{bucket}/jobs", number, hosts, "nothing", {"TOKEN": "hidden"}).start()
+        job = PlacedJob(f"{bucket}/jobs", number, place, "nothing", {"TOKEN": "hidden"}).start()
         outcome = job.wait_for_outcome()
         assert outcome.exit_code is ExitCode.SUCCESS, outcome
         [pod] = cluster.list("pods")

@@ -13,8 +13,8 @@ from launch.outcomes import assert_same, assert_went_on
 from launch.running import command, starting, wait_until
 
 from pipeline_ops.config.hosts import SlurmHosts
-from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.places.slurm import build_sbatch_command
+from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.jobs.places.slurm import SlurmPlace, build_sbatch_command
 from pipeline_ops.launch.launchers import build_batch_script, count_nodes, parse_node_address
 
 
@@ -24,8 +24,7 @@ def test_what_slurm_is_asked_for():
         nodes=4,
         min_nodes=2,
         cores_per_node=8,
-        partition="gpu",
-        arguments=["--gres=gpu:4"],
+        arguments=["--partition=gpu", "--gres=gpu:4"],
     )
     command = build_sbatch_command(hosts, "name", Path("/run/slurm.log"), count_nodes(hosts))
     assert command == [
@@ -37,8 +36,8 @@ def test_what_slurm_is_asked_for():
         "--nodes=2-4",
         "--ntasks-per-node=1",
         "--output=/run/slurm.log",
-        "--partition=gpu",
         "--cpus-per-task=8",
+        "--partition=gpu",
         "--gres=gpu:4",
     ]
     assert "--exclusive" in build_sbatch_command(
@@ -150,9 +149,18 @@ def test_a_cancelled_allocation_is_asked_for_again(start, cluster, undisturbed):
 
 
 def test_what_slurm_refuses_is_told_and_not_tried_again(start):
-    job = start(lab={"partition": "nowhere"})
+    job = start(lab={"arguments": ["--partition=nowhere"]})
     assert job.end() == ExitCode.CONFIG
     assert "Slurm refuses the job" in job.message() and "invalid partition" in job.message()
+
+
+def test_slurm_is_asked_before_the_first_run_whether_it_would_accept_a_job(cluster):
+    hosts = SlurmHosts(launcher="slurm", nodes=2, cores_per_node=1)
+    assert list(SlurmPlace(hosts).check()) == []
+    assert cluster.jobs() == []
+    wrong = hosts.model_copy(update={"arguments": ["--partition=nowhere"]})
+    with pytest.raises(ConfigError, match="invalid partition"):
+        list(SlurmPlace(wrong).check())
 
 
 @pytest.mark.hosts

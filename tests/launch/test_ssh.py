@@ -298,9 +298,10 @@ def test_a_checkpoint_that_one_host_can_not_read_is_given_up_by_all(
 
 @pytest.mark.hosts
 def test_a_host_whose_key_is_not_known_is_refused(network, start, tmp_path):
+    unknown = f"Host *\n  UserKnownHostsFile {tmp_path / 'none'}"
     job = start(
         hosts=1,
-        lab={"known_hosts": str(tmp_path / "none")},
+        lab={"config_file": network.write_config(tmp_path / "config", unknown)},
         train__start_timeout_seconds=10,
         train__max_restarts=0,
     )
@@ -314,13 +315,9 @@ def test_a_host_whose_key_is_not_known_is_refused(network, start, tmp_path):
 @pytest.mark.hosts
 def test_a_host_behind_jump_hosts_is_reached_as_the_ssh_config_says(start, network, tmp_path):
     last, first = (f"root@{network.addresses[host]}:22" for host in network.hosts[1:3])
-    file = tmp_path / "ssh_config"
-    file.write_text(
-        f"Host {network.hosts[0]}\n  ProxyJump {first},{last}\n"
-        f"{network.user_config.read_text()}"
-        f"  IdentityFile {network.identity}\n  UserKnownHostsFile {network.known_hosts}\n"
-    )
-    job = start(hosts=1, lab={"config_file": str(file)}, train__epochs=1)
+    jump = f"Host {network.hosts[0]}\n  ProxyJump {first},{last}"
+    file = network.write_config(tmp_path / "ssh_config", jump)
+    job = start(hosts=1, lab={"config_file": file}, train__epochs=1)
     assert job.end() == ExitCode.SUCCESS, job.message()
     log = (network.folder / f"{network.hosts[0]}.log").read_text()
     assert f"from {network.addresses[network.hosts[1]]}" in log, (

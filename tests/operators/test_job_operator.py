@@ -32,7 +32,7 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.cancellation import STORE_KEY, request_cancellation
 from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.places.local import read_process
+from pipeline_ops.jobs.places.local import read_identity
 from pipeline_ops.jobs.places.place import build_job_environment
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import read_status
@@ -127,7 +127,7 @@ def wait_until(condition, seconds: float = 120) -> None:
 
 
 def wait_for_workers(handle: JobHandle, count: int) -> None:
-    wait_until(lambda: len(find_group_members(read_process(handle.attempt).pid)) >= count)
+    wait_until(lambda: len(find_group_members(read_identity(handle.attempt.process).pid)) >= count)
 
 
 def test_a_job_runs_once_and_an_unchanged_second_run_starts_nothing(run):
@@ -157,13 +157,13 @@ def test_a_killed_job_is_retried_and_goes_on_from_its_checkpoint(run, tmp_path, 
     task = run(base=config, author={"train.callbacks": ["holding:Hold"]})
     handle = task.start()
     wait_until((tmp_path / "held").exists)
-    os.kill(read_process(handle.attempt).pid, signal.SIGKILL)
+    os.kill(read_identity(handle.attempt.process).pid, signal.SIGKILL)
     [event] = asyncio.run(collect_events(task.trigger))
     with pytest.raises(
         AirflowException, match="was killed or its host went down. Its log is .*job.log"
     ):
         task.operator.resume(task.context(), event.payload)
-    assert find_group_members(read_process(handle.attempt).pid) == []
+    assert find_group_members(read_identity(handle.attempt.process).pid) == []
     assert task.record().exit_code == ExitCode.RETRY
     assert read_manifest(task.execute()).job == "train"
     assert task.handle != handle
@@ -196,7 +196,7 @@ def test_marking_the_task_failed_leaves_no_process_within_five_seconds(run, who)
     wait_for_workers(handle, 5)
     watch = Stopwatch()
     task.operator.on_kill() if who == "operator" else asyncio.run(task.trigger.on_kill())
-    assert find_group_members(read_process(handle.attempt).pid) == []
+    assert find_group_members(read_identity(handle.attempt.process).pid) == []
     assert watch.seconds < 5
 
 
@@ -206,7 +206,7 @@ def test_a_job_that_is_told_to_end_ends_with_all_its_processes_though_nobody_sig
     handle = task.start()
     wait_for_workers(handle, 5)
     request_cancellation(handle.attempt, "the test cancels it")
-    wait_until(lambda: find_group_members(read_process(handle.attempt).pid) == [])
+    wait_until(lambda: find_group_members(read_identity(handle.attempt.process).pid) == [])
 
 
 def test_a_restart_of_the_triggerer_does_not_touch_the_job(run):
@@ -261,7 +261,7 @@ def test_a_job_that_is_not_done_in_time_ends_itself_with_all_its_processes(run):
     handle = task.start()
     # A machine so busy that there are no workers before the time is up has the others to end.
     wait_for_workers(handle, 3)
-    group = read_process(handle.attempt).pid
+    group = read_identity(handle.attempt.process).pid
     [event] = asyncio.run(collect_events(task.trigger))
     assert event.payload == {"attempt": handle.attempt.folder.name}
     assert read_status(handle.attempt).message == "not done after timeout_seconds (8)"

@@ -25,7 +25,7 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.cancellation import STORE_KEY, read_cancellation_reason, request_cancellation
 from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.places.local import LocalPlace, build_bridge_environment, read_process
+from pipeline_ops.jobs.places.local import LocalPlace, build_bridge_environment, read_identity
 from pipeline_ops.jobs.places.place import HOSTS_VARIABLE, build_job_environment
 from pipeline_ops.jobs.progress import read_last_event
 from pipeline_ops.jobs.request import Request, read_status
@@ -121,7 +121,7 @@ def context(handle: JobHandle, max_tries: int = 2) -> dict:
 
 
 def test_who_is_killed_before_it_has_started_its_job_leaves_a_folder_that_says_so(handle):
-    assert read_process(handle.attempt) is None
+    assert read_identity(handle.attempt.process) is None
     assert not handle.is_alive()
     assert handle.read_outcome().message.startswith(
         f"the job in {handle.attempt.folder} was not started"
@@ -152,7 +152,7 @@ def test_a_damaged_artifact_loses_its_manifest_once_the_job_holds_its_lease(plan
     handle = prepare_job(damaged, Layout(open_root(tmp_path), "digits"), "train")
     with hold_lease(lock_file(folder), "the artifact"):
         start_job(damaged, handle)
-        process = read_process(handle.attempt)
+        process = read_identity(handle.attempt.process)
         while read_last_event(handle.attempt.progress) is None:
             assert process.is_alive(), handle.attempt.log.local.read_text()
             time.sleep(0.05)
@@ -166,9 +166,9 @@ def test_a_damaged_artifact_loses_its_manifest_once_the_job_holds_its_lease(plan
 def test_a_job_that_is_ended_before_it_is_started_does_not_begin(plan, handle):
     """A user ends it between the claim and the start."""
     handle.end("its task was ended in Airflow")
-    assert handle.reap()
+    assert handle.clean_up()
     start_job(plan, handle)
-    late = read_process(handle.attempt)
+    late = read_identity(handle.attempt.process)
     deadline = time.monotonic() + 60
     while late.is_alive():
         assert time.monotonic() < deadline
@@ -234,11 +234,11 @@ def test_a_file_that_names_the_process_of_another_job_ends_nothing_of_it(handle,
     write_json(handle.attempt.process.local, other.to_json())
     try:
         handle.end("its task was ended in Airflow")
-        assert handle.reap()
+        assert handle.clean_up()
         assert other.is_alive()
         dead = dataclasses.replace(other, start_ticks=other.start_ticks + 1)
         write_json(handle.attempt.process.local, dead.to_json())
-        assert handle.reap()
+        assert handle.clean_up()
         assert other.is_alive()
     finally:
         assert kill_group(other, 1.0)
@@ -255,7 +255,7 @@ def test_what_a_killed_leader_leaves_of_its_own_group_is_ended(handle, tmp_path)
     leader.kill()
     leader.wait()
     assert len(find_group_members(process.pid)) == 2
-    assert handle.reap()
+    assert handle.clean_up()
     assert find_group_members(process.pid) == []
 
 
@@ -272,10 +272,10 @@ def test_what_a_killed_leader_leaves_of_its_own_group_is_ended(handle, tmp_path)
 )
 def test_a_damaged_process_file_is_no_process(handle, content):
     handle.attempt.process.write(content)
-    assert read_process(handle.attempt) is None
+    assert read_identity(handle.attempt.process) is None
     assert "was not started, or process.json there is damaged" in handle.read_outcome().message
     handle.end("its task was ended in Airflow")
-    assert handle.reap()
+    assert handle.clean_up()
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_module_that_was_dropped_into_the_folder_of_a_job_is_not_imported(plan
     for name in ("json.py", "logging.py", "argparse.py", "sitecustomize.py", "pipeline_ops.py"):
         (handle.attempt.folder.local / name).write_text(DROPPED.format(str(tmp_path / "victim")))
     start_job(plan, handle)
-    job = read_process(handle.attempt)
+    job = read_identity(handle.attempt.process)
     while job.is_alive():
         time.sleep(0.05)
     assert read_status(handle.attempt) is not None, handle.attempt.log.local.read_text()

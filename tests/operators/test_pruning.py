@@ -17,7 +17,7 @@ from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.artifacts.manifest import NAME
 from pipeline_ops.cli.commands.explain import _forecast_trials
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.jobs.places.local import read_process
+from pipeline_ops.jobs.places.local import read_identity
 from pipeline_ops.jobs.request import PlannedTrial, read_request
 from pipeline_ops.jobs.study import StoreJournal, _open_trial
 from pipeline_ops.planning.trials import read_search
@@ -102,7 +102,7 @@ def test_a_trial_whose_launcher_is_killed_goes_on_with_its_number(dataset, tmp_p
     while not (found := list_figures(run)) and time.monotonic() < deadline:
         time.sleep(0.05)
     attempt = run.layout.newest_attempt(run.run_id, "trial-000")
-    os.kill(read_process(attempt).pid, signal.SIGKILL)
+    os.kill(read_identity(attempt.process).pid, signal.SIGKILL)
     thread.join(timeout=60)
     assert errors
     assert run.record("trial-000").state == "failed"

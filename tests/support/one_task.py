@@ -27,7 +27,7 @@ def main() -> None:
     start_job(plan, handle)
     while (status := handle.read_outcome()) is None:
         time.sleep(0.2)
-    handle.reap()
+    handle.clean_up()
     print(status.model_dump_json())
 
 

@@ -5,35 +5,24 @@ the daemon, so of two starters at the same time one starts the job. The daemon n
 again by itself: Airflow's next try does.
 
 A container has no right that it does not need, and shares nothing: what its job writes is in a
-volume of its own, which is removed with the container.
-
-The way to a daemon over ssh is a Unix socket on this host. ssh itself answers each connection to
-it, with `docker system dial-stdio` at the far end. It never asks a person: a key that needs a
-passphrase or an unknown host is an error. The library `docker` is imported nowhere else.
+volume of its own, which is removed with the container. The library `docker` is imported nowhere
+else.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import logging
 import os
 import re
-import socket
-import subprocess
-import tempfile
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.config.hosts import ContainerHosts
+from pipeline_ops.config.hosts import SSH_DAEMON, ContainerHosts
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS, read_cancellation_reason
 from pipeline_ops.jobs.job_code import IMAGE
@@ -51,81 +40,11 @@ from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import Finding
 
-_OPTIONS = {
-    "BatchMode": "yes",
-    "ConnectTimeout": "10",
-    "ServerAliveInterval": "3",
-    "ServerAliveCountMax": "3",
-    "LogLevel": "ERROR",
-}
-_PAUSE_SECONDS = 1.0
-_log = logging.getLogger(__name__)
-_REFUSALS = ("Permission denied", "Host key verification failed", "not found", "No such file")
-
-
-@functools.cache  # one for each daemon
-class SshTunnel:
-    """A socket in a private folder, to `ssh://user@host:port`. It lasts as long as this process."""
-
-    def __init__(self, uri: str):
-        self._command = build_tunnel_command(uri)
-        folder = tempfile.TemporaryDirectory(prefix="trainyard-ssh-", ignore_cleanup_errors=True)
-        self._folder = Path(folder.name)
-        weakref.finalize(self, folder.cleanup)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(self._folder / "socket"))
-        self._listener.listen()
-        self._clients: list[subprocess.Popen[bytes]] = []
-        threading.Thread(target=self._serve, name="tunnel", daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        return f"unix://{self._folder / 'socket'}"
-
-    def read_problem(self) -> str:
-        """The last line that ssh has written. It is silent as long as it works."""
-        with contextlib.suppress(OSError):
-            lines = (self._folder / "problems").read_text(errors="replace").strip().splitlines()
-            return lines[-1][:500] if lines else ""
-        return ""
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:  # too many open files
-                _log.warning("The tunnel to a Docker daemon: %s", error)
-                time.sleep(_PAUSE_SECONDS)
-                continue
-            with connection, open(self._folder / "problems", "wb") as problems:
-                self._clients = [client for client in self._clients if client.poll() is None]
-                try:
-                    client = subprocess.Popen(
-                        self._command,
-                        stdin=connection.fileno(),
-                        stdout=connection.fileno(),
-                        stderr=problems,
-                    )
-                    self._clients.append(client)
-                except OSError:
-                    problems.write(b"ssh: command not found. Install an OpenSSH client.\n")
-
-
-def build_tunnel_command(uri: str) -> list[str]:
-    """The command that connects its input and output with the daemon of another host. Pure."""
-    parts = urlsplit(uri)
-    login = [
-        *(["-l", parts.username] if parts.username else []),
-        *(["-p", str(parts.port)] if parts.port else []),
-    ]
-    options = [part for key, value in _OPTIONS.items() for part in ("-o", f"{key}={value}")]
-    # Behind `--`, a name that begins with a hyphen is a name and not an option.
-    return ["ssh", "-T", *options, *login, "--", parts.hostname or "", "docker system dial-stdio"]
-
-
 WORK = "/work"
 """The only folder of a container that holds files. Its volume is removed with the container."""
-DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
+_DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
+_MISSING, _IN_CONFLICT = (404,), (409,)
+"""Status codes of the daemon."""
 _SECONDS = 60
 _PULL_SECONDS = 3600
 _NOT_PULLED = re.compile(
@@ -146,52 +65,35 @@ _TLS_CURE = (
 
 
 class Daemon:
-    """A Docker daemon.
-
-    Without an address such as `ssh://user@host`, it is that of DOCKER_HOST, or the local one.
-    """
+    """A Docker daemon: that of an address, of DOCKER_HOST, or the local one."""
 
     def __init__(self, address: str | None = None):
-        self.address = address or os.environ.get("DOCKER_HOST") or DEFAULT_ADDRESS
-
-    @functools.cached_property
-    def _tunnel(self) -> SshTunnel | None:
-        return SshTunnel(self.address) if self.address.startswith("ssh://") else None
+        self.address = address or os.environ.get("DOCKER_HOST") or _DEFAULT_ADDRESS
+        if self.address.startswith("ssh://"):
+            raise ConfigError(f"DOCKER_HOST is {self.address}", SSH_DAEMON)
 
     @functools.cached_property
     def _api(self) -> Any:
-        folder = os.environ.get("DOCKER_CERT_PATH")
-        if not folder and os.environ.get("DOCKER_TLS_VERIFY"):
-            folder = "~/.docker"
-        tls: Any = False
-        if folder and self.address.startswith(("tcp://", "http://", "https://")):
-            authority, *pair = (
-                str(Path(folder).expanduser() / name) for name in ("ca.pem", "cert.pem", "key.pem")
-            )
-            tls = _import_docker().tls.TLSConfig(
-                client_cert=tuple(pair), ca_cert=authority, verify=True
-            )
-        return self._make_client(tls, self._make_client(tls).version(api_version=False))
-
-    def _make_client(self, tls: Any, version: Mapping[str, str] | None = None) -> Any:
-        """Makes a client. It asks no proxy, and trusts no authority but that of the daemon.
-
-        Without the daemon's answer `version`, it is for asking it.
-        """
+        """The client. It asks no proxy, and always checks the daemon's certificate."""
         docker = _import_docker()
-        least = docker.constants.MINIMUM_DOCKER_API_VERSION
-        client = docker.APIClient(
-            self._tunnel.address if self._tunnel else self.address,
-            version=version["ApiVersion"] if version else least,
-            timeout=_SECONDS,
-            tls=tls,
-        )
-        client.trust_env = False
-        return client
+        environment, folder = {"DOCKER_HOST": self.address}, os.environ.get("DOCKER_CERT_PATH", "")
+        has_tls = folder or os.environ.get("DOCKER_TLS_VERIFY")
+        if has_tls and not self.address.startswith("unix://"):
+            environment |= {"DOCKER_CERT_PATH": folder, "DOCKER_TLS_VERIFY": "1"}
+        options = docker.utils.kwargs_from_env(environment)
 
-    @contextlib.contextmanager
-    def connect(self) -> Iterator[Any]:
-        """Yields the client of the daemon, whose errors become ours.
+        def make_client(version: str) -> Any:
+            client = docker.APIClient(**options, version=version, timeout=_SECONDS)
+            client.trust_env = False
+            return client
+
+        least = make_client(docker.constants.MINIMUM_DOCKER_API_VERSION)
+        return make_client(least.version(api_version=False)["ApiVersion"])
+
+    def call(
+        self, method: str, *arguments: Any, ignored: tuple[int, ...] = (), **options: Any
+    ) -> Any:
+        """Calls a method of docker's APIClient. Returns None after an `ignored` status code.
 
         Raises:
           MachineError: the daemon can't be reached, does not answer, or has failed.
@@ -199,9 +101,11 @@ class Daemon:
         """
         docker = _import_docker()
         try:
-            yield self._api
+            return getattr(self._api, method)(*arguments, **options)
         except docker.errors.APIError as error:
-            raise self._judge(error.status_code or 500, explain(error)) from None
+            if error.status_code in ignored:
+                return None
+            raise self._to_error(error.status_code or 500, api_error_text(error)) from None
         except docker.errors.TLSParameterError as error:
             raise ConfigError(f"the Docker daemon {self.address}: {error}") from None
         except (docker.errors.DockerException, OSError) as error:  # OSError: those of `requests`
@@ -209,42 +113,23 @@ class Daemon:
 
     def inspect(self, container: str) -> dict[str, Any] | None:
         """The description of a container. None if there is no such container."""
-        with self.connect() as api:
-            found: dict[str, Any] | None = ignore_missing(lambda: api.inspect_container(container))
-            return found
+        found: dict[str, Any] | None = self.call("inspect_container", container, ignored=_MISSING)
+        return found
 
-    def create(self, name: str, body: Mapping[str, Any]) -> bool:
-        """Creates a container. Returns False if there is one of that name already."""
-        docker = _import_docker()
-        with self.connect() as api:
-            try:
-                api.create_container_from_config(dict(body), name=name)
-            except docker.errors.APIError as error:
-                if error.status_code != 409:
-                    raise
-                return False
-        return True
-
-    def start(self, name: str) -> None:
+    def start(self, container: str) -> None:
         """Starts a created container. A refused one is removed."""
         try:
-            with self.connect() as api:
-                api.start(name)
+            self.call("start", container)
         except ConfigError:
-            self.remove(name)
+            self.remove(container)
             raise
 
-    def remove(self, name: str) -> None:
+    def remove(self, container: str) -> None:
         """Ends a container, and removes it with its volume. A missing one is ignored."""
-        docker = _import_docker()
-        with self.connect() as api:
-            try:
-                api.remove_container(name, v=True, force=True)
-            except docker.errors.APIError as error:
-                if error.status_code not in (404, 409):  # 409: its removal is in progress
-                    raise
+        ignored = (*_MISSING, *_IN_CONFLICT)  # its removal may be in progress
+        self.call("remove_container", container, v=True, force=True, ignored=ignored)
 
-    def find_image(self, hosts: ContainerHosts) -> str:
+    def ensure_image(self, hosts: ContainerHosts) -> str:
         """The id of the image, which is pulled if it is missing. It must not run as root."""
         found = self.inspect_image(hosts.image)
         if found is None and hosts.pull == "missing":
@@ -256,13 +141,24 @@ class Daemon:
                 "has pull: never",
                 "Build or load the image there, or write pull: missing",
             )
-        _validate_image(hosts.image, found)
+        config = found.get("Config") or {}
+        if (config.get("User") or "").partition(":")[0] in ("", "0", "root"):
+            raise ConfigError(
+                f"containers of the image {hosts.image} would run as root",
+                "Name another user in its Dockerfile, such as USER 10001:10001 (see "
+                "docker/jobs.Dockerfile)",
+            )
+        if WORK not in (config.get("Volumes") or {}):
+            raise ConfigError(
+                f"the image {hosts.image} has no volume {WORK}, the only folder that jobs write to",
+                "Make the folder in its Dockerfile, give it to the image's user, and write VOLUME "
+                f"{WORK} (see docker/jobs.Dockerfile)",
+            )
         return str(found["Id"])
 
     def inspect_image(self, image: str) -> dict[str, Any] | None:
-        with self.connect() as api:
-            found: dict[str, Any] | None = ignore_missing(lambda: api.inspect_image(image))
-            return found
+        found: dict[str, Any] | None = self.call("inspect_image", image, ignored=_MISSING)
+        return found
 
     def _pull(self, image: str) -> None:
         """Pulls an image. The thread bounds the time: the library waits for the daemon forever."""
@@ -275,10 +171,9 @@ class Daemon:
                     if line.strip() and (problem := json.loads(line).get("error")):
                         problems.append(problem)
             except Exception as error:
-                problems.append(explain(error))
+                problems.append(api_error_text(error))
 
-        with self.connect():  # a daemon that can't be reached has another error
-            self._api.ping()
+        self.call("ping")  # a daemon that can't be reached has another error
         thread = threading.Thread(target=pull, name="pull", daemon=True)
         thread.start()
         thread.join(_PULL_SECONDS)
@@ -292,7 +187,7 @@ class Daemon:
         if problems:
             raise MachineError(f"the image {image} could not be pulled: {problems[0]}")
 
-    def _judge(self, status: int, explanation: str) -> TrainyardError:
+    def _to_error(self, status: int, explanation: str) -> TrainyardError:
         problem = f"the Docker daemon {self.address}: {explanation}"
         if "HTTPS server" in explanation:
             return ConfigError(problem, _TLS_CURE)
@@ -303,12 +198,6 @@ class Daemon:
         return MachineError(problem)
 
     def _describe_silence(self, error: BaseException) -> TrainyardError:
-        tunnel_problem = self._tunnel.read_problem() if self._tunnel else ""
-        if any(refusal in tunnel_problem for refusal in _REFUSALS):
-            return ConfigError(
-                f"the Docker daemon {self.address}: {tunnel_problem}",
-                "ssh must reach the host without a question, and `docker` must be installed there",
-            )
         if "PermissionError" in repr(error) or "Permission denied" in str(error):
             return ConfigError(
                 f"this user has no right to use the Docker daemon {self.address}",
@@ -317,43 +206,18 @@ class Daemon:
             )
         if re.search(r"certificate|SSLError|TLS", str(error), re.IGNORECASE):
             return ConfigError(
-                f"the Docker daemon {self.address}: {explain(error)[-300:]}", _TLS_CURE
+                f"the Docker daemon {self.address}: {api_error_text(error)[-300:]}", _TLS_CURE
             )
         return MachineError(
-            f"the Docker daemon {self.address} does not answer: {tunnel_problem or error}",
+            f"the Docker daemon {self.address} does not answer: {error}",
             "Start it, or correct `daemon` in the hosts file (or DOCKER_HOST)",
         )
 
 
-def _validate_image(name: str, image: Mapping[str, Any]) -> None:
-    config = image.get("Config") or {}
-    user = (config.get("User") or "").partition(":")[0]
-    if user in ("", "0", "root"):
-        raise ConfigError(
-            f"containers of the image {name} would run as root",
-            "Name another user in its Dockerfile, such as USER 10001:10001 (see "
-            "docker/jobs.Dockerfile)",
-        )
-    if WORK not in (config.get("Volumes") or {}):
-        raise ConfigError(
-            f"the image {name} has no volume {WORK}, the only folder that jobs write to",
-            f"Make the folder in its Dockerfile, give it to the image's user, and write VOLUME "
-            f"{WORK} (see docker/jobs.Dockerfile)",
-        )
-
-
-def explain(error: BaseException) -> str:
+def api_error_text(error: BaseException) -> str:
     """The explanation of the daemon, without the request that it answers."""
     text = getattr(error, "explanation", None) or str(error)
     return " ".join(str(text).split()).rstrip(".")
-
-
-def ignore_missing(call: Callable[[], Any]) -> Any:
-    """The result of a call. None if what it concerns does not exist."""
-    try:
-        return call()
-    except _import_docker().errors.NotFound:
-        return None
 
 
 def _import_docker() -> Any:
@@ -459,7 +323,10 @@ class ContainerPlace(Place):
         while (found := self._daemon.inspect(name)) is None:
             image = image or self._find_planned_image(launch.attempt)
             # A name is taken a moment before the container of that name can be seen.
-            if self._daemon.create(name, build_body(self._hosts, image, launch)):
+            body = build_body(self._hosts, image, launch)
+            if self._daemon.call(
+                "create_container_from_config", body, name=name, ignored=_IN_CONFLICT
+            ):
                 continue
             time.sleep(_POLL_SECONDS)
             if time.monotonic() > deadline:
@@ -475,7 +342,7 @@ class ContainerPlace(Place):
         planned = read_request(attempt.request).fingerprint.versions.get(IMAGE)
         if planned and self._daemon.inspect_image(planned):
             return planned
-        image = self._daemon.find_image(self._hosts)
+        image = self._daemon.ensure_image(self._hosts)
         if planned and image != planned:
             raise MachineError(
                 f"the image {self._hosts.image} is now {image}. When the job was planned, it was "
@@ -548,8 +415,7 @@ class ContainerPlace(Place):
 
     def read_output(self, attempt: Attempt[StorePath]) -> str:
         name = name_job(attempt)
-        with self._daemon.connect() as api:
-            output = ignore_missing(lambda: api.logs(name, tail=_TAIL_LINES)) or b""
+        output = self._daemon.call("logs", name, tail=_TAIL_LINES, ignored=_MISSING) or b""
         return str(output[-_TAIL_BYTES:].decode(errors="replace").strip())
 
     def cancel(self, attempt: Attempt[StorePath]) -> None:
@@ -558,8 +424,7 @@ class ContainerPlace(Place):
         The kernel ends all processes of a container with its first one.
         """
         name = name_job(attempt)
-        with self._daemon.connect() as api:
-            ignore_missing(lambda: api.stop(name, timeout=int(GRACE_SECONDS)))
+        self._daemon.call("stop", name, timeout=int(GRACE_SECONDS), ignored=_MISSING)
         if (found := self._daemon.inspect(name)) and found["State"]["Status"] == "created":
             self._daemon.remove(name)
 
@@ -578,9 +443,7 @@ class ContainerPlace(Place):
         limit = datetime.now(UTC) - _KEEP
         labels = [f"{_OWNER_LABEL}={_OWNER}", f"{_PIPELINE_LABEL}={pipeline}", _ATTEMPT_LABEL]
         filters = {"label": labels, "status": list(_ENDED)}
-        with self._daemon.connect() as api:
-            found = api.containers(all=True, filters=filters)
-        for container in found:
+        for container in self._daemon.call("containers", all=True, filters=filters):
             if container["Created"] < limit.timestamp():
                 description = self._daemon.inspect(container["Id"])
                 if description is None:
@@ -594,7 +457,7 @@ class ContainerPlace(Place):
         """Asks the daemon for the image, and pulls nothing."""
         image = self._hosts.image
         if self._hosts.pull == "never" or self._daemon.inspect_image(image):
-            self._daemon.find_image(self._hosts)
+            self._daemon.ensure_image(self._hosts)
             return
         yield Finding(
             check="image",
@@ -606,4 +469,4 @@ class ContainerPlace(Place):
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The image's id, which stands for the versions of all packages in it."""
-        return {IMAGE: self._daemon.find_image(self._hosts)}
+        return {IMAGE: self._daemon.ensure_image(self._hosts)}

@@ -7,8 +7,9 @@ is not there: the kubelet would look again only after ten seconds or more. If th
 the Job is deleted. If the starter dies in between, the job counts as ended after a minute, and the
 next try starts another one. A pod is never replaced.
 
-Objects are plain JSON, so the code reads the same fields as the documentation of Kubernetes names,
-and an answer of a newer cluster is no problem. Each request has a time limit. A request that may
+Requests and objects are plain JSON, sent with the connection of the official client (TLS, proxy,
+credentials). The code therefore reads the same fields as the documentation of Kubernetes names, and
+an answer of a newer cluster is no problem. Each request has a time limit. A request that may
 succeed later is sent again, a few times: after 410, 429 (with the pause that the server asks for)
 and errors of the server or of the network. All names of objects are chosen by the caller, so that
 a repeated request does no harm. After 403, too: a server that has just started does not know all
@@ -26,8 +27,9 @@ import email.utils
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+from urllib.parse import urlencode
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.hosts import KubernetesHosts
@@ -41,29 +43,33 @@ from pipeline_ops.jobs.places.kubernetes_manifest import (
     select_secret_values,
     set_owner,
 )
-from pipeline_ops.jobs.places.kubernetes_state import find_warning, judge_job
+from pipeline_ops.jobs.places.kubernetes_state import find_warning, to_job_state
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
-from pipeline_ops.jobs.places.pod_exec import CONTAINER, RBAC_FILE, open_configuration
+from pipeline_ops.jobs.places.pod_exec import (
+    CONTAINER,
+    RBAC_FILE,
+    get_auth_headers,
+    open_configuration,
+    read_message,
+)
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import Finding
 from pipeline_ops.system.processes import wait_until_gone
 
-if TYPE_CHECKING:
-    from kubernetes.client import ApiException
-
-Kind = Literal["job", "pod", "secret", "service", "network_policy", "event", "access_review"]
-_APIS: Mapping[Kind, tuple[str, str]] = {
-    "job": ("BatchV1Api", "jobs"),
-    "pod": ("CoreV1Api", "pods"),
-    "secret": ("CoreV1Api", "secrets"),
-    "service": ("CoreV1Api", "services"),
-    "network_policy": ("NetworkingV1Api", "networkpolicies"),
-    "event": ("CoreV1Api", "events"),
-    "access_review": ("AuthorizationV1Api", "selfsubjectaccessreviews"),
+Kind = Literal["jobs", "pods", "secrets", "services", "networkpolicies", "events", "reviews"]
+"""Resources by their names in a Role, but for the reviews of rights."""
+_PATHS: Mapping[Kind, str] = {
+    "jobs": "apis/batch/v1/namespaces/{}/jobs",
+    "pods": "api/v1/namespaces/{}/pods",
+    "secrets": "api/v1/namespaces/{}/secrets",
+    "services": "api/v1/namespaces/{}/services",
+    "networkpolicies": "apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "events": "api/v1/namespaces/{}/events",
+    "reviews": "apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
 }
-"""The client's class for each kind, and the name of the resource in a Role."""
-_TIMEOUT_SECONDS = (5.0, 20.0)
-"""The limits for connecting, and for each read."""
+_METHODS = {"create": "POST", "get": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
+_STRICT = {"fieldValidation": "Strict"}
+_CONNECT_SECONDS, _READ_SECONDS = 5.0, 20.0
 _MAX_REPEATS = 4
 _MAX_PAUSE_SECONDS = 8
 _LATER = (408, 410, 429, 500, 502, 503, 504)
@@ -77,8 +83,8 @@ class KubernetesClient:
     """
 
     def __init__(self, namespace: str, context: str | None = None):
-        configuration = open_configuration(context)
-        from kubernetes import client
+        self._configuration: Any = open_configuration(context)
+        from kubernetes.client.rest import RESTClientObject
         from urllib3 import Retry
 
         class BoundedRetry(Retry):
@@ -86,7 +92,7 @@ class KubernetesClient:
                 seconds = super().get_retry_after(response)
                 return seconds and min(seconds, _MAX_PAUSE_SECONDS)
 
-        configuration.retries = BoundedRetry(
+        self._configuration.retries = BoundedRetry(
             _MAX_REPEATS,
             other=0,  # such as a certificate of another authority
             allowed_methods=None,
@@ -95,49 +101,38 @@ class KubernetesClient:
             backoff_factor=0.5,
             backoff_max=_MAX_PAUSE_SECONDS,
         )
-        self.namespace, self._client = namespace, client.ApiClient(configuration)
+        self.namespace, self._pool = namespace, RESTClientObject(self._configuration).pool_manager
         self.server_time = time.time()
         """The time of the server at its last answer. All times in objects are of its clock."""
 
     def create(self, kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
         """Creates an object. Returns it, or None if there is one of that name."""
-        answer = self._send(
-            "create", kind, self.namespace, dict(manifest), field_validation="Strict"
-        )
-        return None if answer is None else dict(json.loads(answer))
+        return _parse(self._send("create", kind, body=manifest, query=_STRICT))
 
     def read(self, kind: Kind, name: str) -> dict[str, Any] | None:
         """An object, or None if there is none."""
-        answer = self._send("read", kind, name, self.namespace)
-        return None if answer is None else dict(json.loads(answer))
+        return _parse(self._send("get", kind, f"/{name}"))
 
     def patch(self, kind: Kind, name: str, change: Mapping[str, Any]) -> bool:
         """Merges a change into an object. Returns False if there is none."""
-        answer = self._send(
-            "patch", kind, name, self.namespace, dict(change), field_validation="Strict"
-        )
-        return answer is not None
+        return self._send("patch", kind, f"/{name}", body=change, query=_STRICT) is not None
 
     def list_events(self, name: str) -> list[dict[str, Any]]:
         """The events about an object."""
-        selector = f"involvedObject.name={name}"
-        answer = self._send("list", "event", self.namespace, field_selector=selector)
-        return list(json.loads(answer or b"{}").get("items") or [])
+        answer = self._send(
+            "list", "events", query={"fieldSelector": f"involvedObject.name={name}"}
+        )
+        return list((_parse(answer) or {}).get("items") or [])
 
     def list_pods(self, instance: str) -> list[dict[str, Any]]:
         """The pods of a job or a gang."""
-        selector = f"{INSTANCE_LABEL}={instance}"
-        answer = self._send("list", "pod", self.namespace, label_selector=selector)
-        return list(json.loads(answer or b"{}").get("items") or [])
+        answer = self._send("list", "pods", query={"labelSelector": f"{INSTANCE_LABEL}={instance}"})
+        return list((_parse(answer) or {}).get("items") or [])
 
     def read_log(self, pod: str, num_lines: int) -> str:
         """The end of what the container has printed."""
-        answer = self._send(
-            *("read", "pod", pod, self.namespace),
-            suffix="_log",
-            container=CONTAINER,
-            tail_lines=num_lines,
-        )
+        query = {"container": CONTAINER, "tailLines": str(num_lines)}
+        answer = self._send("get", "pods", f"/{pod}", "/log", query=query)
         return (answer or b"").decode(errors="replace")
 
     def delete(self, kind: Kind, name: str, grace_seconds: int | None = None) -> None:
@@ -146,10 +141,10 @@ class KubernetesClient:
         `grace_seconds` is for pods, between SIGTERM and SIGKILL. With 0, the pod is forgotten at
         once, even if its node does not answer.
         """
-        options: dict[str, Any] = {"propagation_policy": "Background"}
+        query = {"propagationPolicy": "Background"}
         if grace_seconds is not None:
-            options["grace_period_seconds"] = grace_seconds
-        self._send("delete", kind, name, self.namespace, **options)
+            query["gracePeriodSeconds"] = str(grace_seconds)
+        self._send("delete", kind, f"/{name}", query=query)
 
     def validate_rights(self, rights: Mapping[str, str]) -> None:
         """Asks Kubernetes whether this account has `JOB_RIGHTS` or `GANG_RIGHTS`.
@@ -166,8 +161,8 @@ class KubernetesClient:
             raise ConfigError(
                 f"this account may not {', '.join(missing)} in the namespace {self.namespace}",
                 f"Apply {RBAC_FILE}, or correct `namespace` in the hosts file. A gang needs "
-                "`train.runs_on` with a hosts file that has `service_account: "
-                "trainyard-supervisor`.",
+                "`train.runs_on` with a hosts file that has `pod: {serviceAccountName: "
+                "trainyard-supervisor}`.",
             )
 
     def _is_allowed(self, path: str, verb: str) -> bool:
@@ -178,49 +173,50 @@ class KubernetesClient:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": wanted | ({"subresource": part[0]} if part else {})},
         }
-        answer = self._send("create", "access_review", review)
-        return bool(json.loads(answer or b"{}").get("status", {}).get("allowed"))
+        answer = _parse(self._send("create", "reviews", body=review)) or {}
+        return bool(answer.get("status", {}).get("allowed"))
 
     def _send(
-        self, verb: str, kind: Kind, *arguments: object, suffix: str = "", **options: object
+        self,
+        verb: str,
+        kind: Kind,
+        name: str = "",
+        part: str = "",
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
     ) -> bytes | None:
         """Sends a request, again if that may help. None for 404 of an object, and for 409."""
-        from kubernetes import client
+        from urllib3 import Timeout
         from urllib3.exceptions import HTTPError
 
-        group, resource = _APIS[kind]
-        name = "self_subject_access_review" if kind == "access_review" else f"namespaced_{kind}"
-        method = getattr(getattr(client, group)(self._client), f"{verb}_{name}{suffix}")
-        what = f"{verb.replace('read', 'get')} {resource}{suffix.replace('_', '/')}"
+        path, what = _PATHS[kind].format(self.namespace), f"{verb} {kind}{part}"
+        url = f"{self._configuration.host}/{path}{name}{part}?{urlencode(query or {})}"
+        content_type = "application/merge-patch+json" if verb == "patch" else "application/json"
         try:
-            return self._call(method, *arguments, **options)
-        except client.ApiException as error:
-            status, problem = error.status or 0, _describe(error)
-            is_there = status == 409 and '"AlreadyExists"' in str(error.body)
-            if (status == 404 and verb != "create") or (is_there and verb == "create"):
-                return None
+            response = self._pool.request(
+                _METHODS[verb],
+                url,
+                body=body and json.dumps(body),
+                headers={"Content-Type": content_type, **get_auth_headers(self._configuration)},
+                timeout=Timeout(_CONNECT_SECONDS, _READ_SECONDS),
+            )
         except (HTTPError, OSError) as error:
             status, problem = 0, str(error)
+        else:
+            if date := response.headers.get("Date"):
+                self.server_time = email.utils.parsedate_to_datetime(date).timestamp()
+            status, is_creation = response.status, verb == "create"
+            if status < 300:
+                return bytes(response.data)
+            is_there = status == 409 and b'"AlreadyExists"' in response.data
+            if is_there if is_creation else status == 404:
+                return None
+            problem = read_message(response.data) or response.reason or ""
         if "certificate verify failed" in problem or status not in (0, *_LATER):
-            raise self._make_error(status, what, problem)
+            raise self._to_error(status, what, problem)
         raise MachineError(f"Kubernetes can't {what} ({status or 'no answer'}): {problem}")
 
-    def _call(self, method: Callable[..., Any], *arguments: object, **options: object) -> bytes:
-        from kubernetes import client
-
-        try:
-            response = method(
-                *arguments, **options, _preload_content=False, _request_timeout=_TIMEOUT_SECONDS
-            )
-        except AttributeError as error:  # clients before 37 fail on an error without a body
-            if isinstance(error.__context__, client.ApiException):
-                raise error.__context__ from None
-            raise
-        if date := response.headers.get("Date"):
-            self.server_time = email.utils.parsedate_to_datetime(date).timestamp()
-        return bytes(response.data)
-
-    def _make_error(self, status: int, what: str, problem: str) -> TrainyardError:
+    def _to_error(self, status: int, what: str, problem: str) -> TrainyardError:
         where = f"in the namespace {self.namespace}"
         if status in (401, 403) and "exceeded quota" in problem:
             return MachineError(f"Kubernetes has no room {where}: {problem}")
@@ -239,14 +235,8 @@ class KubernetesClient:
         )
 
 
-def _describe(error: ApiException) -> str:
-    """The message of the server, or what is known instead."""
-    body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else error.body
-    try:
-        message = json.loads(body or "")["message"]
-    except (ValueError, KeyError, TypeError):
-        message = body or error.reason or ""
-    return " ".join(str(message).split())[:2000]
+def _parse(answer: bytes | None) -> dict[str, Any] | None:
+    return None if answer is None else dict(json.loads(answer))
 
 
 JOB_RIGHTS: Mapping[str, str] = {
@@ -284,18 +274,18 @@ class KubernetesPlace(Place):
     def start(self, launch: JobLaunch) -> None:
         name = name_job(launch.attempt)
         values = select_secret_values(self._hosts, launch.environment, os.environ)
-        created = self._client.create("job", build_job(self._hosts, launch, bool(values)))
+        created = self._client.create("jobs", build_job(self._hosts, launch, bool(values)))
         if not values:
             return
-        job = created or self._client.read("job", name)
+        job = created or self._client.read("jobs", name)
         try:
             if job is not None:
-                self._client.create("secret", set_owner(build_secret(name, values), job))
-            if job is None or not self._client.patch("job", name, RESUMED):
+                self._client.create("secrets", set_owner(build_secret(name, values), job))
+            if job is None or not self._client.patch("jobs", name, RESUMED):
                 raise MachineError(f"the Job {name} was deleted while it was started")
         except TrainyardError:
             with contextlib.suppress(TrainyardError):
-                self._client.delete("job", name)
+                self._client.delete("jobs", name)
             raise
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
@@ -303,8 +293,8 @@ class KubernetesPlace(Place):
         pods = self._client.list_pods(name)
         if any(is_running(pod) for pod in pods):
             return JobState("running")
-        job = self._client.read("job", name)
-        state = judge_job(job, pods, self._client.server_time, self.queue_seconds)
+        job = self._client.read("jobs", name)
+        state = to_job_state(job, pods, self._client.server_time, self.queue_seconds)
         if state.phase != "waiting":
             return state
         # What the objects do not say: a pod that is not admitted, a sandbox that cannot be made.
@@ -331,16 +321,16 @@ class KubernetesPlace(Place):
         """Removes the Job, its pods and its Secret. Ends the job if it runs."""
         name = name_job(attempt)
         self._end(name)
-        self._client.delete("secret", name)
+        self._client.delete("secrets", name)
         return not self._client.list_pods(name)
 
     def check(self) -> Iterator[Finding]:
         self._client.validate_rights(JOB_RIGHTS)
-        yield from ()
+        return iter(())
 
     def check_for_gang(self) -> Iterator[Finding]:
         self._client.validate_rights(GANG_RIGHTS)
-        yield from ()
+        return iter(())
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The digest of the image, which holds all packages.
@@ -360,7 +350,7 @@ class KubernetesPlace(Place):
         A pod on a node that does not answer is forgotten. Its job finds the cancellation request,
         or that it has lost its lease.
         """
-        self._client.delete("job", name)
+        self._client.delete("jobs", name)
         self._delete_pods(name, int(GRACE_SECONDS))
         end_seconds = GRACE_SECONDS + _END_SECONDS
         if not wait_until_gone(lambda: self._client.list_pods(name), end_seconds, _POLL_SECONDS):
@@ -368,7 +358,7 @@ class KubernetesPlace(Place):
 
     def _delete_pods(self, name: str, grace_seconds: int) -> None:
         for pod in self._client.list_pods(name):
-            self._client.delete("pod", pod["metadata"]["name"], grace_seconds)
+            self._client.delete("pods", pod["metadata"]["name"], grace_seconds)
 
 
 def is_running(pod: dict[str, Any]) -> bool:

@@ -207,14 +207,18 @@ def build_pod_spec(
             *({"name": _name_folder(path), "emptyDir": kind} for path, kind in _FOLDERS.items()),
         ],
     }
-    optional = {
-        "serviceAccountName": hosts.service_account,
-        "nodeSelector": hosts.node_selector,
-        "tolerations": [each.model_dump(exclude_none=True) for each in hosts.tolerations],
-        "priorityClassName": hosts.priority_class,
-        "imagePullSecrets": [{"name": secret} for secret in hosts.image_pull_secrets],
-    }
-    return pod | {key: value for key, value in optional.items() if value}
+    return _merge(pod, hosts.pod)
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges nested mappings. Other values, also lists, are replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = base.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _merge(old, value)
+        merged[key] = value
+    return merged
 
 
 def _omit_credentials(variables: Mapping[str, str]) -> dict[str, str]:

@@ -51,7 +51,7 @@ _NO_COMMAND = (126, 127)
 Object = Mapping[str, Any]
 
 
-def judge_job(
+def to_job_state(
     job: Object | None, pods: Sequence[Object], now: float, queue_seconds: float
 ) -> JobState:
     """The state of a job by its Job, if there is one, and its pods. `now` is the cluster's time.
@@ -60,11 +60,11 @@ def judge_job(
     """
     if pods:
         newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
-        state = judge_pod(newest, now)
+        state = to_pod_state(newest, now)
     elif job is None:
         return JobState("absent", "Kubernetes does not know the job: it was deleted, or is gone")
     else:
-        state = _judge_without_pods(job, now)
+        state = _to_podless_state(job, now)
     if state.phase == "waiting":
         since = _read_time((job or pods[0])["metadata"].get("creationTimestamp"), now)
         if now - since > queue_seconds:
@@ -76,21 +76,21 @@ def judge_job(
     return state
 
 
-def judge_pod(pod: Object, now: float) -> JobState:
+def to_pod_state(pod: Object, now: float) -> JobState:
     """The state of a job by its pod."""
     status, metadata = pod.get("status", {}), pod["metadata"]
     if status.get("phase") in ("Succeeded", "Failed"):
-        return _judge_end(status)
+        return _to_end_state(status)
     # The time of the deletion includes the grace period.
     if now - _read_time(metadata.get("deletionTimestamp"), now) > _LOST_SECONDS:
         return JobState("ended", f"the job was lost: {_explain_deletion(status)}")
     container = _find_container(status)
     if status.get("phase") == "Running" or "running" in container.get("state", {}):
         return JobState("running")
-    return _judge_start(status, container, now)
+    return _to_start_state(status, container, now)
 
 
-def _judge_start(status: Object, container: Object, now: float) -> JobState:
+def _to_start_state(status: Object, container: Object, now: float) -> JobState:
     """The state of a pod that has not run yet."""
     waiting = container.get("state", {}).get("waiting", {})
     reason, message = waiting.get("reason", ""), " ".join(waiting.get("message", "").split())
@@ -104,7 +104,7 @@ def _judge_start(status: Object, container: Object, now: float) -> JobState:
         if is_permanent:
             return JobState(
                 "ended",
-                f"the image can't be pulled: {text}. Correct `image` or `image_pull_secrets` in "
+                f"the image can't be pulled: {text}. Correct `image` or `pod.imagePullSecrets` in "
                 "the hosts file",
                 ExitCode.CONFIG,
             )
@@ -123,7 +123,7 @@ def _judge_start(status: Object, container: Object, now: float) -> JobState:
     return JobState("waiting", text or "its pod has a node, and starts")
 
 
-def _judge_end(status: Object) -> JobState:
+def _to_end_state(status: Object) -> JobState:
     container = _find_container(status).get("state", {}).get("terminated", {})
     code, reason = container.get("exitCode"), container.get("reason")
     disruption = _find_condition(status, "DisruptionTarget")
@@ -184,7 +184,7 @@ def find_warning(events: Sequence[Object]) -> str:
     return " ".join(newest.get("message", "").split())
 
 
-def _judge_without_pods(job: Object, now: float) -> JobState:
+def _to_podless_state(job: Object, now: float) -> JobState:
     conditions = {
         condition["type"]: condition
         for condition in job.get("status", {}).get("conditions") or []

@@ -69,7 +69,7 @@ class LocalPlace(Place):
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
         """The state of a job. For a process on another host, only its status is visible here."""
-        process = read_process(attempt)
+        process = read_identity(attempt.process)
         if process is None:
             return JobState(
                 "absent",
@@ -106,8 +106,7 @@ def start_once(
 ) -> None:
     """Starts the first process of a job in a session of its own, unless it was started before.
 
-    `identity` is the file that identifies the process. Its `output` goes to a folder of this host.
-    `environment` lacks the variable of the attempt.
+    The file `identity` will name the process. `output` is in a folder of this host.
     """
     with exclusive_lock(output.parent / _LOCK, str(attempt.folder), _LOCK_SECONDS):
         if read_identity(identity) is None:
@@ -122,10 +121,10 @@ def start_once(
 
 
 def end_job(attempt: Attempt[StorePath], identity: StorePath) -> bool:
-    """Ends the process group of a job on this host, then what it has started outside of the group.
+    """Ends the process group of a job on this host, then its other processes.
 
     A process gets no signal unless it was started for this very attempt, whatever the file says.
-    Returns whether all of its processes on this host are gone.
+    Returns whether all are gone.
     """
     process = read_identity(identity)
     if process is None or not is_local(process):
@@ -144,11 +143,6 @@ def clean_job(attempt: Attempt[StorePath], identity: StorePath) -> bool:
     return is_gone
 
 
-def read_process(attempt: Attempt[StorePath]) -> ProcessIdentity | None:
-    """The job's process; None if it was not started, or if its file is damaged."""
-    return read_identity(attempt.process)
-
-
 def read_identity(file: StorePath) -> ProcessIdentity | None:
     """The process that a file names; None if there is no file, or if it is damaged."""
     try:
@@ -162,10 +156,7 @@ def is_local(process: ProcessIdentity) -> bool:
 
 
 def build_bridge_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Makes the variable by which another interpreter finds the code of the fingerprint.
-
-    It finds no package next to that code.
-    """
+    """The variable by which another interpreter finds this code, and no package next to it."""
     return {
         "PYTHONPATH": os.pathsep.join(
             filter(None, [str(_BRIDGE_FOLDER), environment.get("PYTHONPATH")])

@@ -1,10 +1,10 @@
 """The interface of a place where jobs run.
 
-A place knows a job by its attempt. All names that it gives (of a container, of a Kubernetes object,
-of a Slurm job) follow from the folder of the attempt, so that the next try of a task, or another
-component of Airflow, finds the job again without a record of the place. The job reports its
-progress and its outcome in the store, and not through its place. The place is asked whether a job
-without an outcome still runs, and why it has ended.
+A place knows a job by its attempt. All names that it gives (of a container, an object of
+Kubernetes, a Slurm job) follow from the folder of the attempt. The next try of a task, or another
+component of Airflow, therefore finds the job again without a record of the place. The job reports
+its progress and its outcome in the store. The place is only asked whether a job without an outcome
+still runs, and why it has ended.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from pipeline_ops.system.processes import SAFE_PATH
 
 @dataclasses.dataclass(frozen=True)
 class JobLaunch:
-    """All that a place needs to start a job.
+    """All that a place needs to start a job, whose request is in the folder of `attempt` already.
 
-    Its request is in the folder of `attempt` already. The `environment` has the access to the
-    store, and is secret. The job ends itself after `deadline_seconds`. The names of the pipeline
-    and of the job are for people who look at the place.
+    The `environment` has the access to the store, and is secret. The job ends itself after
+    `deadline_seconds`. `pipeline` and `job` are for people who look at the place.
     """
 
     attempt: Attempt[StorePath]
@@ -46,18 +45,14 @@ class JobLaunch:
 
 @dataclasses.dataclass(frozen=True)
 class JobState:
-    """The knowledge of a place about a job.
-
-    Attributes:
-      phase: `absent` if the place does not know the job: it was not started, or is long gone.
-        `waiting` if it is not running yet, in a queue or while its image is pulled.
-      message: for people: what it waits for, or why it has ended.
-      exit_code: how a job counts that has ended without an outcome in the store.
-    """
+    """The knowledge of a place about a job."""
 
     phase: Literal["absent", "waiting", "running", "ended"]
+    """`absent`: it was not started, or is long gone. `waiting`: in a queue, or for its image."""
     message: str = ""
+    """For people: what it waits for, or why it has ended."""
     exit_code: ExitCode = ExitCode.RETRY
+    """The outcome of a job that has ended without one in the store."""
 
     @property
     def may_run(self) -> bool:
@@ -82,45 +77,30 @@ class Place(Protocol):
     """How long a job may wait there before it runs."""
 
     def start(self, launch: JobLaunch) -> None:
-        """Starts a job, unless it was started before. Returns before the job has ended.
-
-        Two calls at the same time start one job.
-        """
+        """Starts a job, unless it was started before. Two calls at the same time start one job."""
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
         """The state of a job, which another process may have started."""
 
     def read_output(self, attempt: Attempt[StorePath]) -> str:
-        """The end of what the job has printed, as far as the place has kept it.
-
-        The log in the store has more, but is missing if the job never began.
-        """
+        """The end of the job's output, also of a job that never began and has no log."""
 
     def cancel(self, attempt: Attempt[StorePath]) -> None:
         """Ends a job with all of its processes within five seconds. An unknown job is ignored."""
 
     def clean(self, attempt: Attempt[StorePath]) -> bool:
-        """Removes what a job has left here after its end.
-
-        Returns whether nothing of it is left here.
-        """
+        """Removes the leftovers of a job after its end. Returns whether nothing is left."""
 
     def check(self) -> Iterator[Finding]:
-        """Yields what is wrong with the place, with the cures, for `trainyard doctor`.
-
-        It starts and changes nothing there.
-        """
+        """Yields the problems of the place for `trainyard doctor`. Starts and changes nothing."""
         yield from ()
 
     def check_for_gang(self) -> Iterator[Finding]:
-        """Yields what keeps this process from starting a gang there, like `check`."""
+        """Yields the problems that keep this process from starting a gang there, like `check`."""
         return self.check()
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
-        """The environment in which jobs run here, for the fingerprint.
-
-        It has the versions of the packages, or the digest of the image that holds them.
-        """
+        """The versions of packages, or the digest of the image, for the fingerprint."""
 
 
 def name_job(attempt: Attempt[StorePath]) -> str:
@@ -148,11 +128,7 @@ _AIRFLOW_PREFIXES = ("AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
 
 
 def build_job_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Makes the environment that a job inherits.
-
-    It lacks Airflow's settings, among which are its database and its keys. Python adds no folder of
-    its own to `sys.path`.
-    """
+    """Makes the environment that a job inherits, without Airflow's settings and keys."""
     inherited = {
         name: value for name, value in environment.items() if not name.startswith(_AIRFLOW_PREFIXES)
     }
@@ -160,10 +136,10 @@ def build_job_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def collect_store_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables with which another host reaches the bucket as this one does. They are secret.
+    """The secret variables with which another host reaches the bucket as this one does.
 
-    The key of a Google service account travels as a text, because its file is on this host. Other
-    files that a variable names must be at the same path on the other host.
+    The key of a Google service account travels as a text. Other files that a variable names must be
+    at the same path on the other host.
     """
     found = {
         name: value
@@ -201,10 +177,7 @@ def build_python_command(hosts: Hosts, module: str, *arguments: str) -> list[str
 
 
 def build_python_environment(hosts: Hosts) -> dict[str, str]:
-    """Returns variables with which Python finds this project on a host.
-
-    Python does not import from the folder in which the command is started.
-    """
+    """The variables with which Python finds this project on a host."""
     if _has_image(hosts):
         return SAFE_PATH | ({"PYTHONPATH": hosts.code} if hosts.code else {})
     return SAFE_PATH | {"PYTHONPATH": hosts.code or str(CODE_ROOT)}

@@ -13,6 +13,7 @@ because the methods of the client would import the models of all objects, for se
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -82,6 +83,20 @@ def open_configuration(context: str | None) -> Configuration:
     return configuration
 
 
+def get_auth_headers(configuration: Any) -> dict[str, str]:
+    """The headers with this account's credentials, which are renewed if they have expired."""
+    settings = configuration.auth_settings().values()
+    return {setting["key"]: setting["value"] for setting in settings}
+
+
+def read_message(body: bytes) -> str:
+    """The message of the server in the body of its answer, or the body itself."""
+    text = body.decode(errors="replace")
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = str(json.loads(text)["message"])
+    return " ".join(text.split())[:2000]
+
+
 def main() -> int:
     namespace, context, pod, *command = sys.argv[1:]
     try:
@@ -105,9 +120,7 @@ def connect(namespace: str, context: str | None, pod: str, command: Sequence[str
     query = [("stdin", "true"), ("stdout", "true"), ("stderr", "true"), ("container", CONTAINER)]
     query += [("command", word) for word in command]
     path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/exec?{urlencode(query)}"
-    headers = {"sec-websocket-protocol": ",".join(_PROTOCOLS)} | {
-        setting["key"]: setting["value"] for setting in configuration.auth_settings().values()
-    }
+    headers = {"sec-websocket-protocol": ",".join(_PROTOCOLS)} | get_auth_headers(configuration)
     websocket.setdefaulttimeout(_CONNECT_SECONDS)
     try:
         open_websocket: Callable[..., Any] = ws_client.create_websocket  # it has no types
@@ -115,22 +128,15 @@ def connect(namespace: str, context: str | None, pod: str, command: Sequence[str
             configuration, f"ws{configuration.host.removeprefix('http')}{path}", headers
         )
     except websocket.WebSocketBadStatusException as error:
-        raise _make_error(pod, error.status_code, error.resp_body or b"") from None
+        status, message = error.status_code, read_message(error.resp_body or b"")
+        problem = f"no command can be run in the pod {pod} ({status}): {message}"
+        if status in (401, 403):
+            raise ConfigError(f"{problem}. {RBAC_FILE} has the rights that it needs") from None
+        raise MachineError(problem) from None
     except (websocket.WebSocketException, OSError) as error:
         raise MachineError(f"Kubernetes can't be reached: {error}") from None
     connection.settimeout(None)
     return connection
-
-
-def _make_error(pod: str, status: int, body: bytes) -> TrainyardError:
-    try:
-        message = json.loads(body)["message"]
-    except (ValueError, KeyError, TypeError):
-        message = body.decode(errors="replace")[:500]
-    problem = f"no command can be run in the pod {pod} ({status}): {message}"
-    if status in (401, 403):
-        return ConfigError(f"{problem}. {RBAC_FILE} has the rights that it needs")
-    return MachineError(problem)
 
 
 def carry(connection: Any) -> int:

@@ -21,6 +21,7 @@ from pipeline_ops.config.hosts import SlurmHosts
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.jobs.cancellation import GRACE_SECONDS
 from pipeline_ops.jobs.places.place import (
+    OWN_NAMES,
     JobLaunch,
     JobState,
     Place,
@@ -42,7 +43,7 @@ _ENDINGS = {
     "OUT_OF_MEMORY": "it used more memory than it may. Raise memory_per_node in the hosts file",
     "NODE_FAIL": "its node failed",
     "PREEMPTED": "it was preempted by another job",
-    "TIMEOUT": "time_limit in the hosts file was over",
+    "TIMEOUT": "its time limit (--time) was over. Raise it in arguments of the hosts file",
     "CANCELLED": "it was cancelled in Slurm",
     "BOOT_FAIL": "its node did not start",
 }
@@ -132,15 +133,10 @@ class SlurmPlace(Place):
         return any(job.state in (*_RUNNING, *WAITING) for job in found)
 
     def check(self) -> Iterator[Finding]:
-        """Asks whether Slurm answers, and whether it has the partition."""
-        partition = self._hosts.partition
-        option = [f"--partition={partition}"] if partition else []
-        if not run_slurm("sinfo", "--noheader", "--format=%P", *option):
-            yield Finding(
-                check="Slurm",
-                problem=f"Slurm has no partition {partition}",
-                cure="Correct `partition` in the hosts file. `sinfo` lists the partitions.",
-            )
+        """Asks Slurm whether it would accept a job, by sbatch's own test."""
+        command = build_sbatch_command(self._hosts, f"{OWN_NAMES}test", Path(os.devnull), "1")
+        run_slurm(*command, "--test-only", text="#!/bin/sh\n")
+        yield from ()
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The versions in the interpreter of the nodes, which must be at the same path here."""
@@ -174,9 +170,6 @@ def build_sbatch_command(hosts: SlurmHosts, name: str, log: Path, nodes: str) ->
         "--nodes": nodes,
         "--ntasks-per-node": "1",
         "--output": str(log),
-        "--partition": hosts.partition,
-        "--account": hosts.account,
-        "--time": hosts.time_limit,
         "--cpus-per-task": hosts.cores_per_node,
         "--mem": hosts.memory_per_node,
         "--gpus-per-node": hosts.gpus_per_node,

@@ -11,7 +11,7 @@ import contextlib
 import os
 import shlex
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pydantic import ValidationError
 
@@ -25,7 +25,7 @@ from pipeline_ops.jobs.places.place import (
     build_python_command,
     collect_store_environment,
 )
-from pipeline_ops.jobs.remote_host import Answer, Question
+from pipeline_ops.jobs.remote_host import HostRequest, HostResponse
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import make_store_environment
 from pipeline_ops.storage.store_path import StorePath
@@ -56,12 +56,13 @@ class SshPlace(Place):
         with contextlib.suppress(MachineError):
             if self._locate(attempt):
                 return
-        question = Question(
+        request = HostRequest(
             attempt=str(attempt.folder),
             module=launch.module,
             environment=self._build_environment(launch.environment),
         )
-        self._found[attempt.folder], _ = self._ask_first(self._order(attempt), "start", question)
+        if started := self._ask_each(self._order(attempt), "start", request):
+            self._found[attempt.folder] = started[0]
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
         host = self._locate(attempt)
@@ -88,54 +89,62 @@ class SshPlace(Place):
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The versions on the first host that answers. A job compares them with those it finds."""
-        _, answer = self._ask_first(self._names, "versions", Question(packages=list(packages)))
-        return answer.versions
+        answered = self._ask_each(self._names, "versions", HostRequest(packages=list(packages)))
+        return answered[1].versions if answered else {}
 
-    def _ask_first(
-        self, hosts: Iterable[str], command: str, question: Question
-    ) -> tuple[str, Answer]:
-        """The first host that answers, and its answer."""
+    def _ask_each(
+        self,
+        hosts: Iterable[str],
+        command: str,
+        request: HostRequest,
+        is_wanted: Callable[[HostResponse], bool] = lambda response: True,
+    ) -> tuple[str, HostResponse] | None:
+        """The first host with a response that is wanted, and the response.
+
+        None if no host has one. Raises MachineError if not all of them could be asked.
+        """
         unreachable = []
         for host in hosts:
             try:
-                return host, self.ask(host, command, question)
+                response = self.ask(host, command, request)
             except MachineError as error:
                 unreachable.append(str(error))
-        raise MachineError("; ".join(unreachable))
+                continue
+            if is_wanted(response):
+                return host, response
+        if unreachable:
+            raise MachineError("; ".join(unreachable))
+        return None
 
     def _order(self, attempt: Attempt[StorePath]) -> list[str]:
         first = int(compute_digest(str(attempt.folder)), 16) % len(self._names)
         return self._names[first:] + self._names[:first]
 
     def _locate(self, attempt: Attempt[StorePath]) -> str | None:
-        """The host that knows a job.
+        """The host that knows a job. Raises MachineError if it may be one that does not answer."""
+        if attempt.folder not in self._found:
+            found = self._ask_each(
+                self._order(attempt),
+                "find",
+                self._make_request(attempt),
+                is_wanted=lambda response: response.phase != "absent",
+            )
+            if found is None:
+                return None
+            self._found[attempt.folder] = found[0]
+        return self._found[attempt.folder]
 
-        MachineError if none does and not all of them can be reached.
-        """
-        if host := self._found.get(attempt.folder):
-            return host
-        unreachable = []
-        for host in self._order(attempt):
-            try:
-                if self._ask_about(host, "find", attempt).phase != "absent":
-                    self._found[attempt.folder] = host
-                    return host
-            except MachineError as error:
-                unreachable.append(str(error))
-        if unreachable:
-            raise MachineError("; ".join(unreachable))
-        return None
+    def _ask_about(self, host: str, command: str, attempt: Attempt[StorePath]) -> HostResponse:
+        return self.ask(host, command, self._make_request(attempt))
 
-    def _ask_about(self, host: str, command: str, attempt: Attempt[StorePath]) -> Answer:
-        connection = make_store_environment(attempt.folder.root)
-        environment = self._build_environment(connection)
-        question = Question(attempt=str(attempt.folder), environment=environment)
-        return self.ask(host, command, question)
+    def _make_request(self, attempt: Attempt[StorePath]) -> HostRequest:
+        environment = self._build_environment(make_store_environment(attempt.folder.root))
+        return HostRequest(attempt=str(attempt.folder), environment=environment)
 
     def _build_environment(self, access: Mapping[str, str]) -> dict[str, str]:
         return {**collect_store_environment(os.environ), **access, **self._hosts.environment}
 
-    def ask(self, host: str, command: str, question: Question) -> Answer:
+    def ask(self, host: str, command: str, request: HostRequest) -> HostResponse:
         """Runs a command on the host.
 
         Raises:
@@ -146,7 +155,7 @@ class SshPlace(Place):
         try:
             done = subprocess.run(
                 build_ssh_command(self._hosts, host, remote),
-                input=question.model_dump_json() + "\n",
+                input=request.model_dump_json() + "\n",
                 capture_output=True,
                 text=True,
                 timeout=_COMMAND_SECONDS,
@@ -157,29 +166,32 @@ class SshPlace(Place):
             ) from None
         except subprocess.TimeoutExpired:
             raise MachineError(f"{host} has not answered in {_COMMAND_SECONDS} s") from None
-        return _parse_answer(host, done)
+        return _parse_response(host, done)
 
 
-def _parse_answer(host: str, done: subprocess.CompletedProcess[str]) -> Answer:
+def _parse_response(host: str, done: subprocess.CompletedProcess[str]) -> HostResponse:
     try:
-        answer = Answer.model_validate_json(done.stdout.strip().rpartition("\n")[2])
+        response = HostResponse.model_validate_json(done.stdout.strip().rpartition("\n")[2])
     except ValidationError:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         problem = f"{host} over ssh: {lines[-1][:500]}"
         if any(refusal in done.stderr for refusal in _REFUSALS):
             raise ConfigError(
                 problem,
-                "The hosts file says how to log in, and where `python` and the project (`code`) "
-                "are on the host",
+                "ssh's configuration (`config_file` in the hosts file) says how to log in. The "
+                "hosts file says where `python` and the project (`code`) are on the host",
             ) from None
         raise MachineError(problem) from None
-    if answer.error:
-        raise make_error(answer.exit_code, f"{host}: {answer.error}")
-    return answer
+    if response.error:
+        raise make_error(response.exit_code, f"{host}: {response.error}")
+    return response
 
 
 def build_ssh_command(hosts: SshHosts, host: str, remote: list[str]) -> list[str]:
-    """The command that runs another command on a host. Pure."""
+    """The command that runs another command on a host. Pure.
+
+    Its options come before those of the ssh_config file: an unknown host is refused in any case.
+    """
     settings: dict[str, object] = {
         "BatchMode": "yes",
         "StrictHostKeyChecking": "yes",
@@ -189,15 +201,9 @@ def build_ssh_command(hosts: SshHosts, host: str, remote: list[str]) -> list[str
     }
     if not hosts.config_file:
         settings["ConnectTimeout"] = _CONNECT_SECONDS
-    if hosts.identity_file:
-        settings |= {"IdentityFile": hosts.identity_file, "IdentitiesOnly": "yes"}
-    if hosts.known_hosts:
-        settings["UserKnownHostsFile"] = hosts.known_hosts
     options = [
         *(["-F", hosts.config_file] if hosts.config_file else []),
         *(argument for key, value in settings.items() for argument in ("-o", f"{key}={value}")),
-        *(["-l", hosts.user] if hosts.user else []),
-        *(["-p", str(hosts.port)] if hosts.port else []),
     ]
     # Behind `--`, a name that begins with a hyphen is a name and not an option.
     return ["ssh", "-T", *options, "--", host, shlex.join(remote)]

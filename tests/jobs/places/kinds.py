@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fake_kubernetes import KubernetesCluster
-from fake_kubernetes.placed_job import IMAGE
+from fake_kubernetes.hosts import IMAGE
 from launch import cluster as slurm
 from launch import network
 from manifests import EMPTY_FINGERPRINT

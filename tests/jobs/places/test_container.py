@@ -6,25 +6,21 @@ import concurrent.futures
 import http.server
 import json
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterator
 
 import pytest
 from containers import BASE_IMAGE
-from processes import Stopwatch
+from placed_job import PlacedJob
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.container import ContainerPlace, build_body
-from pipeline_ops.jobs.places.place import JobLaunch, name_job
-from pipeline_ops.jobs.progress import ProgressReader
-from pipeline_ops.jobs.request import Request, Status, read_status, write_request
-from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.jobs.places.place import JobLaunch
+from pipeline_ops.jobs.request import read_status
+from pipeline_ops.storage.open_store import open_path
 
 pytestmark = [
     pytest.mark.containers,
@@ -33,66 +29,14 @@ pytestmark = [
 ]
 
 
-class PlacedJob:
-    """A job of `place_job.py` whose request is in the bucket."""
-
-    def __init__(self, root: str, number: int, place: ContainerPlace, do: str, planned: str = ""):
-        self.root, self.place = root, place
-        attempts = Layout(open_root(root), "digits")
-        self.attempt: Attempt = attempts.attempt("run", "train", f"attempt-{number:08x}")
-        versions = {"image": planned} if planned else {}
-        self.request = Request(
-            job="evaluate",
-            pipeline="digits",
-            run_id="run",
-            config_file="digits.yaml",
-            config={"do": do},
-            root=root,
-            artifact=f"{root}/artifacts/digits/train/{number:032x}",
-            fingerprint=Fingerprint(config={}, inputs={}, code={}, versions=versions),
-            deadline_seconds=300,
-        )
-        write_request(self.attempt, self.request)
-        self.name = name_job(self.attempt)
-
-    def start(self) -> PlacedJob:
-        launch = JobLaunch(self.attempt, "place_job", {}, 300, "digits", "train")
-        self.place.start(launch)
-        return self
-
-    def wait_until_ready(self) -> PlacedJob:
-        self.wait_until(lambda: any(e.phase == "waits" for e in self.read_events()))
-        return self
-
-    def read_events(self):
-        return ProgressReader(self.attempt.progress).read_new()
-
-    def wait_until(self, is_so: Callable[[], object], seconds: float = 90) -> None:
-        deadline = time.monotonic() + seconds
-        while not is_so():
-            assert time.monotonic() < deadline, (
-                f"{self.place.find(self.attempt)}\n{self.place.read_output(self.attempt)}"
-            )
-            time.sleep(0.1)
-
-    def wait_for_outcome(self) -> Status:
-        handle, outcomes = JobHandle(self.attempt, self.place), []
-
-        def has_outcome() -> bool:
-            outcomes.append(handle.read_outcome())
-            return outcomes[-1] is not None
-
-        self.wait_until(has_outcome)
-        return outcomes[-1]
-
-
 @pytest.fixture
 def job(engine, bucket, request) -> Callable[..., PlacedJob]:
     started: list[PlacedJob] = []
 
     def make(do: str = "wait", planned: str = "", **values: object) -> PlacedJob:
         number = zlib.crc32(f"{request.node.name} {len(started)}".encode())
-        started.append(PlacedJob(f"{bucket}/root", number, engine.place(**values), do, planned))
+        place = engine.place(**values)
+        started.append(PlacedJob(f"{bucket}/root", number, place, do, planned=planned))
         return started[-1]
 
     yield make
@@ -162,7 +106,8 @@ def test_a_container_of_a_killed_starter_is_started_by_the_next_one(engine, job)
     one = job("wait")
     launch = JobLaunch(one.attempt, "place_job", {}, 300, "digits", "train")
     image = one.place._find_planned_image(one.attempt)
-    one.place._daemon.create(one.name, build_body(one.place._hosts, image, launch))
+    body = build_body(one.place._hosts, image, launch)
+    one.place._daemon.call("create_container_from_config", body, name=one.name)
     assert one.place.find(one.attempt).phase == "absent", "it was not started"
     one.start().wait_until_ready()
     assert one.place.find(one.attempt).phase == "running"
@@ -172,28 +117,10 @@ def test_a_container_that_was_not_started_goes_with_a_cancellation(engine, job):
     one = job("wait")
     launch = JobLaunch(one.attempt, "place_job", {}, 300, "digits", "train")
     image = one.place._find_planned_image(one.attempt)
-    one.place._daemon.create(one.name, build_body(one.place._hosts, image, launch))
+    body = build_body(one.place._hosts, image, launch)
+    one.place._daemon.call("create_container_from_config", body, name=one.name)
     one.place.cancel(one.attempt)
     assert engine.docker.run("docker", "inspect", one.name).returncode != 0
-
-
-def test_all_processes_of_a_cancelled_job_are_gone_within_five_seconds(engine, job):
-    one = job("wait").start().wait_until_ready()
-    pids = engine.find_pids(one.name)
-    assert len(pids) >= 4, "init process, job, child and grandchild"
-    watch = Stopwatch()
-    one.place.cancel(one.attempt)
-    assert engine.find_pids(one.name) == []
-    assert watch.seconds < 5
-    one.place.cancel(one.attempt)
-
-
-def test_a_job_that_was_killed_has_an_explained_end(engine, job):
-    one = job("wait").start().wait_until_ready()
-    engine.kill_job(one.attempt)
-    outcome = one.wait_for_outcome()
-    assert outcome.exit_code is ExitCode.RETRY
-    assert "ended with signal 9" in outcome.message
 
 
 def test_a_container_that_was_killed_has_an_explained_end(engine, job):
@@ -326,14 +253,6 @@ def test_a_network_that_is_missing_is_refused(job):
         job("wait", docker_network="nowhere").start()
 
 
-def test_a_full_disk_is_reported(engine, job):
-    one = job("fill").start()
-    outcome = one.wait_for_outcome()
-    assert outcome.exit_code is ExitCode.RETRY
-    assert "No space left on device" in outcome.message or "disk" in outcome.message, outcome
-    one.place.clean(one.attempt)
-
-
 def test_a_disk_that_is_full_from_the_beginning_is_reported(engine, job):
     engine.fill_disk()
     try:
@@ -373,20 +292,6 @@ def test_a_daemon_is_reached_over_tls(engine, job, monkeypatch):
     monkeypatch.setenv("DOCKER_CERT_PATH", str(engine.certificates))
     one = job("nothing", daemon=engine.secure_address).start()
     assert one.wait_for_outcome().exit_code is ExitCode.SUCCESS
-
-
-def test_a_daemon_is_reached_over_ssh(engine, job, tmp_path, monkeypatch):
-    """With a program in the place of ssh, which runs the last word of its command here."""
-    program = tmp_path / "ssh"
-    program.write_text(
-        f"#!/bin/sh\nexport DOCKER_HOST={engine.address}\nfor last; do :; done\nexec $last\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{engine.docker.environment['PATH']}")
-    one = job("wait", daemon="ssh://me@there").start().wait_until_ready()
-    assert engine.describe(one.name)["State"]["Running"]
-    one.place.cancel(one.attempt)
-    assert one.place.clean(one.attempt)
 
 
 def test_a_job_is_lost_with_the_host_of_its_daemon(engine, job):

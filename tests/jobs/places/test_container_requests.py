@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
-import stat
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -19,9 +16,7 @@ from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.places.container import (
     ContainerPlace,
     Daemon,
-    _validate_image,
     build_body,
-    build_tunnel_command,
 )
 from pipeline_ops.jobs.places.place import JobLaunch
 from pipeline_ops.jobs.remote_host import INIT_MODULE
@@ -97,33 +92,6 @@ def test_a_hosts_file_that_can_not_work_is_refused(values, problem):
         make_hosts(**values)
 
 
-@pytest.mark.parametrize("user", ["", "0", "root", "0:0", "root:root"])
-def test_images_of_root_are_refused(user):
-    with pytest.raises(ConfigError, match="would run as root"):
-        _validate_image("jobs", {"Config": {"User": user, "Volumes": {"/work": {}}}})
-
-
-@pytest.mark.parametrize(
-    ("status", "explanation", "kind"),
-    [
-        (400, "invalid mount config for type bind: bind source path does not exist", ConfigError),
-        (400, "Range of CPUs is from 0.01 to 2.00, as there are only 2 CPUs", ConfigError),
-        (500, 'could not select device driver "" with capabilities: [[gpu]]', ConfigError),
-        (404, "network nowhere not found", ConfigError),
-        (404, "No such container: x", MachineError),
-        (409, "removal of container x is already in progress", MachineError),
-        (500, "mkdir /var/lib/docker/overlay2/x: no space left on device", MachineError),
-        (503, "service unavailable", MachineError),
-    ],
-)
-def test_an_error_of_the_daemon_is_one_of_the_hosts_file_or_of_the_machine(
-    status, explanation, kind
-):
-    error = Daemon("unix:///d.sock")._judge(status, explanation)
-    assert type(error) is kind
-    assert "unix:///d.sock" in str(error) and explanation in str(error)
-
-
 def test_a_socket_of_another_user_is_named():
     error = Daemon("unix:///d.sock")._describe_silence(PermissionError(13, "Permission denied"))
     assert isinstance(error, ConfigError)
@@ -136,6 +104,9 @@ def test_the_daemon_is_that_of_the_hosts_file_then_that_of_the_environment(monke
     assert Daemon().address == "tcp://there:2376"
     monkeypatch.delenv("DOCKER_HOST")
     assert Daemon().address == "unix:///var/run/docker.sock"
+    monkeypatch.setenv("DOCKER_HOST", "ssh://there")
+    with pytest.raises(ConfigError, match="DOCKER_HOST is ssh://there.*Forward the socket"):
+        Daemon()
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
@@ -144,44 +115,21 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch):
         Daemon("unix:///d.sock").inspect("x")
 
 
-def test_ssh_asks_no_question():
-    command = build_tunnel_command("ssh://me@there:2222")
-    assert "BatchMode=yes" in command
-    assert command[-5:] == ["-p", "2222", "--", "there", "docker system dial-stdio"]
-    assert command[command.index("-l") + 1] == "me"
-
-
-def test_a_refusal_of_ssh_is_an_error_of_the_hosts_file(tmp_path, monkeypatch):
-    write_ssh(tmp_path, monkeypatch, "echo 'me@there: Permission denied (keys).' >&2; exit 255")
-    with pytest.raises(ConfigError, match=r"ssh://me@there: me@there: Permission denied"):
-        Daemon("ssh://me@there").inspect("x")
-
-
-def test_a_host_that_ssh_does_not_reach_is_tried_again(tmp_path, monkeypatch):
-    write_ssh(tmp_path, monkeypatch, "echo 'ssh: connect to host: timed out' >&2; exit 255")
-    with pytest.raises(MachineError, match="does not answer: ssh: connect to host: timed out"):
-        Daemon("ssh://me@there").inspect("x")
-
-
-def write_ssh(folder: Path, monkeypatch, script: str) -> None:
-    """Puts a program in the place of ssh."""
-    program = folder / "ssh"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-
-
 class _Daemon(http.server.BaseHTTPRequestHandler):
     """A Docker daemon that has the images `images`, and notes the requests that it gets."""
 
     images: dict[str, dict]
     requests: list[str]
+    failure: tuple[int, str] | None = None
+    """The status and the message of all answers but the version."""
 
     def do_GET(self) -> None:
         self.requests.append(f"{self.command} {self.path}")
         name = self.path.partition("/images/")[2].removesuffix("/json")
         if self.path.endswith("/version"):
             self._answer(200, {"ApiVersion": "1.44"})
+        elif self.failure:
+            self._answer(self.failure[0], {"message": self.failure[1]})
         elif name in self.images:
             self._answer(200, self.images[name])
         else:
@@ -204,8 +152,7 @@ class _Daemon(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def daemon():
     good = {"Id": "sha256:1", "Config": {"User": "10001", "Volumes": {"/work": {}}}}
-    rooted = {"Id": "sha256:2", "Config": {"User": "", "Volumes": {"/work": {}}}}
-    values = {"images": {"jobs": good, "rooted": rooted}, "requests": []}
+    values = {"images": {"jobs": good}, "requests": []}
     handler = type("Handler", (_Daemon,), values)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -227,19 +174,43 @@ def test_a_check_pulls_nothing(daemon):
     assert [each for each in daemon.RequestHandlerClass.requests if "POST" in each] == []
 
 
-@pytest.mark.parametrize(
-    ("values", "problem"),
-    [
-        ({"image": "other:1", "pull": "never"}, "has no image other:1"),
-        ({"image": "rooted"}, "would run as root"),
-    ],
-)
-def test_an_image_that_jobs_can_not_use_is_found(daemon, values, problem):
-    with pytest.raises(ConfigError, match=problem):
-        list(ContainerPlace(make_hosts(daemon=daemon.address, **values)).check())
+def test_an_image_that_is_missing_and_never_pulled_is_found(daemon):
+    hosts = make_hosts(daemon=daemon.address, image="other:1", pull="never")
+    with pytest.raises(ConfigError, match="has no image other:1"):
+        list(ContainerPlace(hosts).check())
 
 
 def test_a_check_finds_that_there_is_no_daemon():
     with pytest.raises(MachineError, match="tcp://127.0.0.1:9 does not answer") as caught:
         list(ContainerPlace(make_hosts(daemon="tcp://127.0.0.1:9")).check())
     assert caught.value.cure.startswith("Start it, or correct `daemon`")
+
+
+@pytest.mark.parametrize("user", ["", "0", "root", "0:0", "root:root"])
+def test_images_of_root_are_refused(daemon, user):
+    daemon.RequestHandlerClass.images["jobs"]["Config"]["User"] = user
+    with pytest.raises(ConfigError, match="would run as root"):
+        list(ContainerPlace(make_hosts(daemon=daemon.address)).check())
+
+
+@pytest.mark.parametrize(
+    ("status", "explanation", "kind"),
+    [
+        (400, "invalid mount config for type bind: bind source path does not exist", ConfigError),
+        (400, "Range of CPUs is from 0.01 to 2.00, as there are only 2 CPUs", ConfigError),
+        (500, 'could not select device driver "" with capabilities: [[gpu]]', ConfigError),
+        (404, "network nowhere not found", ConfigError),
+        (404, "No such container: x", MachineError),
+        (409, "removal of container x is already in progress", MachineError),
+        (500, "mkdir /var/lib/docker/overlay2/x: no space left on device", MachineError),
+        (503, "service unavailable", MachineError),
+    ],
+)
+def test_an_error_of_the_daemon_is_one_of_the_hosts_file_or_of_the_machine(
+    daemon, status, explanation, kind
+):
+    daemon.RequestHandlerClass.failure = status, explanation
+    with pytest.raises(kind) as caught:
+        Daemon(daemon.address).call("start", "x")
+    assert type(caught.value) is kind
+    assert daemon.address in str(caught.value) and explanation in str(caught.value)

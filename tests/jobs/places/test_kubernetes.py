@@ -11,12 +11,12 @@ import time
 
 import pytest
 from fake_kubernetes import KubernetesCluster
-from fake_kubernetes.placed_job import IMAGE, PlacedJob, make_hosts
+from fake_kubernetes.hosts import IMAGE, make_hosts
+from placed_job import PlacedJob
 from processes import Stopwatch, wait_until
 
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
-from pipeline_ops.jobs.cancellation import request_cancellation
 from pipeline_ops.jobs.places.kubernetes import KubernetesPlace
 from pipeline_ops.storage.open_store import open_path
 
@@ -45,7 +45,7 @@ def make(cluster, account, tmp_path):
         environment = options.pop("environment", None)
         hosts = make_hosts(**options)
         root = root or str(tmp_path / "root")
-        made.append(PlacedJob(root, len(made), hosts, do, environment))
+        made.append(PlacedJob(root, len(made), KubernetesPlace(hosts), do, environment))
         return made[-1]
 
     yield make_job
@@ -174,18 +174,6 @@ def test_a_job_whose_secret_is_refused_does_not_stay(cluster, make):
     job.wait_until_ready()
 
 
-def test_all_processes_of_a_cancelled_job_are_gone_within_five_seconds(cluster, make):
-    job = make().start().wait_until_ready()
-    assert len(cluster.list_processes(job.name)) >= 4, "init process, job, child and grandchild"
-    request_cancellation(job.attempt, "a test")
-    watch = Stopwatch()
-    job.place.cancel(job.attempt)
-    assert cluster.list_processes(job.name) == []
-    assert watch.seconds < 5
-    job.place.cancel(job.attempt)
-    assert job.find().phase == "absent"
-
-
 def test_a_job_that_waits_for_a_node_is_cancelled_too(cluster, make):
     cluster.kubelet.unschedulable = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     job = make("wait").start()
@@ -216,11 +204,6 @@ def test_the_cluster_may_be_away_while_a_job_runs(cluster, make):
         cluster.start()
     assert job.find().phase == "running"
     assert cluster.list_processes(job.name) == processes
-
-
-def test_another_process_finds_the_job(make):
-    job = make().start().wait_until_ready()
-    assert KubernetesPlace(make_hosts()).find(job.attempt).phase == "running"
 
 
 ENDS = {
@@ -276,29 +259,7 @@ def test_an_image_that_does_not_exist_is_an_error_of_the_hosts_file(cluster, mak
     outcome = make().start().wait_for_outcome()
     assert outcome.exit_code is ExitCode.CONFIG
     assert "the image can't be pulled" in outcome.message
-    assert "image_pull_secrets" in outcome.message
-
-
-def test_a_registry_that_is_away_is_waited_for(cluster, make):
-    message = "dial tcp 192.0.2.1:443: i/o timeout"
-    cluster.kubelet.pull_errors[IMAGE] = ("ErrImagePull", message)
-    job = make().start()
-    cluster.find_pod(job.name)
-    wait_until(lambda: "i/o timeout" in job.find().message)
-    assert job.find().phase == "waiting"
-    cluster.kubelet.pull_errors.clear()
-    job.wait_until_ready()
-
-
-def test_a_registry_that_stays_away_is_tried_again(cluster, make):
-    message = "dial tcp 192.0.2.1:443: i/o timeout"
-    cluster.kubelet.pull_errors[IMAGE] = ("ImagePullBackOff", message)
-    job = make().start()
-    pod = cluster.find_pod(job.name)
-    wait_until(lambda: "i/o timeout" in job.find().message)
-    cluster.age("pods", pod["metadata"]["name"], 400)
-    state = job.find()
-    assert (state.phase, state.exit_code) == ("ended", ExitCode.RETRY)
+    assert "pod.imagePullSecrets" in outcome.message
 
 
 def test_a_queue_that_is_too_long_ends_the_wait(cluster, make):
@@ -371,14 +332,6 @@ def test_a_missing_right_is_named_with_its_file(cluster, make, monkeypatch):
     assert "docker/kubernetes/rbac.yaml" in message
 
 
-def test_a_wrong_token_is_named(cluster, make, monkeypatch):
-    file = cluster.write_kubeconfig("admin")
-    file.write_text(file.read_text().replace("token-of-admin", "wrong"))
-    monkeypatch.setenv("KUBECONFIG", str(file))
-    with pytest.raises(ConfigError, match=r"\(401\): Unauthorized"):
-        make().start()
-
-
 def test_a_missing_namespace_is_named(make):
     with pytest.raises(ConfigError, match='namespaces "elsewhere" not found.*`namespace`'):
         make(namespace="elsewhere").start()
@@ -393,7 +346,12 @@ def test_a_quota_that_is_used_up_is_retried(cluster, make):
 
 def test_a_request_that_the_cluster_refuses_is_an_error_of_the_hosts_file(make):
     with pytest.raises(ConfigError, match="Correct the hosts file"):
-        make(environment={"TOKEN": "x"}, priority_class="x", node_selector={"Pool": "a b"}).start()
+        make(environment={"TOKEN": "x"}, pod={"nodeSelector": {"Pool": "a b"}}).start()
+
+
+def test_a_misspelled_field_of_a_pod_is_named(make):
+    with pytest.raises(ConfigError, match="nodeSelektor"):
+        make(pod={"nodeSelektor": {}}).start()
 
 
 def test_a_missing_kubeconfig_says_what_to_do(monkeypatch, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fake_kubernetes import KubernetesCluster
-from fake_kubernetes.placed_job import make_hosts
+from fake_kubernetes.hosts import make_hosts
 from fake_kubernetes.rbac import list_rights
 from fake_kubernetes.validation import SCHEMA, make_validator
 from kubernetes import client, config, watch
@@ -65,7 +65,7 @@ def test_a_certificate_of_another_authority_is_refused(cluster, monkeypatch, tmp
         file.write_text(file.read_text().replace(other.address, cluster.address))
         monkeypatch.setenv("KUBECONFIG", str(file))
         with pytest.raises(ConfigError, match="certificate verify failed"):
-            KubernetesClient(cluster.namespace).read("job", "x")
+            KubernetesClient(cluster.namespace).read("jobs", "x")
 
 
 def test_a_pod_finds_the_cluster_around_it(cluster, monkeypatch, tmp_path):
@@ -89,7 +89,7 @@ def test_the_official_watch_sees_what_happens_and_an_old_version_is_gone(cluster
     """Trainyard itself asks for lists. So the fake server can be trusted to know versions."""
     opened = open_client("admin")
     job, _, _ = build_gang(make_hosts(), "watched", ["sleep", "60"], 60)
-    opened.create("job", job)
+    opened.create("jobs", job)
     cluster.find_pod("watched", "Running")
     configuration = client.Configuration()
     config.load_kube_config(
@@ -116,7 +116,7 @@ def test_the_official_watch_sees_what_happens_and_an_old_version_is_gone(cluster
 def test_the_server_shows_what_a_real_one_shows(cluster, open_client):
     """All versions of all objects that it has shown so far are valid."""
     job, _, _ = build_gang(make_hosts(), "gang", ["false"], 60)
-    open_client("admin").create("job", job)
+    open_client("admin").create("jobs", job)
     cluster.find_pod("gang", "Failed")
     for _, _, event in cluster.objects.events:
         schema = {"$defs": SCHEMA["$defs"], "$ref": f"#/$defs/{event['object']['kind']}"}
@@ -126,11 +126,11 @@ def test_the_server_shows_what_a_real_one_shows(cluster, open_client):
 def test_the_server_refuses_what_a_real_one_refuses(cluster, open_client):
     opened = open_client("admin")
     job, service, _ = build_gang(make_hosts(), "gang", ["true"], 60)
-    assert opened.create("service", service)["metadata"]["uid"]
-    assert opened.create("service", service) is None, "409: it exists"
-    assert opened.read("service", "missing") is None
+    assert opened.create("services", service)["metadata"]["uid"]
+    assert opened.create("services", service) is None, "409: it exists"
+    assert opened.read("services", "missing") is None
     job["metadata"]["name"] = "Not_A_Name"
     with pytest.raises(ConfigError, match=r"\(422\).*Not_A_Name"):
-        opened.create("job", job)
-    opened.delete("service", "gang")
-    opened.delete("service", "gang")
+        opened.create("jobs", job)
+    opened.delete("services", "gang")
+    opened.delete("services", "gang")

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from fake_kubernetes import KubernetesCluster
-from fake_kubernetes.placed_job import make_hosts
+from fake_kubernetes.hosts import make_hosts
 from processes import Stopwatch, wait_until
 
 from pipeline_ops.errors import ExitCode
@@ -34,7 +34,7 @@ def pod(cluster) -> str:
         patch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("admin")))
         client = KubernetesClient(cluster.namespace)
         job, _, _ = build_gang(make_hosts(), "gang", ["sleep", "600"], 600)
-        client.create("job", job)
+        client.create("jobs", job)
         return cluster.find_pod("gang", "Running")["metadata"]["name"]
 
 

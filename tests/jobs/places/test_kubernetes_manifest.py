@@ -31,13 +31,16 @@ FULL = {
     "cpu": "500m",
     "memory": "1.5Gi",
     "gpus": 2,
-    "service_account": "trainer",
     "secret": "store",
     "volumes": [{"claim": "raw", "mount": "/data"}],
-    "node_selector": {"pool": "gpu"},
-    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-    "priority_class": "training",
-    "image_pull_secrets": ["pull"],
+    "pod": {
+        "serviceAccountName": "trainer",
+        "nodeSelector": {"pool": "gpu"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "priorityClassName": "training",
+        "imagePullSecrets": [{"name": "pull"}],
+        "securityContext": {"fsGroup": 20},
+    },
     "python": "/usr/bin/python3",
     "code": "/app",
     "environment": {"HF_TOKEN": "hidden", "TMPDIR": "/data/tmp"},
@@ -155,9 +158,9 @@ def test_no_secret_is_in_a_job():
     assert find_container(build_job(hosts, LAUNCH, False))["envFrom"] == []
 
 
-@pytest.mark.parametrize("key", [None, "secret", "service_account"])
-def test_credentials_of_airflow_are_sent_only_if_the_pod_has_no_others(key, tmp_path):
-    hosts = KubernetesHosts.model_validate(LEAST | ({key: "own"} if key else {}))
+@pytest.mark.parametrize("access", [{}, {"secret": "own"}, {"pod": {"serviceAccountName": "own"}}])
+def test_credentials_of_airflow_are_sent_only_if_the_pod_has_no_others(access, tmp_path):
+    hosts = KubernetesHosts.model_validate(LEAST | access)
     file = tmp_path / "key.json"
     file.write_text("{}")
     environment = {
@@ -170,12 +173,13 @@ def test_credentials_of_airflow_are_sent_only_if_the_pod_has_no_others(key, tmp_
     values = select_secret_values(hosts, launch, environment)
     needed = {STORES_VARIABLE: "{}", "OTHER": "x"}
     credentials = {"AWS_ACCESS_KEY_ID": "inner", "GOOGLE_SERVICE_ACCOUNT_KEY": "{}"}
-    assert values == (needed if key else needed | credentials)
+    assert values == (needed if access else needed | credentials)
 
 
 def test_a_pod_has_no_rights_that_it_does_not_need():
     for named, wanted in ((None, False), ("trainer", True)):
-        pod = build(FULL, service_account=named)["spec"]["template"]["spec"]
+        account = {"serviceAccountName": named} if named else {}
+        pod = build(FULL, pod=account)["spec"]["template"]["spec"]
         assert pod["automountServiceAccountToken"] is wanted
         assert pod.get("serviceAccountName") == named
     assert pod["securityContext"] == {
@@ -213,12 +217,16 @@ def test_resources_and_the_choice_of_nodes_are_fields():
         "nvidia.com/gpu": "2",
     }
     assert find_container(build(LEAST, cpu=None, memory=None))["resources"]["limits"] == {}
-    assert pod["nodeSelector"] == {"pool": "gpu"}
-    assert pod["tolerations"] == [
-        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-    ]
-    assert pod["priorityClassName"] == "training"
-    assert pod["imagePullSecrets"] == [{"name": "pull"}]
+    own = FULL["pod"] | {"securityContext": pod["securityContext"]}
+    assert own.items() <= pod.items()
+    assert pod["securityContext"]["fsGroup"] == 20
+    assert pod["securityContext"]["runAsNonRoot"] is True, "merged, and not replaced"
+
+
+@pytest.mark.parametrize("key", ["containers", "initContainers", "volumes", "restartPolicy"])
+def test_a_pod_of_the_hosts_file_can_not_replace_what_runs(key):
+    with pytest.raises(ValueError, match=f"must not set {key}, which Trainyard writes"):
+        build(LEAST, pod={key: []})
 
 
 def test_a_folder_is_seen_only_through_a_volume():

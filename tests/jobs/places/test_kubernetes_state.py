@@ -14,9 +14,9 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.places.kubernetes_manifest import STARTED
 from pipeline_ops.jobs.places.kubernetes_state import (
     find_warning,
-    judge_job,
-    judge_pod,
     may_replace_pods,
+    to_job_state,
+    to_pod_state,
 )
 
 NOW = 1_800_000_000.0
@@ -104,7 +104,7 @@ CASES = {
     ),
     "image denied": (
         *(job(), [waiting("ImagePullBackOff", "pull access denied, 403 Forbidden")]),
-        *("ended", "image_pull_secrets", ExitCode.CONFIG),
+        *("ended", "pod.imagePullSecrets", ExitCode.CONFIG),
     ),
     "invalid image": (
         *(job(), [waiting("InvalidImageName", "couldn't parse")]),
@@ -230,32 +230,32 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_state_of_a_job(case):
     found, pods, phase, text, exit_code = CASES[case]
-    state = judge_job(found, pods, NOW, 3600)
+    state = to_job_state(found, pods, NOW, 3600)
     assert (state.phase, text in state.message) == (phase, True), state
     if exit_code is not None:
         assert state.exit_code is exit_code
 
 
 def test_a_pod_that_no_scheduler_has_seen_waits_for_a_node():
-    assert judge_pod(pod("Pending"), NOW).message == "waits for a node"
+    assert to_pod_state(pod("Pending"), NOW).message == "waits for a node"
 
 
 def test_the_newest_pod_counts():
     old = pod("Failed", state=ended(137), ago=100)
-    assert judge_job(job(), [pod("Running", ago=5), old], NOW, 3600).phase == "running"
+    assert to_job_state(job(), [pod("Running", ago=5), old], NOW, 3600).phase == "running"
 
 
 def test_a_wait_ends_with_the_time_of_the_hosts_file():
     for found, pods in ((job(ago=500), []), (job(ago=500), [waiting("ContainerCreating")])):
-        assert judge_job(found, pods, NOW, 600).phase == "waiting"
-        state = judge_job(found, pods, NOW, 400)
+        assert to_job_state(found, pods, NOW, 600).phase == "waiting"
+        state = to_job_state(found, pods, NOW, 400)
         assert (state.phase, state.exit_code) == ("ended", ExitCode.RETRY)
         assert "has not run within 400 s (queue_timeout_seconds" in state.message
-    assert judge_job(job(ago=500), [pod("Running")], NOW, 400).phase == "running"
+    assert to_job_state(job(ago=500), [pod("Running")], NOW, 400).phase == "running"
 
 
 def test_a_pod_without_any_status_waits():
-    assert judge_pod({"metadata": {"name": "x"}, "status": {}}, NOW).phase == "waiting"
+    assert to_pod_state({"metadata": {"name": "x"}, "status": {}}, NOW).phase == "waiting"
 
 
 def test_a_gang_whose_pod_has_succeeded_or_whose_job_has_ended_is_not_replaced():

@@ -134,7 +134,7 @@ class TestPlace:
         assert "work" in phases
         assert b"the tiny job works" in job.attempt.log.read_log(0, 1 << 20)
         wait_until(lambda: not job.place.find(job.attempt).may_run)
-        wait_until(job.find_again().reap)
+        wait_until(job.find_again().clean_up)
         wait_until(lambda: job.list_processes() == [])
 
     def test_a_job_that_is_started_twice_runs_once(self, make):
@@ -172,7 +172,7 @@ class TestPlace:
         status = wait_for_outcome(job)
         assert status.exit_code == ExitCode.RETRY
         assert "killed" in status.message or "signal 9" in status.message
-        wait_until(job.find_again().reap)
+        wait_until(job.find_again().clean_up)
         wait_until(lambda: job.list_processes() == [])
 
     def test_a_lost_host_costs_the_try_and_not_the_result(self, make, kind):

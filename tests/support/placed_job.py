@@ -1,42 +1,18 @@
-"""A job of `place_job.py` in the fake cluster, and the hosts file with which it runs there."""
+"""A job of `place_job.py` in any place, as a task sees it."""
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from manifests import EMPTY_FINGERPRINT
-
+from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Attempt, Layout
-from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.places.kubernetes import KubernetesPlace
-from pipeline_ops.jobs.places.place import JobLaunch, JobState, name_job
+from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import Request, Status, write_request
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
-
-SUPPORT = Path(__file__).resolve().parents[1]
-IMAGE = f"registry.example/trainyard-jobs@sha256:{'0' * 64}"
-
-
-def make_hosts(**values: object) -> KubernetesHosts:
-    """The hosts file of a pod that runs the interpreter and the code of the tests."""
-    return KubernetesHosts.model_validate(
-        {
-            "launcher": "kubernetes",
-            "image": IMAGE,
-            "namespace": "training",
-            "python": sys.executable,
-            "code": os.pathsep.join([str(CODE_ROOT), str(SUPPORT)]),
-        }
-        | values
-    )
 
 
 class PlacedJob:
@@ -45,24 +21,28 @@ class PlacedJob:
     Args:
       root: of the store.
       number: of the attempt.
-      hosts: the hosts file.
+      place: where it runs.
       do: what the job does, see `place_job.py`.
       environment: the secret variables of the job.
+      planned: the image of the fingerprint.
     """
 
     def __init__(
         self,
         root: str,
         number: int,
-        hosts: KubernetesHosts,
+        place: Place,
         do: str = "wait",
         environment: dict[str, str] | None = None,
+        planned: str = "",
     ):
-        self.place = KubernetesPlace(hosts)
+        self.place = place
+        self.place.check_seconds = 0.0
         attempts = Layout(open_root(root), "digits")
         self.attempt: Attempt[StorePath] = attempts.attempt("run", "train", f"attempt-{number:08x}")
         self._environment = environment or {}
-        request = Request(
+        versions = {"image": planned} if planned else {}
+        self.request = Request(
             job="evaluate",
             pipeline="digits",
             run_id="run",
@@ -70,10 +50,10 @@ class PlacedJob:
             config={"do": do},
             root=root,
             artifact=f"{root}/artifacts/digits/train/{number:032x}",
-            fingerprint=EMPTY_FINGERPRINT,
+            fingerprint=Fingerprint(config={}, inputs={}, code={}, versions=versions),
             deadline_seconds=300,
         )
-        write_request(self.attempt, request)
+        write_request(self.attempt, self.request)
         self.name = name_job(self.attempt)
 
     def start(self) -> PlacedJob:
@@ -103,9 +83,7 @@ class PlacedJob:
 
     def wait_for_outcome(self) -> Status:
         """The outcome that a task sees."""
-        place = KubernetesPlace(self.place._hosts)
-        place.check_seconds = 0.0
-        handle = JobHandle(self.attempt, place)
+        handle = JobHandle(self.attempt, self.place)
         found: list[Status] = []
 
         def has_ended() -> bool:

@@ -1,0 +1,27 @@
+"""The hosts file with which jobs run in the fake cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.config.hosts import KubernetesHosts
+
+SUPPORT = Path(__file__).resolve().parents[1]
+IMAGE = f"registry.example/trainyard-jobs@sha256:{'0' * 64}"
+
+
+def make_hosts(**values: object) -> KubernetesHosts:
+    """The hosts file of a pod that runs the interpreter and the code of the tests."""
+    return KubernetesHosts.model_validate(
+        {
+            "launcher": "kubernetes",
+            "image": IMAGE,
+            "namespace": "training",
+            "python": sys.executable,
+            "code": os.pathsep.join([str(CODE_ROOT), str(SUPPORT)]),
+        }
+        | values
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline_ops.config.model_catalogue import CATALOGUE, Task, get_model_task, is_user_function
+from pipeline_ops.config.model_catalogue import CATALOGUE, Task, find_model
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.config.reading import Location
@@ -42,7 +42,7 @@ def validate_task(task: Task, model: str, origin: str) -> None:
 
     `origin` is that of the task, for the message.
     """
-    if task == get_model_task(model):
+    if task == find_model(model).task:
         return
     candidates = [name for name, entry in CATALOGUE.items() if entry.task == task]
     advice = (
@@ -51,7 +51,7 @@ def validate_task(task: Task, model: str, origin: str) -> None:
         else "Set train.model to a classifier, such as digits_cnn or resnet50"
     )
     raise ConfigError(
-        f"{origin} is for {task}, and train.model {model} is for {get_model_task(model)}. "
+        f"{origin} is for {task}, and train.model {model} is for {find_model(model).task}. "
         f"{advice}, or choose another source."
     )
 
@@ -76,10 +76,10 @@ def find_image_size(stages: Sequence[StageConfig]) -> tuple[int, int, int] | Non
 
 def find_size_problem(model: str, height: int, width: int) -> str | None:
     """The reason why a model of the catalogue cannot take images of this size, or None."""
-    entry = None if is_user_function(model) else CATALOGUE[model]
-    if entry and min(height, width) < entry.min_size:
+    entry = find_model(model)
+    if min(height, width) < entry.min_size:
         return f"takes images of at least {entry.min_size}x{entry.min_size} pixels"
-    if entry and (height % entry.size_multiple or width % entry.size_multiple):
+    if height % entry.size_multiple or width % entry.size_multiple:
         return f"takes images whose height and width are multiples of {entry.size_multiple}"
     return None
 

@@ -33,7 +33,6 @@ from pipeline_ops.config.fields import (
     validate_per_run,
 )
 from pipeline_ops.config.hosts import Hosts, KubernetesHosts, load_hosts
-from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.notify import NotifierConfig
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.reading import ConfigFile, ConfigText
@@ -151,7 +150,7 @@ class PipelineConfig(Section):
 
     def _validate_task(self) -> None:
         """Rejects metrics and formats of the other task."""
-        is_detector = get_model_task(self.train.model) == "detection"
+        is_detector = self.train.task == "detection"
         for number, rule in enumerate(self.evaluate.gate):
             key = f"evaluate.gate.{number}"
             if (
@@ -160,7 +159,7 @@ class PipelineConfig(Section):
             ):
                 raise FieldError(
                     key,
-                    f"{rule.metric} is not for {get_model_task(self.train.model)}, "
+                    f"{rule.metric} is not for {self.train.task}, "
                     f"which the model {self.train.model} is for",
                 )
             if is_detector and rule.confidence is not None:

@@ -1,10 +1,9 @@
-"""The code of a job on another host: what the request carries, and the check of the rest.
+"""The code of a job on another host: the modules in its request, and the check of the rest.
 
-A model, losses, metrics, callbacks and a source of the user's may lie beside the config file, which
-another host does not see. The request carries them. Modules of installed packages must be installed
-there, too. A job on another host, or in a container, could otherwise leave an artifact under the
-fingerprint of code that has not made it. Therefore the job compares the code and the packages of
-its host with those that the fingerprint names.
+A user's model, losses, metrics, callbacks and source beside the config file travel with the
+request. Packages must be installed on the other host. An artifact must not have the fingerprint of
+code that has not made it, so the job compares the code and the packages of its host with those that
+the fingerprint names.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ _FOLDER = "user_code"
 
 
 def add_user_files(request: Request) -> Request:
-    """Returns the request with the modules that its job needs.
-
-    Raises ConfigError if one is invalid.
-    """
+    """Returns the request with the modules that its job needs. Raises ConfigError."""
     folder, training = Path(request.config_file).parent, request.training
     paths: dict[str, str] = {}
     if train := request.config if request.job == "train" else training and training.train:
@@ -44,10 +40,7 @@ def add_user_files(request: Request) -> Request:
 
 
 def write_user_files(request: Request, folder: Path) -> Request:
-    """Writes the modules that a request carries below a folder.
-
-    Returns the request with a config file in that folder, which need not exist.
-    """
+    """Writes the modules of a request below a folder. Returns it with a config file there."""
     if not request.user_files:
         return request
     target = folder / _FOLDER
@@ -98,10 +91,9 @@ def _digest_own_code(request: Request) -> dict[str, str]:
 
 
 def validate_environment(request: Request, own_code: Mapping[str, str] | None = None) -> None:
-    """Checks that the job would run what was planned.
+    """Raises ConfigError if this host has other code or packages than those of the plan.
 
-    `own_code` are the digests of the author's modules that are needed here. The default is all that
-    the job needs. Raises ConfigError if this host has other code, or other versions of packages.
+    `own_code` are the digests of the author's modules that are needed here, by default all.
     """
     if request.code_digest and request.code_digest != (found := digest_code()):
         raise ConfigError(

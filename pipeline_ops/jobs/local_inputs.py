@@ -1,16 +1,14 @@
 """The files of a job's inputs on this host.
 
-The inputs of a job are artifacts in the store. If that is a folder, they are read where they are.
-The files that a job needs from a bucket are fetched into this host's cache, and compared with the
-manifest on the way.
+Inputs in a folder are read where they are. The files that a job needs from a bucket are fetched
+into this host's cache, and compared with the manifest on the way.
 
-Shards in a folder are read where they lie, at random, so they must be on a fast disk. They are
-checked once by the first process of a host that needs them, and the others use its result. Shards
-in an object store, or in a folder that the config calls slow, are streamed: each is fetched and
-checked when its turn comes (`input/streaming.py`).
+Shards in a folder are read at random, so they must be on a fast disk. The first process of a host
+that needs them checks them once for all. Shards in an object store, or in a folder that the config
+calls slow, are streamed: each is fetched and checked when its turn comes (`input/streaming.py`).
 
-Files that one process of a gang leaves in the bucket for another one, on another host, lie in a
-folder of their own. Its index is written last and has the checksum of each file.
+Processes of a gang on different hosts exchange files through a folder in the bucket. Its index is
+written last and has the checksum of each file.
 """
 
 from __future__ import annotations
@@ -73,10 +71,7 @@ def store_files(folder: Path, paths: Iterable[str], target: StorePath) -> None:
 
 
 def fetch_files(source: StorePath, folder: Path, only: Collection[str] | None = None) -> None:
-    """Copies what `store_files` has stored into a folder, or `only` these paths.
-
-    Replaces files there.
-    """
+    """Copies the files of `store_files`, or `only` these paths, into a folder. Replaces files."""
 
     def fetch(file: ManifestFile) -> None:
         (folder / file.path).unlink(missing_ok=True)
@@ -152,12 +147,7 @@ def open_host_dataset(
 ) -> HostDataset:
     """Opens a data set. Shards that are not streamed match the manifest.
 
-    `on_message` receives a message if the shards are streamed.
-
-    Raises:
-      MachineError: a file can't be read, or does not match the manifest. The message names the file
-        and the remedy.
-      DataError: there is no such manifest.
+    Raises MachineError, with the file and the remedy, if one can't be read or does not match.
     """
     manifest = read_manifest(open_path(uri))
     is_streamed = is_remote(uri) or config.local_copy == "always"
@@ -180,10 +170,7 @@ def open_host_dataset(
 
 
 def _compute_disk_identity(uri: str, manifest: Manifest) -> str:
-    """A digest that changes when a file is written again.
-
-    Name, size and times of a file are cheaper to read than its bytes.
-    """
+    """A digest of names, sizes and times, which changes when a file is written again."""
     folder, found = Path(uri).parent, []
     read_status = operator.attrgetter("st_mode", "st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
     for file in manifest.files:
@@ -201,8 +188,7 @@ Select = Callable[[str], bool]
 def use_local_inputs(request: Request, needed: Mapping[str, Select]) -> Request:
     """Fetches the inputs, and returns the request with local URIs.
 
-    `needed` selects the files that the job reads, for each input. Inputs that the request lacks are
-    ignored.
+    `needed` selects the files that the job reads, for each input that the request may have.
     """
     local = {
         name: fetch_input(entry, needed[name])
@@ -213,7 +199,7 @@ def use_local_inputs(request: Request, needed: Mapping[str, Select]) -> Request:
 
 
 def fetch_input(entry: Input, is_needed: Select) -> Input:
-    """An input whose needed files are on this host. Raises as `use_local_inputs` does."""
+    """An input whose needed files are on this host."""
     if not is_remote(entry.uri):
         return entry
     manifest = read_manifest(open_path(entry.uri))

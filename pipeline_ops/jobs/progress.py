@@ -1,11 +1,8 @@
-"""Progress as JSON lines in `progress.jsonl`.
+"""Progress as JSON lines in `progress.jsonl`, one line for each `ProgressEvent`.
 
-A job appends to the file. The task log, the UI and the terminal show it. One line is one event:
-{"time", "phase", "done", "total", "unit", "rate", "eta_seconds", "metrics", "epoch", "worker",
-"message"}. A
-metric that is not a number is written as the text "NaN", "Infinity" or "-Infinity", because JSON
-has no number for it. A reader leaves a half written line for its next read. An invalid line is one
-problem with its position, and the other lines count.
+A job appends to the file. The task log, the UI and the terminal show it. JSON has no number for a
+metric that is not one: it is the text "NaN", "Infinity" or "-Infinity". A reader leaves a half
+written line for its next read, and skips an invalid line with its position as a problem.
 """
 
 from __future__ import annotations
@@ -73,10 +70,7 @@ class ProgressEvent(BaseModel):
 
 
 class ProgressWriter:
-    """Appends to a job's progress file.
-
-    It makes one write call per line, so that several processes may share the file.
-    """
+    """Appends to a progress file, with one write call per line: several processes may share it."""
 
     def __init__(self, path: Path, worker: int | None = None):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -135,10 +129,7 @@ class ProgressWriter:
 
 
 class ProgressReader:
-    """Follows a progress file that may not exist yet, from a byte on.
-
-    Each call of `read_new` returns the events since the last call.
-    """
+    """Follows a progress file that may not exist yet, from a byte on."""
 
     def __init__(self, file: StorePath, offset: int = 0):
         self._file = file
@@ -147,7 +138,7 @@ class ProgressReader:
         """The first few problems with skipped lines, each with its position."""
 
     def read_new(self) -> list[ProgressEvent]:
-        """Returns the new events, at most a few megabytes at a time. The next call continues."""
+        """Returns the events since the last call, at most a few megabytes at a time."""
         try:
             data = self._file.read_log(self.offset, _CHUNK_BYTES)
         except UnsafePath as error:

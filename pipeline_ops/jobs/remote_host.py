@@ -2,8 +2,8 @@
 
     python -m pipeline_ops.jobs.remote_host start|find|cancel|clean|versions|check
 
-The request is one line of JSON on standard input, because other users of the host see command
-lines, and the request holds the access to the store. The response is one line of JSON.
+Request and response are one line of JSON on standard input and output. Command lines are visible to
+other users of the host, and the request has the access to the store.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ _OUTPUT = "init.log"
 
 
 class HostRequest(BaseModel):
-    """The input of each command.
-
-    `attempt` is the URI of the job's folder. `environment` has the access to the store.
-    """
+    """The input of each command."""
 
     model_config = ConfigDict(frozen=True)
 
     attempt: str = ""
+    """The URI of the job's folder."""
     module: str = ""
     environment: dict[str, str] = {}
+    """The access to the store."""
     packages: list[str] = []
 
 

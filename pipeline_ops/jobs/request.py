@@ -32,15 +32,12 @@ _MAX_RESERVED_MESSAGE = 1000
 
 
 class PlannedTrial(BaseModel):
-    """The trial of a search that a training is, for the pruner.
-
-    `study` is the URI of an artifact that is never made. The journal is in its work folder, which
-    `trainyard gc` removes when no trial has used it for a while.
-    """
+    """The trial of a search that a training is, for the pruner."""
 
     model_config = ConfigDict(frozen=True)
 
     study: str
+    """The URI of an artifact that is never made. Its work folder has the journal."""
     number: int
     monitor: str
     min_epochs: int
@@ -70,10 +67,7 @@ class Request(BaseModel):
     fingerprint: Fingerprint
     deadline_seconds: int
     training: PlannedTraining | None = None
-    """For preprocessing: the training that it is for, which is checked before any work.
-
-    Null skips the check.
-    """
+    """For preprocessing: the training that is checked before any work. Null skips the check."""
     trial: PlannedTrial | None = None
     """For training: the trial, if a pruner may stop it early."""
     user_files: dict[RelativePath, str] = {}
@@ -157,8 +151,5 @@ def _write_into_reserve(attempt: Attempt[StorePath], status: Status) -> None:
 
 
 def read_status(attempt: Attempt[StorePath]) -> Status | None:
-    """The status of a job.
-
-    None if the job has not ended, or was killed before it could write one.
-    """
+    """The status of a job. None if it has not ended, or was killed before it could write one."""
     return read_json_as(Status, attempt.status)

@@ -3,10 +3,9 @@
     if __name__ == "__main__":
         run_job(preprocess)
 
-`preprocess(job)` fills the folder that `job.artifact()` opens, and returns a code that leaves a
-manifest. This module does the rest: the lock (two processes never make the same artifact), the
-deadline, SIGTERM, the end of a cancelled job, the status, and the table from
-exceptions to exit codes.
+`preprocess(job)` fills the folder of `job.artifact()`, and returns a code that leaves a manifest.
+This module does the rest: the lock (two processes never make the same artifact), the deadline,
+SIGTERM, the end of a cancelled job, the status, and the exit code of an exception.
 """
 
 from __future__ import annotations
@@ -65,19 +64,18 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A request that is being processed.
-
-    `attempt` has the files of this try on this host, and `stored_attempt` those in a bucket; None
-    if the storage root is a folder. The `lease` is the right to make the artifact. `ends_at` is the
-    deadline, by this host's monotonic clock.
-    """
+    """A request that is being processed."""
 
     request: Request
     attempt: Attempt[Path]
+    """The files of this try on this host."""
     progress: ProgressWriter
     lease: Lease
+    """The right to make the artifact."""
     stored_attempt: StorePath | None = None
+    """The folder of this try, if it is in a bucket."""
     ends_at: float = math.inf
+    """The deadline, by this host's monotonic clock."""
 
     @property
     def seconds_left(self) -> float:
@@ -104,11 +102,8 @@ class Job:
     def artifact(self, is_kept: bool = False) -> Iterator[ArtifactDraft]:
         """Yields the draft of the artifact, whose files go below `.folder`.
 
-        Leaving the block adds the manifest and publishes the artifact. It replaces what is left of
-        a damaged one. If the draft `is_kept`, the next try continues with it, see `open_draft`.
-
-        Raises:
-          MachineError: the disk failed, or a referenced file was removed in the meantime.
+        Leaving the block adds the manifest and publishes the artifact, also in the place of a
+        damaged one. If the draft `is_kept`, the next try continues with it, see `open_draft`.
         """
         with open_draft(self.folder, self.request, self.lease, is_kept) as draft:
             yield draft
@@ -189,11 +184,7 @@ def _explain(error: Exception, folders: Iterable[Path]) -> str:
 
 
 def _make_status(error: TrainyardError, attempt: Attempt[StorePath]) -> Status:
-    """The status for an error.
-
-    A cluster stops jobs by SIGTERM, too: for a job with a higher priority, or to empty a node. Such
-    a job was not cancelled by a person, and is tried again.
-    """
+    """The status for an error. A job that a cluster stops by SIGTERM is tried again."""
     if isinstance(error, Cancelled):
         reason = read_cancellation_reason(attempt)
         if reason == LOST:
@@ -215,8 +206,7 @@ def _do_once(
 ) -> Status:
     """Does the work, unless the artifact exists.
 
-    Another Airflow, or another run, may be making the same artifact. This job then waits for it, at
-    most until its own deadline.
+    While another job makes the same artifact, this one waits, at most until its own deadline.
     """
     artifact, progress = open_path(request.artifact), ProgressWriter(attempt.progress)
     manifest = artifact / NAME
@@ -248,10 +238,7 @@ def _cancel(_signal: int, _frame: Any) -> NoReturn:
 
 @contextlib.contextmanager
 def _deadline(seconds: int, attempt: Attempt[StorePath]) -> Iterator[float]:
-    """Ends the whole process group when the time is up, even if the main thread hangs.
-
-    Yields this time, by the monotonic clock.
-    """
+    """Ends the process group at the deadline, even if the main thread hangs. Yields the time."""
 
     def end() -> None:
         message = f"not done after timeout_seconds ({seconds})"

@@ -19,10 +19,7 @@ from pipeline_ops.storage.store_path import StorePath
 
 
 class TaskRecord(BaseModel):
-    """The record that the operator writes into the run's folder.
-
-    `attempt` is the folder of the last job process, if one was started.
-    """
+    """The record that the operator writes into the run's folder."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -33,6 +30,7 @@ class TaskRecord(BaseModel):
     manifest: str | None = Field(None, max_length=8192)
     message: str = ""
     attempt: str | None = Field(None, max_length=8192)
+    """The folder of the last job process, if one was started."""
     exit_code: int | None = Field(None, ge=-1000, le=1000)
     store: StoreUsage = StoreUsage()
     """The requests of the task and of its job to a bucket, without those of the triggerer."""
@@ -48,12 +46,9 @@ def read_record(path: StorePath) -> TaskRecord | None:
 
 
 def find_recorded_manifest(layout: Layout, run_id: str, task: str, job: str) -> StorePath | None:
-    """The manifest that a task of a run has left or found. None if there is none.
+    """The manifest that a task of a run has left or found, below the present storage root.
 
-    If the storage root was moved since, it is the same manifest below the present root.
-
-    Raises:
-      DataError: the record is damaged, or does not name an artifact of that job of the pipeline.
+    Raises DataError if the record is damaged, or names no artifact of that job of the pipeline.
     """
     record = read_record(layout.task_record(run_id, task))
     if record is None or record.state != "success" or record.manifest is None:
@@ -66,8 +61,7 @@ def find_recorded_manifest(layout: Layout, run_id: str, task: str, job: str) -> 
 def find_report(evaluate: StorePath | None, export: StorePath | None) -> StorePath | None:
     """The page of a run, by the manifests of its evaluation and its export.
 
-    It is the export's page, which also shows the published models, if it is about this evaluation,
-    and otherwise the evaluation's own. None if there is none.
+    The export's page, with the published models, counts if it is about this evaluation.
     """
     if evaluate is None:
         return None

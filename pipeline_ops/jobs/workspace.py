@@ -3,15 +3,12 @@
 In a folder, the draft of an artifact is a staging folder that is renamed. In a bucket, its files
 are below the token of the job's lease, so that two jobs never write the same object. Workers store
 large ones there themselves, the others are uploaded at the end. Then the lease commits the
-manifest. A kept draft outlives a try that was killed, or failed for a reason that is gone at the
-next one. In a folder, it is below the job's work folder. In a bucket, the next try has another
-token, and refers to the files below the earlier one.
+manifest. A kept draft is continued by the next try: in a folder, below the job's work folder, and
+in a bucket by references to the files below the earlier token.
 
-While the attempt is in a bucket, all processes of a job on one host use a local folder like an
-attempt's folder in the store. A thread copies what they append to logs and progress into the store,
-once a second. It copies the page of refused data (`data.html`), which is written once, in the same
-way. The first process to find the leftovers of a killed job on its host copies the rest. If the
-store is a folder, the attempt's own folder is used, and nothing is copied.
+If the attempt is in a bucket, all processes of the job on one host write to a local folder instead.
+A thread copies new lines of logs and progress, and the page of refused data (`data.html`), to the
+store once a second. After a killed job, the next process that finds the folder copies the rest.
 """
 
 from __future__ import annotations
@@ -47,19 +44,17 @@ from pipeline_ops.system.lease import Lease
 
 @dataclasses.dataclass
 class ArtifactDraft:
-    """Files below `folder` on this host, and other content of the manifest.
-
-    `target` is where any process stores files of the artifact itself: the same folder, or a place
-    in the bucket. `stored` are these files. Their writers have computed the checksums. In a bucket,
-    each says where it is. `references` are files that other artifacts of the job hold.
-    """
+    """Files below `folder` on this host, and other content of the manifest."""
 
     folder: Path
     target: StorePath
+    """Where any process stores files itself: the same folder, or a place in the bucket."""
     figures: dict[str, Any] = dataclasses.field(default_factory=dict)
     seeds: dict[str, int] = dataclasses.field(default_factory=dict)
     stored: list[ManifestFile] = dataclasses.field(default_factory=list)
+    """The files at `target`. Their writers have computed the checksums."""
     references: list[ManifestFile] = dataclasses.field(default_factory=list)
+    """Files that other artifacts of the job hold."""
 
     def make_manifest(self, request: Request, artifact: StorePath) -> Manifest:
         """Describes the draft as it is now. Reads every file that is not in `stored`."""
@@ -111,11 +106,8 @@ def open_draft(
 ) -> Iterator[ArtifactDraft]:
     """Yields a draft. Leaving the block adds the manifest and makes the artifact visible.
 
-    After an error that no other try can mend, the draft and the work folder are removed.
-
-    Raises:
-      MachineError: the store failed, or another job has taken over the artifact.
-      FileExistsError: another job has made the artifact in the meantime.
+    After an error that no other try can mend, the draft and the work folder are removed. Raises
+    MachineError if another job has taken over the artifact, and FileExistsError if it has made it.
     """
     target = artifact / f"{lease.token:08d}"
     try:
@@ -174,10 +166,7 @@ def find_jobs_folder() -> Path:
 
 
 def make_local_folder(place: StorePath) -> Path:
-    """The folder of this host that stands for a place in the store.
-
-    It is created for a place in a bucket. Only this user can read it.
-    """
+    """Creates the `find_local_folder` of a place in a bucket. Only this user can read it."""
     folder = find_local_folder(place)
     if place.is_local:
         return folder
@@ -194,10 +183,7 @@ def make_local_folder(place: StorePath) -> Path:
 
 @contextlib.contextmanager
 def open_workspace(attempt: Attempt[StorePath]) -> Iterator[Attempt[Path]]:
-    """Yields the attempt as the processes of the job see it on this host.
-
-    When the block has ended, everything that they appended is in the store.
-    """
+    """Yields the attempt on this host. After the block, all new lines there are in the store."""
     if attempt.folder.is_local:
         yield Attempt(attempt.folder.local)
         return
@@ -224,10 +210,7 @@ def copy_request(attempt: Attempt[StorePath]) -> Attempt[Path]:
 
 
 def read_planned_request(attempt: Attempt[StorePath]) -> Request:
-    """The request as Airflow has planned it. DataError if there is another one, or none.
-
-    Others may write to the bucket. The digest travels by the way that starts the job.
-    """
+    """The request as Airflow has planned it. DataError if others have replaced it in the bucket."""
     request = read_request(attempt.request)
     expected = os.environ.get(REQUEST_VARIABLE)
     if expected and compute_request_digest(request) != expected:
@@ -239,7 +222,7 @@ def read_planned_request(attempt: Attempt[StorePath]) -> Request:
 
 
 def ship_leftovers(attempt: Attempt[StorePath]) -> None:
-    """Copies what a dead job on this host has left into the store, and removes its folder."""
+    """Copies the logs of a dead job on this host to the store, and removes its folder."""
     if attempt.folder.is_local:
         return
     folder = find_local_folder(attempt.folder)

@@ -1,17 +1,16 @@
 """Exclusive leases: one process at a time works on something, on any host.
 
-In a folder, a lease is a lock file (`locks.py`). A bucket has no locks. There, a lease is a folder
-of numbered records, each created once. The one with the highest number is valid:
+In a folder, a lease is a lock file (`locks.py`). In a bucket, which has no locks, it is a folder of
+numbered records, each created once. The one with the highest number is valid:
 
     00000001.json    held by a process; its number is the holder's token
     00000001.beat    put again every few seconds while that process lives
     00000002.json    released, or committed, or held by the next process
 
-A holder whose beat stays the same for `LEASE_SECONDS`, by the clock of the one who waits, has lost
+A holder whose beat stays the same for `LEASE_SECONDS`, by the clock of a waiting process, has lost
 the lease: the waiting process creates the next record. No two clocks are compared, and the time in
-which the store was away does not count. A commit takes the next number, too. A holder that was
-paused for long therefore finds the number taken, and cannot commit any more. A process that is
-killed after its commit record leaves the rest to the next one.
+which the store was away does not count. A commit takes the next number, too, so a holder that was
+paused for long can't commit any more. The next holder completes the commit of a killed process.
 """
 
 from __future__ import annotations
@@ -132,17 +131,12 @@ class Lease:
     def commit(self, target: StorePath, content: bytes) -> None:
         """Creates the file that makes the work of this holder valid, next to the lease or below.
 
-        Raises:
-          MachineError: another process has taken over. The file was not created.
-          FileExistsError: there is such a file with another content.
+        Raises MachineError, without the file, if another process has taken over.
         """
         target.create(content)
 
     def discard(self) -> None:
-        """Removes the lock file or the records, as if there had never been a holder.
-
-        For a resource that is gone. It is the last thing that a holder does.
-        """
+        """Removes the lock file or the records of a resource that is gone, as the last act."""
         self._path.remove()
 
 
@@ -155,12 +149,10 @@ def hold_lease(
 ) -> Iterator[Lease]:
     """Holds a lease while the block runs.
 
-    `path` is the lock file, or the folder of the records. Nothing else may be there. `resource` is
+    `path` is the lock file, or the folder of the records, which has no other files. `resource` is
     for messages. `on_wait` is called once, with the reason, if another process holds the lease.
-
-    Raises:
-      ResourceHeld: another process still holds the lease after `wait_seconds`.
-      ConfigError: the store does not obey conditions, so it cannot hold a lease.
+    Raises ResourceHeld if it still does after `wait_seconds`, and ConfigError if the store does not
+    obey conditions.
     """
     if path.is_local:
         with exclusive_lock(path.local, resource, wait_seconds, on_wait):
@@ -234,10 +226,7 @@ class _BucketLease(Lease):
             self.check()
 
     def _is_mine(self) -> bool:
-        """Returns whether the record of its number is still the one that this holder has created.
-
-        Only a later holder removes it.
-        """
+        """Returns whether this holder's record is there, which only a later holder removes."""
         return read_optional(get_record_path(self._path, self.token)) == self._record
 
     def _stop_beats(self) -> None:
@@ -246,9 +235,7 @@ class _BucketLease(Lease):
 
     def _beat(self) -> None:
         while not self._wake.wait(_BEAT_SECONDS):
-            with contextlib.suppress(
-                TrainyardError
-            ):  # the store is away: the next beat tries again
+            with contextlib.suppress(TrainyardError):  # the next beat tries again
                 get_record_path(self._path, self.token, "beat").write(secrets.token_bytes(8))
                 if find_tokens(self._path)[-1:] > [self.token]:
                     self._is_lost |= not self._is_ending

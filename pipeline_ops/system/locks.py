@@ -84,10 +84,9 @@ def exclusive_lock(
 ) -> Iterator[None]:
     """Holds a lock file while the block runs.
 
-    The owner writes its pid into the file, so that messages can name it. It may remove the file
-    while it holds the lock. A process that waits for it then locks the file that comes after.
-    `resource` is for messages. `on_wait` is called once, with the reason, if another process holds
-    the lock. Raises ResourceHeld if it still does after `wait_seconds`.
+    The owner writes its pid into the file, for messages. It may remove the file, and a waiting
+    process then locks the next one. `on_wait` is called once, with the reason, if another process
+    holds the lock of the `resource`. Raises ResourceHeld if it still does after `wait_seconds`.
     """
     wait = HolderWait(wait_seconds, on_wait, poll_seconds=(0.05, 2.0))
     with contextlib.ExitStack() as stack:

@@ -1,11 +1,8 @@
 """One process tree on this host: identifies it, checks whether it is alive, and ends all of it.
 
-A job is started as the leader of its own session and process group, and so are all processes that
-it starts. One signal therefore reaches the whole tree. A pid alone does not identify a process,
-because pids are reused. The start time completes it.
-
-A process can't escape from one that adopts orphans (`host.adopt_orphans`): not by a new session,
-not by a double fork, not by the death of the parents in between.
+A job is the leader of a process group, so one signal reaches the whole group. Pids are reused: only
+with its start time does a pid identify a process. No process escapes from one that adopts orphans
+(`host.adopt_orphans`), by a new session, a double fork, or the death of the parents in between.
 """
 
 from __future__ import annotations
@@ -139,13 +136,10 @@ def kill_group(
 ) -> bool:
     """Ends a process group: SIGTERM, then SIGKILL to the remaining processes after the grace time.
 
-    Members outlive a leader that was killed by signal 9, so they are looked up even if the leader
-    is gone. That is safe, because the kernel assigns no pid that is still in use as a process
-    group.
-
-    `variable` is an environment variable that all members inherit, as name and value. A group
-    without a member that has it belongs to another program and gets no signal. None if the caller
-    has started the leader. Returns whether no process of the group is left.
+    Members may outlive their leader, and the kernel does not reuse the pid of a group in use. A
+    group without a member that has the environment variable `variable` (name and value) belongs to
+    another program and gets no signal. None if the caller has started the leader. Returns whether
+    no process of the group is left.
     """
     stat = _read_stat(leader.pid)
     if stat and int(stat[_START_TICKS]) != leader.start_ticks:  # the pid belongs to another process
@@ -212,7 +206,7 @@ def _find_descendants(root: int | None = None) -> list[psutil.Process]:
 def end_descendants(
     grace_seconds: float, is_awaited: Callable[[int], bool] = lambda pid: True
 ) -> None:
-    """Ends all descendants: SIGTERM, then SIGKILL after the grace time, until none is left.
+    """Ends all descendants: SIGTERM, then SIGKILL to the rest.
 
     The grace time ends early when no process is left that `is_awaited`.
     """
@@ -231,10 +225,7 @@ def end_descendants(
 
 
 def collect_children() -> dict[int, int]:
-    """Collects the children that have ended.
-
-    Returns their exit statuses, negative for a signal, by pid.
-    """
+    """Collects ended children. Returns their exit statuses, negative for a signal, by pid."""
     ended = {}
     with contextlib.suppress(ChildProcessError):
         while (result := os.waitpid(-1, os.WNOHANG))[0]:

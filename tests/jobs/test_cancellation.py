@@ -20,59 +20,42 @@ from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.processes import find_group_members
 
-FIRST = TaskInstanceRef(task_instance="1", max_tries=2, clear_number=0)
-RETRY = TaskInstanceRef(task_instance="2", max_tries=2, clear_number=0)
+
+def make_ref(task_instance: str, max_tries: int, clear_number: int) -> TaskInstanceRef:
+    return TaskInstanceRef(
+        task_instance=task_instance, max_tries=max_tries, clear_number=clear_number
+    )
 
 
-@pytest.mark.parametrize(
-    "now, state",
-    [
-        (FIRST, "running"),
-        (FIRST, "deferred"),
-        (FIRST, "scheduled"),  # its trigger has fired, and it waits for a worker
-        (FIRST, "queued"),
-        (RETRY, "up_for_retry"),  # its worker was killed
-        (RETRY, "running"),  # the next try, before it has claimed the job
-        (RETRY, None),  # an executor has lost it
-        (
-            TaskInstanceRef(task_instance="1", max_tries=2, clear_number=1),
-            "deferred",
-        ),  # another task of the run was cleared
-    ],
-)
-def test_a_job_is_wanted_as_long_as_its_task_instance_or_another_try_of_it_is_unfinished(
-    now, state
-):
-    assert find_cancellation_reason(FIRST, now, state) is None
+FIRST, RETRY = make_ref("1", 2, 0), make_ref("2", 2, 0)
+CLEARED = "its task was cleared in Airflow"
 
 
 @pytest.mark.parametrize(
     "now, state, why",
     [
+        (FIRST, "running", None),
+        (FIRST, "deferred", None),
+        (FIRST, "scheduled", None),  # its trigger has fired, and it waits for a worker
+        (FIRST, "queued", None),
+        (RETRY, "up_for_retry", None),  # its worker was killed
+        (RETRY, "running", None),  # the next try, before it has claimed the job
+        (RETRY, None, None),  # an executor has lost it
+        (make_ref("1", 2, 1), "deferred", None),  # another task of the run was cleared
         (FIRST, "failed", "its task is failed in Airflow"),
         (FIRST, "success", "its task is success in Airflow"),
         (FIRST, "removed", "its task is removed in Airflow"),
         (FIRST, "restarting", "its task is restarting in Airflow"),  # cleared while it was running
         (RETRY, "failed", "its task is failed in Airflow"),
-        (
-            TaskInstanceRef(task_instance="2", max_tries=3, clear_number=0),
-            None,
-            "its task was cleared in Airflow",
-        ),  # and the run left as it was
-        (
-            TaskInstanceRef(task_instance="2", max_tries=3, clear_number=1),
-            "running",
-            "its task was cleared in Airflow",
-        ),
-        (
-            TaskInstanceRef(task_instance="2", max_tries=2, clear_number=1),
-            "up_for_retry",
-            "its task was cleared in Airflow",
-        ),  # while it was running
+        (make_ref("2", 3, 0), None, CLEARED),  # and the run left as it was
+        (make_ref("2", 3, 1), "running", CLEARED),
+        (make_ref("2", 2, 1), "up_for_retry", CLEARED),  # while it was running
         (None, None, "its task is no longer in Airflow"),
     ],
 )
-def test_a_job_is_not_wanted_when_its_task_has_ended_or_was_cleared_or_removed(now, state, why):
+def test_a_job_is_wanted_until_its_task_instance_or_another_try_has_ended_or_was_cleared(
+    now, state, why
+):
     assert find_cancellation_reason(FIRST, now, state) == why
 
 

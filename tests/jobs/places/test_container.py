@@ -10,11 +10,9 @@ import zlib
 from collections.abc import Callable, Iterator
 
 import pytest
-from containers import BASE_IMAGE
 from placed_job import PlacedJob
 
 from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.container import ContainerPlace, build_body
@@ -80,14 +78,6 @@ def test_a_job_has_no_rights_and_shares_nothing(engine, job):
     assert (labels["trainyard.pipeline"], labels["trainyard.job"]) == ("digits", "train")
 
 
-def test_the_limits_of_the_hosts_file_are_those_of_the_container(engine, job):
-    one = job("wait", cpu="500m", memory="200Mi").start().wait_until_ready()
-    host = engine.describe(one.name)["HostConfig"]
-    assert host["NanoCpus"] == 500_000_000
-    assert host["Memory"] == host["MemorySwap"] == 200 << 20
-    assert host["PidsLimit"] > 0
-
-
 def test_a_job_is_started_once(engine, job):
     one = job("wait")
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -150,13 +140,6 @@ def test_want_of_memory_of_the_first_process_is_named(engine, job):
     assert state.exit_code is ExitCode.RETRY
 
 
-def test_a_missing_image_is_an_error_of_the_hosts_file(engine, job):
-    with pytest.raises(ConfigError, match="has no image nowhere:1.*write pull: missing"):
-        engine.place(image="nowhere:1").find_versions([])
-    with pytest.raises(ConfigError, match="has no image nowhere:1"):
-        job("wait", image="nowhere:1").start()
-
-
 class _Registry(http.server.BaseHTTPRequestHandler):
     status, error = 404, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}'
 
@@ -203,18 +186,6 @@ def test_a_failed_pull_is_named(engine, monkeypatch, status, code, kind, text):
 def test_a_registry_that_can_not_be_reached_is_tried_again(engine):
     with pytest.raises(MachineError, match="could not be pulled"):
         engine.place(image="127.0.0.1:9/jobs:1", pull="missing").find_versions([])
-
-
-def test_an_image_that_would_run_as_root_is_refused(engine, tmp_path):
-    engine.build_image("rooted", "FROM small\nUSER root\n", tmp_path)
-    with pytest.raises(ConfigError, match=r"would run as root.* USER 10001:10001"):
-        engine.place(image="rooted").find_versions([])
-
-
-def test_an_image_without_a_folder_for_the_job_is_refused(engine, tmp_path):
-    engine.build_image("bare", f"FROM {BASE_IMAGE}\nUSER 10001\n", tmp_path)
-    with pytest.raises(ConfigError, match="VOLUME /work"):
-        engine.place(image="bare").find_versions([])
 
 
 def test_the_job_runs_in_the_image_that_was_planned(engine, job, tmp_path):
@@ -276,14 +247,6 @@ def test_forgotten_containers_of_the_pipeline_are_removed(engine, job, monkeypat
     monkeypatch.setattr(container, "_KEEP", -container._KEEP)
     third.place.clean(third.attempt)
     assert old.place.find(old.attempt).phase == "absent"
-
-
-def test_a_daemon_that_does_not_answer_is_a_failure_of_the_machine(tmp_path, job):
-    hosts = {"launcher": "container", "image": "small"}
-    nowhere = f"unix://{tmp_path}/docker.sock"
-    place = ContainerPlace(ContainerHosts.model_validate(hosts | {"daemon": nowhere}))
-    with pytest.raises(MachineError, match=f"{nowhere} does not answer.*Start it"):
-        place.find(job("wait").attempt)
 
 
 def test_a_daemon_is_reached_over_tls(engine, job, monkeypatch):

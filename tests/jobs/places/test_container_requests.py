@@ -186,10 +186,16 @@ def test_a_check_finds_that_there_is_no_daemon():
     assert caught.value.cure.startswith("Start it, or correct `daemon`")
 
 
-@pytest.mark.parametrize("user", ["", "0", "root", "0:0", "root:root"])
-def test_images_of_root_are_refused(daemon, user):
-    daemon.RequestHandlerClass.images["jobs"]["Config"]["User"] = user
-    with pytest.raises(ConfigError, match="would run as root"):
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        *(({"User": user}, "would run as root.* USER 10001") for user in ("", "0", "root", "0:0")),
+        ({"Volumes": {}}, "no volume /work.*write VOLUME /work"),
+    ],
+)
+def test_an_image_that_jobs_can_not_use_is_refused(daemon, config, problem):
+    daemon.RequestHandlerClass.images["jobs"]["Config"] |= config
+    with pytest.raises(ConfigError, match=problem):
         list(ContainerPlace(make_hosts(daemon=daemon.address)).check())
 
 

@@ -138,13 +138,6 @@ def test_a_sandbox_that_cannot_be_made_says_why(cluster, make):
     assert job.find().phase == "waiting"
 
 
-def test_a_server_that_does_not_know_its_roles_yet_is_asked_again(cluster, make):
-    job = make("wait")
-    cluster.fail("POST .*/jobs", 403, 2)
-    job.start()
-    assert job.find().may_run
-
-
 def test_two_starts_are_one_job(cluster, make):
     job = make()
     starters = [threading.Thread(target=job.start) for _ in range(3)]
@@ -262,17 +255,6 @@ def test_an_image_that_does_not_exist_is_an_error_of_the_hosts_file(cluster, mak
     assert "pod.imagePullSecrets" in outcome.message
 
 
-def test_a_queue_that_is_too_long_ends_the_wait(cluster, make):
-    cluster.kubelet.unschedulable = "0/3 nodes are available"
-    job = make(queue_timeout_seconds=60).start()
-    job.wait_for_phase("waiting")
-    cluster.age("jobs", job.name, 100)
-    state = job.find()
-    assert (state.phase, state.exit_code) == ("ended", ExitCode.RETRY)
-    assert "60 s (queue_timeout_seconds" in state.message
-    assert job.place.queue_seconds == 60
-
-
 def test_an_interpreter_that_the_image_lacks_is_an_error_of_the_hosts_file(make):
     job = make(python="/missing/python").start()
     outcome = job.wait_for_outcome()
@@ -290,9 +272,11 @@ def test_a_store_that_the_pod_does_not_see_is_an_error_of_the_hosts_file(make):
 
 @pytest.mark.parametrize(
     ("status", "headers"),
-    [(429, {"Retry_After": "1"}), (410, {}), (500, {}), (503, {}), (504, {})],
+    [(429, {"Retry_After": "1"}), (403, {}), (410, {}), (500, {}), (503, {}), (504, {})],
 )
-def test_a_server_that_is_busy_is_asked_again(cluster, make, status, headers):
+def test_a_server_that_is_busy_or_does_not_know_its_roles_yet_is_asked_again(
+    cluster, make, status, headers
+):
     job = make()
     cluster.fail("POST .*/jobs", status, 2, **headers)
     cluster.fail("GET .*/pods", status, 1, **headers)

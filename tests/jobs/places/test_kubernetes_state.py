@@ -16,7 +16,6 @@ from pipeline_ops.jobs.places.kubernetes_state import (
     find_warning,
     may_replace_pods,
     to_job_state,
-    to_pod_state,
 )
 
 NOW = 1_800_000_000.0
@@ -92,6 +91,8 @@ CASES = {
         [pod("Pending", condition("PodScheduled", "Unschedulable", "0/3 nodes", "False"))],
         *("waiting", "waits for a node: 0/3 nodes", None),
     ),
+    "unseen": (job(), [pod("Pending")], "waiting", "waits for a node", None),
+    "no status": (None, [{"metadata": {"name": "x"}, "status": {}}], "waiting", "", None),
     "creating": (job(), [waiting("ContainerCreating")], "waiting", "ContainerCreating", None),
     "pull error": (job(), [waiting("ErrImagePull", "i/o timeout")], "waiting", "i/o timeout", None),
     "pull error for long": (
@@ -236,10 +237,6 @@ def test_the_state_of_a_job(case):
         assert state.exit_code is exit_code
 
 
-def test_a_pod_that_no_scheduler_has_seen_waits_for_a_node():
-    assert to_pod_state(pod("Pending"), NOW).message == "waits for a node"
-
-
 def test_the_newest_pod_counts():
     old = pod("Failed", state=ended(137), ago=100)
     assert to_job_state(job(), [pod("Running", ago=5), old], NOW, 3600).phase == "running"
@@ -252,10 +249,6 @@ def test_a_wait_ends_with_the_time_of_the_hosts_file():
         assert (state.phase, state.exit_code) == ("ended", ExitCode.RETRY)
         assert "has not run within 400 s (queue_timeout_seconds" in state.message
     assert to_job_state(job(ago=500), [pod("Running")], NOW, 400).phase == "running"
-
-
-def test_a_pod_without_any_status_waits():
-    assert to_pod_state({"metadata": {"name": "x"}, "status": {}}, NOW).phase == "waiting"
 
 
 def test_a_gang_whose_pod_has_succeeded_or_whose_job_has_ended_is_not_replaced():

@@ -275,7 +275,7 @@ def load_config(file: ConfigFile, overrides: Mapping[str, Any] | None = None) ->
       file: the YAML file, or the copy of it in Airflow's database. Then nothing else is read.
       overrides: the author's own, from a command line, as values by dotted key:
         `{"train.optimizer.learning_rate": 0.01}`. List items go by index. The conf of a run goes
-        through `load_run_config` instead.
+        through `apply_conf` instead.
 
     Raises:
       ConfigError: with a line for each problem.

@@ -15,7 +15,7 @@ from pipeline_ops.config.fields import collect_fields, get_declarations, get_val
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.run_conf import (
     TRUSTED_CONF,
-    load_run_config,
+    apply_conf,
     load_run_config_or_author,
     parse_conf,
 )
@@ -72,7 +72,7 @@ NEVER_OPEN_BY_DEFAULT = (
 
 def refusal(conf: Any, file: Path = DIGITS) -> str:
     with pytest.raises(ConfigError) as error:
-        load_run_config(file, conf)
+        apply_conf(load_config(file), conf)
     return str(error.value)
 
 
@@ -198,7 +198,7 @@ def test_a_runs_field_takes_a_single_value_and_nothing_else(key):
     ],
 )
 def test_what_a_run_may_set(conf, config_value):
-    assert config_value(load_run_config(DIGITS, conf))
+    assert config_value(apply_conf(load_config(DIGITS), conf))
 
 
 @pytest.mark.parametrize(
@@ -303,12 +303,12 @@ def test_in_the_embedded_airflow_a_conf_may_set_any_key(tmp_path, monkeypatch):
         "evaluate.gate.0.at_least": 0.5,
     }
     with pytest.raises(ConfigError, match=re.escape("conf train.workers: cannot be overridden")):
-        load_run_config(file, conf)
+        apply_conf(load_config(file), conf)
     monkeypatch.setenv(TRUSTED_CONF, "1")
-    config = load_run_config(file, conf)
+    config = apply_conf(load_config(file), conf)
     assert (config.train.workers, config.train.optimizer.momentum) == (1, 0.5)
     assert config.evaluate.gate[0].at_least == 0.5
-    in_a_default = load_run_config(file, {"train.optimizer.schedule.warmup_steps": 9})
+    in_a_default = apply_conf(load_config(file), {"train.optimizer.schedule.warmup_steps": 9})
     assert in_a_default.train.optimizer.schedule.warmup_steps == 9
     with pytest.raises(ConfigError, match="override train.workers: train.workers: "):
-        load_run_config(file, {"train.workers": 0})
+        apply_conf(load_config(file), {"train.workers": 0})

@@ -9,7 +9,7 @@ import pytest
 from config_files import write_config
 
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.config.run_conf import load_run_config
+from pipeline_ops.config.run_conf import apply_conf
 from pipeline_ops.errors import ConfigError
 
 HOSTS = "launcher: local\n"
@@ -112,8 +112,8 @@ def test_a_run_may_set_what_is_opened_to_the_values_that_are_allowed(write):
             "train.seed": [],
         }
     )
-    config = load_run_config(
-        file, {"train.hosts": "cloud", "train.workers": 4, "train.epochs": 5}, "run"
+    config = apply_conf(
+        load_config(file), {"train.hosts": "cloud", "train.workers": 4, "train.epochs": 5}
     )
     assert (config.train.hosts, config.train.workers, config.train.epochs) == ("cloud", 4, 5)
     for conf, message in (
@@ -125,13 +125,13 @@ def test_a_run_may_set_what_is_opened_to_the_values_that_are_allowed(write):
         ({"train.seed": 7}, "conf train.seed: is closed to runs by per_run"),
     ):
         with pytest.raises(ConfigError) as error:
-            load_run_config(file, conf)
+            apply_conf(load_config(file), conf)
         assert message in str(error.value)
 
 
 def test_the_value_of_the_yaml_is_always_allowed(write):
     file = write({"train.workers": [4], "train.seed": []})
-    assert load_run_config(file, {"train.workers": 2, "train.seed": 1}).train.workers == 2
+    assert apply_conf(load_config(file), {"train.workers": 2, "train.seed": 1}).train.workers == 2
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_the_value_of_the_yaml_is_always_allowed(write):
     ],
 )
 def test_a_path_in_an_opened_folder_is_used_without_links_and_dots(write, tmp_path, value):
-    config = load_run_config(
-        write({"preprocess.source.path": ["../daily/"]}),
+    config = apply_conf(
+        load_config(write({"preprocess.source.path": ["../daily/"]})),
         {"preprocess.source.path": value.format(root=tmp_path)},
     )
     assert config.preprocess.source.path == str(
@@ -175,8 +175,8 @@ def test_a_path_in_an_opened_folder_is_used_without_links_and_dots(write, tmp_pa
 def test_a_path_that_leaves_the_allowed_folder_is_refused(write, tmp_path, value):
     """F12: also through a link, and through a name that a format string would make."""
     with pytest.raises(ConfigError, match=r"conf preprocess\.source\.path: "):
-        load_run_config(
-            write({"preprocess.source.path": ["../daily/"]}),
+        apply_conf(
+            load_config(write({"preprocess.source.path": ["../daily/"]})),
             {"preprocess.source.path": value.format(root=tmp_path)},
         )
 
@@ -205,7 +205,7 @@ def test_an_opened_folder_stands_for_all_below_it_and_for_no_other_place(
 ):
     file = write({"preprocess.source.path": [folder]})
     try:
-        load_run_config(file, {"preprocess.source.path": value})
+        apply_conf(load_config(file), {"preprocess.source.path": value})
     except ConfigError as error:
         assert not is_allowed and "preprocess.source.path" in str(error)
     else:
@@ -215,10 +215,10 @@ def test_an_opened_folder_stands_for_all_below_it_and_for_no_other_place(
 def test_a_run_may_begin_with_weights_only_where_the_author_opens_a_folder_of_them(write, tmp_path):
     conf = {"train.warm_start": "../daily/monday"}
     with pytest.raises(ConfigError, match="a run may set it to champion"):
-        load_run_config(write({}), conf)
+        apply_conf(load_config(write({})), conf)
     assert (
-        load_run_config(
-            write({"train.warm_start": ["champion", "../daily/"]}), conf, "run"
+        apply_conf(
+            load_config(write({"train.warm_start": ["champion", "../daily/"]})), conf
         ).train.warm_start
         == f"{tmp_path}/daily/monday"
     )

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from config.cases import parse_cases
 from config_files import write_config
 
 from pipeline_ops.config.pipeline import load_config
@@ -33,60 +35,53 @@ def write(tmp_path):
     return write_it
 
 
-@pytest.mark.parametrize(
-    ("opened", "message"),
-    [
-        ({"per_run": ["train"]}, "per_run: per_run: cannot be opened to runs"),
-        (
-            {"storage.root": ["/a"]},
-            (
-                "storage.root: cannot be opened to runs: "
-                "pages, the orphan reaper and other runs need it"
-            ),
-        ),
-        ({"pipeline": ["a"]}, "pipeline: cannot be opened to runs"),
-        ({"export.registry": ["/a"]}, "export.registry: cannot be opened to runs"),
-        ({"export.model": ["a"]}, "export.model: cannot be opened to runs"),
-        (
-            {"train.python": ["/bin/sh"]},
-            (
-                "train.python: cannot be opened to runs: it selects a program to execute. "
-                "Remove this line"
-            ),
-        ),
-        (
-            {"train.retries": [1]},
-            "train.retries: cannot be opened to runs: Airflow reads it when it makes the DAG",
-        ),
-        ({"evaluate.approval.timeout_seconds": [1]}, "cannot be opened to runs"),
-        (
-            {"train.callbacks": ["a:b"]},
-            "train.callbacks: cannot be opened to runs: it is a list",
-        ),
-        (
-            {"train.model_parameters": [1]},
-            "train.model_parameters: cannot be opened to runs: it is a mapping",
-        ),
-        ({"evaluate.gate[].at_least": [0.5]}, "cannot be opened to runs"),
-        ({"train.optimizer": [1]}, "train.optimizer: there is no such value"),
-        (
-            {"train.wokers": [1]},
-            "train.wokers: there is no such value; the nearest valid name is 'train.workers'",
-        ),
-        (
-            {"train.workers": [0]},
-            "train.workers: 0 is not a valid value of it. Correct or remove it",
-        ),
-        ({"train.workers": ["2"]}, "train.workers: '2' is not a valid value of it"),
-        ({"train.workers": [None]}, "train.workers: None is not a valid value of it"),
-        ({"train.hosts": ["../lab"]}, "train.hosts: '../lab' is not a valid value of it"),
-        ({"train.hosts": ["lba"]}, "the nearest valid name is 'lab'"),
-        ({"preprocess.source.path": ["/data/*"]}, "A slash at its end opens the whole folder"),
-        ({"preprocess.source.path": ["/data/{start}/"]}, "must be a plain path"),
-    ],
-)
+REFUSED = """
+per_run: [train]
+    per_run: per_run: cannot be opened to runs
+storage.root: [/a]
+    storage.root: cannot be opened to runs: pages, the orphan reaper and other runs need it
+pipeline: [a]
+    pipeline: cannot be opened to runs
+export.registry: [/a]
+    export.registry: cannot be opened to runs
+export.model: [a]
+    export.model: cannot be opened to runs
+train.python: [/bin/sh]
+    train.python: cannot be opened to runs: it selects a program to execute. Remove this line
+train.retries: [1]
+    train.retries: cannot be opened to runs: Airflow reads it when it makes the DAG
+evaluate.approval.timeout_seconds: [1]
+    cannot be opened to runs
+train.callbacks: ['a:b']
+    train.callbacks: cannot be opened to runs: it is a list
+train.model_parameters: [1]
+    train.model_parameters: cannot be opened to runs: it is a mapping
+'evaluate.gate[].at_least': [0.5]
+    cannot be opened to runs
+train.optimizer: [1]
+    train.optimizer: there is no such value
+train.wokers: [1]
+    train.wokers: there is no such value; the nearest valid name is 'train.workers'
+train.workers: [0]
+    train.workers: 0 is not a valid value of it. Correct or remove it
+train.workers: ['2']
+    train.workers: '2' is not a valid value of it
+train.workers: [null]
+    train.workers: None is not a valid value of it
+train.hosts: [../lab]
+    train.hosts: '../lab' is not a valid value of it
+train.hosts: [lba]
+    the nearest valid name is 'lab'
+preprocess.source.path: [/data/*]
+    A slash at its end opens the whole folder
+preprocess.source.path: ['/data/{start}/']
+    must be a plain path
+"""
+
+
+@pytest.mark.parametrize(("opened", "message"), parse_cases(REFUSED))
 def test_what_can_not_be_opened_is_refused_with_its_reason(write, opened, message):
-    file = write(opened)
+    file = write(yaml.safe_load(f"{{{opened}}}"))
     with pytest.raises(ConfigError) as error:
         load_config(file)
     assert message in str(error.value)

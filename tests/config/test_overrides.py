@@ -26,21 +26,19 @@ from pipeline_ops.errors import ConfigError
 AUTHOR, LEAVES = load_config(DIGITS), collect_fields(PipelineConfig)
 AUTHORS = sorted(key for key, leaf in LEAVES.items() if not leaf.is_per_run)
 A_RUNS = sorted(key for key, leaf in LEAVES.items() if leaf.is_per_run)
-NEVER_OPEN_BY_DEFAULT = (
-    """
+_NEVER_OPEN = """
     pipeline description owner tags schedule storage search notify deadline_seconds per_run export
     evaluate.gate evaluate.approval evaluate.slices evaluate.allowed_leaks evaluate.top_k
     preprocess.source preprocess.stages preprocess.split preprocess.runner preprocess.rejects
     preprocess.drift preprocess.allowed_changes train.model train.model_parameters train.loss
     train.metrics train.callbacks train.hosts train.workers train.strategy train.tpu train.debug
     train.tensorboard train.input.local_folder train.input.cache_limit_mib train.steps_per_call
-""".split()
-    + [
-        f"{task}.{name}"
-        for task in ("preprocess", "train", "evaluate", "export")
-        for name in ("python", "pool", "retries", "timeout_seconds")
-    ]
-)
+"""
+NEVER_OPEN_BY_DEFAULT = _NEVER_OPEN.split() + [
+    f"{task}.{name}"
+    for task in ("preprocess", "train", "evaluate", "export")
+    for name in ("python", "pool", "retries", "timeout_seconds")
+]
 
 
 def refusal(conf: Any, file: Path = DIGITS) -> str:

@@ -326,8 +326,7 @@ def validate_per_run(
 ) -> None:
     """Checks the fields and the values of `per_run`.
 
-    Raises:
-      ValueError: a field does not exist or can never be opened, or a value is not valid.
+    Raises ValueError: a field does not exist or can never be opened, or a value is not valid.
     """
     for key, values in per_run.items():
         leaf = leaves.get(key)
@@ -358,8 +357,7 @@ def resolve_allowed_value(
 ) -> Scalar:
     """The value to use. For a path in an allowed folder, that is the absolute path without links.
 
-    Raises:
-      ValueError: the value is not allowed.
+    Raises ValueError: the value is not allowed.
     """
     if any(type(one) is type(value) and one == value for one in allowed):
         return value
@@ -384,8 +382,7 @@ def is_folder(value: Scalar) -> bool:
 def _normalize(value: str, folder: Path) -> str:
     """An absolute path without `..` and without links, or a plain URI.
 
-    Raises:
-      ValueError: the value is neither.
+    Raises ValueError: the value is neither.
     """
     if re.search(r"[{}*?\[]", value):
         raise ValueError("must be a plain path for a single run, without any of { } * ? [")

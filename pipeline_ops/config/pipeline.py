@@ -102,7 +102,17 @@ class PipelineConfig(Section):
                 "train.class_weights",
                 "needs a data set that has them. Set preprocess.balance: by_class.",
             )
-        self._validate_task()
+        for number, rule in enumerate(self.evaluate.gate):
+            is_for_detector = rule.metric in get_args(DetectionMetric)
+            is_for_both = rule.metric in get_args(Measure)
+            if not is_for_both and is_for_detector != (self.train.task == "detection"):
+                raise FieldError(
+                    f"evaluate.gate.{number}",
+                    f"{rule.metric} is not for {self.train.task}, "
+                    f"which the model {self.train.model} is for",
+                )
+        if self.train.task == "detection":
+            self._validate_for_detector()
         self._validate_engine()
         self._validate_intervals()
         has_late_notifier = any("late" in notify.events for notify in self.notify)
@@ -119,11 +129,8 @@ class PipelineConfig(Section):
         runner = self.preprocess.runner
         if runner.name == "embedded" or runner.shared_disk:
             return
-        places = {
-            "preprocess.source.path": self.preprocess.source.folder,
-            "storage.root": self.storage.root,
-        }
-        for key, place in places.items():
+        folder, root = self.preprocess.source.folder, self.storage.root
+        for key, place in (("preprocess.source.path", folder), ("storage.root", root)):
             if not is_remote(place):
                 raise FieldError(
                     key,
@@ -134,47 +141,36 @@ class PipelineConfig(Section):
 
     def _validate_intervals(self) -> None:
         schedule = self.schedule
-        if self.preprocess.source.has_interval and (
-            schedule.cron is None or schedule.assets or schedule.watch_seconds
-        ):
+        if not self.preprocess.source.has_interval:
+            return
+        if schedule.cron is None or schedule.assets or schedule.watch_seconds:
             raise FieldError(
                 "preprocess.source.path",
                 f"is {self.preprocess.source.path}, and only runs that the clock starts have a "
                 "data interval. Give schedule a cron expression, and nothing else.",
             )
-        if self.preprocess.source.has_interval and schedule.timezone != "UTC":
+        if schedule.timezone != "UTC":
             raise FieldError(
                 "schedule.timezone",
                 "must be UTC for the data intervals of preprocess.source.path, "
                 f"got {schedule.timezone}",
             )
 
-    def _validate_task(self) -> None:
-        """Rejects metrics and formats of the other task."""
-        is_detector = self.train.task == "detection"
+    def _validate_for_detector(self) -> None:
+        """Rejects rules, slices and formats of a classifier."""
         for number, rule in enumerate(self.evaluate.gate):
-            key = f"evaluate.gate.{number}"
-            if (
-                rule.metric not in get_args(Measure)
-                and (rule.metric in get_args(DetectionMetric)) != is_detector
-            ):
+            if rule.confidence is not None:
                 raise FieldError(
-                    key,
-                    f"{rule.metric} is not for {self.train.task}, "
-                    f"which the model {self.train.model} is for",
-                )
-            if is_detector and rule.confidence is not None:
-                raise FieldError(
-                    key,
+                    f"evaluate.gate.{number}",
                     f"{rule.metric}: a confidence is for classifiers, "
                     "whose examples can be drawn again",
                 )
-        if is_detector and self.evaluate.slices:
+        if self.evaluate.slices:
             raise FieldError(
                 "evaluate.slices",
                 f"are for classifiers, got them with the detector {self.train.model}",
             )
-        if is_detector and "tflite_int8" in self.export.formats:
+        if "tflite_int8" in self.export.formats:
             raise FieldError(
                 "export.formats",
                 "tflite_int8 is for classifiers, because eight bits are too coarse for a box's "

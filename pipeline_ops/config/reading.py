@@ -81,8 +81,7 @@ def read_text(file: Path) -> str:
 def read_yaml(text: str) -> tuple[Any, dict[Location, int]]:
     """Returns the value of a text, and the line of each key and item in it.
 
-    Raises:
-      YamlProblem: with line and cure. No other exception is raised.
+    Raises YamlProblem with line and cure. No other exception is raised.
     """
     try:
         loader = _Loader(text)

@@ -354,7 +354,7 @@ class ContainerPlace(Place):
         name = name_job(attempt)
         found = self._daemon.inspect(name)
         if found is None:
-            return self._judge_missing(attempt, name)
+            return self._to_missing_state(attempt, name)
         state = found["State"]
         match state["Status"]:
             case "running" | "paused":
@@ -366,7 +366,7 @@ class ContainerPlace(Place):
         exit_code, cause = self._explain_end(attempt, state)
         return JobState("ended", f"the job ended without a status: {cause}", exit_code)
 
-    def _judge_missing(self, attempt: Attempt[StorePath], name: str) -> JobState:
+    def _to_missing_state(self, attempt: Attempt[StorePath], name: str) -> JobState:
         """The state of a job without a container.
 
         Raises MachineError if the job has begun. Without `daemon` in the hosts file, each host of

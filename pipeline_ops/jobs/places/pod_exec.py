@@ -147,21 +147,26 @@ def carry(connection: Any) -> int:
     can_end_input = connection.getheaders().get("sec-websocket-protocol") == _PROTOCOLS[0]
     try:
         while True:
-            readable = _wait(connection, inputs)
-            if connection in readable:
+            # Decrypted bytes may wait in the SSL socket.
+            has_bytes = isinstance(connection.sock, ssl.SSLSocket) and connection.sock.pending()
+            if has_bytes or connection in select.select([connection, *inputs], [], [])[0]:
                 opcode, frame = connection.recv_data_frame(True)
                 if opcode == _CLOSE_FRAME:
                     break
-                status += _take(frame.data)
-            elif _STDIN in readable and _wait_until_writable(connection):
-                if data := os.read(_STDIN, _CHUNK_BYTES):
-                    connection.send_binary(bytes([_STDIN]) + data)
-                else:
-                    inputs = []
-                    if not can_end_input:
-                        connection.close(timeout=_CLOSE_SECONDS)
-                        break
-                    connection.send_binary(bytes([_CLOSE, _STDIN]))
+                status += _forward(frame.data)
+                continue
+            # Output is read before input is sent, so two full pipes do not block.
+            readable, writable, _ = select.select([connection], [connection], [])
+            if readable or not writable:
+                continue
+            if data := os.read(_STDIN, _CHUNK_BYTES):
+                connection.send_binary(bytes([_STDIN]) + data)
+                continue
+            inputs = []
+            if not can_end_input:
+                connection.close(timeout=_CLOSE_SECONDS)
+                break
+            connection.send_binary(bytes([_CLOSE, _STDIN]))
     except (WebSocketException, OSError) as error:
         if not status:
             print(f"the connection to the pod is lost: {error}", file=sys.stderr)
@@ -170,21 +175,8 @@ def carry(connection: Any) -> int:
     return _parse_exit_code(status)
 
 
-def _wait(connection: Any, inputs: list[int]) -> list[Any]:
-    """Waits until there is something to read. Returns where."""
-    if isinstance(connection.sock, ssl.SSLSocket) and connection.sock.pending():
-        return [connection]
-    return select.select([connection, *inputs], [], [])[0]
-
-
-def _wait_until_writable(connection: Any) -> bool:
-    """Returns False if there is something to read first. So two full pipes do not block."""
-    readable, writable, _ = select.select([connection], [connection], [])
-    return bool(writable) and not readable
-
-
-def _take(data: bytes) -> bytes:
-    """Writes what the command has printed. Returns what is about its end instead."""
+def _forward(data: bytes) -> bytes:
+    """Forwards the output. Returns the exit status when the message is one."""
     channel, data = (data[0], data[1:]) if data else (_CLOSE, b"")
     while channel in (_STDOUT, _STDERR) and data:
         data = data[os.write(channel, data) :]

@@ -91,14 +91,15 @@ class SlurmPlace(Place):
         if any(job.state in _RUNNING for job in found):
             return JobState("running")
         if all(job.state in WAITING for job in found):
-            return self._judge_queue(found[0].reason, found[0].submitted)
+            return self._to_queue_state(found[0])
         ended = next(job for job in found if job.state not in WAITING)
         ending = _ENDINGS.get(ended.state, f"its state in Slurm is {ended.state}")
         code = _read_exit_code(ended.number)
         return JobState("ended", f"the job ended without a status: {ending}", code)
 
-    def _judge_queue(self, reason: str, submitted: str) -> JobState:
-        waited_seconds = time.time() - time.mktime(time.strptime(submitted, "%Y-%m-%dT%H:%M:%S"))
+    def _to_queue_state(self, job: _BatchJob) -> JobState:
+        submitted = time.mktime(time.strptime(job.submitted, "%Y-%m-%dT%H:%M:%S"))
+        reason, waited_seconds = job.reason, time.time() - submitted
         if waited_seconds < self.queue_seconds:
             return JobState("waiting", f"waits in Slurm's queue: {reason}")
         return JobState(

@@ -84,7 +84,9 @@ def write_description(
             reference=reference.name,
             digest=reference.digest,
             thresholds=config.drift,
-            schema_violations=dataset.compare_schemas(schema, reference.schema, config.schema),
+            schema_violations=dataset.compare_schemas(
+                schema, reference.schema, config.allowed_changes
+            ),
             drift=dataset.compute_distances(train, before, config.drift),
         )
         statistics = statistics.model_copy(update={"comparison": comparison})
@@ -115,7 +117,7 @@ def check_comparison(
     if comparison is None:
         return
     faults = [
-        f"{violation.text} (allow it with preprocess.schema.{violation.rule})"
+        f"{violation.text} (allow it with preprocess.allowed_changes: [{violation.rule}])"
         for violation in comparison.schema_violations
         if violation.fails
     ]

@@ -42,6 +42,8 @@ from pipeline_ops.raw_data.listing import RawFolder
 
 _STAGE, _DUPLICATE = "duplicates", "duplicate"
 _HASH_BITS = 64
+MAX_HASH_DISTANCE = 4
+"""Bits in which the perceptual hashes of near images may differ."""
 _BandKey = tuple[tuple[str, ...], int, int]
 
 
@@ -72,11 +74,13 @@ def decide_collection(
     by_split = split_records(records, config.split)
     if config.duplicates == "keep":
         return CollectionDecision(by_split)
-    return remove_duplicates(by_split, perceptual_hashes, config.max_hash_distance)
+    return remove_duplicates(by_split, perceptual_hashes)
 
 
 def remove_duplicates(
-    by_split: Mapping[str, Sequence[Record]], perceptual_hashes: Mapping[int, str], max_bits: int
+    by_split: Mapping[str, Sequence[Record]],
+    perceptual_hashes: Mapping[int, str],
+    max_bits: int = MAX_HASH_DISTANCE,
 ) -> CollectionDecision:
     """Perceptual hashes are 16 hex digits by content. Near ones differ in `max_bits` or less."""
     records = [record for records in by_split.values() for record in records]

@@ -46,6 +46,8 @@ from pipeline_ops.storage.atomic import write_atomically
 from pipeline_ops.storage.read_errors import make_read_error
 
 _COMPRESSION = 1  # a line is mostly digests, which do not compress at any level
+MAX_GENERATIONS = 8
+"""With more, the whole data set is made again: each generation adds small shards."""
 _RECORDS_PER_SHARD = 32  # worth a file, and a hundred records still spread over the workers
 _DESCRIPTION = (dataset.INDEX, dataset.QUARANTINE, record_lengths.RECORD_LENGTHS)
 
@@ -235,11 +237,8 @@ def _explain_rebuild(
             "more than preprocess.incremental.max_fraction allows"
         )
     num_generations = len(set(map(dataset.parse_generation, kept))) + any(changed.values())
-    if num_generations > config.incremental.max_generations:
-        return (
-            f"it would have {num_generations} generations, "
-            "more than preprocess.incremental.max_generations allows"
-        )
+    if num_generations > MAX_GENERATIONS:
+        return f"it would have {num_generations} generations, more than {MAX_GENERATIONS}"
     return None
 
 

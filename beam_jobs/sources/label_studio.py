@@ -165,12 +165,11 @@ def _find_image(reference: Any, source: LabelStudioSource, files: SourceFiles) -
                 f"the image under the key {source.image_key} must be a path or a URI, as text of "
                 f"at most {_MAX_REFERENCE_CHARACTERS} characters",
             )
-        fitting = [entry for entry in source.prefixes if reference.startswith(entry.prefix)]
-        if fitting:
-            longest = max(fitting, key=lambda entry: len(entry.prefix))
-            rest = reference.removeprefix(longest.prefix)
+        prefix = max(filter(reference.startswith, source.prefixes), key=len, default="")
+        if prefix:
+            rest = reference.removeprefix(prefix)
             is_url = reference.startswith(("/", "http://", "https://"))
-            return files.find_image(unquote(rest) if is_url else rest, longest.folder)
+            return files.find_image(unquote(rest) if is_url else rest, source.prefixes[prefix])
         return _find_by_path_end(reference, files)
     except Reject as reject:
         return reject

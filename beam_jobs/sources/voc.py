@@ -27,12 +27,13 @@ from beam_jobs.sources.parsing import (
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
-from pipeline_ops.config.sources import ImageSets, VocSource
+from pipeline_ops.config.sources import SplitName, VocSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
 
 _LISTS = "ImageSets/Main/"
+_LIST_NAMES: Mapping[SplitName, str] = {"train": "train", "validation": "val", "test": "test"}
 _MAX_XML_BYTES = 16 << 20
 
 
@@ -94,9 +95,12 @@ def _find_name(key: str, folder: str) -> str:
     return posixpath.splitext(posixpath.join(before.lstrip("/"), after))[0] if after else ""
 
 
-def _read_lists(names: ImageSets | None, files: SourceFiles) -> dict[str, list[str]] | None:
+def _read_lists(
+    names: Mapping[SplitName, str] | None, files: SourceFiles
+) -> dict[str, list[str]] | None:
     """The splits that each image is listed for, or None if there are no lists."""
-    paths = {} if names is None else {split: f"{_LISTS}{name}.txt" for split, name in names}
+    names = {} if names is None else {**_LIST_NAMES, **names}
+    paths = {split: f"{_LISTS}{name}.txt" for split, name in names.items()}
     found: dict[str, list[str]] = defaultdict(list)
     present = {split: path for split, path in paths.items() if path in files}
     for split, path in present.items():

@@ -26,7 +26,7 @@ from beam_jobs.planning.duplicates import find_repeated_digests
 from beam_jobs.planning.plan import Record
 from beam_jobs.statistics.summary import FEATURES, Measurements, merge_measurements
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
-from pipeline_ops.config.preprocess import Drift, SchemaRules
+from pipeline_ops.config.preprocess import Drift, SchemaChange
 
 LABELS = "labels"
 _MAX_NAMED_GROUPS = 50
@@ -48,7 +48,7 @@ class DataSchema(BaseModel, frozen=True):
 
 
 class Violation(BaseModel, frozen=True):
-    """A difference from the reference. The key `rule` in `preprocess.schema` may allow it."""
+    """A difference from the reference. `preprocess.allowed_changes` may list its `rule`."""
 
     rule: str
     text: str
@@ -163,9 +163,11 @@ def infer_schema(figures: DatasetFigures, measurements: Measurements) -> DataSch
     )
 
 
-def compare_schemas(ours: DataSchema, reference: DataSchema, rules: SchemaRules) -> list[Violation]:
-    """Returns all differences that have a rule. Image sizes have none, but may drift."""
-    found = {}
+def compare_schemas(
+    ours: DataSchema, reference: DataSchema, allowed: Sequence[SchemaChange]
+) -> list[Violation]:
+    """Returns all differences except those of image sizes, which may drift."""
+    found: dict[SchemaChange, str] = {}
     our_names, known_names = set(ours.class_names), set(reference.class_names)
     if new := [name for name in ours.class_names if name not in known_names]:
         found["new_classes"] = f"new classes: {', '.join(new)}"
@@ -176,8 +178,7 @@ def compare_schemas(ours: DataSchema, reference: DataSchema, rules: SchemaRules)
     if ours.channels not in (0, reference.channels):
         found["channels"] = f"images have {ours.channels} channels, had {reference.channels}"
     return [
-        Violation(rule=rule, text=text, fails=getattr(rules, rule) == "fail")
-        for rule, text in found.items()
+        Violation(rule=rule, text=text, fails=rule not in allowed) for rule, text in found.items()
     ]
 
 

@@ -223,9 +223,8 @@ def check_executor(config: PipelineConfig) -> Iterator[Finding]:
         with contextlib.suppress(configparser.Error):
             parser.read(home / "airflow.cfg")
         executors = parser.get("core", "executor", fallback="")
-    default, is_fine = executors.partition(",")[0].strip(), True
+    executor, is_fine = executors.partition(",")[0].strip(), True
     for task in TASKS:
-        executor = getattr(config, task).executor or default
         if executor.endswith("KubernetesExecutor") and config.find_job_hosts(task) is None:
             is_fine = False
             yield Finding(

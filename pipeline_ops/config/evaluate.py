@@ -180,16 +180,6 @@ class Slice(Section):
         return self.name or self.by
 
 
-class Bootstrap(Section):
-    """Intervals of all metrics that are made of counts.
-
-    Each sample draws the test examples again with replacement.
-    """
-
-    samples: int = Field(1000, ge=100, le=100_000)
-    seed: int = Field(1, ge=0)
-
-
 class Approval(Section):
     """Approval by a person in Airflow's UI, after the gate and before the publication."""
 
@@ -208,14 +198,10 @@ class Evaluate(TaskSection):
     top_k: int = advanced_field(5, ge=1)
     """The k of `top_k_accuracy`, which counts an answer as right if the label is among the k most
     probable classes."""
-    calibration_bins: int = advanced_field(15, ge=2, le=100)
     slices: list[Slice] = advanced_field([])
-    bootstrap: Bootstrap = advanced_field(Bootstrap())
     allowed_leaks: int = advanced_field(0, ge=0)
     """Number of test examples that may have an equal image in the training split. With more, the
     test split is refused."""
-    worst_mistakes: int = advanced_field(24, ge=0, le=500)
-    """Number of mistakes, and of surprises, that the report shows as pictures."""
     approval: Approval | None = fixed_field(
         None, READ_WITH_THE_DAG, is_operational=True, is_advanced=True
     )

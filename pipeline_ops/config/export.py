@@ -23,20 +23,10 @@ FormatName = Literal["saved_model", "tflite", "tflite_int8", "onnx"]
 class Int8(Section):
     """A TFLite model with weights and activations of eight bits."""
 
-    representative_examples: int = Field(100, ge=1, le=10_000)
-    """Number of training examples from which the ranges of activations are taken."""
     tolerance: float = Field(0.3, gt=0, le=1)
     """The largest allowed difference of a probability."""
     top1_agreement: float = Field(0.95, ge=0, le=1)
     """The smallest allowed share of test examples that get the same class."""
-
-
-class Card(Section):
-    """Facts for the model card that are not measured and that only a person can give."""
-
-    intended_use: str = ""
-    limitations: str = ""
-    contact: str = ""
 
 
 class Export(TaskSection):
@@ -54,8 +44,9 @@ class Export(TaskSection):
     the extra `onnx`. Each is checked against the trained model."""
     int8: Int8 = advanced_field(Int8())
     """Settings of `tflite_int8`, and how far it may be from the trained model."""
-    card: Card = advanced_field(Card())
-    """Text of the model card besides the measured figures."""
+    card: dict[str, str] = advanced_field({})
+    """Texts of the model card that only a person can give, by heading: `Intended use`,
+    `Limitations`, `Contact`, or others."""
     registry: str | None = fixed_field(
         None, SAME_FOR_ALL_RUNS, is_operational=True, is_advanced=True
     )

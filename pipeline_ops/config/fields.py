@@ -168,16 +168,6 @@ class TaskSection(Section):
     Create it with `airflow pools set NAME SLOTS TEXT --include-deferred`. A task whose job runs is
     deferred, and only counts with this option."""
 
-    priority: int = fixed_field(
-        1, READ_WITH_THE_DAG, is_operational=True, ge=1, le=1_000_000, is_advanced=True
-    )
-    """Priority among the tasks that wait for the same pool. The highest comes first."""
-
-    executor: str | None = fixed_field(
-        None, READ_WITH_THE_DAG, is_operational=True, min_length=1, is_advanced=True
-    )
-    """One of Airflow's executors, if it has several. Null is its first one."""
-
 
 Kind = Literal["scalar", "list", "mapping"]
 _INHERITED = frozenset({"is_operational", "fixed", "is_advanced", "selects_program"})

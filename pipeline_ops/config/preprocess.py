@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, model_validator
@@ -105,32 +104,14 @@ class Rejects(Section):
 
 
 class Incremental(Section):
-    """The limits beyond which a data set is made from scratch, and not only its changes.
-
-    The first run always makes it from scratch.
-    """
+    """When to rebuild the whole data set instead of adding a generation."""
 
     max_fraction: float = Field(0.3, ge=0, le=1)
     """The largest share of examples that were removed or came after the first generation. With 0,
     every change makes the whole data set again."""
-    max_generations: int = Field(8, ge=1, le=1000)
 
 
-class SchemaRules(Section):
-    """The reaction to data that differs from the champion's.
-
-    The task fails, or the change is allowed and reported.
-    """
-
-    new_classes: Literal["fail", "allow"] = "fail"
-    missing_classes: Literal["fail", "allow"] = "fail"
-    task: Literal["fail", "allow"] = "fail"
-    """Detection where it was classification, or the other way round."""
-    channels: Literal["fail", "allow"] = "fail"
-
-    @property
-    def can_fail(self) -> bool:
-        return "fail" in (self.new_classes, self.missing_classes, self.task, self.channels)
+SchemaChange = Literal["new_classes", "missing_classes", "task", "channels"]
 
 
 class Drift(Section):
@@ -219,13 +200,6 @@ _OWN_OPTIONS = {
 """Beam's options that must not be among `options`, with the key to use."""
 
 
-# Pydantic warns of a field that has the name of a method of its version 1. No code here calls that
-# method.
-warnings.filterwarnings(
-    "ignore", message='Field name "schema" in "Preprocess" shadows', category=UserWarning
-)
-
-
 class Preprocess(TaskSection):
     """Raw data to sharded TFRecords."""
 
@@ -242,15 +216,15 @@ class Preprocess(TaskSection):
     """The treatment of equal or nearly equal images. One of each kind stays, an image in test
     before one in train. With `keep` all stay, and evaluation refuses a model that has seen more of
     the test split than `evaluate.allowed_leaks`."""
-    max_hash_distance: int = advanced_field(4, ge=0, le=8)
-    """The largest number of the 64 bits in which the perceptual hashes of near images differ, for
-    `duplicates: remove_near`."""
     balance: Literal["none", "by_class"] = advanced_field("none")
     """`by_class` stores a weight for each class next to the shards, by which every class counts
     alike. No example is doubled."""
     incremental: Incremental = advanced_field(Incremental())
     rejects: Rejects = Rejects()
-    schema: SchemaRules = advanced_field(SchemaRules())  # type: ignore[assignment]  # see above
+    allowed_changes: list[SchemaChange] = advanced_field([])
+    """Differences from the champion's data that are only reported: `new_classes`,
+    `missing_classes`, `task` (detection where it was classification, or the other way round) and
+    `channels`. Any other of them fails the task."""
     drift: Drift = advanced_field(Drift())
     dataset: str | None = per_run_field(
         None, rank=4, is_operational=True, pattern="^[0-9a-f]{6,32}$"

@@ -46,16 +46,11 @@ class Search(Section):
     """The values by dotted key of `train`: a list, or for `random` also `{low, high, scale}`."""
     trials: int | None = Field(None, ge=1, le=MAX_TRIALS)
     """Number of combinations. Only for `random`."""
-    seed: int = Field(1, ge=0)
-    """Seed of the draws, and of the order of a grid."""
     pruner: Literal["none", "asha"] = "none"
-    """`asha`: a trial is stopped early if its monitored figure is not among the best of those that
-    have trained for as long (Optuna's `SuccessiveHalvingPruner`)."""
+    """`asha`: a trial is stopped early if its monitored figure is not among the best quarter of
+    those that have trained for as long (Optuna's `SuccessiveHalvingPruner`)."""
     min_epochs: int = Field(1, ge=1)
     """Number of epochs after which trials are compared for the first time. Only for `asha`."""
-    reduction_factor: int = Field(4, ge=2)
-    """One in this many trials goes on, to be compared again after this many times the epochs. Only
-    for `asha`."""
     max_parallel: int = operational_field(1, ge=1, le=MAX_TRIALS)
     """Number of trials that train at the same time."""
     monitor: Monitor | None = None

@@ -294,14 +294,6 @@ class YoloSource(AnnotatedSource):
         return {"data": self.data}
 
 
-class ImagePrefix(Section):
-    """A folder below `source.path`, for image references with a common beginning."""
-
-    prefix: str = Field(min_length=1)
-    """The beginning of an image reference, such as `s3://bucket/photos/`."""
-    folder: str = "."
-
-
 class LabelStudioSource(AnnotatedSource):
     """Label Studio's export as JSON or JSON-MIN."""
 
@@ -321,9 +313,10 @@ class LabelStudioSource(AnnotatedSource):
     image is rejected. Cancelled and skipped annotations never count."""
     unannotated: Literal["reject", "ignore"] = advanced_field("reject")
     """The treatment of a task whose annotations are all missing, cancelled or skipped."""
-    prefixes: list[ImagePrefix] = advanced_field([])
-    """Folders for image references. Without an entry that fits, the file with the longest part of
-    the reference as its path is taken."""
+    prefixes: dict[Annotated[str, Field(min_length=1)], str] = advanced_field({})
+    """Folders below `source.path` by the beginning of an image reference, such as
+    `s3://bucket/photos/`. Without an entry that fits, the file with the longest part of the
+    reference as its path is taken."""
 
     @property
     def required_files(self) -> dict[str, str]:
@@ -361,17 +354,6 @@ class ImageFolderSource(Source):
     can be meant in both ways are refused. With `outer`, folders named train and val are classes."""
 
 
-class ImageSets(Section):
-    """Names of the lists below `ImageSets/Main` that are our splits, without `.txt`.
-
-    A list that does not exist is empty.
-    """
-
-    train: str = "train"
-    validation: str = "val"
-    test: str = "test"
-
-
 class VocSource(AnnotatedSource):
     """Pascal VOC: an XML file for each image, and optionally lists in `ImageSets/Main`.
 
@@ -383,8 +365,10 @@ class VocSource(AnnotatedSource):
     """The folder of the images, maybe the one with the annotations, too. `.` is `path` itself."""
     annotations: str = advanced_field("Annotations")
     """The folder of the XML files."""
-    image_sets: ImageSets | None = advanced_field(ImageSets())
-    """The lists that define the splits. With null the lists are ignored, and `split` decides."""
+    image_sets: dict[SplitName, str] | None = advanced_field({})
+    """The lists in `ImageSets/Main` that define the splits, without `.txt`, where they are not
+    `{train: train, validation: val, test: test}`. A list that does not exist is empty. With null
+    the lists are ignored, and `split` decides."""
     unlisted: Literal["reject", "ignore"] = advanced_field("reject")
     """The treatment of an image in none of the lists, if there are lists. VOC 2012 has thousands
     that are for other tasks."""

@@ -42,22 +42,12 @@ class Divergence(Section):
 
     action: Literal["stop", "skip_batch", "lower_learning_rate"] = "stop"
     """`skip_batch` leaves out the batch of that step. `lower_learning_rate` multiplies the rate by
-    `factor`, from the checkpoint on."""
-    factor: float | None = per_run_field(None, gt=0, lt=1)
+    0.5, from the checkpoint on."""
     max_times: int = per_run_field(3, ge=1, le=1000)
     """Number of divergences that the action may handle. The next one stops the training."""
     max_loss: float | None = per_run_field(None, gt=0)
     """A step with a mean loss above this has diverged. With null, only an infinite or NaN
     value counts."""
-
-    @model_validator(mode="after")
-    def _validate_combination(self) -> Divergence:
-        if (self.action == "lower_learning_rate") != (self.factor is not None):
-            raise ValueError(
-                f"got on_divergence.factor {self.factor} with the action {self.action}. The action "
-                "lower_learning_rate needs a factor, such as 0.5, and the other actions have none."
-            )
-        return self
 
 
 class Tensorboard(Section):
@@ -346,9 +336,6 @@ class BestCheckpoint(Section):
 
     monitor: Monitor | None = None
     """The figure. Null is `validation_accuracy`, or `validation_map_50` for a detector."""
-    keep: int = operational_field(1, ge=1, le=1000, is_advanced=True)
-    """Number of best epochs whose weights stay in the folder of checkpoints until training is
-    done."""
 
 
 class TrainOptions(TaskSection):
@@ -437,7 +424,7 @@ class TrainOptions(TaskSection):
     on_divergence: Divergence = advanced_field(Divergence())
     callbacks: list[str] = advanced_field([])
     """Classes `my_package.my_module:MyCallback`, or functions that are called after every epoch
-    (README, "Callbacks")."""
+    (docs/training-options.md)."""
     tensorboard: Tensorboard = advanced_field(Tensorboard())
     debug: list[DebugSwitch] = advanced_field([])
     """TensorFlow's debugging switches. Training gets slower with each."""
@@ -445,10 +432,7 @@ class TrainOptions(TaskSection):
     """Optimizer steps in one call of the compiled function."""
     checkpoint_every_steps: int = operational_field(200, ge=1)
     """Steps between checkpoints. Checkpoints are written during training. A lost worker costs the
-    steps since the last one."""
-    keep_checkpoints: int = operational_field(2, ge=2, le=1000, is_advanced=True)
-    """Number of newest checkpoints that are kept. If the last one is damaged, training goes on from
-    the one before it."""
+    steps since the last one. Two are kept, in case the last one is damaged."""
     max_restarts: int = operational_field(3, ge=0, le=1000, is_advanced=True)
     """Number of restarts of the whole gang from its last checkpoint before the task fails."""
     start_timeout_seconds: int = operational_field(300, ge=1)

@@ -178,7 +178,7 @@ def _strip_tags(model: type[Section], location: Sequence[str | int]) -> tuple[li
     Where several sections are possible, pydantic puts the value of their `type` into the location.
     """
     section: Any = model
-    plain, parts = [], list(location)
+    plain, parts = [], [part for part in location if part != "[key]"]  # of a wrong key
     while parts:
         part = parts.pop(0)
         plain.append(part)

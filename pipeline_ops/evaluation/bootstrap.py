@@ -42,8 +42,16 @@ class TopKPredictions:
     is_in_top_k: np.ndarray
 
 
+NUM_SAMPLES, SEED = 1000, 1
+"""The draws of the test examples for every interval, and their seed."""
+
+
 def draw_samples(
-    labels: np.ndarray, models: Sequence[TopKPredictions], num_classes: int, samples: int, seed: int
+    labels: np.ndarray,
+    models: Sequence[TopKPredictions],
+    num_classes: int,
+    samples: int = NUM_SAMPLES,
+    seed: int = SEED,
 ) -> list[BootstrapSamples]:
     """Returns the draws of each model, paired. The same arguments give the same numbers."""
     answers = [column for model in models for column in (model.classes, model.is_in_top_k)]

@@ -40,7 +40,6 @@ class ClassifierFindings:
     surprises: list[ShownExample]
     samples: list[ShownExample]
     top_k: int
-    bootstrap_samples: int
 
 
 def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> ClassifierFindings:
@@ -51,7 +50,7 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
     predictions = _predict_all(job, config, inputs, clients)
     labels, models = predictions.labels, predictions.models
     *evaluated, (baseline, _) = (
-        evaluate_model(labels, model, names, config.top_k, config.calibration_bins)
+        evaluate_model(labels, model, names, config.top_k)
         for model in (*models, answer_class_shares(labels, len(names)))
     )
     evaluations = [
@@ -61,12 +60,8 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         )
     ]
     return ClassifierFindings(
-        whole=build_whole_group(
-            labels, models, evaluations, baseline.metrics, config.top_k, config.bootstrap
-        ),
-        slices=build_slice_groups(
-            labels, models, predictions.slices, names, config.top_k, config.bootstrap
-        ),
+        whole=build_whole_group(labels, models, evaluations, baseline.metrics, config.top_k),
+        slices=build_slice_groups(labels, models, predictions.slices, names, config.top_k),
         curves=[curves for _, curves in evaluated],
         comparison=compare(labels, models[0].classes, models[1].classes)
         if len(models) > 1
@@ -75,7 +70,6 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         surprises=predictions.surprises,
         samples=predictions.samples,
         top_k=config.top_k,
-        bootstrap_samples=config.bootstrap.samples,
     )
 
 
@@ -100,7 +94,6 @@ def _predict_all(
         total,
         len(dataset.figures.class_names),
         config.slices,
-        config.worst_mistakes,
         job.attempt.folder,
         report,
     )

@@ -74,7 +74,6 @@ class DetectorFindings:
     detections: list[ImageDetections]
     min_score: float
     """The recommended score threshold, which pictures and counts have."""
-    num_pictures: int
 
 
 def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFindings:
@@ -104,7 +103,6 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         scenes,
         detections[0],
         thresholds[0],
-        config.worst_mistakes,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline_ops.evaluation.detector import DetectorFindings
 from pipeline_ops.evaluation.matching import ImageDetections, match
-from pipeline_ops.evaluation.pictures import NUM_PREDICTIONS, rank_key, to_data_uri
+from pipeline_ops.evaluation.pictures import NUM_PREDICTIONS, NUM_SHOWN, rank_key, to_data_uri
 from pipeline_ops.evaluation.report import MAX_MATRIX_CLASSES, ReportData, render_report
 from pipeline_ops.evaluation.report_charts import draw_precision_recall_charts
 from pipeline_ops.evaluation.report_rows import build_confusion_cells, limit_class_rows
@@ -76,9 +76,7 @@ def render_detector_report(found: DetectorFindings, data: ReportData) -> str:
         min_score=found.min_score,
         matrix=build_confusion_cells(challenger) if len(names) <= MAX_MATRIX_CLASSES else None,
         matrix_names=[*names, "nothing"],
-        pictures=draw_pictures(
-            found.scenes, found.detections, found.min_score, names, found.num_pictures
-        ),
+        pictures=draw_pictures(found.scenes, found.detections, found.min_score, names),
     )
 
 
@@ -111,7 +109,6 @@ def draw_pictures(
     detections: Sequence[ImageDetections],
     min_score: float,
     names: Sequence[str],
-    count: int,
 ) -> list[dict[str, Any]]:
     """Returns test images with truth and answer drawn on them.
 
@@ -121,8 +118,8 @@ def draw_pictures(
         _draw_picture(scene, detected.filter_by_score(min_score), names)
         for scene, detected in zip(scenes, detections, strict=True)
     ]
-    worst = sorted(drawn, key=lambda picture: (-picture["num_mistakes"], picture["key"]))[:count]
-    return [picture | {"image": to_data_uri(picture["image"])} for picture in worst]
+    worst = sorted(drawn, key=lambda picture: (-picture["num_mistakes"], picture["key"]))
+    return [picture | {"image": to_data_uri(picture["image"])} for picture in worst[:NUM_SHOWN]]
 
 
 def _draw_picture(

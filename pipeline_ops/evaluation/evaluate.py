@@ -20,6 +20,7 @@ from pipeline_ops.artifacts.dataset import QUARANTINE, STATISTICS
 from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, REPORT, EvaluationFigures
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import ExitCode
+from pipeline_ops.evaluation.bootstrap import SEED
 from pipeline_ops.evaluation.classifier import build_classifier_metrics, evaluate_classifier
 from pipeline_ops.evaluation.classifier_page import (
     draw_classifier_predictions,
@@ -67,7 +68,7 @@ def evaluate(job: Job) -> ExitCode:
         render = functools.partial(render_classifier_report, classifier)
         predictions = draw_classifier_predictions(classifier, names)
         whole, slices = classifier.whole, classifier.slices
-        seeds = {"bootstrap": config.bootstrap.seed}
+        seeds = {"bootstrap": SEED}
     figures = _judge(config, inputs, whole, slices, find_largest_drift(drift))
     report = ReportData(
         pipeline=job.request.pipeline,

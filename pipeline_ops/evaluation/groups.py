@@ -15,7 +15,6 @@ from typing import TypeVar
 import numpy as np
 
 from pipeline_ops.artifacts.results import ModelEvaluation, SliceFigures
-from pipeline_ops.config.evaluate import Bootstrap
 from pipeline_ops.evaluation.bootstrap import (
     BootstrapSamples,
     TopKPredictions,
@@ -106,7 +105,6 @@ def build_whole_group(
     evaluations: Sequence[ModelEvaluation],
     baseline: Mapping[str, float],
     top_k: int,
-    bootstrap: Bootstrap,
 ) -> Group:
     """Returns the group of all examples.
 
@@ -115,7 +113,7 @@ def build_whole_group(
     """
     models = [TopKPredictions(each.classes, each.ranks < top_k) for each in predictions]
     num_classes = len(evaluations[0].classes)
-    draws = draw_samples(labels, models, num_classes, bootstrap.samples, bootstrap.seed)
+    draws = draw_samples(labels, models, num_classes)
     return Group("", "", len(labels), *to_pair(evaluations), *to_pair(draws), baseline)
 
 
@@ -125,7 +123,6 @@ def build_slice_groups(
     slices: Mapping[str, np.ndarray],
     class_names: Sequence[str],
     top_k: int,
-    bootstrap: Bootstrap,
 ) -> list[Group]:
     """Returns a group for each value of each slice, in the order of the config and of the values.
 
@@ -143,9 +140,7 @@ def build_slice_groups(
             evaluations = [
                 evaluate_predictions(labels[index], model, class_names) for model in models
             ]
-            draws = draw_samples(
-                labels[index], models, len(class_names), bootstrap.samples, bootstrap.seed
-            )
+            draws = draw_samples(labels[index], models, len(class_names))
             # No rule has both a class and a slice, and the draws of the classes are large.
             draws = [dataclasses.replace(each, classes={}) for each in draws]
             found.append(Group(name, value, len(index), *to_pair(evaluations), *to_pair(draws)))

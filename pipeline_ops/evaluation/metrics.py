@@ -68,7 +68,6 @@ def evaluate_model(
     predictions: ModelPredictions,
     class_names: Sequence[str],
     top_k: int,
-    calibration_bins: int,
 ) -> tuple[ModelEvaluation, PrecisionRecallCurves]:
     """Returns all figures of one model except its intervals, and its precision-recall curves.
 
@@ -86,9 +85,7 @@ def evaluate_model(
         )
         for figures, ranking in zip(evaluation.classes, rankings, strict=True)
     ]
-    bins = compute_calibration_bins(
-        predictions.confidences, predictions.classes == labels, calibration_bins
-    )
+    bins = compute_calibration_bins(predictions.confidences, predictions.classes == labels)
     present = [figures for figures in classes if figures.support]
     areas = {
         "macro_roc_auc": [each.roc_auc for each in present if each.roc_auc is not None],

@@ -11,6 +11,8 @@ _MAX_BYTES = 48 << 10
 _MAX_PIXELS = 256
 _TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
+NUM_SHOWN = 24
+"""Mistakes, and surprises, that a report shows as pictures."""
 NUM_PREDICTIONS = 3
 """The number of test images in `predictions.png`."""
 

@@ -20,7 +20,7 @@ import numpy as np
 from pipeline_ops.config.evaluate import Slice
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.metrics import ModelPredictions
-from pipeline_ops.evaluation.pictures import NUM_PREDICTIONS, rank_key
+from pipeline_ops.evaluation.pictures import NUM_PREDICTIONS, NUM_SHOWN, rank_key
 from pipeline_ops.evaluation.scores import compute_label_ranks
 from pipeline_ops.evaluation.slices import compute_slice_values, join_slice_values
 from pipeline_ops.input.saved_model_client import EncodedBatch, SavedModelClient
@@ -78,7 +78,6 @@ def predict_all(
     num_examples: int,
     num_classes: int,
     slices: Sequence[Slice],
-    num_shown: int,
     scratch_folder: Path,
     report: Callable[[int], None],
 ) -> Predictions:
@@ -86,7 +85,6 @@ def predict_all(
 
     Args:
       num_examples: N, the number that the shards must hold.
-      num_shown: the number of the first model's mistakes, and of the surprises, to keep.
       scratch_folder: a folder on the disk for the probabilities.
       report: called after each batch with the number of examples so far.
 
@@ -97,7 +95,7 @@ def predict_all(
     buffers = [_PredictionBuffer(num_examples, num_classes, scratch_folder) for _ in models]
     labels: list[np.ndarray] = []
     values: dict[str, list[list[str]]] = {part.title: [] for part in slices}
-    worst, surprises = _TopExamples(num_shown), _TopExamples(num_shown)
+    worst, surprises = _TopExamples(NUM_SHOWN), _TopExamples(NUM_SHOWN)
     samples = _TopExamples(NUM_PREDICTIONS)
     done = 0
     for batch in batches:
@@ -177,8 +175,6 @@ class _TopExamples:
 
     def add(self, batch: EncodedBatch, outputs: Sequence[Output], values: np.ndarray) -> None:
         """Adds the examples of a batch. Those with a negative value do not count."""
-        if not self._count:
-            return
         count = min(self._count, len(values))
         smallest = max(0.0, np.partition(values, -count)[-count])
         found = [

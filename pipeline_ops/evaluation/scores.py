@@ -83,7 +83,7 @@ class Ranking:
 
 
 def compute_calibration_bins(
-    confidences: np.ndarray, is_right: np.ndarray, num_bins: int
+    confidences: np.ndarray, is_right: np.ndarray, num_bins: int = 15
 ) -> list[CalibrationBin]:
     """Returns equally wide bins from 0 to 1 over the probability of the answer.
 

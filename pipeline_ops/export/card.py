@@ -17,7 +17,7 @@ import jinja2
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures, FormatFigures, TrainingFigures
-from pipeline_ops.config.export import Card, Export
+from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.storage.atomic import write_atomically, write_json
@@ -39,10 +39,10 @@ _TEMPLATE = """\
 
 Made by the pipeline {{ pipeline }}.
 
-{% for key in ("intended_use", "limitations", "contact") %}
-## {{ key.replace("_", " ").capitalize() }}
+{% for heading, text in texts.items() %}
+## {{ heading }}
 
-{% if card[key] %}{{ card[key] }}{% else %}Not given in the config (`export.card`).{% endif +%}
+{{ text }}
 
 {% endfor %}
 ## Data
@@ -132,7 +132,7 @@ def build_card(
         "model": config.model,
         "version": number,
         "pipeline": request.pipeline,
-        **{key: getattr(config.card, key) for key in Card.model_fields},
+        "texts": config.card,
         "data": _read_data_figures(training.inputs.get("preprocess")),
         "training": {
             "model": training.fingerprint.config.get("model"),

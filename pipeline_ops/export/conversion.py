@@ -31,7 +31,6 @@ def run_converter(
         *(sys.executable, "-m", "pipeline_ops.export.convert"),
         *("--folder", str(folder)),
         *("--dataset", dataset),
-        *("--examples", str(config.int8.representative_examples)),
         *("--classes", str(num_classes)),
         *formats,
     ]

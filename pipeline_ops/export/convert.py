@@ -36,6 +36,7 @@ from pipeline_ops.storage.read_errors import to_exit_code
 
 _BATCH = 32
 _OPSET = 18
+_NUM_EXAMPLES = 100  # from which the ranges of the activations are taken
 
 
 def main() -> int:
@@ -43,9 +44,6 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="folder of the SavedModel")
     parser.add_argument(
         "--dataset", required=True, help="manifest of the data set with representative examples"
-    )
-    parser.add_argument(
-        "--examples", type=int, required=True, help="number of representative examples"
     )
     parser.add_argument("--classes", type=int, required=True, help="number of classes")
     parser.add_argument("formats", nargs="+", choices=sorted(FORMAT_PATHS))
@@ -150,7 +148,7 @@ def _read_representative_images(arguments: argparse.Namespace) -> Iterator[np.nd
         for batch in read_encoded_batches(paths, _BATCH, removed)
     )
     images = (image[np.newaxis] for batch in batches for image in batch)
-    return itertools.islice(images, arguments.examples)
+    return itertools.islice(images, _NUM_EXAMPLES)
 
 
 @contextlib.contextmanager

@@ -41,7 +41,6 @@ class PlannedTrial(BaseModel):
     number: int
     monitor: str
     min_epochs: int
-    reduction_factor: int
 
 
 class Request(BaseModel):

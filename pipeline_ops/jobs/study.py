@@ -39,7 +39,9 @@ from pipeline_ops.storage.snapshot import map_requests
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.lease import hold_lease
 
-_STUDY = "search"
+REDUCTION_FACTOR = 4
+"""One in this many trials goes on, to be compared again after this many times the epochs."""
+_STUDY, _SEED = "search", 1
 _CREATE_SECONDS = 120.0
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -55,10 +57,10 @@ def draw_parameters(search: Search) -> list[dict[str, Any]]:
             for key, distribution in distributions.items()
             if isinstance(distribution, CategoricalDistribution)
         }
-        sampler = optuna.samplers.GridSampler(choices, search.seed)
+        sampler = optuna.samplers.GridSampler(choices, _SEED)
         count = math.prod(map(len, choices.values()))
     else:
-        sampler, count = optuna.samplers.RandomSampler(search.seed), search.trials or 0
+        sampler, count = optuna.samplers.RandomSampler(_SEED), search.trials or 0
     study = optuna.create_study(sampler=sampler)
     drawn = (study.ask(distributions).params for _ in range(count))
     return [
@@ -225,7 +227,7 @@ def _load_study(storage: optuna.storages.JournalStorage, planned: PlannedTrial) 
         study_name=_STUDY,
         storage=storage,
         sampler=optuna.samplers.RandomSampler(),
-        pruner=optuna.pruners.SuccessiveHalvingPruner(planned.min_epochs, planned.reduction_factor),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(planned.min_epochs, REDUCTION_FACTOR),
     )
 
 

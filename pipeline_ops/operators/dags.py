@@ -33,13 +33,12 @@ from airflow.sdk.exceptions import AirflowException
 
 from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load_config
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.reading import ConfigText, locate_in_file, suggest_name
+from pipeline_ops.config.reading import ConfigText
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.operators.factory import make_dag
 from pipeline_ops.operators.gc_dag import DAG_ID as GC_DAG_ID
 from pipeline_ops.operators.gc_dag import make_gc_dag
 from pipeline_ops.operators.tasks import APPROVE, OPERATORS
-from pipeline_ops.planning.job_kinds import JOBS
 
 BROKEN = "broken"
 """The tag of such a DAG, and its only parameter."""
@@ -152,7 +151,6 @@ def _make_dag(pipeline: _Pipeline) -> DAG:
     if pipeline.config is None:
         return _make_broken_dag(pipeline, pipeline.problem)
     try:
-        _check_executors(pipeline.config)
         dag = make_dag(pipeline.config)
         # Airflow checks both itself, where an error fails the whole file.
         dag.validate()  # type: ignore[no-untyped-call]
@@ -227,26 +225,3 @@ def _list_task_ids(values: Mapping[str, Any]) -> Iterator[str]:
         if operator.job == "export" and asks:
             yield APPROVE
         yield operator.job
-
-
-def _check_executors(config: PipelineConfig) -> None:
-    """Raises ConfigError for an executor that this Airflow does not have, for any of its teams."""
-    requested = {job: executor for job in JOBS if (executor := getattr(config, job).executor)}
-    if not requested:
-        return
-    # Every process that reads DAG files has imported it.
-    from airflow.executors.executor_loader import ExecutorLoader
-
-    names = ExecutorLoader.get_executor_names(validate_teams=False)
-    known = {
-        name
-        for executor in names
-        for name in (executor.alias, executor.module_path, executor.module_path.rpartition(".")[2])
-        if name
-    }
-    for job, executor in requested.items():
-        if executor not in known:
-            raise ConfigError(
-                f"{locate_in_file(config.file, (job, 'executor'))}: {job}.executor: "
-                f"this Airflow has no executor {executor!r}; {suggest_name(executor, known)}"
-            )

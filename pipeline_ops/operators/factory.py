@@ -90,13 +90,8 @@ def make_dag(config: PipelineConfig) -> DAG:
 
 def _build_scheduling_kwargs(section: TaskSection) -> dict[str, Any]:
     """Builds the scheduling arguments of a task. Unset ones use Airflow's defaults."""
-    optional = {"pool": section.pool, "executor": section.executor}
-    return {
-        "retries": section.retries,
-        "priority_weight": section.priority,
-        "weight_rule": "absolute",
-        **{name: value for name, value in optional.items() if value},
-    }
+    pool = {"pool": section.pool} if section.pool else {}
+    return {"retries": section.retries, **pool}
 
 
 def _add_search(config: PipelineConfig, search: Search) -> ChooseOperator:

@@ -7,7 +7,7 @@ rules change the fingerprint, but not the example that a record becomes.
 
 Reference data set: a new data set is checked against the one that the champion was trained on, or
 else the newest before it. The parts that can fail the check belong to the fingerprint: the
-reference's schema if `preprocess.schema` has a rule that fails, its statistics if
+reference's schema if one of its changes is not in `preprocess.allowed_changes`, its statistics if
 `preprocess.drift` fails. Reported parts do not belong to it. Another champion is no reason to make
 a data set again, and the page of an existing one shows the champion of its time. If the reference
 was made from the same files with the same config and code, it has the same fingerprint. So its own
@@ -28,6 +28,7 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.dataset import SCHEMA, STATISTICS
@@ -37,6 +38,7 @@ from pipeline_ops.artifacts.layout import Layout, iterate_manifests
 from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
 from pipeline_ops.artifacts.moved_root import find_input
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.preprocess import SchemaChange
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.checksums import compute_checksums
@@ -44,7 +46,13 @@ from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.store_path import StorePath
 
-_KEYS_WITHOUT_EFFECT_ON_SHARDS = ("rejects", "schema", "drift", "balance", "incremental")
+_KEYS_WITHOUT_EFFECT_ON_SHARDS = (
+    "rejects",
+    "allowed_changes",
+    "drift",
+    "balance",
+    "incremental",
+)
 """Keys of `preprocess` that decide what is checked, weighed or taken over.
 
 They do not change the example that a record becomes.
@@ -130,7 +138,7 @@ def find_reference(
             },
         )
     digests = {}
-    if config.preprocess.schema.can_fail:
+    if not set(get_args(SchemaChange)) <= set(config.preprocess.allowed_changes):
         digests[_SCHEMA_DIGEST] = compute_digest(manifest.get_file(SCHEMA).identity)
     if config.preprocess.drift.action == "fail":
         digests[_STATISTICS_DIGEST] = compute_digest(manifest.get_file(STATISTICS).identity)

@@ -143,7 +143,6 @@ def plan_pruning(
         number=number,
         monitor=get_monitor(config),
         min_epochs=search.min_epochs,
-        reduction_factor=search.reduction_factor,
     )
 
 

@@ -257,26 +257,29 @@ class Restored:
     id: CheckpointId
 
 
+KEEP = 2
+"""If the newest checkpoint is damaged, training goes on from the one before it."""
+
+
 class Checkpoints:
     """The checkpoints in a folder of this host, by token and step.
 
     All workers call `save`, `roll_back` and `restore_common` in the same order. Only the chief
-    writes. It keeps the `keep` newest with the best weights that they refer to, and at least
-    `keep_best` best weights. `store` is None if the folder itself is in the store. `warn` is called
-    with a message for each failed upload, by another thread.
+    writes. It keeps the `keep` newest with the best weights that they refer to. `store` is None if
+    the folder itself is in the store. `warn` is called with a message for each failed upload, by
+    another thread.
     """
 
     def __init__(
         self,
         folder: Path,
-        keep: int = 2,
-        keep_best: int = 1,
+        keep: int = KEEP,
         store: CheckpointStore | None = None,
         warn: Callable[[str], None] = lambda message: None,
         gather: Gather = lambda message: [message],
         is_chief: bool = True,
     ):
-        self.folder, self._keep, self._keep_best = folder, keep, max(keep, keep_best)
+        self.folder, self._keep = folder, keep
         self.store, self._warn, self._gather, self._is_chief = store, warn, gather, is_chief
         self._saved_step, self._is_exchanged = 0, store is not None and store.is_exchanged
         self._remedy = "Mount the same folder on all hosts."
@@ -443,7 +446,7 @@ class Checkpoints:
         for old in self._list_newest_first()[self._keep :]:
             self._get_path(old).unlink(missing_ok=True)
         best_files = [old for old in self.folder.glob("best-*.npz") if old.stem <= best_file.stem]
-        for old_best in sorted(best_files, reverse=True)[self._keep_best :]:
+        for old_best in sorted(best_files, reverse=True)[self._keep :]:
             old_best.unlink(missing_ok=True)
         if self.store:
             files = [file] if best_epoch < 0 else [file, best_file]

@@ -43,6 +43,8 @@ from pipeline_ops.training.optimizer import compute_schedule_factor
 from pipeline_ops.training.tensorboard import TensorboardWriter
 
 _REPORT_SECONDS = 0.25
+_DIVERGENCE_FACTOR = 0.5
+"""The factor of `lower_learning_rate`."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -289,8 +291,8 @@ def _apply_divergence_policy(
             f"{description} This is one divergence more than train.on_divergence.max_times "
             f"({policy.max_times}) allows. Raise the limit, or check the batches and the optimizer."
         )
-    if policy.factor is not None:
-        state.learning_rate *= policy.factor
+    if policy.action == "lower_learning_rate":
+        state.learning_rate *= _DIVERGENCE_FACTOR
         consequence = f"The learning rate is {state.learning_rate:g} from step {state.step} on."
     else:
         consequence = "The batch was skipped."

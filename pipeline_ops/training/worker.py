@@ -50,6 +50,7 @@ from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.training.callbacks import UserCallbacks
 from pipeline_ops.training.checkpoints import (
+    KEEP,
     Checkpoints,
     CheckpointStore,
     TrainingState,
@@ -235,16 +236,14 @@ def build_trainer(
 def _open_checkpoints(
     spec: WorkerSpec, config: Train, chosen: ChosenStrategy, progress: ProgressWriter
 ) -> Checkpoints:
-    work, keep, store = Path(spec.work), config.keep_checkpoints, None
+    work, store = Path(spec.work), None
     if spec.stored:
         work.mkdir(parents=True, exist_ok=True)
         root = open_root(spec.stored.uri)
-        store = CheckpointStore(root, spec.stored.token, keep, spec.stored.is_exchanged)
-    keep_best = config.best_checkpoint.keep if config.best_checkpoint else 1
+        store = CheckpointStore(root, spec.stored.token, KEEP, spec.stored.is_exchanged)
     return Checkpoints(
         work,
-        keep,
-        keep_best,
+        KEEP,
         store,
         lambda message: progress.report("warning", message=message),
         make_gather(chosen.strategy, spec),

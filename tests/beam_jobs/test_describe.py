@@ -15,12 +15,7 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.registry.registry import Registry
 
-ALLOW_ALL = {
-    "new_classes": "allow",
-    "missing_classes": "allow",
-    "task": "allow",
-    "channels": "allow",
-}
+ALLOW_ALL = ["new_classes", "missing_classes", "task", "channels"]
 
 
 def statistics(outcome) -> dict:
@@ -180,7 +175,10 @@ def test_a_new_class_fails_and_says_how_to_allow_it(animals, encode):
     outcome = animals.run()
     assert outcome.exit_code is ExitCode.DATA
     assert "the data differ from the previous data set" in outcome.message
-    assert "new classes: bird (allow it with preprocess.schema.new_classes)" in outcome.message
+    assert (
+        "new classes: bird (allow it with preprocess.allowed_changes: [new_classes])"
+        in outcome.message
+    )
     assert not outcome.artifact.exists()
     assert "new classes: bird" in (outcome.attempt.folder.local / "data.html").read_text()
 
@@ -190,7 +188,7 @@ def test_what_the_config_allows_is_reported(animals, encode):
     add_birds(animals, encode)
     shutil.rmtree(animals.raw / "dog")
     outcome = animals.run(
-        schema=ALLOW_ALL, stages=["decode", {"resize": {"height": 8, "width": 8}}]
+        allowed_changes=ALLOW_ALL, stages=["decode", {"resize": {"height": 8, "width": 8}}]
     )
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     violations = statistics(outcome)["comparison"]["schema_violations"]
@@ -272,7 +270,7 @@ def test_another_reference_with_the_same_schema_is_the_same_question_where_drift
 def test_without_a_rule_that_can_fail_the_reference_is_no_part_of_the_fingerprint(animals, encode):
     animals.run()
     animals.add("cat/new.png", encode(seed=500))
-    plan = animals.plan(schema=ALLOW_ALL)
+    plan = animals.plan(allowed_changes=ALLOW_ALL)
     assert set(plan.request.fingerprint.inputs) == {"raw files", "base"}
     assert set(plan.request.inputs) == {"previous_data", "base"}
 

@@ -274,10 +274,10 @@ def test_another_config_goes_on_from_nothing(animals, encode):
     "rules",
     [
         {"rejects": {"max_count": 5}},
-        {"schema": {"new_classes": "allow"}},
+        {"allowed_changes": ["new_classes"]},
         {"drift": {"action": "fail"}},
         {"balance": "by_class"},
-        {"incremental": {"max_generations": 3}},
+        {"incremental": {"max_fraction": 0.2}},
     ],
     ids=str,
 )

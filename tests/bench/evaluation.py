@@ -23,7 +23,7 @@ from measuring import format_spread, make_parser
 
 from beam_jobs.io.example import pack
 from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
-from pipeline_ops.config.evaluate import Bootstrap, Slice
+from pipeline_ops.config.evaluate import Slice
 from pipeline_ops.evaluation.baseline import answer_class_shares
 from pipeline_ops.evaluation.coco import DetectionTable, GroundTruths, evaluate_detections
 from pipeline_ops.evaluation.groups import build_slice_groups, build_whole_group
@@ -126,13 +126,13 @@ def by_us(model: SavedModelClient, shard: str, count: int, scratch: Path) -> flo
         lambda done: None,
     )
     (evaluation, _), (baseline, _) = (
-        evaluate_model(answers.labels, model, names, TOP_K, 15)
+        evaluate_model(answers.labels, model, names, TOP_K)
         for model in (answers.models[0], answer_class_shares(answers.labels, CLASSES))
     )
     build_whole_group(
-        answers.labels, answers.models, [evaluation], baseline.metrics, TOP_K, Bootstrap()
+        answers.labels, answers.models, [evaluation], baseline.metrics, TOP_K
     ).compute_intervals()
-    build_slice_groups(answers.labels, answers.models, answers.slices, names, TOP_K, Bootstrap())
+    build_slice_groups(answers.labels, answers.models, answers.slices, names, TOP_K)
     return evaluation.metrics["accuracy"]
 
 

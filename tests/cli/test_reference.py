@@ -8,6 +8,7 @@ from pipeline_ops.cli.main import main
 from pipeline_ops.config.fields import collect_fields
 from pipeline_ops.config.hosts import LAUNCHERS
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.planning.job_kinds import JOBS
 
 
 def test_the_reference_beside_the_configs_is_current():
@@ -23,14 +24,19 @@ def read_rows(text: str) -> list[list[str]]:
 
 def test_it_has_every_key_once_with_who_may_set_it(capsys):
     assert main(["reference"]) == 0
-    rows = read_rows(capsys.readouterr().out.partition("## Hosts files")[0])
+    pages, _, shared = (
+        capsys.readouterr().out.partition("## Hosts files")[0].partition("## Every t")
+    )
+    rows = read_rows(pages)
     owners = {row[0].strip("|` "): row[3] for row in rows}
+    of_tasks = {row[0].strip("|` "): row[3] for row in read_rows(shared)}
     leaves = collect_fields(PipelineConfig)
-    assert len(rows) == len(owners) and owners.keys() == leaves.keys()
+    assert len(rows) == len(owners)
+    assert leaves.keys() == owners.keys() | {f"{job}.{key}" for job in JOBS for key in of_tasks}
     assert {key for key, owner in owners.items() if owner.startswith("run")} == {
         key for key, leaf in leaves.items() if leaf.is_per_run
     }
-    assert (owners["train.hosts"], owners["train.python"], owners["evaluate.gate[].at_least"]) == (
+    assert (owners["train.hosts"], of_tasks["python"], owners["evaluate.gate[].at_least"]) == (
         "author",
         "author, always",
         "author, always",

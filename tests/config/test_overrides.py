@@ -38,7 +38,6 @@ NEVER_OPEN_BY_DEFAULT = (
     "evaluate.gate",
     "evaluate.approval",
     "evaluate.slices",
-    "evaluate.bootstrap",
     "evaluate.allowed_leaks",
     "evaluate.top_k",
     "export",
@@ -48,7 +47,7 @@ NEVER_OPEN_BY_DEFAULT = (
     "preprocess.runner",
     "preprocess.rejects",
     "preprocess.drift",
-    "preprocess.schema",
+    "preprocess.allowed_changes",
     "train.model",
     "train.model_parameters",
     "train.loss",
@@ -66,7 +65,7 @@ NEVER_OPEN_BY_DEFAULT = (
     *(
         f"{task}.{name}"
         for task in ("preprocess", "train", "evaluate", "export")
-        for name in ("python", "pool", "executor", "retries", "timeout_seconds", "priority")
+        for name in ("python", "pool", "retries", "timeout_seconds")
     ),
 )
 

@@ -218,7 +218,7 @@ from pipeline_ops.errors import ConfigError
         (
             "type: image_folder",
             "type: voc, image_sets: {trian: x}",
-            "source.image_sets.trian: unknown key; the nearest valid name is 'train'",
+            "source.image_sets.trian: must be one of train, validation, test, got 'trian'",
         ),
         (
             "{type: image_folder, path: raw}",

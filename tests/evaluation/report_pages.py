@@ -10,7 +10,6 @@ from manifests import make_manifest
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.results import EvaluationFigures, RuleVerdict
-from pipeline_ops.config.evaluate import Bootstrap
 from pipeline_ops.evaluation.baseline import answer_class_shares
 from pipeline_ops.evaluation.classifier import ClassifierFindings
 from pipeline_ops.evaluation.classifier_page import render_classifier_report
@@ -40,9 +39,8 @@ def make_findings(
     wrong = generator.random((2, num_examples)) < noise
     classes = [(labels + w) % num_classes for w in wrong.astype(int)]
     answers = [make_predictions(c, num_classes, generator) for c in classes[: 1 + champion]]
-    evaluated = [evaluate_model(labels, answer, names, 2, 10) for answer in answers]
-    baseline, _ = evaluate_model(labels, answer_class_shares(labels, num_classes), names, 2, 10)
-    bootstrap = Bootstrap(samples=100)
+    evaluated = [evaluate_model(labels, answer, names, 2) for answer in answers]
+    baseline, _ = evaluate_model(labels, answer_class_shares(labels, num_classes), names, 2)
     mistakes = [
         ShownExample(f"{i}.png", int(labels[i]), int(classes[0][i]), 0.9, 0.1, b"none")
         for i in np.flatnonzero(wrong[0])[:4]
@@ -55,16 +53,14 @@ def make_findings(
             [evaluation for evaluation, _ in evaluated],
             baseline.metrics,
             2,
-            bootstrap,
         ),
-        slices=build_slice_groups(labels, answers, cameras, names, 2, bootstrap),
+        slices=build_slice_groups(labels, answers, cameras, names, 2),
         curves=[curves for _, curves in evaluated],
         comparison=compare(labels, *classes) if champion else None,
         mistakes=mistakes,
         surprises=mistakes,
         samples=mistakes[:3],
         top_k=2,
-        bootstrap_samples=100,
     )
 
 

@@ -16,7 +16,7 @@ LARGE, SMALL = (0.25, 0.25, 0.75, 0.75), (0.0, 0.0, 0.2, 0.1)
 def compute_classifier_baseline(labels: list[int], num_classes: int, top_k: int) -> dict:
     truth = np.array(labels)
     answers = answer_class_shares(truth, num_classes)
-    return evaluate_model(truth, answers, [*"abcd"][:num_classes], top_k, 10)[0].metrics
+    return evaluate_model(truth, answers, [*"abcd"][:num_classes], top_k)[0].metrics
 
 
 def test_the_baseline_of_a_classifier_is_its_most_frequent_class():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline_ops.config.evaluate import Bootstrap, Rule
+from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.gate import Evidence, judge
 from pipeline_ops.evaluation.groups import Group, build_slice_groups, build_whole_group
@@ -31,8 +31,8 @@ def two_models(right: int, only_first: int, only_second: int, wrong: int) -> Gro
     labels = np.zeros(sum(counts), int)
     first, second = (np.repeat(answers, counts) for answers in ((0, 0, 1, 1), (0, 1, 0, 1)))
     answers = [answer(labels, first), answer(labels, second)]
-    evaluations = [evaluate_model(labels, each, ["a", "b"], 1, 10)[0] for each in answers]
-    return build_whole_group(labels, answers, evaluations, {}, 1, Bootstrap())
+    evaluations = [evaluate_model(labels, each, ["a", "b"], 1)[0] for each in answers]
+    return build_whole_group(labels, answers, evaluations, {}, 1)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,6 @@ def test_a_rule_for_a_slice_is_judged_on_its_examples_alone():
         {"camera": np.array(["day"] * 4 + ["night"] * 2)},
         ["a", "b"],
         1,
-        Bootstrap(samples=100),
     )
     night, day = (
         Rule(metric="accuracy", of_slice="camera=night", at_least=0.5),

@@ -67,7 +67,7 @@ def find_scene(key: str, num_true: int) -> tuple[TrueBoxes, ImageDetections]:
 
 def draw_predictions(keys: list[str]) -> bytes:
     scenes, detections = zip(*(find_scene(key, 1) for key in keys), strict=True)
-    found = DetectorFindings(None, [], {}, [*scenes], [*detections], 0.5, 0)
+    found = DetectorFindings(None, [], {}, [*scenes], [*detections], 0.5)
     return draw_detector_predictions(found, ["cat", "dog"])
 
 

@@ -160,7 +160,7 @@ def test_boxes_are_drawn_over_the_picture_in_fractions_of_it():
         "a.png", PNG, np.array([[0.1, 0.2, 0.6, 0.7]]), np.array([0]), np.array([False])
     )
     answer = ImageDetections(np.array([[0.0, 0.0, 0.05, 0.5]]), np.array([1]), np.array([0.93]))
-    [picture] = draw_pictures([scene], [answer], 0.5, [SCRIPT, "cat"], 1)
+    [picture] = draw_pictures([scene], [answer], 0.5, [SCRIPT, "cat"])
     assert picture["text"] == "1 missed, 1 false alarm"
     truth, found = picture["boxes"]
     assert truth == {

@@ -153,7 +153,7 @@ def test_the_means_leave_out_what_has_no_meaning(kind, seed, num_examples, num_c
         scores.max(axis=1).astype(float),
         scores.T,
     )
-    evaluation, curves = evaluate_model(labels, answer, [str(c) for c in range(num_classes)], 2, 10)
+    evaluation, curves = evaluate_model(labels, answer, [str(c) for c in range(num_classes)], 2)
     areas = [
         roc_auc_score(labels == c, scores[:, c])
         for c in range(num_classes)

@@ -19,7 +19,7 @@ def convert_command(folder: Path, dataset: str) -> list[str]:
     return [
         *(sys.executable, "-m", "pipeline_ops.export.convert"),
         *("--folder", str(folder), "--dataset", dataset),
-        *("--examples", "10", "--classes", "10", "tflite"),
+        *("--classes", "10", "tflite"),
     ]
 
 

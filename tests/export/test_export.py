@@ -209,7 +209,7 @@ def test_the_champion_in_other_formats_is_a_new_version_that_takes_its_place(san
                 "export",
                 train,
                 sandbox.evaluate(train),
-                export__card={"intended_use": "letters"},
+                export__card={"Intended use": "letters"},
                 export__tolerance=tolerance,
             )
         )
@@ -224,7 +224,7 @@ def test_a_model_that_was_rolled_back_does_not_come_back_in_other_formats(sandbo
     sandbox.registry.roll_back()
     evaluation = sandbox.evaluate(train, evaluate__batch_size=64)
     sandbox.run(
-        sandbox.plan("export", train, evaluation, export__card={"intended_use": "letters"}),
+        sandbox.plan("export", train, evaluation, export__card={"Intended use": "letters"}),
         attempt="again",
     )
     assert numbers(sandbox) == [1, 2, 3] and sandbox.registry.find_champion().number == 1

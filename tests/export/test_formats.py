@@ -30,7 +30,7 @@ def published(dataset, saved_models, tmp_path_factory) -> Path:
     sandbox.publish(
         "good",
         export__formats=ALL,
-        export__card={"intended_use": "Sorts <b>post</b>.", "contact": "ml@example.org"},
+        export__card={"Intended use": "Sorts <b>post</b>.", "Contact": "ml@example.org"},
     )
     return sandbox.registry.location / "1"
 
@@ -119,7 +119,7 @@ def test_the_card_says_what_the_config_the_evaluation_and_the_lineage_say(publis
         json.loads((published / "model_card.json").read_text()),
         (published / "MODEL_CARD.md").read_text(),
     )
-    assert (card["model"], card["version"], card["intended_use"]) == (
+    assert (card["model"], card["version"], card["texts"]["Intended use"]) == (
         "digits",
         1,
         "Sorts <b>post</b>.",
@@ -135,7 +135,7 @@ def test_the_card_says_what_the_config_the_evaluation_and_the_lineage_say(publis
     }
     assert "preprocess" in card["lineage"]
     assert "Sorts &lt;b&gt;post&lt;/b&gt;." in text and "<b>" not in text
-    assert "Not given in the config" in text  # the limitations
+    assert "## Contact\n\nml@example.org\n\n## Data\n" in text
     assert (
         "| accuracy | 0.8700 |" in text
         and "| tflite\\_int8 | formats/model\\_int8.tflite |" in text
@@ -212,7 +212,7 @@ def test_a_second_try_writes_the_same_bytes(dataset, saved_models, tmp_path, pub
     again.publish(
         "good",
         export__formats=ALL,
-        export__card={"intended_use": "Sorts <b>post</b>.", "contact": "ml@example.org"},
+        export__card={"Intended use": "Sorts <b>post</b>.", "Contact": "ml@example.org"},
     )
     first, second = (
         read_manifest(folder / "manifest.json")

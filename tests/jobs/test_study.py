@@ -45,7 +45,7 @@ def root(request, tmp_path) -> StorePath:
 
 
 def plan(root: StorePath, number: int, **changes) -> PlannedTrial:
-    values = {"monitor": "validation_loss", "min_epochs": 1, "reduction_factor": 2} | changes
+    values = {"monitor": "validation_loss", "min_epochs": 1} | changes
     planned = PlannedTrial(study=f"{root}/study", number=number, **values)
     create_study(planned, SEARCH, draw_parameters(SEARCH))
     return planned
@@ -75,7 +75,7 @@ def test_two_writers_at_the_same_time_lose_nothing(root):
     assert list(StoreJournal(root / "journal").read_logs(2 * COUNT - 1)) == found[-1:]
 
 
-def test_a_trial_that_is_worse_than_the_best_half_is_pruned_once_and_for_all(root):
+def test_a_trial_that_is_worse_than_the_best_quarter_is_pruned_once_and_for_all(root):
     train(plan(root, 0), [0.5, 0.4])
     with pytest.raises(Pruned, match=r"pruned after epoch 1: validation_loss 0.9000"):
         train(plan(root, 1), [0.9, 0.1])

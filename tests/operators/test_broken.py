@@ -128,11 +128,6 @@ def test_the_name_of_trainyards_own_dag_is_refused(tmp_path):
     ("old", "new", "rule"),
     [
         (
-            "epochs: 3",
-            "executor: Foo",
-            "one.yaml:8: train.executor: this Airflow has no executor 'Foo'",
-        ),
-        (
             "pipeline: one\n",
             f"pipeline: one\ntags: [{'x' * 101}]\n",
             "one.yaml:2: tags.0: string should have at most 100 characters",

@@ -101,26 +101,18 @@ def test_the_first_retry_comes_at_once_and_later_ones_outlast_an_airflow_that_co
     ), waits
 
 
-def test_a_task_has_the_pool_the_priority_and_the_executor_that_its_section_names(
-    tmp_path, monkeypatch
-):
+def test_a_task_has_the_pool_that_its_section_names(tmp_path, monkeypatch):
     config = tmp_path / "digits.yaml"
     text = (ROOT / "configs" / "digits.yaml").read_text()
     config.write_text(
         text.replace(
             "  model: digits_cnn",
-            "  model: digits_cnn\n  pool: gpu_hosts\n  priority: 7\n  executor: LocalExecutor",
+            "  model: digits_cnn\n  pool: gpu_hosts",
         )
     )
     dag = bag(tmp_path, monkeypatch, config).dags["digits"]
     train, evaluate = dag.get_task("train"), dag.get_task("evaluate")
-    assert (train.pool, train.priority_weight, train.weight_rule, train.executor) == (
-        "gpu_hosts",
-        7,
-        "absolute",
-        "LocalExecutor",
-    )
-    assert (evaluate.pool, evaluate.priority_weight, evaluate.executor) == ("default_pool", 1, None)
+    assert (train.pool, evaluate.pool) == ("gpu_hosts", "default_pool")
 
 
 def test_a_search_stands_for_train_and_what_comes_after_it_knows_nothing_of_it(

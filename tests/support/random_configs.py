@@ -212,8 +212,6 @@ NOT_DRAWN = {
     "python": "it is the interpreter of the tests",
     "runs_on": "groups hosts and containers have other places",
     "pool": "Airflow has it, and no job",
-    "priority": "Airflow has it, and no job",
-    "executor": "Airflow has it, and no job",
     "retries": "Airflow has it, and no job",
     "timeout_seconds": "it ends the process of the job, and here the jobs have none",
     "train.hosts": "groups hosts and containers have other hosts",
@@ -361,7 +359,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
     ],
     "train.on_divergence": [
         {"train.on_divergence": {"action": "skip_batch", "max_times": 2}},
-        {"train.on_divergence": {"action": "lower_learning_rate", "factor": 0.1, "max_loss": 50}},
+        {"train.on_divergence": {"action": "lower_learning_rate", "max_loss": 50}},
         {"train.on_divergence": {"action": "stop", "max_loss": 1e-3}},
     ],
     "train.debug": [{"train.debug": [switch]} for switch in ("numerics", "determinism", "eager")],
@@ -423,7 +421,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
     "description": [{"description": "A *pipeline* of <b>tests</b>."}],
     "owner": [{"owner": "vision"}],
     "tags": [{"tags": ["tests", "random"]}],
-    "export.card": [{"export.card": {"intended_use": "Tests.", "contact": "nobody"}}],
+    "export.card": [{"export.card": {"Intended use": "Tests."}}],
 }
 
 

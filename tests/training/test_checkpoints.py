@@ -157,7 +157,7 @@ def test_only_the_newest_are_kept(tmp_path, keep):
 
 
 def test_the_best_weights_stay_as_long_as_a_checkpoint_refers_to_them(tmp_path, warnings):
-    checkpoints = Checkpoints(tmp_path, keep=2, keep_best=1)
+    checkpoints = Checkpoints(tmp_path)
     for epoch in range(4):
         save(checkpoints, 10 * epoch, best_epoch=epoch, best=[np.float32([epoch])])
     assert names(tmp_path) == [
@@ -170,18 +170,6 @@ def test_the_best_weights_stay_as_long_as_a_checkpoint_refers_to_them(tmp_path, 
     restored = Checkpoints(tmp_path).restore(warnings.append)
     assert (restored.state.step, restored.best) == (20, [np.float32([2])])
     assert "checkpoint-000000030.npz is damaged" in warnings[0]
-
-
-def test_as_many_of_the_best_weights_are_kept_as_asked_for(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2, keep_best=3)
-    for epoch in range(5):
-        save(checkpoints, 10 * epoch, best_epoch=epoch, best=[np.float32([epoch])])
-    save(checkpoints, 50, best_epoch=4)
-    assert [name for name in names(tmp_path) if name.startswith("best")] == [
-        "best-00002",
-        "best-00003",
-        "best-00004",
-    ]
 
 
 def test_a_failure_of_the_writing_thread_names_path_and_reason(tmp_path):

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from pipeline_ops.cli.arguments import Commands, add_command
 from pipeline_ops.cli.field_text import format_default, format_type
 from pipeline_ops.cli.templates import render_template
-from pipeline_ops.config.fields import ConfigField, collect_fields, read_descriptions
+from pipeline_ops.config.fields import ConfigField, TaskSection, collect_fields, read_descriptions
 from pipeline_ops.config.hosts import LAUNCHERS, Hosts
 from pipeline_ops.config.pipeline import PipelineConfig
 
@@ -39,15 +39,17 @@ def render_reference() -> str:
     """Renders the whole page."""
     sections: dict[str, list[list[str]]] = {"pipeline": []}
     for config_field in collect_fields(PipelineConfig).values():
-        section, dot, _ = config_field.key.partition(".")
+        section, dot, key = config_field.key.partition(".")
         name = section.removesuffix("[]") if dot else "pipeline"
-        sections.setdefault(name, []).append(_list_cells(config_field))
+        if key not in TaskSection.model_fields:
+            sections.setdefault(name, []).append(_list_cells(config_field))
+    tasks = [_list_cells(each) for each in collect_fields(TaskSection).values()]
     shared = collect_fields(Hosts)
     launchers = {"all launchers": ("", _list_rows(Hosts, without=("launcher",)))}
     for launcher, model in LAUNCHERS.items():
         rows = _list_rows(model, without=[key for key in shared if key != "launcher"])
         launchers[f"`launcher: {launcher}`"] = inspect.cleandoc(model.__doc__ or ""), rows
-    return render_template("reference.md", sections=sections, launchers=launchers)
+    return render_template("reference.md", sections=sections, tasks=tasks, launchers=launchers)
 
 
 def _list_rows(hosts: type[Hosts], without: Collection[str]) -> list[list[str]]:

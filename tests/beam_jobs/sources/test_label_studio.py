@@ -294,11 +294,7 @@ def test_a_prefix_stands_for_a_folder(raw):
         raw.add(f"{folder}/1 2.jpg")
     images = ["s3://b/x/1 2.jpg", "/data/local-files/?d=sub/1%202.jpg", "s3://b/x/3.jpg"]
     raw.add("a.json", json.dumps([a_task(an_annotation(), image=image) for image in images]))
-    prefixes = [
-        {"prefix": "s3://b/", "folder": "nowhere"},
-        {"prefix": "s3://b/x/", "folder": "a"},
-        {"prefix": "/data/local-files/?d=sub/", "folder": "b"},
-    ]
+    prefixes = {"s3://b/": "nowhere", "s3://b/x/": "a", "/data/local-files/?d=sub/": "b"}
     records, rejected = raw.read(type="label_studio", export="a.json", prefixes=prefixes)
     assert sorted(records) == ["a/1 2.jpg", "b/1 2.jpg"]
     assert rejected == {"a.json#task-2": ("missing_image", "there is no file a/3.jpg")}

@@ -54,8 +54,7 @@ def build_exec_command(
 def open_configuration(context: str | None) -> Configuration:
     """The access of the kubeconfig file, or of the pod around this process.
 
-    Raises:
-      ConfigError: there is no such access, or the client is not installed.
+    Raises ConfigError if there is no such access, or the client is not installed.
     """
     try:
         from kubernetes import client, config
@@ -109,9 +108,7 @@ def main() -> int:
 def connect(namespace: str, context: str | None, pod: str, command: Sequence[str]) -> Any:
     """Starts a command in a pod. Returns the websocket to it.
 
-    Raises:
-      ConfigError: there is no access to the cluster, or no right to do this.
-      MachineError: the command could not be started there.
+    Raises ConfigError if this account has no right to do so, and MachineError if it fails.
     """
     configuration: Any = open_configuration(context)
     import websocket

@@ -147,9 +147,8 @@ class SshPlace(Place):
     def ask(self, host: str, command: str, request: HostRequest) -> HostResponse:
         """Runs a command on the host.
 
-        Raises:
-          MachineError: the host can't be reached, or its disk or store failed.
-          ConfigError: ssh is refused, or the host lacks the project.
+        Raises MachineError if the host can't be reached, or its disk or store has failed, and
+        ConfigError if ssh is refused, or the host lacks the project.
         """
         remote = build_python_command(self._hosts, _REMOTE_MODULE, command)
         try:

@@ -1,8 +1,8 @@
 """The objects that Kubernetes is asked to create. All functions are pure.
 
-Jobs and gangs have the same pods: the image's own user, which must not be root, a read-only root
-file system, no capabilities, and folders of their own at /work, /tmp and /dev/shm. A pod has no
-token of the cluster unless the hosts file names a service account.
+Pods of jobs and of gangs run as the image's user, which must not be root, with a read-only root
+file system, no capabilities, and folders of their own at /work, /tmp and /dev/shm. They have no
+token of the cluster unless `pod` in the hosts file names a service account.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ _ENVIRONMENT = {"HOME": "/work", "TMPDIR": "/tmp", "TRAINYARD_LOCAL_FOLDER": "/w
 
 
 def build_job(hosts: KubernetesHosts, launch: JobLaunch, has_secret: bool) -> dict[str, Any]:
-    """Builds the Job of one process. It has one pod, which is never replaced.
+    """Builds the Job of one process, with one pod, which is never replaced.
 
-    With `has_secret`, variables come from the Secret of `build_secret`, and the Job is suspended
-    until `RESUMED` is applied.
+    With `has_secret`, the Job is suspended until `RESUMED` is applied.
     """
     name = name_job(launch.attempt)
     metadata = {

@@ -3,12 +3,12 @@
     python -m pipeline_ops.jobs.places.pod_exec NAMESPACE CONTEXT POD COMMAND...
 
 CONTEXT may be empty. Launchers of gangs reach their agents in this way. All bytes pass unchanged
-and at once. The process ends when the command ends, with its exit code, or when the connection is
-lost, with 255. The end of the input ends the command's input. On clusters before Kubernetes 1.30,
-whose protocol cannot say so, it closes the connection, which has the same effect on an agent.
+and at once. The process ends with the exit code of the command, or with 255 when the connection is
+lost. The end of the input ends the command's input. The protocol of Kubernetes before 1.30 cannot
+say so: there it closes the connection, which has the same effect on an agent.
 
-The connection is that of the official client (TLS, proxy, credentials). The frames are read here,
-because the methods of the client would import the models of all objects, for seconds.
+The connection is that of the official client (TLS, proxy, credentials). The frames are read here:
+the client's methods would import the models of all objects, and collect output without a limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Hosts over ssh: jobs there, and the ssh command that reaches them, which gangs use as well.
 
-ssh never asks for a terminal and never asks a person: a key that needs a passphrase or a host that
-is not known is an error that names the host. A job does not depend on the connection that has
-started it. Airflow's host and the job share nothing but the store.
+ssh never asks a person: a key that needs a passphrase or an unknown host is an error that names the
+host. A job outlives the connection that has started it, and shares only the store with Airflow.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _REFUSALS = ("Permission denied", "Host key verification failed", "not found", "
 class SshPlace(Place):
     """See `Place`.
 
-    A job gets the first host that answers. The order depends on the attempt, so that jobs spread
-    over the hosts. Afterwards, the host that knows the attempt is the one that has the job.
+    A job gets the first host that answers, in an order that depends on the attempt, so that jobs
+    spread over the hosts. Later the hosts are asked which one knows the attempt.
     """
 
     check_seconds = 15.0

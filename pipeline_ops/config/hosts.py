@@ -24,7 +24,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.digest import compute_digest
 
 
-def match_pattern(pattern: str, rule: str) -> AfterValidator:
+def _match_pattern(pattern: str, rule: str) -> AfterValidator:
     """A check of a whole text, whose message has a rule in words in the place of the pattern."""
 
     def check(value: str) -> str:
@@ -195,7 +195,7 @@ class Resources(Section):
 
 
 _SlurmMemory = Annotated[
-    str, match_pattern("[0-9]+[KMGT]?", "a number with K, M, G or T, such as 8G for Slurm")
+    str, _match_pattern("[0-9]+[KMGT]?", "a number with K, M, G or T, such as 8G for Slurm")
 ]
 SSH_DAEMON = (
     "Forward the socket of a daemon behind ssh (`ssh -N -L /run/gpu-1.sock:/var/run/docker.sock "
@@ -203,21 +203,21 @@ SSH_DAEMON = (
 )
 _DaemonAddress = Annotated[
     str,
-    match_pattern(
+    _match_pattern(
         "(unix|tcp|https?)://.+",
         f"an address that begins with unix://, tcp:// or https://. {SSH_DAEMON}",
     ),
 ]
 _Namespace = Annotated[
     str,
-    match_pattern(
+    _match_pattern(
         "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?",
         "lower-case letters, digits and hyphens, such as training",
     ),
 ]
 _ObjectName = Annotated[
     str,
-    match_pattern(
+    _match_pattern(
         r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
         "lower-case letters, digits, hyphens and dots, such as trainyard-store",
     ),

@@ -226,6 +226,9 @@ _ObjectName = Annotated[
 _DIGEST = re.compile("@(sha256:[0-9a-f]{64})$")
 
 
+_QUEUE_OPTIONS = ("--partition=", "--account=", "--time=")
+
+
 class SlurmHosts(Hosts):
     """Nodes that Slurm allocates for the training and takes back after it."""
 
@@ -244,9 +247,14 @@ class SlurmHosts(Hosts):
     """Number of GPUs."""
     arguments: list[str] = config_field([], selects_program=True)
     """Further options of sbatch, such as `--partition=gpu`, `--time=2-00:00:00` or
-    `--gres=gpu:4`."""
+    `--gres=gpu:4`. `--partition`, `--account` and `--time` are not in the fingerprint."""
     queue_timeout_seconds: int = Field(24 * 3600, ge=1)
     """Time to wait in the queue before the task is tried again."""
+
+    @property
+    def code_digests(self) -> dict[str, str]:
+        arguments = [each for each in self.arguments if not each.startswith(_QUEUE_OPTIONS)]
+        return super(SlurmHosts, self.model_copy(update={"arguments": arguments})).code_digests
 
     @property
     def capacity(self) -> int:

@@ -64,27 +64,25 @@ class SshPlace(Place):
             self._found[attempt.folder] = started[0]
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
-        host = self._locate(attempt)
-        if host is None:
-            return JobState("absent", f"no host knows the job in {attempt.folder}")
-        if self._ask_about(host, "find", attempt).phase == "running":
-            return JobState("running")
+        match self._ask_owner("find", attempt).phase:
+            case "absent":
+                return JobState("absent", f"no host knows the job in {attempt.folder}")
+            case "running":
+                return JobState("running")
         return JobState(
             "ended",
-            f"the job on {host} ended without a status, so it was killed or its host went down",
+            f"the job on {self._found[attempt.folder]} ended without a status, so it was killed "
+            "or its host went down",
         )
 
     def read_output(self, attempt: Attempt[StorePath]) -> str:
-        host = self._locate(attempt)
-        return self._ask_about(host, "find", attempt).output if host else ""
+        return self._ask_owner("find", attempt).output
 
     def cancel(self, attempt: Attempt[StorePath]) -> None:
-        if host := self._locate(attempt):
-            self._ask_about(host, "cancel", attempt)
+        self._ask_owner("cancel", attempt)
 
     def clean(self, attempt: Attempt[StorePath]) -> bool:
-        host = self._locate(attempt)
-        return host is None or self._ask_about(host, "clean", attempt).is_clean
+        return self._ask_owner("clean", attempt).is_clean
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The versions on the first host that answers. A job compares them with those it finds."""
@@ -133,8 +131,11 @@ class SshPlace(Place):
             self._found[attempt.folder] = found[0]
         return self._found[attempt.folder]
 
-    def _ask_about(self, host: str, command: str, attempt: Attempt[StorePath]) -> HostResponse:
-        return self.ask(host, command, self._make_request(attempt))
+    def _ask_owner(self, command: str, attempt: Attempt[StorePath]) -> HostResponse:
+        """The response of the host that knows a job. Without one, nothing of the job is left."""
+        if host := self._locate(attempt):
+            return self.ask(host, command, self._make_request(attempt))
+        return HostResponse(phase="absent", is_clean=True)
 
     def _make_request(self, attempt: Attempt[StorePath]) -> HostRequest:
         environment = self._build_environment(make_store_environment(attempt.folder.root))

@@ -91,14 +91,15 @@ class Flink:
         """Beam's own way ends the job only for Beam, and leaves it running on Flink."""
         self._ask(f"/jobs/{job.id}?mode=cancel", _Nothing, "PATCH")
 
-    def check_slots(self, parallelism: int) -> str:
+    def check_slots(self, needed: int) -> str:
         """Returns a message if a job has to wait for slots, which Kubernetes may add, else ""."""
-        found, needed = self._ask("/overview", _Overview), max(parallelism, 1)
+        found = self._ask("/overview", _Overview)
         if found.free >= needed:
             return ""
         return (
             f"Flink at {self.address} has {found.total} slots, {found.free} of them free. The job "
-            f"waits for {needed}. Start TaskManagers, or lower preprocess.runner.parallelism."
+            f"waits for {needed}. Start TaskManagers, or lower "
+            "preprocess.runner.options.parallelism."
         )
 
     def _ask(self, path: str, model: type[_Answer], method: str = "GET") -> _Answer:
@@ -142,7 +143,11 @@ class EngineJob:
     def check(self) -> str:
         """Asks the job server and the engine. Returns a warning, "" for none."""
         self._result = self._find_result()
-        return self._flink.check_slots(self._runner.parallelism) if self._flink else ""
+        return self._check_slots()
+
+    def _check_slots(self) -> str:
+        needed = self._runner.options.get("parallelism", 1)
+        return self._flink.check_slots(int(needed)) if self._flink else ""
 
     def start(self, build: Callable[[beam.Pipeline], object]) -> None:
         """Starts the job, which `build` fills, unless one of an earlier try is running."""
@@ -154,7 +159,7 @@ class EngineJob:
             self.has_begun = True
             _log.info("follows the job %s, which an earlier try has started", self._name)
             return
-        if self._flink and (message := self._flink.check_slots(self._runner.parallelism)):
+        if message := self._check_slots():
             _log.warning("%s", message)
         pipeline = create_pipeline(self._runner, self._name)
         build(pipeline)
@@ -309,8 +314,6 @@ def create_pipeline(runner: BeamRunner, name: str) -> beam.Pipeline:
             options.update(environment_type="EXTERNAL", environment_config=runner.worker_pool)
             # Without it, each step starts workers of its own. They outlive the job by this time.
             options["environment_cache_millis"] = 3_000
-    if runner.parallelism:
-        options["parallelism"] = runner.parallelism
     try:
         made = PipelineOptions.from_dictionary(options | runner.options)
         made.get_all_options()

@@ -146,14 +146,12 @@ class BeamRunner(Section):
     worker_pool: _Address = "localhost:50000"
     """The address of the pool of Beam workers, as each TaskManager or Spark worker sees it. Each of
     them has a pool of its own."""
-    parallelism: int = Field(0, ge=0, le=10_000)
-    """Number of slots of Flink that the job uses. 0 leaves it to Flink."""
     shared_disk: bool = False
     """Says that all workers of an engine mount the raw data, and the storage root, at the same
     paths as this host. Without it, both have to be in a bucket."""
     options: dict[str, Any] = {}
-    """More of Beam's pipeline options for an engine, without dashes, as in
-    `{spark_master_url: "spark://host:7077"}`."""
+    """More of Beam's pipeline options for an engine, without dashes. `{parallelism: 4}` is the
+    number of slots of Flink that the job uses."""
     workers: int = Field(0, ge=0, le=256)
     """Number of worker processes of `embedded`. 0 is one for each core, or fewer if there is little
     to do. A single worker is the process of the job itself."""
@@ -173,7 +171,7 @@ class BeamRunner(Section):
                 )
             return self
         if self.workers:
-            raise ValueError(f"workers is for the runner embedded, and {self.name} has parallelism")
+            raise ValueError(f"workers is for the runner embedded, and {self.name} has options")
         if self.has_job_server and not self.endpoint:
             raise ValueError(
                 f"{self.name} needs endpoint, the address of Beam's job server as host:port"
@@ -183,8 +181,6 @@ class BeamRunner(Section):
                 "flink needs rest_address, as in http://jobmanager:8081: Beam's own way to cancel "
                 "a job leaves it running on Flink"
             )
-        if self.parallelism and self.name != "flink":
-            raise ValueError(f"parallelism is for the runner flink, and {self.name} has options")
         if own := self.options.keys() & _OWN_OPTIONS.keys():
             keys = ", ".join(f"{name} (use {_OWN_OPTIONS[name]})" for name in sorted(own))
             raise ValueError(f"options that have a key of their own: {keys}")
@@ -194,7 +190,6 @@ class BeamRunner(Section):
 _OWN_OPTIONS = {
     "runner": "name",
     "job_endpoint": "endpoint",
-    "parallelism": "parallelism",
     "job_name": "no option: the job finds its engine's job by this name",
 }
 """Beam's options that must not be among `options`, with the key to use."""

@@ -56,7 +56,6 @@ class Tensorboard(Section):
     Turning one on does not repeat the training.
     """
 
-    graph: bool = operational_field(True)
     histograms: bool = operational_field(False)
     """Histograms of all weights."""
     images: int = operational_field(0, ge=0, le=100)
@@ -105,6 +104,11 @@ class AugmentOptions(Section):
     detectors."""
 
 
+_SHUFFLE_WINDOW = 8
+"""The number of shards whose examples `shuffle: shards` permutes together. Two windows should fit
+into the cache (decision 132)."""
+
+
 class InputOptions(Section):
     """The input pipeline, which brings examples from the shards to the step.
 
@@ -114,10 +118,8 @@ class InputOptions(Section):
     augment: AugmentOptions = AugmentOptions()
     shuffle: Literal["examples", "shards"] = advanced_field("examples")
     """The order of the training examples, in which each of them comes once in an epoch. `examples`
-    permutes all of them. `shards` permutes the shards, and then the examples of `shuffle_window`
-    shards at a time, which a data set in a store needs if it is larger than `local_limit_gib`."""
-    shuffle_window: int = advanced_field(8, ge=1)
-    """The number of shards whose examples `shuffle: shards` permutes together."""
+    permutes all of them. `shards` permutes the shards, and then the examples of eight shards at a
+    time, which a data set in a store needs if it is larger than `local_limit_gib`."""
     cache: Literal["none", "memory", "disk"] = operational_field("memory")
     """The place where decoded training images are kept from one epoch to the next. `memory` is each
     worker's memory. `disk`, for classification, is a file that a host's workers share."""
@@ -148,7 +150,7 @@ class InputOptions(Section):
     @property
     def window(self) -> int | None:
         """The number of shards whose examples are permuted together. None is the whole split."""
-        return self.shuffle_window if self.shuffle == "shards" else None
+        return _SHUFFLE_WINDOW if self.shuffle == "shards" else None
 
 
 class LearningRateSchedule(Section):
@@ -366,9 +368,6 @@ class TrainOptions(TaskSection):
     """Number of GPUs of each worker, or of logical devices if it has none."""
     parameter_servers: int = advanced_field(0, ge=0, le=1024)
     """Number of processes that hold the variables, besides the chief and the workers. Only for
-    `parameter_server`."""
-    min_variable_shard_bytes: int = operational_field(256 << 10, ge=1, is_advanced=True)
-    """The smallest part into which a variable is divided among the servers. Only for
     `parameter_server`."""
     placement: dict[str, str] = advanced_field({})
     """The device of the layers whose names match a pattern,

@@ -82,7 +82,7 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
             strategy = tf.distribute.ParameterServerStrategy(
                 make_cluster_resolver(spec),
                 variable_partitioner=tf.distribute.experimental.partitioners.MinSizePartitioner(
-                    config.min_variable_shard_bytes, max_shards=len(spec.cluster["ps"])
+                    max_shards=len(spec.cluster["ps"])
                 ),
             )
         case "tpu":

@@ -45,7 +45,7 @@ class TensorboardWriter:
         with self._writer.as_default(step=epoch.step):
             for name, value in (epoch.metrics | {"learning_rate": epoch.learning_rate}).items():
                 tf.summary.scalar(name, value)
-            if self.config.graph and epoch.epoch == 0:
+            if epoch.epoch == 0:
                 self._write_graph()
             if self.config.histograms:
                 for variable, values in zip(self._model.weights, weights, strict=True):

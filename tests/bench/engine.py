@@ -47,7 +47,7 @@ def run_on_engine(raw: Path, folder: Path, cluster: Cluster) -> tuple[float, flo
         "rest_address": cluster.url,
         "worker_pool": cluster.pool,
         "shared_disk": True,
-        **({"parallelism": WORKERS} if cluster.name == "flink" else {}),
+        **({"options": {"parallelism": WORKERS}} if cluster.name == "flink" else {}),
     }
     config = load_preprocess_config(folder, raw, RESIZE, runner)
     cost, attempt = run_job("preprocess", config, {})

@@ -18,7 +18,6 @@ QUICK = {
     "train__checkpoint_every_steps": 8,
     "train__steps_per_call": 5,
     "train__early_stopping": None,
-    "train__tensorboard__graph": False,
 }
 """A short training of two epochs."""
 ALONE = {"train__strategy": "one_device", "train__workers": 1}

@@ -220,7 +220,6 @@ NOT_DRAWN = {
     "preprocess.dataset": "it names a data set of an earlier run",
     "preprocess.runner.endpoint": "group engines has other runners",
     "preprocess.runner.options": "group engines has other runners",
-    "preprocess.runner.parallelism": "group engines has other runners",
     "preprocess.runner.rest_address": "group engines has other runners",
     "preprocess.runner.shared_disk": "group engines has other runners",
     "preprocess.runner.worker_pool": "group engines has other runners",
@@ -294,7 +293,6 @@ TABLE: Mapping[str, Sequence[Change]] = {
         {
             "train.strategy": "parameter_server",
             "train.parameter_servers": 1,
-            "train.min_variable_shard_bytes": 1024,
         },
         {
             "train.strategy": "device_placement",
@@ -548,11 +546,7 @@ def _make_base(name: str, draw: random.Random, is_detection: bool) -> dict[str, 
             "split": {"train": 0.6, "validation": 0.2, "test": 0.2},
             "shards": 2,
         },
-        "train": {
-            "strategy": "one_device",
-            "global_batch_size": 16,
-            "tensorboard": {"graph": False},
-        },
+        "train": {"strategy": "one_device", "global_batch_size": 16},
         "evaluate": {},
         "export": {"model": name},
     }

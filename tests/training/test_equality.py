@@ -30,7 +30,6 @@ SERVERS = {
     "strategy": "parameter_server",
     "workers": 1,
     "parameter_servers": 2,
-    "min_variable_shard_bytes": 1024,
 }
 PLACED = {
     "strategy": "device_placement",

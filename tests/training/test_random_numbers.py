@@ -20,7 +20,6 @@ FEW = {
     "train__steps_per_call": 3,
     "train__early_stopping": None,
     "train__best_checkpoint": None,
-    "train__tensorboard__graph": False,
     "train__optimizer": {"name": "sgd", "learning_rate": 0.1},
     "train__callbacks": ["own_watchers:DieOnce"],
 }

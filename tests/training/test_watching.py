@@ -75,7 +75,7 @@ def test_tensorboard_has_scalars_graph_histograms_and_pictures(make_job, host_po
 
     job = make_job(
         "board",
-        **QUICK | {"train__tensorboard": {"graph": True, "histograms": True, "images": 5}},
+        **QUICK | {"train__tensorboard": {"histograms": True, "images": 5}},
         train__workers=2,
     )
     train(job, host_pool)

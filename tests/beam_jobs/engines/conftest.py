@@ -34,7 +34,7 @@ def runner(cluster) -> dict:
         "endpoint": cluster.job_endpoint,
         "rest_address": cluster.url,
         "worker_pool": cluster.pool,
-        **({"parallelism": 2} if cluster.name == "flink" else {}),
+        **({"options": {"parallelism": 2}} if cluster.name == "flink" else {}),
     }
 
 

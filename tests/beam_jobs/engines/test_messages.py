@@ -102,16 +102,16 @@ class TestPool:
 @on_flink
 class TestSlots:
     def test_a_job_that_waits_for_slots_says_so_and_goes_on(self, digits, runner, cluster, start):
-        first = start(parallelism=4)
-        second = start(parallelism=4, height=14)
+        first = start(options={"parallelism": 4})
+        second = start(options={"parallelism": 4}, height=14)
         message = f"Flink at {cluster.url} has 4 slots, 0 of them free. The job waits for 4."
         assert message in second.text
-        assert "Start TaskManagers, or lower preprocess.runner.parallelism" in second.text
+        assert "Start TaskManagers, or lower preprocess.runner.options.parallelism" in second.text
         os.killpg(first.process.pid, signal.SIGTERM)
         assert second.finish().exit_code is ExitCode.SUCCESS
 
     def test_a_job_that_waits_for_slots_can_be_cancelled(self, cluster, start):
-        driver = start(parallelism=5)
+        driver = start(options={"parallelism": 5})
         assert "The job waits for 5." in driver.text
         os.killpg(driver.process.pid, signal.SIGTERM)
         assert driver.finish().exit_code is ExitCode.CANCELLED

@@ -23,14 +23,14 @@ def normalized(image_shape: tuple[int, int, int], num_classes: int, width: int =
 
 def smooth(image_shape: tuple[int, int, int], num_classes: int) -> Model:
     """A smooth network. At a tie, rounding decides a ReLU or a maximum, and the weights would
-    differ by more than rounding."""
+    differ by more than rounding. `hidden` is large enough that two parameter servers share it."""
     return Sequential(
         [
             Input(image_shape),
             layers.Rescaling(1 / 255),
             layers.Conv2D(8, 3, strides=2, activation="gelu"),
             layers.Flatten(),
-            layers.Dense(32, activation="tanh", name="hidden"),
+            layers.Dense(100, activation="tanh", name="hidden"),
             layers.Dense(num_classes, dtype="float32", name="logits"),
         ]
     )

@@ -83,22 +83,15 @@ class Rule(Section):
             raise ValueError(
                 "a rule needs at_least, max_regression, min_skill, min_improvement, or at_most"
             )
-        for name in (
-            "at_least",
-            "at_most",
-            "max_regression",
-            "min_improvement",
-        ):
+        for name in ("at_least", "at_most", "max_regression", "min_improvement"):
             if self.metric not in _UNBOUNDED_METRICS and (getattr(self, name) or 0) > 1:
                 raise ValueError(
                     f"{name} of {self.metric} lies between 0 and 1, got {getattr(self, name):g}"
                 )
-        wrong = "at_least" if self.metric in LOWER_IS_BETTER else "at_most"
-        if getattr(self, wrong) is not None:
-            raise ValueError(
-                f"{self.metric} is {'lower' if wrong == 'at_least' else 'higher'}-is-better. "
-                f"Use {'at_most' if wrong == 'at_least' else 'at_least'}, not {wrong}."
-            )
+        if self.at_least is not None and self.metric in LOWER_IS_BETTER:
+            raise ValueError(f"{self.metric} is lower-is-better. Use at_most, not at_least.")
+        if self.at_most is not None and self.metric not in LOWER_IS_BETTER:
+            raise ValueError(f"{self.metric} is higher-is-better. Use at_least, not at_most.")
         return self
 
     @model_validator(mode="after")

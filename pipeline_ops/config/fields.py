@@ -19,6 +19,7 @@ of a run's conf and the reference read only this table.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -194,9 +195,19 @@ class ConfigField(Declarations):
     def is_in_list(self) -> bool:
         return "[]" in self.key
 
+    @property
+    def can_be_opened(self) -> bool:
+        """Returns whether the author may open it to runs."""
+        return self.kind == "scalar" and not self.fixed and not self.is_in_list
+
     def accepts(self, value: Any) -> bool:
         """Returns whether the value has the type and the bounds of one of the fields."""
-        return any(_is_valid(field, value) for field in self.fields)
+        for field in self.fields:
+            annotation: Any = typing.Annotated[field.annotation, field]
+            with contextlib.suppress(ValueError):
+                TypeAdapter(annotation, config=ConfigDict(strict=True)).validate_python(value)
+                return True
+        return False
 
 
 @functools.cache
@@ -271,17 +282,6 @@ def _is_section(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
-def _is_valid(field: FieldInfo, value: Any) -> bool:
-    annotation: Any = field.annotation
-    if field.metadata:
-        annotation = typing.Annotated[(annotation, *field.metadata)]
-    try:
-        TypeAdapter(annotation, config=ConfigDict(strict=True)).validate_python(value)
-    except ValueError:
-        return False
-    return True
-
-
 @functools.cache
 def read_descriptions(section: type) -> Mapping[str, str]:
     """Returns the text below each field of a class, and of the classes that it is derived from.
@@ -290,7 +290,7 @@ def read_descriptions(section: type) -> Mapping[str, str]:
     """
     texts: dict[str, str] = {}
     for base in reversed(section.__mro__):
-        texts |= _read_module(base.__module__).get(base.__qualname__, {})
+        texts |= _read_module(base.__module__).get(base.__name__, {})
     return texts
 
 
@@ -301,17 +301,10 @@ def _read_module(name: str) -> Mapping[str, Mapping[str, str]]:
     if file.suffix != ".py" or not file.is_file():
         return {}
     return {
-        path: dict(_iterate_texts(found)) for path, found in _iterate_classes(parse_python(file))
+        node.name: dict(_iterate_texts(node))
+        for node in ast.walk(parse_python(file))
+        if isinstance(node, ast.ClassDef)
     }
-
-
-def _iterate_classes(
-    tree: ast.Module | ast.ClassDef, prefix: str = ""
-) -> Iterator[tuple[str, ast.ClassDef]]:
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            yield prefix + node.name, node
-            yield from _iterate_classes(node, f"{prefix}{node.name}.")
 
 
 def _iterate_texts(found: ast.ClassDef) -> Iterator[tuple[str, str]]:
@@ -339,9 +332,9 @@ def validate_per_run(
     for key, values in per_run.items():
         leaf = leaves.get(key)
         if leaf is None:
-            known = [name for name, leaf in leaves.items() if _can_be_opened(leaf)]
+            known = [name for name, leaf in leaves.items() if leaf.can_be_opened]
             raise ValueError(f"{key}: there is no such value; {suggest_name(key, known)}")
-        if not _can_be_opened(leaf):
+        if not leaf.can_be_opened:
             reason = leaf.fixed or (
                 f"it is {'a list' if leaf.kind == 'list' else 'a mapping'}, "
                 "and a run sets single values only"
@@ -386,10 +379,6 @@ def resolve_allowed_value(
 def is_folder(value: Scalar) -> bool:
     """Returns whether an allowed value of a path stands for all paths in a folder."""
     return isinstance(value, str) and value.endswith("/")
-
-
-def _can_be_opened(leaf: ConfigField) -> bool:
-    return leaf.kind == "scalar" and not leaf.fixed and not leaf.is_in_list
 
 
 def _normalize(value: str, folder: Path) -> str:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
 
 from pipeline_ops.config.reading import suggest_name
 
@@ -43,43 +45,19 @@ class CatalogueModel:
     """Factor that divides the height and the width of the images."""
 
 
-def _make_backbone(
-    name: str, *parameters: str, has_batch_normalization: bool = True, min_size: int = 32
-) -> CatalogueModel:
+def _make_backbone(name: str, *parameters: str, **facts: Any) -> CatalogueModel:
     """One of `keras.applications`, by the name of its function there."""
-    return CatalogueModel(
-        "backbones",
-        (*parameters, "dropout"),
-        {"name": name},
-        has_batch_normalization,
-        min_size=min_size,
-    )
-
-
-def _make_detector(
-    module: str,
-    *parameters: str,
-    metrics: tuple[str, ...],
-    size_multiple: int,
-    has_batch_normalization: bool = False,
-) -> CatalogueModel:
-    return CatalogueModel(
-        module,
-        parameters,
-        {},
-        has_batch_normalization,
-        "detection",
-        metrics,
-        min_size=size_multiple,
-        size_multiple=size_multiple,
-    )
+    facts = {"has_batch_normalization": True, "min_size": 32} | facts
+    return CatalogueModel("backbones", (*parameters, "dropout"), {"name": name}, **facts)
 
 
 CATALOGUE: Mapping[str, CatalogueModel] = {
-    "center_detector": _make_detector(
+    "center_detector": CatalogueModel(
         "center_detector",
-        "width",
+        ("width",),
+        task="detection",
         metrics=("heat_loss", "box_iou"),
+        min_size=16,
         size_multiple=16,
     ),
     "compact_cnn": CatalogueModel("compact_cnn", ("width",)),
@@ -97,18 +75,22 @@ CATALOGUE: Mapping[str, CatalogueModel] = {
     "resnet50": _make_backbone("ResNet50"),
     "resnet50_v2": _make_backbone("ResNet50V2"),
     "resnet101_v2": _make_backbone("ResNet101V2"),
-    "retinanet": _make_detector(
+    "retinanet": CatalogueModel(
         "retinanet",
-        "backbone",
-        "backbone_parameters",
-        "width",
-        "depth",
-        "normalization",
-        "frozen_batch_normalization",
-        "anchor_scale",
-        "box_loss",
-        "max_boxes",
+        (
+            "backbone",
+            "backbone_parameters",
+            "width",
+            "depth",
+            "normalization",
+            "frozen_batch_normalization",
+            "anchor_scale",
+            "box_loss",
+            "max_boxes",
+        ),
+        task="detection",
         metrics=("class_loss", "box_iou"),
+        min_size=32,
         size_multiple=32,
         has_batch_normalization=True,
     ),
@@ -116,14 +98,17 @@ CATALOGUE: Mapping[str, CatalogueModel] = {
 }
 
 
+_OWN_MODEL = CatalogueModel("", has_batch_normalization=True)
+"""A model of the user's own is a classifier. Nothing else is known of it."""
+
+
 def is_user_function(name: str) -> bool:
     """Returns whether a name is the path of a user's function, `module:function`."""
     return ":" in name
 
 
-def get_model_task(model: str) -> Task:
-    """The task of a model. A model of the user's own is a classifier."""
-    return "classification" if is_user_function(model) else CATALOGUE[model].task
+def find_model(name: str) -> CatalogueModel:
+    return CATALOGUE.get(name, _OWN_MODEL)
 
 
 def check_model(name: str) -> str:
@@ -145,3 +130,6 @@ def check_function(path: str) -> str:
             f"a function of your own is named as my_package.my_module:function, got {path!r}"
         )
     return path
+
+
+UserFunction = Annotated[str, AfterValidator(check_function)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline_ops.config.model_catalogue import CATALOGUE, Task, get_model_task, is_user_function
+from pipeline_ops.config.model_catalogue import CATALOGUE, Task, find_model
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.config.reading import Location
@@ -23,12 +23,21 @@ _KEEP_SIZE = ("filter", "map_classes", "clip_boxes", "augment", "equalize", "enc
 def validate_model_for_data(config: PipelineConfig) -> None:
     """Checks the task and the image sizes of the model.
 
-    Raises:
-      ConfigError: the model is for another task than the source, or for other sizes than the stages
-        make.
+    Raises ConfigError for a model for another task than the source, or for other sizes than the
+    stages make.
     """
-    _validate_task(config)
-    _validate_size(config)
+    source, model = config.preprocess.source, config.train.model
+    task, size = find_source_task(config), find_image_size(config.preprocess.stages)
+    if task is not None:
+        key = "type" if source.type in _TASKS else "task"
+        where = _describe_location(config, ("preprocess", "source", key))
+        validate_task(task, model, f"{where} {getattr(source, key)}")
+    if size and (problem := find_size_problem(model, size[0], size[1])):
+        where = _describe_location(config, ("preprocess", "stages", size[2], "resize"))
+        raise ConfigError(
+            f"{where} makes images of {size[0]}x{size[1]}, and train.model {model} {problem}. "
+            "Enlarge them there, or choose another model."
+        )
 
 
 def find_source_task(config: PipelineConfig) -> Task | None:
@@ -38,11 +47,8 @@ def find_source_task(config: PipelineConfig) -> Task | None:
 
 
 def validate_task(task: Task, model: str, origin: str) -> None:
-    """Raises ConfigError if a model is for another task.
-
-    `origin` is that of the task, for the message.
-    """
-    if task == get_model_task(model):
+    """Raises ConfigError if a model is for another task. `origin` says where the task is set."""
+    if task == find_model(model).task:
         return
     candidates = [name for name, entry in CATALOGUE.items() if entry.task == task]
     advice = (
@@ -51,7 +57,7 @@ def validate_task(task: Task, model: str, origin: str) -> None:
         else "Set train.model to a classifier, such as digits_cnn or resnet50"
     )
     raise ConfigError(
-        f"{origin} is for {task}, and train.model {model} is for {get_model_task(model)}. "
+        f"{origin} is for {task}, and train.model {model} is for {find_model(model).task}. "
         f"{advice}, or choose another source."
     )
 
@@ -64,11 +70,9 @@ def find_image_size(stages: Sequence[StageConfig]) -> tuple[int, int, int] | Non
     for index, stage in reversed(list(enumerate(stages))):
         if stage.name == "resize":
             height, width = stage.parameters.get("height"), stage.parameters.get("width")
-            return (
-                (height, width, index)
-                if isinstance(height, int) and isinstance(width, int)
-                else None
-            )
+            if isinstance(height, int) and isinstance(width, int):
+                return height, width, index
+            return None
         if stage.name not in _KEEP_SIZE:
             return None
     return None
@@ -76,35 +80,12 @@ def find_image_size(stages: Sequence[StageConfig]) -> tuple[int, int, int] | Non
 
 def find_size_problem(model: str, height: int, width: int) -> str | None:
     """The reason why a model of the catalogue cannot take images of this size, or None."""
-    entry = None if is_user_function(model) else CATALOGUE[model]
-    if entry and min(height, width) < entry.min_size:
+    entry = find_model(model)
+    if min(height, width) < entry.min_size:
         return f"takes images of at least {entry.min_size}x{entry.min_size} pixels"
-    if entry and (height % entry.size_multiple or width % entry.size_multiple):
+    if height % entry.size_multiple or width % entry.size_multiple:
         return f"takes images whose height and width are multiples of {entry.size_multiple}"
     return None
-
-
-def _validate_task(config: PipelineConfig) -> None:
-    task = find_source_task(config)
-    if task is not None:
-        key = "type" if config.preprocess.source.type in _TASKS else "task"
-        location = ("preprocess", "source", key)
-        validate_task(
-            task,
-            config.train.model,
-            f"{_describe_location(config, location)} {getattr(config.preprocess.source, key)}",
-        )
-
-
-def _validate_size(config: PipelineConfig) -> None:
-    size = find_image_size(config.preprocess.stages)
-    if size and (problem := find_size_problem(config.train.model, size[0], size[1])):
-        location = ("preprocess", "stages", size[2], "resize")
-        raise ConfigError(
-            f"{_describe_location(config, location)} makes images of {size[0]}x{size[1]}, "
-            f"and train.model {config.train.model} {problem}. "
-            "Enlarge them there, or choose another model."
-        )
 
 
 def _describe_location(config: PipelineConfig, location: Location) -> str:

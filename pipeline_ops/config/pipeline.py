@@ -30,10 +30,10 @@ from pipeline_ops.config.fields import (
     Section,
     collect_fields,
     fixed_field,
+    get_value,
     validate_per_run,
 )
 from pipeline_ops.config.hosts import Hosts, KubernetesHosts, load_hosts
-from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.notify import NotifierConfig
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.reading import ConfigFile, ConfigText
@@ -151,7 +151,7 @@ class PipelineConfig(Section):
 
     def _validate_task(self) -> None:
         """Rejects metrics and formats of the other task."""
-        is_detector = get_model_task(self.train.model) == "detection"
+        is_detector = self.train.task == "detection"
         for number, rule in enumerate(self.evaluate.gate):
             key = f"evaluate.gate.{number}"
             if (
@@ -160,7 +160,7 @@ class PipelineConfig(Section):
             ):
                 raise FieldError(
                     key,
-                    f"{rule.metric} is not for {get_model_task(self.train.model)}, "
+                    f"{rule.metric} is not for {self.train.task}, "
                     f"which the model {self.train.model} is for",
                 )
             if is_detector and rule.confidence is not None:
@@ -218,8 +218,7 @@ class PipelineConfig(Section):
     def find_job_hosts(self, job: str) -> Hosts | None:
         """The hosts that the job of a task runs on, or None for the host of the Airflow worker.
 
-        Raises:
-          ConfigError: the hosts file is wrong or missing.
+        Raises ConfigError for a wrong or missing hosts file.
         """
         return self._job_hosts[job]
 
@@ -239,14 +238,11 @@ class PipelineConfig(Section):
     def resolve_interpreter(self, job: str) -> Path | None:
         """The Python of a task's job, absolute, or None for the interpreter of the caller.
 
-        A link is not followed, because it is what makes an environment.
+        A link is not followed, because a virtual environment is found by it.
         """
         python = getattr(self, job).python
-        return (
-            None
-            if python is None
-            else Path(os.path.abspath(self.file.parent / Path(python).expanduser()))
-        )
+        path = python and os.path.abspath(self.file.parent / Path(python).expanduser())
+        return Path(path) if path else None
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> PipelineConfig:
         """Returns this config with other values by dotted key. Raises ConfigError.
@@ -279,7 +275,7 @@ def load_config(file: ConfigFile, overrides: Mapping[str, Any] | None = None) ->
       file: the YAML file, or the copy of it in Airflow's database. Then nothing else is read.
       overrides: the author's own, from a command line, as values by dotted key:
         `{"train.optimizer.learning_rate": 0.01}`. List items go by index. The conf of a run goes
-        through `load_run_config` instead.
+        through `apply_conf` instead.
 
     Raises:
       ConfigError: with a line for each problem.
@@ -300,35 +296,33 @@ def _validate(text: ConfigText) -> PipelineConfig:
         return config
     if config.hosts:  # wrong hosts are reported now, before any job starts
         config.hosts.validate_gang(config.train, config.locate(("train", "hosts")))
-    validate_places(config)
+    problems = [
+        f"{config.locate((section, key))}: {section}.{key}: {problem}"
+        for section, key, problem in _find_place_problems(config)
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
     for name in filter(None, config.per_run.get("train.hosts", [])):
         where = f"{config.locate(('per_run', 'train.hosts'))}: per_run: train.hosts"
         load_hosts(config.file.parent / "hosts", str(name), where)
     return config
 
 
-def validate_places(config: PipelineConfig) -> None:
-    """Checks the hosts files of all tasks against what their jobs need.
-
-    Raises:
-      ConfigError: with a line for each problem.
-    """
-    problems = []
+def _find_place_problems(config: PipelineConfig) -> Iterator[tuple[str, str, str]]:
+    """Compares the hosts files with the needs of the jobs. Yields section, key and problem."""
     for task in TASKS:
-        if (hosts := config.find_job_hosts(task)) is not None:
-            where = config.locate((task, "runs_on"))
-            found = [*_find_problems(config, task, hosts), *_find_folders(config, task, hosts)]
-            problems += [f"{where}: {task}.runs_on: {problem}" for problem in found]
-    if config.hosts and not is_remote(root := config.storage.root):
-        folder = config.resolve_path(root)
-        where = f"{config.locate(('train', 'hosts'))}: train.hosts"
-        if problem := config.hosts.find_folder_problem(folder):
-            problems.append(f"{where}: storage.root is {folder} on this host, {problem}.")
-    if problems:
-        raise ConfigError("\n".join(problems))
+        if hosts := config.find_job_hosts(task):
+            keys = ("storage.root", *_PATHS[task], "storage.ca_file")
+            for problem in _find_job_problems(config, task, hosts):
+                yield task, "runs_on", problem
+            for problem in _find_folder_problems(config, keys, hosts):
+                yield task, "runs_on", problem
+    if config.hosts:
+        for problem in _find_folder_problems(config, ("storage.root",), config.hosts):
+            yield "train", "hosts", problem
 
 
-def _find_problems(config: PipelineConfig, task: str, hosts: Hosts) -> Iterator[str]:
+def _find_job_problems(config: PipelineConfig, task: str, hosts: Hosts) -> Iterator[str]:
     section = getattr(config, task)
     if section.python is not None:
         yield (
@@ -347,12 +341,8 @@ def _find_problems(config: PipelineConfig, task: str, hosts: Hosts) -> Iterator[
             f"hosts/{section.runs_on}.yaml. `docker push IMAGE && docker inspect --format "
             "'{{index .RepoDigests 0}}' IMAGE` prints it."
         )
-    if task == "train":
-        yield from _find_training_problems(config, hosts)
-
-
-def _find_training_problems(config: PipelineConfig, hosts: Hosts) -> Iterator[str]:
-    """Problems of the job of a training with its gang."""
+    if task != "train":
+        return
     train, gang = config.train, config.hosts
     if (
         isinstance(hosts, KubernetesHosts)
@@ -375,19 +365,22 @@ def _find_training_problems(config: PipelineConfig, hosts: Hosts) -> Iterator[st
         )
 
 
-def _find_folders(config: PipelineConfig, task: str, hosts: Hosts) -> Iterator[str]:
-    """The folders of Airflow's host that the job can't see."""
-    paths = {"storage.root": config.storage.root}
-    if task == "preprocess":
-        paths["preprocess.source.path"] = config.preprocess.source.path
-    if task == "export" and config.export.registry:
-        paths["export.registry"] = config.export.registry
-    if task == "export" and config.export.signing_key:
-        paths["export.signing_key"] = config.export.signing_key
-    if config.storage.ca_file:
-        paths["storage.ca_file"] = config.storage.ca_file
-    for key, path in paths.items():
-        if not is_remote(path):
+_PATHS: Mapping[str, Sequence[str]] = {
+    "preprocess": ["preprocess.source.path"],
+    "train": [],
+    "evaluate": [],
+    "export": ["export.registry", "export.signing_key"],
+}
+"""The keys of paths that a job reads besides the storage."""
+
+
+def _find_folder_problems(
+    config: PipelineConfig, keys: Iterable[str], hosts: Hosts
+) -> Iterator[str]:
+    """Finds the paths of Airflow's host that a job there can't see."""
+    for key in keys:
+        path = get_value(config, key)
+        if path and not is_remote(path):
             folder = config.resolve_path(path)
             if problem := hosts.find_folder_problem(folder):
                 yield f"{key} is {folder} on this host, {problem}."

@@ -65,10 +65,17 @@ class Split(Section):
             raise ValueError(
                 "group_by: regex and group_regex need each other, got only one of them"
             )
-        if self.group_regex is not None and (problem := _find_regex_problem(self.group_regex)):
+        if self.group_regex is None:
+            return self
+        try:
+            num_groups = re.compile(self.group_regex).groups
+            problem = "" if num_groups == 1 else f" with {num_groups}"
+        except re.error as error:
+            problem = f": {error}"
+        if problem:
             raise ValueError(
                 "group_regex must be a regular expression with one pair of brackets, "
-                f"such as '^(patient[0-9]+)_', {problem}"
+                f"such as '^(patient[0-9]+)_', got {self.group_regex!r}{problem}"
             )
         return self
 
@@ -78,14 +85,6 @@ class Split(Section):
         if abs(total - 1) > 1e-6:
             raise ValueError(f"train + validation + test must be 1, got {total:g}")
         return self
-
-
-def _find_regex_problem(pattern: str) -> str | None:
-    try:
-        num_groups = re.compile(pattern).groups
-    except re.error as error:
-        return f"got {pattern!r}: {error}"
-    return None if num_groups == 1 else f"got {pattern!r} with {num_groups}"
 
 
 class Rejects(Section):

@@ -15,7 +15,7 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,6 @@ def read_yaml(text: str) -> tuple[Any, dict[Location, int]]:
     Raises:
       YamlProblem: with line and cure. No other exception is raised.
     """
-    loader = None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -99,9 +98,6 @@ def read_yaml(text: str) -> tuple[Any, dict[Location, int]]:
         raise YamlProblem(
             1, f"cannot be read: {error}. Put values that are meant as text in quotes."
         ) from None
-    finally:
-        if loader is not None:
-            loader.dispose()
 
 
 def reject_nesting(text: str) -> None:
@@ -134,12 +130,13 @@ def _to_problem(error: yaml.YAMLError, text: str) -> YamlProblem:
     start = min(begin.line, at) if begin else at
     for number, text in enumerate(lines[max(0, start - 1) : at + 1], max(1, start)):
         if "\t" in text[: len(text) - len(text.lstrip())]:
-            rule = "a tab in the indentation. Replace it by spaces."
-            return YamlProblem(number, f"not valid YAML: {rule}")
+            cure = "Replace it by spaces."
+            return YamlProblem(number, f"not valid YAML: a tab in the indentation. {cure}")
         if found := _MISSING_SPACE.match(text):
             cure = f"Write '{found[1]}: {found[2].strip():.40}'."
-            rule = f"a space is missing after the colon. {cure}"
-            return YamlProblem(number, f"not valid YAML: {rule}")
+            return YamlProblem(
+                number, f"not valid YAML: a space is missing after the colon. {cure}"
+            )
     # What is not closed is best corrected where it begins.
     is_open = re.search("flow|quoted|simple key", error.context or "")
     problem = ", ".join(filter(None, [error.context, error.problem]))
@@ -174,8 +171,12 @@ _BLOCK_START, _BLOCK_END = "```yaml\n", "\n```\n"
 def hide_secrets(text: str) -> str:
     """Returns the text of a valid config with `(not shown)` in place of possible secrets."""
     root = yaml.compose(text, yaml.CSafeLoader)
+    notifiers = _find_value(root, "notify")
+    found = [_find_value(root, "preprocess", "runner", "options")]
+    if isinstance(notifiers, yaml.SequenceNode):
+        found += [_find_value(notifier, "arguments") for notifier in notifiers.value]
     shown, last = [], 0
-    for node in sorted(_find_secret_nodes(root), key=lambda node: node.start_mark.index):
+    for node in sorted(filter(None, found), key=lambda node: node.start_mark.index):
         secret = text[node.start_mark.index : node.end_mark.index]
         shown += [text[last : node.start_mark.index], _HIDDEN, secret[len(secret.rstrip()) :]]
         last = node.end_mark.index
@@ -206,18 +207,11 @@ def drop_hidden(values: dict[str, Any]) -> None:
         runner.pop("options", None)
 
 
-def _find_secret_nodes(root: yaml.Node | None) -> Iterator[yaml.Node]:
-    notifiers = _find_value(root, "notify")
-    for notifier in notifiers.value if isinstance(notifiers, yaml.SequenceNode) else ():
-        yield from filter(None, [_find_value(notifier, "arguments")])
-    yield from filter(
-        None, [_find_value(_find_value(_find_value(root, "preprocess"), "runner"), "options")]
-    )
-
-
-def _find_value(node: yaml.Node | None, key: str) -> yaml.Node | None:
-    pairs = node.value if isinstance(node, yaml.MappingNode) else []
-    return next((value for name, value in pairs if name.value == key), None)
+def _find_value(node: yaml.Node | None, *keys: str) -> yaml.Node | None:
+    for key in keys:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        node = next((value for name, value in pairs if name.value == key), None)
+    return node
 
 
 def parse_value(text: str) -> Any:
@@ -279,12 +273,7 @@ class ConfigText:
 
     @classmethod
     def read(cls, source: ConfigFile) -> ConfigText:
-        """Reads a YAML file.
-
-        Raises:
-          ConfigError: the file cannot be read or is not a YAML mapping. No other exception is
-            raised.
-        """
+        """Reads a YAML file. Raises ConfigError if it cannot be read or is no mapping."""
         file, is_copy = Path(source), isinstance(source, YamlCopy)
         text = source.text if isinstance(source, YamlCopy) else read_text(file)
         try:
@@ -294,9 +283,8 @@ class ConfigText:
         if values is None:
             raise ConfigError(f"{file}:1: is empty. Give a mapping of keys to values.")
         if not isinstance(values, dict):
-            kind = {"list": "a list", "str": "a text"}.get(
-                type(values).__name__, type(values).__name__
-            )
+            name = type(values).__name__
+            kind = {"list": "a list", "str": "a text"}.get(name, name)
             raise ConfigError(
                 f"{file}:1: must be a mapping of keys to values ('key: value'), got {kind}"
             )
@@ -307,8 +295,7 @@ class ConfigText:
     def with_overrides(self, overrides: Mapping[str, Any]) -> ConfigText:
         """Returns this text with other values by dotted key.
 
-        Raises:
-          ConfigError: a key leads through a plain value, or to an item that the list lacks.
+        Raises ConfigError for a key that leads through a plain value, or to a missing list item.
         """
         values, locations = copy.deepcopy(self.values), self._override_locations
         for dotted, value in overrides.items():

@@ -52,11 +52,10 @@ def parse_conf(author: PipelineConfig, conf: Any) -> dict[str, Scalar]:
             overrides[key] = _parse_value(author, key, value)
         except ValueError as problem:
             problems.append(f"conf {_shorten(key)}: {problem}")
+    if len(problems) > _MAX_PROBLEMS:
+        problems[_MAX_PROBLEMS:] = [f"and {len(problems) - _MAX_PROBLEMS} more"]
     if problems:
-        more = (
-            [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
-        )
-        raise ConfigError("\n".join([*problems[:_MAX_PROBLEMS], *more]))
+        raise ConfigError("\n".join(problems))
     return _find_types(author, overrides) | overrides
 
 
@@ -77,7 +76,7 @@ def _parse_value(author: PipelineConfig, key: Any, conf_value: Any) -> Scalar:
     if leaf.run_pattern and value is not None and not re.fullmatch(leaf.run_pattern, str(value)):
         raise ValueError(
             f"a run may set it to {leaf.run_pattern_description}, got {_shorten(value)!r}. "
-            f"{_suggest_change(author)}, or open more values there with per_run."
+            f"Change it in {author.file}, or open more values there with per_run."
         )
     return value
 
@@ -102,29 +101,23 @@ def _find_field(author: PipelineConfig, key: Any) -> ConfigField:
     if leaf is not None and (key in author.per_run or leaf.is_per_run):
         return leaf
     if leaf is not None:
-        per_run_hint = (
-            "" if leaf.fixed or leaf.kind != "scalar" else ", or open it there with per_run"
-        )
+        hint = ", or open it there with per_run" if leaf.can_be_opened else ""
+        reason = f": {leaf.fixed}" if leaf.fixed else ""
         raise ValueError(
-            f"cannot be overridden for a single run{f': {leaf.fixed}' if leaf.fixed else ''}. "
-            f"{_suggest_change(author)}{per_run_hint}."
+            f"cannot be overridden for a single run{reason}. Change it in {author.file}{hint}."
         )
-    if _is_composite(leaves, re.sub(r"\.-?\d+(?=\.|$)", "[]", key)):
+    general = re.sub(r"\.-?\d+(?=\.|$)", "[]", key)
+    if any(
+        name == general
+        or name.startswith((f"{general}.", f"{general}[]"))
+        or (leaf.kind != "scalar" and general.startswith((f"{name}.", f"{name}[]")))
+        for name, leaf in leaves.items()
+    ):  # a section, a list, a mapping, or a part of one
         raise ValueError(
             "cannot be overridden for a single run, because it is not a single value. "
-            f"{_suggest_change(author)}."
+            f"Change it in {author.file}."
         )
     raise ValueError(f"unknown key; {suggest_name(key, list_settable_keys(author))}")
-
-
-def _is_composite(leaves: Mapping[str, ConfigField], key: str) -> bool:
-    """Returns whether a key names a section, a list, a mapping or a part of one, and no leaf."""
-    return any(
-        name == key
-        or name.startswith((f"{key}.", f"{key}[]"))
-        or (leaf.kind != "scalar" and key.startswith((f"{name}.", f"{name}[]")))
-        for name, leaf in leaves.items()
-    )
 
 
 def _check_scalar(leaf: ConfigField, value: Any) -> Scalar:
@@ -144,10 +137,6 @@ def _check_scalar(leaf: ConfigField, value: Any) -> Scalar:
     return value
 
 
-def _suggest_change(author: PipelineConfig) -> str:
-    return f"Change it in {author.file}"
-
-
 def _shorten(key: Any) -> str:
     text = ascii(key)[1:-1] if isinstance(key, str) else ascii(key)
     return text if len(text) <= 80 else f"{text[:80]}..."
@@ -160,26 +149,15 @@ _SOURCE_PATH = "preprocess.source.path"
 Interval = tuple[dt.datetime, dt.datetime]
 
 
-def load_run_config(
-    file: ConfigFile, conf: Mapping[str, Any] | None, interval: Interval | None = None
-) -> PipelineConfig:
-    """Returns the config of a run.
-
-    Args:
-      file: the author's YAML.
-      conf: the run's conf, as Airflow has it. Only the embedded Airflow trusts it.
-      interval: start and end of the run's data, for a source whose path names them.
-
-    Raises:
-      ConfigError: with a line for each problem.
-    """
-    return apply_conf(load_config(file), conf, interval)
-
-
 def apply_conf(
     config: PipelineConfig, conf: Mapping[str, Any] | None, interval: Interval | None = None
 ) -> PipelineConfig:
-    """Returns the author's config with the values of a run. `load_run_config` has the arguments.
+    """Returns the author's config with the values of a run.
+
+    Args:
+      config: the author's config.
+      conf: the run's conf, as Airflow has it. Only the embedded Airflow trusts it.
+      interval: start and end of the run's data, for a source whose path names them.
 
     Raises:
       ConfigError: with a line for each problem of the conf.

@@ -33,39 +33,6 @@ _RANDOM = re.compile(r"(?i)(?<![a-z])[hr](?![a-z])")
 _START = dt.datetime(2024, 1, 1)
 
 
-def check_cron(value: str) -> str:
-    """Returns the expression. Raises ValueError if it is not valid, or never occurs."""
-    if value in PRESETS:
-        return value
-    problem = ""
-    if len(value.split()) != 5 or _RANDOM.search(value):
-        problem = f"got {value[:100]!r}"
-    else:
-        with contextlib.suppress(ImportError):
-            # It takes 40 ms. Airflow has imported it already.
-            from croniter import croniter
-
-            try:
-                croniter(value, _START).get_next(dt.datetime)
-            except (ValueError, ArithmeticError, LookupError) as error:
-                problem = str(error)
-    if problem:
-        raise ValueError(f"{problem}. Give {_FORM}.")
-    return value
-
-
-def check_time_zone(value: str) -> str:
-    """Returns the name of a time zone. Raises ValueError with the nearest name."""
-    try:
-        zoneinfo.ZoneInfo(value)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        known = zoneinfo.available_timezones()
-        found = suggest_name(value, known)
-        suggestion = found if found.startswith("the nearest") else "name one as in Europe/Berlin"
-        raise ValueError(f"there is no time zone {value[:100]!r}; {suggestion}") from None
-    return value
-
-
 _RESERVED_NAMES = ("self", "context")
 """Names of assets that Airflow reserves."""
 
@@ -87,15 +54,14 @@ class AssetName(Section):
     @field_validator("name", "uri")
     @classmethod
     def _validate_name(cls, value: str | None) -> str | None:
-        if value is not None and (
-            value.isspace() or value in _RESERVED_NAMES or value.startswith("airflow:")
-        ):
+        if value is None:
+            return None
+        if value.isspace() or value in _RESERVED_NAMES or value.startswith("airflow:"):
             raise ValueError(
                 f"{value!r} cannot name an asset: it is blank, or reserved by Airflow. "
                 "Choose another name."
             )
-        if value is not None:
-            urlsplit(value)
+        urlsplit(value)
         return value
 
 
@@ -123,12 +89,35 @@ class Schedule(Section):
     @field_validator("cron")
     @classmethod
     def _validate_cron(cls, value: str | None) -> str | None:
-        return value if value is None else check_cron(value)
+        """Rejects an expression that is not valid, or never occurs."""
+        if value is None or value in PRESETS:
+            return value
+        problem = ""
+        if len(value.split()) != 5 or _RANDOM.search(value):
+            problem = f"got {value[:100]!r}"
+        else:
+            with contextlib.suppress(ImportError):
+                # It takes 40 ms. Airflow has imported it already.
+                from croniter import croniter
+
+                try:
+                    croniter(value, _START).get_next(dt.datetime)
+                except (ValueError, ArithmeticError, LookupError) as error:
+                    problem = str(error)
+        if problem:
+            raise ValueError(f"{problem}. Give {_FORM}.")
+        return value
 
     @field_validator("timezone")
     @classmethod
     def _validate_timezone(cls, value: str) -> str:
-        return check_time_zone(value)
+        try:
+            zoneinfo.ZoneInfo(value)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+            found = suggest_name(value, zoneinfo.available_timezones())
+            cure = found if found.startswith("the nearest") else "name one as in Europe/Berlin"
+            raise ValueError(f"there is no time zone {value[:100]!r}; {cure}") from None
+        return value
 
     @model_validator(mode="after")
     def _validate_timezone_has_cron(self) -> Schedule:

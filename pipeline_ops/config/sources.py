@@ -35,12 +35,8 @@ from pipeline_ops.storage.open_store import validate_no_credentials
 def find_module_path(group: str, name: str) -> str | None:
     """Returns `module:attribute` for a module path or a published name, or None for another name.
 
-    Args:
-      group: the group of entry points, `trainyard.stages` or `trainyard.sources`.
-      name: the name in the config.
-
-    Raises:
-      ConfigError: two installed packages publish this name.
+    `group` is one of entry points, `trainyard.stages` or `trainyard.sources`. Raises ConfigError if
+    two installed packages publish the name.
     """
     if ":" in name:
         return name
@@ -110,7 +106,7 @@ class Source(Section):
 
     @field_validator("path")
     @classmethod
-    def _validate_interval(cls, value: str) -> str:
+    def _validate_path(cls, value: str) -> str:
         for _, field, spec, conversion in string.Formatter().parse(value):
             if field is not None and (conversion or not _INTERVAL_FORMAT.fullmatch(spec or "")):
                 raise ValueError(
@@ -122,13 +118,9 @@ class Source(Section):
                 "only the start and the end of a run's data interval can stand in brackets, "
                 f"such as {{start:%Y-%m-%d}}, got {min(unknown)!r}"
             )
-        return value
-
-    @field_validator("path")
-    @classmethod
-    def _validate_scheme(cls, value: str) -> str:
         validate_no_credentials(value)
-        if "://" in value and not _is_known_scheme(value):
+        scheme, separator, _ = value.partition("://")
+        if separator and not _is_known_scheme(scheme):
             raise ValueError(
                 "must be a local folder, or a URI of an object store "
                 f"such as s3://bucket/folder, got {value}"
@@ -139,11 +131,11 @@ class Source(Section):
 _INTERVAL_FORMAT = re.compile(r"(%[A-Za-z%]|[^%{}])*")
 
 
-def _is_known_scheme(uri: str) -> bool:
-    """Returns whether fsspec knows the scheme of a URI. Its driver need not be installed."""
+def _is_known_scheme(scheme: str) -> bool:
+    """Returns whether fsspec knows a scheme. Its driver need not be installed."""
     from fsspec.registry import known_implementations  # here: few configs name a store
 
-    return uri.partition("://")[0] in known_implementations
+    return scheme in known_implementations
 
 
 def _find_fields(path: str) -> set[str]:
@@ -255,13 +247,12 @@ class WebdatasetSource(FieldsSource):
 
     @model_validator(mode="after")
     def _validate_annotation(self) -> WebdatasetSource:
-        if self.annotation_suffix != "json":
-            needs = {"task: detection": self.task == "detection", "split": self.split is not None}
-            needs["group"] = self.group is not None
-            for key in (key for key, is_set in needs.items() if is_set):
-                raise ValueError(
-                    f"{key} needs annotation: json, got annotation: {self.annotation_suffix}"
-                )
+        needs = {"task: detection": self.task == "detection", "split": self.split is not None}
+        needs["group"] = self.group is not None
+        if self.annotation_suffix != "json" and (keys := [key for key in needs if needs[key]]):
+            raise ValueError(
+                f"{keys[0]} needs annotation: json, got annotation: {self.annotation_suffix}"
+            )
         return self
 
 
@@ -391,9 +382,7 @@ class CocoSource(AnnotatedSource):
 
     @property
     def required_files(self) -> dict[str, str]:
-        return {
-            f"parts.{index}.annotations": part.annotations for index, part in enumerate(self.parts)
-        }
+        return {f"parts.{i}.annotations": part.annotations for i, part in enumerate(self.parts)}
 
 
 class ManifestPart(Section):
@@ -485,16 +474,11 @@ class TfdsSource(AnnotatedSource):
 
     @property
     def folder(self) -> str:
-        """The folder of all versions and configs of this one data set."""
+        """The folder of all versions and configs of this one data set: `my_cells` for `MyCells`."""
         name = re.split("[/:]", self.builder)[0].rpartition(".")[2]
-        return f"{self.path}/{_to_snake_case(name)}"
-
-
-def _to_snake_case(name: str) -> str:
-    """The folder's name in TensorFlow Datasets: `my_cells` for `MyCells`."""
-    return re.sub(
-        r"([a-z0-9])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
-    ).lower()
+        words = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
+        words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", words)
+        return f"{self.path}/{words.lower()}"
 
 
 AnySource = (
@@ -543,14 +527,11 @@ class UserSource(AnnotatedSource):
 
 
 def select_source_tag(value: Any) -> str:
-    """Returns the tag of the section that reads a source: that of the catalogue, or UserSource."""
+    """Returns which of the two sections reads a source."""
     name = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-    is_own = isinstance(name, str) and name not in CATALOGUE_TYPES and bool(_find_path(name))
-    return _USER_TAG if is_own else CATALOGUE_TAG
-
-
-def _find_path(name: str) -> str | None:
-    return find_module_path(ENTRY_POINT_GROUP, name)
+    if not isinstance(name, str) or name in CATALOGUE_TYPES:
+        return CATALOGUE_TAG
+    return _USER_TAG if find_module_path(ENTRY_POINT_GROUP, name) else CATALOGUE_TAG
 
 
 CatalogueOrUserSource = (

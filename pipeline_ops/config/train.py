@@ -6,10 +6,9 @@ reason. They are checked before a process starts.
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from pipeline_ops.config.fields import (
     Section,
@@ -19,10 +18,10 @@ from pipeline_ops.config.fields import (
     per_run_field,
 )
 from pipeline_ops.config.model_catalogue import (
-    CATALOGUE,
-    check_function,
+    Task,
+    UserFunction,
     check_model,
-    get_model_task,
+    find_model,
     is_user_function,
 )
 
@@ -200,16 +199,10 @@ class Piecewise(LearningRateSchedule):
                 "there must be as many factors as boundaries_steps "
                 f"({len(self.boundaries_steps)}), got {len(self.factors)}"
             )
-        if any(
-            later <= earlier
-            for earlier, later in zip(
-                [0, *self.boundaries_steps], self.boundaries_steps, strict=False
-            )
-        ):
-            raise ValueError(
-                f"boundaries_steps must be positive and ascending, got {self.boundaries_steps}"
-            )
-        if any(not math.isfinite(factor) or factor < 0 for factor in self.factors):
+        steps = self.boundaries_steps
+        if steps[0] < 1 or steps != sorted(set(steps)):
+            raise ValueError(f"boundaries_steps must be positive and ascending, got {steps}")
+        if min(self.factors) < 0:
             raise ValueError(f"factors must not be negative, got {self.factors}")
         return self
 
@@ -232,9 +225,7 @@ class Clip(Section):
 
     @model_validator(mode="after")
     def _validate_combination(self) -> Clip:
-        given = [
-            name for name in ("global_norm", "norm", "value") if getattr(self, name) is not None
-        ]
+        given = [name for name, value in self if value is not None]
         if len(given) != 1:
             raise ValueError(
                 "exactly one of global_norm, norm and value must be given, "
@@ -276,8 +267,8 @@ class Optimizer(Section):
                 f"momentum is for the optimizers sgd and rmsprop, got it with {self.name}"
             )
         for name in ("rho", "epsilon"):
-            default = type(self).model_fields[name].default
-            if self.name != "rmsprop" and getattr(self, name) != default:
+            is_changed = getattr(self, name) != type(self).model_fields[name].default
+            if is_changed and self.name != "rmsprop":
                 raise ValueError(f"{name} is for the optimizer rmsprop, got it with {self.name}")
         if self.weight_decay and self.name == "adam":
             raise ValueError(
@@ -340,18 +331,33 @@ class BestCheckpoint(Section):
     """The figure. Null is `validation_accuracy`, or `validation_map_50` for a detector."""
 
 
-class TrainOptions(TaskSection):
-    """Each key by itself. `train.Train` also checks which of them go together."""
+_SEVERAL_WORKERS = ("auto", "multi_worker_mirrored", "parameter_server")
+_LAYERS = ("device_placement", "dtensor")
+_REQUIRED_KEYS = {
+    "placement": "device_placement",
+    "sharding": "dtensor",
+    "parameter_servers": "parameter_server",
+}
+"""Keys that one strategy needs, and that no other one has."""
+_NOT_FOR_DETECTORS = {
+    "parameter_server": "whose loop does not divide by the number of boxes",
+    "dtensor": "whose loop does not divide by the number of boxes",
+    "tpu": "whose shapes are fixed, and images have different numbers of boxes",
+}
 
-    model: str
+
+class Train(TaskSection):
+    """Shards to trained weights and a candidate SavedModel."""
+
+    model: Annotated[str, AfterValidator(check_model)]
     """A name from the model catalogue (`config/model_catalogue.py`), or
     `my_package.my_module:build`, a function of your own."""
     model_parameters: dict[str, Any] = {}
     """Arguments for the function that builds the model."""
-    loss: str | None = advanced_field(None)
+    loss: UserFunction | None = advanced_field(None)
     """`my_package.my_module:loss`, a function of labels and logits that returns a loss for each
     example. Null is cross-entropy."""
-    metrics: list[str] = advanced_field([])
+    metrics: list[UserFunction] = advanced_field([])
     """Functions `my_package.my_module:metric`, each like `loss`. They are reported under the
     function's name, next to accuracy."""
     strategy: Strategy = "multi_worker_mirrored"
@@ -421,7 +427,7 @@ class TrainOptions(TaskSection):
     reduce_learning_rate: ReduceLearningRate | None = None
     best_checkpoint: BestCheckpoint | None = BestCheckpoint()
     on_divergence: Divergence = advanced_field(Divergence())
-    callbacks: list[str] = advanced_field([])
+    callbacks: list[UserFunction] = advanced_field([])
     """Classes `my_package.my_module:MyCallback`, or functions that are called after every epoch
     (docs/training-options.md)."""
     tensorboard: Tensorboard = advanced_field(Tensorboard())
@@ -443,38 +449,24 @@ class TrainOptions(TaskSection):
     """Time without a sign of life from a host or a process after which it counts as lost, even in
     the middle of a long step."""
 
-    @field_validator("model")
-    @classmethod
-    def _validate_model(cls, value: str) -> str:
-        return check_model(value)
-
-    @field_validator("loss")
-    @classmethod
-    def _validate_loss(cls, value: str | None) -> str | None:
-        return value and check_function(value)
-
-    @field_validator("metrics", "callbacks")
-    @classmethod
-    def _validate_functions(cls, value: list[str]) -> list[str]:
-        return [check_function(path) for path in value]
-
     @property
     def metric_names(self) -> list[str]:
         """The names of all figures of the validation split besides the loss."""
-        known = ("accuracy",) if is_user_function(self.model) else CATALOGUE[self.model].metrics
-        counted = ("map_50",) if get_model_task(self.model) == "detection" else ()
-        return [*known, *counted, *(path.partition(":")[2] for path in self.metrics)]
+        counted = ("map_50",) if self.task == "detection" else ()
+        own = (path.partition(":")[2] for path in self.metrics)
+        return [*find_model(self.model).metrics, *counted, *own]
+
+    @property
+    def task(self) -> Task:
+        return find_model(self.model).task
 
     @property
     def best_monitor(self) -> str | None:
         """The figure that selects the best epoch. None if the last epoch counts."""
         if self.best_checkpoint is None:
             return None
-        return self.best_checkpoint.monitor or (
-            "validation_map_50"
-            if get_model_task(self.model) == "detection"
-            else "validation_accuracy"
-        )
+        default = "map_50" if self.task == "detection" else "accuracy"
+        return self.best_checkpoint.monitor or f"validation_{default}"
 
     @property
     def effective_min_workers(self) -> int:
@@ -484,265 +476,204 @@ class TrainOptions(TaskSection):
     def effective_max_workers(self) -> int:
         return self.max_workers or self.workers
 
-
-_SEVERAL_WORKERS = ("auto", "multi_worker_mirrored", "parameter_server")
-_LAYERS = ("device_placement", "dtensor")
-
-
-def validate_options(train: TrainOptions) -> None:
-    """Raises ValueError if one option makes another impossible or void."""
-    for validate in (
-        _validate_workers,
-        _validate_keys,
-        _validate_batch,
-        _validate_normalization,
-        _validate_xla,
-        _validate_parameter_servers,
-        _validate_sharding,
-        _validate_freezing,
-        _validate_labels,
-        _validate_for_detection,
-        _validate_parameters,
-        _validate_monitors,
-    ):
-        validate(train)
-
-
-def _validate_workers(train: TrainOptions) -> None:
-    if not train.effective_min_workers <= train.workers <= train.effective_max_workers:
-        raise ValueError(
-            "need min_workers <= workers <= max_workers, got "
-            f"{train.effective_min_workers}, {train.workers}, {train.effective_max_workers}"
-        )
-    if train.strategy not in _SEVERAL_WORKERS and train.effective_max_workers != 1:
-        raise ValueError(
-            f"strategy {train.strategy} has exactly 1 worker, "
-            f"got workers: {train.effective_max_workers}. Use multi_worker_mirrored."
-        )
-    if train.strategy in ("one_device", "parameter_server") and train.devices_per_worker != 1:
-        raise ValueError(
-            f"strategy {train.strategy} uses 1 device of each worker, "
-            f"got devices_per_worker: {train.devices_per_worker}. "
-            "Use mirrored or multi_worker_mirrored."
-        )
-    if train.strategy in ("mirrored", *_LAYERS) and train.devices_per_worker == 1:
-        raise ValueError(
-            f"strategy {train.strategy} is for several devices, "
-            "got devices_per_worker: 1. Use one_device."
-        )
-
-
-def _validate_keys(train: TrainOptions) -> None:
-    """Rejects a key for another strategy, and a strategy without its key.
-
-    The first is a mistake. The second cannot be carried out.
-    """
-    for name, strategy in (
-        ("placement", "device_placement"),
-        ("sharding", "dtensor"),
-        ("parameter_servers", "parameter_server"),
-    ):
-        value = getattr(train, name)
-        if bool(value) != (train.strategy == strategy):
-            problem = (
-                f"needs {name}"
-                if train.strategy == strategy
-                else f"has no use for {name} ({value}), which is for {strategy}"
-            )
-            raise ValueError(f"strategy {train.strategy} {problem}")
-    if train.tpu and train.strategy != "tpu":
-        raise ValueError(f"strategy {train.strategy} has no use for tpu ({train.tpu})")
-
-
-def _validate_batch(train: TrainOptions) -> None:
-    replicas = (
-        1
-        if train.strategy in ("parameter_server", *_LAYERS)
-        else train.effective_max_workers * train.devices_per_worker
-    )
-    if train.global_batch_size < replicas * train.micro_batches:
-        raise ValueError(
-            "global_batch_size must be at least workers x devices_per_worker x micro_batches "
-            f"({replicas * train.micro_batches}), got {train.global_batch_size}"
-        )
-    if train.strategy == "tpu" and train.global_batch_size % (replicas * train.micro_batches):
-        raise ValueError(
-            "global_batch_size must be a multiple of devices_per_worker x micro_batches "
-            f"({replicas * train.micro_batches}) for tpu, whose shapes are fixed when a step is "
-            f"compiled, got {train.global_batch_size}"
-        )
-    if train.xla != "none" and train.micro_batches > 1:
-        for workers in range(train.effective_min_workers, train.effective_max_workers + 1):
-            parts = workers * train.devices_per_worker * train.micro_batches
-            if train.global_batch_size % parts:
+    @model_validator(mode="after")
+    def _validate_combination(self) -> Train:
+        """Raises ValueError if one option makes another impossible or void."""
+        self._validate_devices()
+        self._validate_batch()
+        self._validate_model()
+        self._validate_xla()
+        self._validate_weights()
+        self._validate_labels()
+        for name in ("early_stopping", "reduce_learning_rate", "best_checkpoint"):
+            section = getattr(self, name)
+            known = [f"validation_{metric}" for metric in ("loss", *self.metric_names)]
+            if section is not None and section.monitor not in (None, *known):
                 raise ValueError(
-                    f"xla: {train.xla} needs micro_batches of one size, and global_batch_size "
-                    f"{train.global_batch_size} is no multiple of workers x devices_per_worker x "
+                    f"{name}.monitor must be one of {', '.join(known)}, got {section.monitor}"
+                )
+        return self
+
+    def _validate_devices(self) -> None:
+        """Checks the numbers of a strategy, and the keys that are only for one of them."""
+        if not self.effective_min_workers <= self.workers <= self.effective_max_workers:
+            raise ValueError(
+                "need min_workers <= workers <= max_workers, got "
+                f"{self.effective_min_workers}, {self.workers}, {self.effective_max_workers}"
+            )
+        if self.strategy not in _SEVERAL_WORKERS and self.effective_max_workers != 1:
+            raise ValueError(
+                f"strategy {self.strategy} has exactly 1 worker, "
+                f"got workers: {self.effective_max_workers}. Use multi_worker_mirrored."
+            )
+        if self.strategy in ("one_device", "parameter_server") and self.devices_per_worker != 1:
+            raise ValueError(
+                f"strategy {self.strategy} uses 1 device of each worker, "
+                f"got devices_per_worker: {self.devices_per_worker}. "
+                "Use mirrored or multi_worker_mirrored."
+            )
+        if self.strategy in ("mirrored", *_LAYERS) and self.devices_per_worker == 1:
+            raise ValueError(
+                f"strategy {self.strategy} is for several devices, "
+                "got devices_per_worker: 1. Use one_device."
+            )
+        for name, strategy in _REQUIRED_KEYS.items():
+            value, is_for_it = getattr(self, name), self.strategy == strategy
+            if is_for_it and not value:
+                raise ValueError(f"strategy {strategy} needs {name}")
+            if value and not is_for_it:
+                raise ValueError(
+                    f"strategy {self.strategy} has no use for {name} ({value}), "
+                    f"which is for {strategy}"
+                )
+        if self.tpu and self.strategy != "tpu":
+            raise ValueError(f"strategy {self.strategy} has no use for tpu ({self.tpu})")
+
+    def _validate_batch(self) -> None:
+        is_divided = self.strategy not in ("parameter_server", *_LAYERS)
+        replicas = self.effective_max_workers * self.devices_per_worker if is_divided else 1
+        parts = replicas * self.micro_batches
+        if self.global_batch_size < parts:
+            raise ValueError(
+                "global_batch_size must be at least workers x devices_per_worker x micro_batches "
+                f"({parts}), got {self.global_batch_size}"
+            )
+        if self.strategy == "tpu" and self.global_batch_size % parts:
+            raise ValueError(
+                f"global_batch_size must be a multiple of devices_per_worker x micro_batches "
+                f"({parts}) for tpu, whose shapes are fixed when a step is compiled, "
+                f"got {self.global_batch_size}"
+            )
+        if self.strategy == "dtensor" and self.micro_batches > 1:
+            raise ValueError(
+                "micro_batches is not for dtensor. DTensor needs all shapes when a step is "
+                "compiled, and micro-batches are cut while it runs."
+            )
+        if self.xla == "none" or self.micro_batches == 1:
+            return
+        for workers in range(self.effective_min_workers, self.effective_max_workers + 1):
+            parts = workers * self.devices_per_worker * self.micro_batches
+            if self.global_batch_size % parts:
+                raise ValueError(
+                    f"xla: {self.xla} needs micro_batches of one size, and global_batch_size "
+                    f"{self.global_batch_size} is no multiple of workers x devices_per_worker x "
                     f"micro_batches ({parts})"
                 )
 
-
-def _validate_normalization(train: TrainOptions) -> None:
-    if not train.synchronized_batch_normalization:
-        return
-    if not is_user_function(train.model) and not CATALOGUE[train.model].has_batch_normalization:
-        raise ValueError(
-            f"synchronized_batch_normalization: the model {train.model} has no batch normalisation"
-        )
-    if train.model_parameters.get("frozen_batch_normalization"):
-        raise ValueError(
-            "synchronized_batch_normalization: with model_parameters.frozen_batch_normalization "
-            "there are no statistics to synchronise. Use one of the two."
-        )
-    if train.strategy == "parameter_server":
-        raise ValueError(
-            "synchronized_batch_normalization: the workers of parameter_server do not wait for one "
-            "another, so there is nothing to synchronise. Each step normalises over its batch."
-        )
-
-
-def _validate_xla(train: TrainOptions) -> None:
-    if train.xla == "none":
-        return
-    for switch in ("numerics", "eager", "dump"):
-        if switch in train.debug:
+    def _validate_model(self) -> None:
+        entry = find_model(self.model)
+        unknown = sorted(set(self.model_parameters) - set(entry.parameters))
+        if unknown and not is_user_function(self.model):
             raise ValueError(
-                f"debug: {switch} looks at single operations, and xla: {train.xla} compiles them "
-                "into one. Use one of the two."
+                f"the model {self.model} has no parameter {', '.join(unknown)}. "
+                f"It has {', '.join(entry.parameters) or 'none'}."
             )
-    if train.strategy in ("parameter_server", *_LAYERS):
-        raise ValueError(
-            f"xla: {train.xla} compiles for one device, and under {train.strategy} a step's "
-            "variables are on several. Use xla: none."
-        )
-    if train.synchronized_batch_normalization and train.strategy not in ("one_device", "tpu"):
-        raise ValueError(
-            f"xla: {train.xla} cannot compile the exchange between replicas that "
-            "synchronized_batch_normalization makes in the forward pass. Use one of the two."
-        )
-    if train.xla == "step" and train.strategy not in ("one_device", "tpu"):
-        raise ValueError(
-            f"xla: step is for one_device and tpu: under {train.strategy} a step exchanges "
-            "gradients between replicas, which XLA cannot compile here. Use xla: gradients."
-        )
-    if train.xla == "gradients" and train.strategy == "tpu":
-        raise ValueError(
-            "xla: gradients has no meaning for tpu, where the whole step is always compiled. "
-            "Leave xla out."
-        )
-
-
-def _validate_parameter_servers(train: TrainOptions) -> None:
-    if train.strategy != "parameter_server":
-        return
-    if train.precision == "float16":
-        raise ValueError(
-            "precision: float16 is not for parameter_server: its loss scale would be changed by "
-            "all workers at once. Use bfloat16."
-        )
-
-
-def _validate_sharding(train: TrainOptions) -> None:
-    if train.strategy != "dtensor":
-        return
-    if train.precision == "float16":
-        raise ValueError(
-            "precision: float16 is not for dtensor, whose optimizer has no loss scale. "
-            "Use bfloat16."
-        )
-    if train.micro_batches > 1:
-        raise ValueError(
-            "micro_batches is not for dtensor. DTensor needs all shapes when a step is compiled, "
-            "and micro-batches are cut while it runs."
-        )
-
-
-def _validate_freezing(train: TrainOptions) -> None:
-    frozen = train.freeze_epochs
-    if not frozen:
-        return
-    if train.warm_start is None:
-        raise ValueError(
-            f"freeze_epochs: {frozen} keeps the weights that warm_start sets, and there are none. "
-            "Set warm_start, or freeze_epochs: 0."
-        )
-    if frozen >= train.epochs:
-        raise ValueError(
-            f"freeze_epochs must be smaller than epochs ({train.epochs}), got {frozen}. "
-            "All weights learn in the epochs after it."
-        )
-    if train.strategy in ("parameter_server", "dtensor"):
-        raise ValueError(
-            f"freeze_epochs is not for {train.strategy}, whose weights are sharded. "
-            "Use multi_worker_mirrored, or freeze_epochs: 0."
-        )
-
-
-def _validate_labels(train: TrainOptions) -> None:
-    if train.loss is None:
-        return
-    for name in ("class_weights", "label_smoothing"):
-        if getattr(train, name):
+        if not self.synchronized_batch_normalization:
+            return
+        if not entry.has_batch_normalization:
             raise ValueError(
-                f"{name} belongs to the cross-entropy. Apply it inside your own loss, {train.loss}."
+                f"synchronized_batch_normalization: the model {self.model} has no batch "
+                "normalisation"
+            )
+        if self.model_parameters.get("frozen_batch_normalization"):
+            raise ValueError(
+                "synchronized_batch_normalization: with "
+                "model_parameters.frozen_batch_normalization there are no statistics to "
+                "synchronise. Use one of the two."
+            )
+        if self.strategy == "parameter_server":
+            raise ValueError(
+                "synchronized_batch_normalization: the workers of parameter_server do not wait "
+                "for one another, so there is nothing to synchronise. Each step normalises over "
+                "its batch."
             )
 
-
-def _validate_for_detection(train: TrainOptions) -> None:
-    if get_model_task(train.model) != "detection":
-        if train.input.augment.mosaic:
+    def _validate_xla(self) -> None:
+        if self.xla == "none":
+            return
+        for switch in ("numerics", "eager", "dump"):
+            if switch in self.debug:
+                raise ValueError(
+                    f"debug: {switch} looks at single operations, and xla: {self.xla} compiles "
+                    "them into one. Use one of the two."
+                )
+        if self.strategy in ("parameter_server", *_LAYERS):
             raise ValueError(
-                f"input.augment.mosaic: four images have four labels, and {train.model} gives one. "
+                f"xla: {self.xla} compiles for one device, and under {self.strategy} a step's "
+                "variables are on several. Use xla: none."
+            )
+        is_alone = self.strategy in ("one_device", "tpu")
+        if self.synchronized_batch_normalization and not is_alone:
+            raise ValueError(
+                f"xla: {self.xla} cannot compile the exchange between replicas that "
+                "synchronized_batch_normalization makes in the forward pass. Use one of the two."
+            )
+        if self.xla == "step" and not is_alone:
+            raise ValueError(
+                f"xla: step is for one_device and tpu: under {self.strategy} a step exchanges "
+                "gradients between replicas, which XLA cannot compile here. Use xla: gradients."
+            )
+        if self.xla == "gradients" and self.strategy == "tpu":
+            raise ValueError(
+                "xla: gradients has no meaning for tpu, where the whole step is always compiled. "
+                "Leave xla out."
+            )
+
+    def _validate_weights(self) -> None:
+        if self.precision == "float16" and self.strategy == "parameter_server":
+            raise ValueError(
+                "precision: float16 is not for parameter_server: its loss scale would be changed "
+                "by all workers at once. Use bfloat16."
+            )
+        if self.precision == "float16" and self.strategy == "dtensor":
+            raise ValueError(
+                "precision: float16 is not for dtensor, whose optimizer has no loss scale. "
+                "Use bfloat16."
+            )
+        if not self.freeze_epochs:
+            return
+        if self.warm_start is None:
+            raise ValueError(
+                f"freeze_epochs: {self.freeze_epochs} keeps the weights that warm_start sets, and "
+                "there are none. Set warm_start, or freeze_epochs: 0."
+            )
+        if self.freeze_epochs >= self.epochs:
+            raise ValueError(
+                f"freeze_epochs must be smaller than epochs ({self.epochs}), got "
+                f"{self.freeze_epochs}. All weights learn in the epochs after it."
+            )
+        if self.strategy in ("parameter_server", "dtensor"):
+            raise ValueError(
+                f"freeze_epochs is not for {self.strategy}, whose weights are sharded. "
+                "Use multi_worker_mirrored, or freeze_epochs: 0."
+            )
+
+    def _validate_labels(self) -> None:
+        """Rejects options of the other task, or of the cross-entropy beside another loss."""
+        is_detector = self.task == "detection"
+        for name in ("loss", "metrics", "class_weights", "label_smoothing"):
+            if is_detector and getattr(self, name):
+                raise ValueError(f"{name} is for classification, and {self.model} is a detector")
+        for name in ("class_weights", "label_smoothing"):
+            if self.loss and getattr(self, name):
+                raise ValueError(
+                    f"{name} belongs to the cross-entropy. Apply it inside your own loss, "
+                    f"{self.loss}."
+                )
+        augment = self.input.augment
+        if augment.mosaic and not is_detector:
+            raise ValueError(
+                f"input.augment.mosaic: four images have four labels, and {self.model} gives one. "
                 "Remove it, or use a detector."
             )
-        augment = train.input.augment
-        if (
-            augment.min_visible != type(augment).model_fields["min_visible"].default
-        ):  # the trigger form sends every value, also unchanged ones
+        # The trigger form sends every value, also unchanged ones.
+        if augment.min_visible != AugmentOptions().min_visible and not is_detector:
             raise ValueError(
-                f"input.augment.min_visible is for boxes, and {train.model} is not a detector"
+                f"input.augment.min_visible is for boxes, and {self.model} is not a detector"
             )
-        return
-    for name in ("loss", "metrics", "class_weights", "label_smoothing"):
-        if getattr(train, name):
-            raise ValueError(f"{name} is for classification, and {train.model} is a detector")
-    if train.strategy in ("parameter_server", "dtensor", "tpu"):
-        why = (
-            "whose shapes are fixed, and images have different numbers of boxes"
-            if train.strategy == "tpu"
-            else "whose loop does not divide by the number of boxes"
-        )
-        raise ValueError(
-            f"the detector {train.model} does not train under {train.strategy}, {why}. "
-            "Use one_device, mirrored or multi_worker_mirrored."
-        )
-
-
-def _validate_parameters(train: TrainOptions) -> None:
-    if is_user_function(train.model):
-        return
-    parameters = CATALOGUE[train.model].parameters
-    if unknown := sorted(set(train.model_parameters) - set(parameters)):
-        raise ValueError(
-            f"the model {train.model} has no parameter {', '.join(unknown)}. "
-            f"It has {', '.join(parameters) or 'none'}."
-        )
-
-
-def _validate_monitors(train: TrainOptions) -> None:
-    known = [f"validation_{name}" for name in ("loss", *train.metric_names)]
-    for name in ("early_stopping", "reduce_learning_rate", "best_checkpoint"):
-        section = getattr(train, name)
-        if section is not None and section.monitor not in (None, *known):
+        if is_detector and self.strategy in _NOT_FOR_DETECTORS:
             raise ValueError(
-                f"{name}.monitor must be one of {', '.join(known)}, got {section.monitor}"
+                f"the detector {self.model} does not train under {self.strategy}, "
+                f"{_NOT_FOR_DETECTORS[self.strategy]}. "
+                "Use one_device, mirrored or multi_worker_mirrored."
             )
-
-
-class Train(TrainOptions):
-    """Shards to trained weights and a candidate SavedModel."""
-
-    @model_validator(mode="after")
-    def _validate_combination(self) -> Train:
-        validate_options(self)
-        return self

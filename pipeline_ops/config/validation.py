@@ -6,14 +6,13 @@ An error message has file, line, key, rule, value and the nearest valid name.
 from __future__ import annotations
 
 import difflib
-import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
-from pipeline_ops.config.fields import Section
+from pipeline_ops.config.fields import Section, collect_fields
 from pipeline_ops.config.reading import ConfigText, suggest_name
 from pipeline_ops.config.sources import CATALOGUE_TAG, ENTRY_POINT_GROUP, list_published_names
 from pipeline_ops.errors import ConfigError
@@ -39,54 +38,26 @@ def describe_problem(problem: Mapping[str, Any]) -> str:
     kind, value, context = problem["type"], problem.get("input"), problem.get("ctx", {})
     if kind in ("missing", "missing_argument"):
         return "required, but not given"
+    shown = format_value(value)
     if kind == "literal_error":
-        return _describe_choice(
-            value, [name.strip("'") for name in re.split(r", | or ", context["expected"])]
-        )
+        names = [name.strip("'") for name in re.split(r", | or ", context["expected"])]
+        if len(names) <= _MAX_LISTED or not isinstance(value, str):
+            return f"must be one of {', '.join(names)}, got {shown}"
+        return f"unknown name {shown}; {suggest_name(value, names)}"
     if kind == "string_pattern_mismatch":
-        return (
-            f"must match the pattern {context['pattern']}, "
-            f"got {format_value(value)}{_suggest_match(str(value), context['pattern'])}"
+        # Keras's `val_loss` is `validation_loss` here. A pipeline's name has no capitals or spaces.
+        similar = (
+            f"validation_{str(value).removeprefix('val_')}",
+            re.sub(r"[^a-z0-9_-]+", "_", str(value).lower()).strip("_-"),
         )
+        valid = [name for name in similar if re.fullmatch(context["pattern"], name)]
+        example = f"; for example {valid[0]!r}" if valid else ""
+        return f"must match the pattern {context['pattern']}, got {shown}{example}"
     if kind in _EXPECTED_KINDS:
-        hint = (
-            f". Is a space missing after the colon in {format_value(value)}?"
-            if _has_no_space(value)
-            else ""
-        )
-        return f"must be {_EXPECTED_KINDS[kind]}, got {format_value(value)}{hint}"
-    return f"{problem['msg'][0].lower()}{problem['msg'][1:]}, got {format_value(value)}"
-
-
-def _describe_choice(value: Any, names: list[str]) -> str:
-    if len(names) <= _MAX_LISTED or not isinstance(value, str):
-        return f"must be one of {', '.join(names)}, got {format_value(value)}"
-    return f"unknown name {format_value(value)}; {suggest_name(value, names)}"
-
-
-def _has_no_space(value: Any) -> bool:
-    return isinstance(value, str) and re.match(r"[A-Za-z_][\w.-]*:\S", value) is not None
-
-
-def _suggest_match(value: str, pattern: str) -> str:
-    """Suggests a name that matches the pattern.
-
-    Keras's `val_loss` is `validation_loss` here. The name of a pipeline has no capitals and no
-    spaces.
-    """
-    return next(
-        (
-            f"; for example {name!r}"
-            for name in _iterate_similar(value)
-            if re.fullmatch(pattern, name)
-        ),
-        "",
-    )
-
-
-def _iterate_similar(value: str) -> Iterator[str]:
-    yield f"validation_{value.removeprefix('val_')}"
-    yield re.sub(r"[^a-z0-9_-]+", "_", value.lower()).strip("_-")
+        has_no_space = isinstance(value, str) and re.match(r"[A-Za-z_][\w.-]*:\S", value)
+        hint = f". Is a space missing after the colon in {shown}?" if has_no_space else ""
+        return f"must be {_EXPECTED_KINDS[kind]}, got {shown}{hint}"
+    return f"{problem['msg'][0].lower()}{problem['msg'][1:]}, got {shown}"
 
 
 _SectionT = TypeVar("_SectionT", bound=Section)
@@ -139,29 +110,15 @@ def _suggest_key(
     The location is below this section, here in another spelling, or anywhere.
     """
     *here, name = map(str, location)
-    paths = [path for path in _collect_paths(model) if path[-1] == name]
-    below = [path for path in paths if list(path[: len(here)]) == here]
+    keys = [key.replace("[]", ".0").split(".") for key in collect_fields(model)]
+    paths = [key[: key.index(name) + 1] for key in keys if name in key]
+    below = [path for path in paths if path[: len(here)] == here]
     if not below and difflib.get_close_matches(name, section.model_fields, n=1):
         return suggest_name(name, section.model_fields)
-    found = [".".join(path) for path in below or paths][:3]
+    found = list(dict.fromkeys(".".join(path) for path in below or paths))[:3]
     return (
         f"did you mean {' or '.join(found)}?" if found else suggest_name(name, section.model_fields)
     )
-
-
-@functools.cache
-def _collect_paths(model: type[Section]) -> tuple[tuple[str, ...], ...]:
-    """The keys of a section and of all sections in it. For list items, those of the first item."""
-    found: list[tuple[str, ...]] = []
-    for name, field in model.model_fields.items():
-        found.append((name,))
-        prefix = (name, "0") if get_origin(field.annotation) is list else (name,)
-        found += [
-            (*prefix, *path)
-            for section in _iterate_sections(field.annotation)
-            for path in _collect_paths(section)
-        ]
-    return tuple(dict.fromkeys(found))
 
 
 def _iterate_sections(annotation: Any) -> Iterator[type[Section]]:
@@ -187,16 +144,13 @@ def _strip_tags(model: type[Section], location: Sequence[str | int]) -> tuple[li
             tag = parts.pop(0)
             if tag == CATALOGUE_TAG and parts:
                 tag = parts.pop(0)
-            section = _find_member(field.annotation, str(tag))
+            members = list(_iterate_sections(field.annotation))
+            known = {
+                name: member
+                for member in members
+                for name in get_args(member.model_fields["type"].annotation)
+            }
+            section = known.get(tag, members[-1])  # the last one may have any `type`
         elif field is not None:
             section = next(_iterate_sections(field.annotation), section)
     return plain, section
-
-
-def _find_member(annotation: Any, tag: str) -> type[Section]:
-    """The section, among several, that a tag stands for. The last one may have any `type`."""
-    members = list(_iterate_sections(annotation))
-    return next(
-        (member for member in members if tag in get_args(member.model_fields["type"].annotation)),
-        members[-1],
-    )

@@ -18,7 +18,6 @@ from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD, TrainingFigures
 from pipeline_ops.config.hosts import Hosts, LocalHosts, parse_hosts
-from pipeline_ops.config.model_catalogue import get_model_task
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, Pruned, TrainyardError
 from pipeline_ops.jobs.gang_protocol import (
@@ -108,7 +107,7 @@ def check_dataset(job: Job, config: Train) -> DatasetFigures:
     """
     uri = job.request.inputs["preprocess"].uri
     dataset = DatasetFigures.model_validate(read_manifest(open_path(uri)).figures)
-    model_task = get_model_task(config.model)
+    model_task = config.task
     if dataset.task != model_task:
         raise ConfigError(
             f"the data set is for {dataset.task}, and train.model {config.model} is for "

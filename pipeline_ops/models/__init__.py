@@ -23,7 +23,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pipeline_ops.config.model_catalogue import CATALOGUE, get_model_task, is_user_function
+from pipeline_ops.config.model_catalogue import CATALOGUE, is_user_function
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import list_layers
@@ -71,7 +71,7 @@ def build_model(
             f"train.model: {config.model} must return a Keras model that is built, got {model!r}. "
             "Begin it with keras.Input(image_shape)"
         )
-    if get_model_task(config.model) == "classification":
+    if config.task == "classification":
         validate_outputs(model, config.model, num_classes)
     if config.synchronized_batch_normalization and for_training:
         _synchronize_batch_normalization(config, model)

@@ -46,8 +46,7 @@ from pipeline_ops.operators.task_run import (
 from pipeline_ops.operators.trigger import JobTrigger
 from pipeline_ops.planning.inputs import check_warm_start
 from pipeline_ops.planning.job_kinds import KINDS
-from pipeline_ops.planning.plan import JobPlan, plan_job
-from pipeline_ops.planning.prefetching import prefetch_for_plan, prefetch_manifests
+from pipeline_ops.planning.plan import JobPlan, plan_job, prefetch_for_plan, prefetch_manifests
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.retention.usage import record_use
 from pipeline_ops.storage.open_store import open_near

@@ -26,7 +26,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -46,48 +45,30 @@ from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.store_path import StorePath
 
-_KEYS_WITHOUT_EFFECT_ON_SHARDS = (
-    "rejects",
-    "allowed_changes",
-    "drift",
-    "balance",
-    "incremental",
-)
-"""Keys of `preprocess` that decide what is checked, weighed or taken over.
-
-They do not change the example that a record becomes.
-"""
+_KEYS_WITHOUT_EFFECT_ON_SHARDS = ("rejects", "allowed_changes", "drift", "balance", "incremental")
+"""Keys of `preprocess` that do not change the example that a record becomes."""
 
 
 def choose_base(artifacts: StorePath, fingerprint: Fingerprint) -> Input | None:
     """Returns the data set to start from, or None if everything has to be made from scratch.
 
-    A complete data set may already have the very same fingerprint, for the same raw files and the
-    same reference. Its own base is then the result, so the request gets the fingerprint of
-    that data set. Otherwise the result is the newest complete data set. It may be one of the same
-    files with another reference, of which everything is taken over. Damaged data sets count as
-    absent.
+    A whole data set may already have this fingerprint, for the same raw files and the same
+    reference. Its own base is then the result, so the request gets the same fingerprint. Otherwise
+    the result is the newest whole data set in which a record becomes the same example. It may be
+    one of the same files with another reference, of which everything is taken over.
 
     Args:
       artifacts: the folder of all data sets of the pipeline.
       fingerprint: the fingerprint of the data set to make, without a base.
     """
-    newest = None
-    for uri, manifest in _find_compatible(artifacts, fingerprint):
+    newest, shard_keys = None, _keep_shard_keys(fingerprint)
+    for uri, manifest in iterate_manifests(artifacts):
+        if _keep_shard_keys(manifest.fingerprint) != shard_keys or find_damage(uri, manifest):
+            continue
         if manifest.fingerprint.without_inputs(BASE) == fingerprint:
             return manifest.inputs.get(BASE)
         newest = newest or Input(uri=str(uri), digest=manifest.digest)
     return newest
-
-
-def _find_compatible(
-    artifacts: StorePath, fingerprint: Fingerprint
-) -> Iterator[tuple[StorePath, Manifest]]:
-    """Yields whole data sets in which a record becomes the same example, newest first."""
-    shard_keys = _keep_shard_keys(fingerprint)
-    for uri, manifest in iterate_manifests(artifacts):
-        if _keep_shard_keys(manifest.fingerprint) == shard_keys and not find_damage(uri, manifest):
-            yield uri, manifest
 
 
 def _keep_shard_keys(fingerprint: Fingerprint) -> Fingerprint:
@@ -202,13 +183,12 @@ def find_dataset(layout: Layout, version: str) -> StorePath:
         if manifest.digest.startswith(version) or path.parent.name.startswith(version)
     ]
     if len({manifest.digest for _, manifest in found}) != 1:
-        listing = "\n".join(
-            (
-                f"  {manifest.digest[:12]}  made {_format_time(path)}, "
-                f"{sum(manifest.figures['num_examples'].values())} examples"
-            )
-            for path, manifest in made[:_MAX_LISTED]
-        )
+        lines = []
+        for path, manifest in made[:_MAX_LISTED]:
+            entry, count = path.stat(), sum(manifest.figures["num_examples"].values())
+            at = time.strftime("%Y-%m-%d %H:%M", time.gmtime(entry.modified if entry else 0))
+            lines.append(f"  {manifest.digest[:12]}  made {at} UTC, {count} examples")
+        listing = "\n".join(lines)
         raise ConfigError(
             f"preprocess.dataset: {'no' if not found else 'more than one'} data set of "
             f"{layout.pipeline} has a version that begins with {version}. "
@@ -221,11 +201,6 @@ def find_dataset(layout: Layout, version: str) -> StorePath:
             "Leave out preprocess.dataset to make it again."
         )
     return path
-
-
-def _format_time(path: StorePath) -> str:
-    entry = path.stat()
-    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(entry.modified if entry else 0)) + " UTC"
 
 
 def find_baseline(config: PipelineConfig, challenger: Input) -> Input | None:
@@ -255,33 +230,25 @@ CHAMPION = "champion"
 
 
 def find_warm_start(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
-    """Returns the input of a training, or None if it begins without one.
+    """Returns the weights that a training begins with, or None if it begins without any.
 
-    Args:
-      config: the checked config.
-      fingerprint: the fingerprint of the training, without this input.
-
-    Raises:
-      ConfigError: there is no such file or folder.
+    `fingerprint` is that of the training, without this input. Raises ConfigError if there is no
+    such version, file or folder.
     """
     source = config.train.warm_start
-    if source is None:
-        return None
-    return (
-        _find_champion_input(config, fingerprint)
-        if source == CHAMPION
-        else _find_named_input(config, source)
-    )
+    if source == CHAMPION:
+        return _find_champion_input(config, fingerprint)
+    return _find_named_input(config, source) if source else None
 
 
 def check_warm_start(config: PipelineConfig) -> None:
     """Checks the warm start in the first task of a run, hours before the training begins.
 
-    Raises:
-      ConfigError: as for `find_warm_start`.
+    Raises ConfigError as `find_warm_start` does.
     """
-    if config.train.warm_start not in (None, CHAMPION):
-        _find_named_input(config, config.train.warm_start)
+    source = config.train.warm_start
+    if source and source != CHAMPION:
+        _find_named_input(config, source)
 
 
 def _find_champion_input(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
@@ -315,10 +282,7 @@ def _find_named_input(config: PipelineConfig, source: str) -> Input:
 
 
 def make_path_input(path: Path) -> Input:
-    """Returns the input for a SavedModel's folder or a file of weights.
-
-    Raises ConfigError: there is neither.
-    """
+    """Returns the input for a SavedModel's folder or a file of weights. Raises ConfigError."""
     if path.is_dir() and not (path / "saved_model.pb").is_file():
         inside = sorted(found.parent for found in path.glob("*/saved_model.pb"))
         cure = str(inside[-1]) if inside else "a SavedModel's folder, or a file of weights"
@@ -327,12 +291,8 @@ def make_path_input(path: Path) -> Input:
         )
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
-        return Input(
-            uri=str(path),
-            digest=compute_digest(
-                [[str(file.relative_to(path)), _compute_sha256(file)] for file in files]
-            ),
-        )
+        names = [[str(file.relative_to(path)), _compute_sha256(file)] for file in files]
+        return Input(uri=str(path), digest=compute_digest(names))
     if path.is_file():
         return Input(uri=str(path), digest=_compute_sha256(path))
     raise ConfigError(

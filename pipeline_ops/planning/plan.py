@@ -6,7 +6,8 @@ The operators act on these plans, and `trainyard explain` prints them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,21 +26,17 @@ from pipeline_ops.jobs.request import Request
 from pipeline_ops.planning.inputs import (
     choose_base,
     find_baseline,
+    find_champion_dataset,
     find_dataset,
     find_previous_evaluation,
     find_reference,
     find_warm_start,
 )
 from pipeline_ops.planning.job_kinds import KINDS, find_job_code
-from pipeline_ops.planning.prefetching import (
-    prefetch_artifact,
-    prefetch_for_plan,
-    prefetch_manifests,
-)
 from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_interval
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_near
-from pipeline_ops.storage.snapshot import read_once
+from pipeline_ops.storage.snapshot import prefetch, read_once, remember
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.models import digest_user_code, find_user_versions
 from pipeline_ops.user_code.sources import digest_source_code, find_source_versions
@@ -78,11 +75,11 @@ class _Run:
 
     def inputs(self, job: str) -> dict[str, Input]:
         """The artifacts of earlier jobs that a job reads, by job."""
-        return {name: self._as_input(self.manifests[name]) for name in KINDS[job].reads}
-
-    def _as_input(self, manifest: str) -> Input:
-        found = read_manifest(open_near(self.config.root, manifest))
-        return Input(uri=manifest, digest=found.digest)
+        return {
+            name: Input(uri=uri, digest=read_manifest(open_near(self.config.root, uri)).digest)
+            for name, uri in self.manifests.items()
+            if name in KINDS[job].reads
+        }
 
 
 def plan_job(
@@ -162,7 +159,7 @@ def _plan_evaluate(run: _Run) -> JobPlan:
     dataset = read_manifest(open_near(run.config.root, run.manifests["preprocess"]))
     digests = _digests(inputs) | {TEST_SPLIT: compute_split_digest(dataset, "test")}
     fingerprint = _fingerprint("evaluate", run, digests)
-    prefetch_artifact(run.layout.artifact("evaluate", fingerprint.digest))
+    _prefetch_artifact(run.layout.artifact("evaluate", fingerprint.digest))
     if previous := find_previous_evaluation(run.layout, fingerprint):
         inputs[LAST_EVALUATION] = previous  # only reported, so no part of the fingerprint
     return _decide(_request("evaluate", run, fingerprint, inputs), run)
@@ -254,7 +251,7 @@ def _digests(inputs: Mapping[str, Input]) -> dict[str, str]:
 
 def _decide(request: Request, run: _Run) -> JobPlan:
     path = open_near(run.config.root, request.artifact) / NAME
-    prefetch_artifact(path.parent)
+    _prefetch_artifact(path.parent)
     _record_use(run, path.parent)
     if not path.exists():
         reason = _why_new(request, run.layout)
@@ -296,3 +293,50 @@ def _why_new(request: Request, layout: Layout) -> str:
         damage = find_damage(path, newest)
         changes += [f"the last artifact is damaged: {problem}" for problem in damage[:1]]
     return "; ".join(changes) or "the last artifact is gone"
+
+
+def prefetch_for_plan(job: str, config: PipelineConfig) -> None:
+    """Starts the reads of a bucket that a plan makes in any case, once in a block of `read_once`.
+
+    An unchanged run consists of hardly anything else: four tasks that each send the store a few
+    dozen requests. Nothing is decided here, so a read that turns out to be unnecessary costs a
+    request. In a folder such reads cost nothing, so none is made.
+    """
+    remember(("prefetch", job), lambda: prefetch(*_list_certain_reads(job, config)))
+
+
+def prefetch_manifests(config: PipelineConfig, manifests: Iterable[str]) -> None:
+    """Starts to read the manifests that earlier tasks have left."""
+    if not config.root.is_local:
+        prefetch(*(partial(read_manifest, open_near(config.root, uri)) for uri in manifests))
+
+
+def _list_certain_reads(job: str, config: PipelineConfig) -> Iterator[Callable[[], object]]:
+    if not config.root.is_local:
+        if job in ("preprocess", "evaluate"):  # they compare with earlier ones
+            yield partial(_read_newest, Layout(config.root, config.pipeline).artifacts(job))
+        if job == "preprocess":
+            yield partial(find_champion_dataset, config)
+    if not config.registry.is_local:
+        registry = Registry(config.registry)
+        if job == "evaluate":
+            yield partial(_read_champion, registry)
+        if job != "train" or config.train.warm_start:
+            yield registry.read_aliases
+            yield registry.store.list_numbers
+
+
+def _prefetch_artifact(artifact: StorePath) -> None:
+    if not artifact.is_local:
+        prefetch((artifact / NAME).exists, partial(read_manifest, artifact / NAME), artifact.walk)
+
+
+def _read_newest(artifacts: StorePath) -> None:
+    for path, _ in iterate_manifests(artifacts):
+        _prefetch_artifact(path.parent)
+        return
+
+
+def _read_champion(registry: Registry) -> None:
+    if champion := registry.find_champion():
+        champion.read_manifest()

@@ -71,16 +71,16 @@ def _check(key: str, root: Path) -> None:
     folder = root / f".probe.{os.getpid()}.{secrets.token_hex(4)}"
     try:
         folder.mkdir()
-    except (
-        OSError
-    ):  # not there yet, or not writable for this user: the job that writes there reports it
-        return
+    except OSError:
+        return  # not there yet, or not writable for this user: the job that writes there reports it
+    missing = []
     try:
-        missing = [
-            f"{name} ({problem})"
-            for name, probe in _PROBES.items()
-            if (problem := _try_probe(probe, folder))
-        ]
+        for name, probe in _PROBES.items():
+            try:
+                problem = probe(folder)
+            except OSError as error:
+                problem = (error.strerror or "") if error.errno in _UNSUPPORTED_ERRNOS else ""
+            missing += [f"{name} ({problem})"] if problem else []
     finally:
         remove_own_folder(folder)
     if missing:
@@ -90,53 +90,49 @@ def _check(key: str, root: Path) -> None:
         )
 
 
-def _try_probe(probe: Callable[[Path], str | None], folder: Path) -> str | None:
-    try:
-        return probe(folder)
-    except OSError as error:
-        return error.strerror if error.errno in _UNSUPPORTED_ERRNOS else None
-
-
-def _probe_flock(folder: Path) -> str | None:
+def _probe_flock(folder: Path) -> str:
     with open(folder / "lock", "w") as first, open(folder / "lock", "w") as second:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return None
+            return ""
     return "two hold the same lock"
 
 
-def _probe_file_rename(folder: Path) -> str | None:
+def _probe_file_rename(folder: Path) -> str:
     (folder / "old").write_bytes(b"old")
     (folder / "new").write_bytes(b"new")
     os.rename(folder / "new", folder / "old")
-    return None if (folder / "old").read_bytes() == b"new" else "the old file is still there"
+    return "" if (folder / "old").read_bytes() == b"new" else "the old file is still there"
 
 
-def _probe_folder_rename(folder: Path) -> str | None:
+def _probe_folder_rename(folder: Path) -> str:
     for name in ("full", "other"):
         (folder / name).mkdir()
         (folder / name / "file").touch()
     try:
         os.rename(folder / "other", folder / "full")
     except OSError as error:
-        return None if error.errno in (errno.ENOTEMPTY, errno.EEXIST) else error.strerror
+        is_refused = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+        return "" if is_refused else error.strerror or "refused"
     return "a folder that is not empty is replaced"
 
 
-def _probe_fsync(path: Path) -> None:
+def _probe_fsync(path: Path) -> str:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    return ""
 
 
-_PROBES: dict[str, Callable[[Path], str | None]] = {
+_PROBES: dict[str, Callable[[Path], str]] = {
     "flock": _probe_flock,
     "rename of files": _probe_file_rename,
     "rename of folders": _probe_folder_rename,
     "fsync of files": lambda folder: _probe_fsync(folder / "lock"),
     "fsync of folders": _probe_fsync,
 }
+"""Each returns the problem of one function, or "", in a folder of its own."""

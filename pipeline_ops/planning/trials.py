@@ -40,7 +40,8 @@ class Trial(BaseModel):
 
     def __str__(self) -> str:
         return ", ".join(
-            f"{key.removeprefix('train.')} {_format_value(value)}"
+            f"{key.removeprefix('train.')} "
+            f"{format(value, 'g') if isinstance(value, float) else value}"
             for key, value in self.parameters.items()
         )
 
@@ -74,7 +75,7 @@ class SearchResult(BaseModel):
         """Formats the results as lines for display, the best first."""
         lines = []
         for result in rank_results(self.results, self.monitor):
-            text = _extract_first_line(result.message)
+            text = (result.message.strip().splitlines() or ["no message"])[0][:200]
             figure = text if result.is_pruned else f"failed: {text}"
             if result.figure is not None:
                 figure = f"{self.monitor} {result.figure:.4f}"
@@ -147,10 +148,9 @@ def plan_pruning(
 
 
 def build_trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
-    """Returns the config of one trial: that of its run, with the trial's own values.
+    """Returns the config of the run with the values of one trial.
 
-    Raises:
-      ConfigError: the values are not valid together. The message names the trial.
+    Raises ConfigError if they are not valid together. The message names the trial.
     """
     try:
         return config.with_overrides(trial.parameters)
@@ -161,8 +161,7 @@ def build_trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
 def check_trials(config: PipelineConfig, trials: Sequence[Trial]) -> None:
     """Checks all trials before the first one trains.
 
-    Raises:
-      ConfigError: some trials cannot be trained. The message names all of them.
+    Raises ConfigError with the name of each trial that cannot be trained.
     """
     problems = []
     for trial in trials:
@@ -195,14 +194,10 @@ def read_trial_result(trial: Trial, manifest: StorePath, monitor: str) -> TrialR
 
 def choose_best_trial(results: Sequence[TrialResult], monitor: str) -> SearchResult | None:
     """Returns the result with the earliest of the best trials, or None if none was finished."""
-    best = next(
-        (result for result in rank_results(results, monitor) if result.figure is not None), None
-    )
-    return (
-        None
-        if best is None
-        else SearchResult(monitor=monitor, results=list(results), best=best.trial.number)
-    )
+    best = rank_results(results, monitor)[0]
+    if best.figure is None:
+        return None
+    return SearchResult(monitor=monitor, results=list(results), best=best.trial.number)
 
 
 def rank_results(results: Sequence[TrialResult], monitor: str) -> list[TrialResult]:
@@ -219,11 +214,3 @@ def rank_results(results: Sequence[TrialResult], monitor: str) -> list[TrialResu
             result.trial.number,
         ),
     )
-
-
-def _format_value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _extract_first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:200] if text.strip() else "no message"

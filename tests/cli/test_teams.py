@@ -19,7 +19,8 @@ from cli.teams import CANARY, Teams
 from cli.touching import compute_digests
 from processes import wait_until
 
-from pipeline_ops.config.run_conf import load_run_config
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.config.run_conf import apply_conf
 from pipeline_ops.errors import ConfigError
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
@@ -57,7 +58,7 @@ def test_a_conf_that_reaches_for_the_other_team_is_refused(scene, name):
     with untouched(scene):
         for conf in confs(scene)[name]:
             with pytest.raises(ConfigError) as refused:
-                load_run_config(scene.a.configs / "a_gated.yaml", conf)
+                apply_conf(load_config(scene.a.configs / "a_gated.yaml"), conf)
             for key in conf:
                 assert f"conf {key}: " in str(refused.value)
 

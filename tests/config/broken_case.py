@@ -52,11 +52,6 @@ def replace(name: str, old: str, new: str, line: int | None, *says: str) -> Brok
     return Broken(name, text.encode(), line, says)
 
 
-def add_after(name: str, added: str, line: int | None, *says: str) -> Broken:
-    """GOOD with a line in `train`, which is the ninth."""
-    return replace(name, "  epochs: 3\n", f"  epochs: 3\n{added}\n", line, *says)
-
-
 def with_schedule(name: str, value: str, *says: str) -> Broken:
     return replace(name, "pipeline: small\n", f"pipeline: small\nschedule: {value}\n", 2, *says)
 

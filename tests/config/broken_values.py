@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from config.broken_case import replace, with_schedule
+from config.cases import parse_cases
 
 VALUES = (
     replace(
@@ -44,71 +45,44 @@ VALUES = (
 
 _FORM = "Give five fields (minute hour day month weekday), such as '0 3 * * *', or @hourly"
 
+_CRONS = """
+0 3 * * 8
+60 * * * *
+every 5 minutes now ok
+a b c d e
+R 3 * * *
+*/0 3 * * *
+0 3 31 2 *
+0 3 * *
+0 0 3 * * *
+@dayly
+@once
+"""
+_SCHEDULES = """
+zone: {cron: '0 3 * * *', timezone: Europe/Berln}
+    schedule.timezone | no time zone 'Europe/Berln' | 'Europe/Berlin'
+zone_path: {cron: '0 3 * * *', timezone: ../../etc/passwd}
+    schedule.timezone | there is no time zone | Europe/Berlin
+zone_alone: {timezone: Europe/Berlin}
+    schedule.timezone | is for a cron expression | Give cron
+asset_blank: {assets: ['  ']}
+    schedule.assets.0.name | cannot name an asset | Choose another name
+asset_reserved: {assets: [{name: a, uri: 'airflow://a'}]}
+    schedule.assets.0.uri | cannot name an asset | Choose another
+asset_uri: {assets: [{name: a, uri: 'http://[::1'}]}
+    schedule.assets.0.uri | Invalid IPv6 URL
+watch_too_often: {watch_seconds: 0}
+    schedule.watch_seconds | greater than or equal to 1, got 0
+"""
+
 SCHEDULES = (
     *(
-        with_schedule(f"cron_{number}", value, "schedule.cron: ", _FORM)
-        for number, value in enumerate(
-            (
-                "'0 3 * * 8'",
-                "'60 * * * *'",
-                "every 5 minutes now ok",
-                "a b c d e",
-                "'R 3 * * *'",
-                "'*/0 3 * * *'",
-                "'0 3 31 2 *'",
-                "'0 3 * *'",
-                "'0 0 3 * * *'",
-                "'@dayly'",
-                "'@once'",
-                "03:30",
-            )
-        )
+        with_schedule(f"cron_{number}", f"'{value}'", "schedule.cron: ", _FORM)
+        for number, value in enumerate(_CRONS.strip().splitlines())
     ),
-    with_schedule(
-        "zone",
-        "{cron: '0 3 * * *', timezone: Europe/Berln}",
-        "schedule.timezone",
-        "no time zone 'Europe/Berln'",
-        "'Europe/Berlin'",
-    ),
-    with_schedule(
-        "zone_path",
-        "{cron: '0 3 * * *', timezone: ../../etc/passwd}",
-        "schedule.timezone",
-        "there is no time zone",
-        "Europe/Berlin",
-    ),
-    with_schedule(
-        "zone_alone",
-        "{timezone: Europe/Berlin}",
-        "schedule.timezone",
-        "is for a cron expression",
-        "Give cron",
-    ),
-    with_schedule(
-        "asset_blank",
-        "{assets: ['  ']}",
-        "schedule.assets.0.name",
-        "cannot name an asset",
-        "Choose another name",
-    ),
-    with_schedule(
-        "asset_reserved",
-        "{assets: [{name: a, uri: 'airflow://a'}]}",
-        "schedule.assets.0.uri",
-        "cannot name an asset",
-        "Choose another",
-    ),
-    with_schedule(
-        "asset_uri",
-        "{assets: [{name: a, uri: 'http://[::1'}]}",
-        "schedule.assets.0.uri",
-        "Invalid IPv6 URL",
-    ),
-    with_schedule(
-        "watch_too_often",
-        "{watch_seconds: 0}",
-        "schedule.watch_seconds",
-        "greater than or equal to 1, got 0",
+    with_schedule("cron_time", "03:30", "schedule.cron: ", _FORM),
+    *(
+        with_schedule(*given.split(": ", 1), *says.split(" | "))
+        for given, says in parse_cases(_SCHEDULES)
     ),
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from config.broken_case import GOOD, add_after, make_file, replace
+from config.broken_case import GOOD, Broken, make_file, replace
 from config.broken_syntax import SYNTAX
 from config.broken_values import SCHEDULES, VALUES
+from config.cases import parse_cases
 
 
 def _unreadable(file: Path) -> None:
@@ -17,97 +18,50 @@ def _unreadable(file: Path) -> None:
     file.chmod(0)
 
 
-MEANINGS = (
-    add_after("typo", "  learnin_rate: 1", 9, "train.learnin_rate: unknown key"),
-    add_after(
-        "typo_in_section",
-        "  optimizer: {learnin_rate: 1}",
-        9,
-        "train.optimizer.learnin_rate: unknown key",
-        "'learning_rate'",
-    ),
-    add_after(
-        "key_of_optimizer",
-        "  learning_rate: 0.1",
-        9,
-        "train.learning_rate: unknown key; did you mean train.optimizer.learning_rate?",
-    ),
-    replace(
-        "key_of_train",
-        "pipeline: small\n",
-        "pipeline: small\nepochs: 3\n",
-        2,
-        "epochs: unknown key; did you mean train.epochs?",
-    ),
-    replace(
-        "wrong_type",
-        "epochs: 3",
-        "epochs: twenty",
-        8,
-        "train.epochs",
-        "valid integer, got 'twenty'",
-    ),
-    replace(
-        "metric",
-        "metric: accuracy",
-        "metric: acuracy",
-        11,
-        "unknown name 'acuracy'",
-        "the nearest valid name is 'accuracy'",
-    ),
-    add_after(
-        "val_loss",
-        "  early_stopping: {monitor: val_loss}",
-        9,
-        "train.early_stopping.monitor",
-        "'validation_loss'",
-    ),
-    add_after(
-        "few_shards",
-        "  workers: 9",
-        2,
-        "preprocess.shards: must be at least the number of training workers (9), got 8",
-    ),
-    replace(
-        "unknown_model", "model: digits_cnn", "model: digits_cn", 7, "train.model", "digits_cnn"
-    ),
-    replace(
-        "unknown_source",
-        "type: image_folder",
-        "type: image_foldr",
-        3,
-        "unknown type 'image_foldr'",
-        "'image_folder'",
-    ),
-    replace(
-        "wrong_split", "train: 0.8", "train: 0.7", 5, "train + validation + test must be 1, got 0.9"
-    ),
-    replace("no_model", "  model: digits_cnn\n", "", 6, "train.model: required, but not given"),
-    replace("no_name", "pipeline: small\n", "", 1, "pipeline: required, but not given"),
-    replace(
-        "capitals",
-        "pipeline: small",
-        "pipeline: Small Model",
-        1,
-        "pipeline: must match the pattern",
-        "for example 'small_model'",
-    ),
-    replace(
-        "text_for_section",
-        "source: {type: image_folder, path: raw}",
-        "source: image_folder",
-        3,
-        "preprocess.source",
-        "image_folder",
-    ),
-    replace(
-        "list_for_section",
-        "train:\n",
-        "train: []\nnotes:\n",
-        6,
-        "train: must be a section ('key: value'), got []",
-    ),
-)
+_MEANINGS = r"""
+typo:   epochs: 3\n ->   epochs: 3\n  learnin_rate: 1\n
+    9: train.learnin_rate: unknown key
+typo_in_section:   epochs: 3\n ->   epochs: 3\n  optimizer: {learnin_rate: 1}\n
+    9: train.optimizer.learnin_rate: unknown key | 'learning_rate'
+key_of_optimizer:   epochs: 3\n ->   epochs: 3\n  learning_rate: 0.1\n
+    9: train.learning_rate: unknown key; did you mean train.optimizer.learning_rate?
+key_of_train: pipeline: small\n -> pipeline: small\nepochs: 3\n
+    2: epochs: unknown key; did you mean train.epochs?
+wrong_type: epochs: 3 -> epochs: twenty
+    8: train.epochs | valid integer, got 'twenty'
+metric: metric: accuracy -> metric: acuracy
+    11: unknown name 'acuracy' | the nearest valid name is 'accuracy'
+val_loss:   epochs: 3\n ->   epochs: 3\n  early_stopping: {monitor: val_loss}\n
+    9: train.early_stopping.monitor | 'validation_loss'
+few_shards:   epochs: 3\n ->   epochs: 3\n  workers: 9\n
+    2: preprocess.shards: must be at least the number of training workers (9), got 8
+unknown_model: model: digits_cnn -> model: digits_cn
+    7: train.model | digits_cnn
+unknown_source: type: image_folder -> type: image_foldr
+    3: unknown type 'image_foldr' | 'image_folder'
+wrong_split: train: 0.8 -> train: 0.7
+    5: train + validation + test must be 1, got 0.9
+no_model:   model: digits_cnn\n ->
+    6: train.model: required, but not given
+no_name: pipeline: small\n ->
+    1: pipeline: required, but not given
+capitals: pipeline: small -> pipeline: Small Model
+    1: pipeline: must match the pattern | for example 'small_model'
+text_for_section: source: {type: image_folder, path: raw} -> source: image_folder
+    3: preprocess.source | image_folder
+list_for_section: train:\n -> train: []\nnotes:\n
+    6: train: must be a section ('key: value'), got []
+"""
+"""Names and replacements in the good config. Below each are the line and the words."""
+
+
+def _parse_meaning(given: str, message: str) -> Broken:
+    (name, change), (line, says) = given.split(": ", 1), message.split(": ", 1)
+    old, new = change.replace("\\n", "\n").split(" ->")
+    return replace(name, old, new.removeprefix(" "), int(line), *says.split(" | "))
+
+
+MEANINGS = [_parse_meaning(*case) for case in parse_cases(_MEANINGS)]
 
 FILES = (
     make_file("empty", b"", 1, "is empty", "mapping of keys to values"),

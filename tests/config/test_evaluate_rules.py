@@ -3,56 +3,54 @@
 from __future__ import annotations
 
 import pytest
+import yaml
+from config.cases import parse_cases
 from pydantic import ValidationError
 
 from pipeline_ops.config.evaluate import Evaluate, Rule
 
+WRONG = """
+metric: accuracy
+    a rule needs
+metric: accuracy, at_least: 1.5
+    lies between 0 and 1
+metric: accuracy, at_most: 0.5
+    higher-is-better
+metric: calibration_error, at_least: 0.5
+    lower-is-better
+metric: drift, max_regression: 0.1
+    Use at_most
+metric: accuracy, at_least: 0.5, confidence: 0.95
+    in the same rule
+metric: macro_roc_auc, max_regression: 0.1, confidence: 0.95
+    made of counts
+metric: accuracy, max_regression: 0.1, within_noise: passes
+    this rule has none
+metric: recall, at_least: 0.5
+    need it
+metric: accuracy, at_least: 0.5, of_class: a
+    with of_class
+metric: calibration_error, at_most: 0.5, of_slice: folder
+    of_slice is for
+metric: accuracy, min_skill: 0.0
+    greater than 0
+metric: accuracy, min_skill: 1.1
+    less than or equal to 1
+metric: drift, min_skill: 0.1
+    got it with drift. Use at_most
+metric: calibration_error, min_skill: 0.1
+    calibration_error. Use at_most
+metric: recall, min_skill: 0.1, of_class: a
+    min_skill is for metrics of the whole test split .* got it with recall. Use at_least
+metric: accuracy, min_skill: 0.1, of_slice: folder
+    accuracy and of_slice. Use at_least
+"""
 
-@pytest.mark.parametrize(
-    "rule, reason",
-    [
-        ({"metric": "accuracy"}, "a rule needs"),
-        ({"metric": "accuracy", "at_least": 1.5}, "lies between 0 and 1"),
-        ({"metric": "accuracy", "at_most": 0.5}, "higher-is-better"),
-        ({"metric": "calibration_error", "at_least": 0.5}, "lower-is-better"),
-        ({"metric": "drift", "max_regression": 0.1}, "Use at_most"),
-        ({"metric": "accuracy", "at_least": 0.5, "confidence": 0.95}, "in the same rule"),
-        (
-            {
-                "metric": "macro_roc_auc",
-                "max_regression": 0.1,
-                "confidence": 0.95,
-            },
-            "made of counts",
-        ),
-        (
-            {
-                "metric": "accuracy",
-                "max_regression": 0.1,
-                "within_noise": "passes",
-            },
-            "this rule has none",
-        ),
-        ({"metric": "recall", "at_least": 0.5}, "need it"),
-        ({"metric": "accuracy", "at_least": 0.5, "of_class": "a"}, "with of_class"),
-        ({"metric": "calibration_error", "at_most": 0.5, "of_slice": "folder"}, "of_slice is for"),
-        ({"metric": "accuracy", "min_skill": 0.0}, "greater than 0"),
-        ({"metric": "accuracy", "min_skill": 1.1}, "less than or equal to 1"),
-        ({"metric": "drift", "min_skill": 0.1}, "got it with drift. Use at_most"),
-        ({"metric": "calibration_error", "min_skill": 0.1}, "calibration_error. Use at_most"),
-        (
-            {"metric": "recall", "min_skill": 0.1, "of_class": "a"},
-            "min_skill is for metrics of the whole test split .* got it with recall. Use at_least",
-        ),
-        (
-            {"metric": "accuracy", "min_skill": 0.1, "of_slice": "folder"},
-            "accuracy and of_slice. Use at_least",
-        ),
-    ],
-)
+
+@pytest.mark.parametrize("rule, reason", parse_cases(WRONG))
 def test_a_rule_that_can_not_work_is_refused_with_the_reason(rule, reason):
     with pytest.raises(ValidationError, match=reason):
-        Rule.model_validate(rule)
+        Rule.model_validate(yaml.safe_load(f"{{{rule}}}"))
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "macro_roc_auc", "map_50"])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline_ops.config.fields import collect_fields
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.run_conf import load_run_config, parse_conf
+from pipeline_ops.config.run_conf import apply_conf, parse_conf
 from pipeline_ops.errors import ConfigError
 
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "300"))
@@ -72,7 +72,7 @@ def test_a_conf_is_refused_as_a_config_error_or_sets_what_a_run_may_set(conf: An
 )
 def test_a_whole_config_with_such_a_conf_is_valid_or_refused(conf: dict[str, Any]):
     try:
-        config = load_run_config(DIGITS, conf)
+        config = apply_conf(load_config(DIGITS), conf)
     except ConfigError:
         return
     for task in ("preprocess", "train", "evaluate", "export"):

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from config.cases import parse_cases
 from config_files import DIGITS, write_config
 
 from pipeline_ops.config.fields import collect_fields, get_declarations, get_value
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.run_conf import (
     TRUSTED_CONF,
-    load_run_config,
+    apply_conf,
     load_run_config_or_author,
     parse_conf,
 )
@@ -24,55 +26,24 @@ from pipeline_ops.errors import ConfigError
 AUTHOR, LEAVES = load_config(DIGITS), collect_fields(PipelineConfig)
 AUTHORS = sorted(key for key, leaf in LEAVES.items() if not leaf.is_per_run)
 A_RUNS = sorted(key for key, leaf in LEAVES.items() if leaf.is_per_run)
-NEVER_OPEN_BY_DEFAULT = (
-    "pipeline",
-    "description",
-    "owner",
-    "tags",
-    "schedule",
-    "storage",
-    "search",
-    "notify",
-    "deadline_seconds",
-    "per_run",
-    "evaluate.gate",
-    "evaluate.approval",
-    "evaluate.slices",
-    "evaluate.allowed_leaks",
-    "evaluate.top_k",
-    "export",
-    "preprocess.source",
-    "preprocess.stages",
-    "preprocess.split",
-    "preprocess.runner",
-    "preprocess.rejects",
-    "preprocess.drift",
-    "preprocess.allowed_changes",
-    "train.model",
-    "train.model_parameters",
-    "train.loss",
-    "train.metrics",
-    "train.callbacks",
-    "train.hosts",
-    "train.workers",
-    "train.strategy",
-    "train.tpu",
-    "train.debug",
-    "train.tensorboard",
-    "train.input.local_folder",
-    "train.input.cache_limit_mib",
-    "train.steps_per_call",
-    *(
-        f"{task}.{name}"
-        for task in ("preprocess", "train", "evaluate", "export")
-        for name in ("python", "pool", "retries", "timeout_seconds")
-    ),
-)
+_NEVER_OPEN = """
+    pipeline description owner tags schedule storage search notify deadline_seconds per_run export
+    evaluate.gate evaluate.approval evaluate.slices evaluate.allowed_leaks evaluate.top_k
+    preprocess.source preprocess.stages preprocess.split preprocess.runner preprocess.rejects
+    preprocess.drift preprocess.allowed_changes train.model train.model_parameters train.loss
+    train.metrics train.callbacks train.hosts train.workers train.strategy train.tpu train.debug
+    train.tensorboard train.input.local_folder train.input.cache_limit_mib train.steps_per_call
+"""
+NEVER_OPEN_BY_DEFAULT = _NEVER_OPEN.split() + [
+    f"{task}.{name}"
+    for task in ("preprocess", "train", "evaluate", "export")
+    for name in ("python", "pool", "retries", "timeout_seconds")
+]
 
 
 def refusal(conf: Any, file: Path = DIGITS) -> str:
     with pytest.raises(ConfigError) as error:
-        load_run_config(file, conf)
+        apply_conf(load_config(file), conf)
     return str(error.value)
 
 
@@ -169,84 +140,59 @@ def test_a_runs_field_takes_a_single_value_and_nothing_else(key):
 
 
 @pytest.mark.parametrize(
-    ("conf", "config_value"),
+    "conf",
     [
-        ({"train.epochs": 3}, lambda config: config.train.epochs == 3),
-        (
-            {"train.optimizer.learning_rate": 1},
-            lambda config: config.train.optimizer.learning_rate == 1,
-        ),
-        (
-            {"train.early_stopping.patience_epochs": 9},
-            lambda config: config.train.early_stopping.patience_epochs == 9,
-        ),
-        (
-            {"train.optimizer.schedule.warmup_steps": 9},
-            lambda config: config.train.optimizer.schedule.warmup_steps == 9,
-        ),
-        (
-            {"train.warm_start": "version 12"},
-            lambda config: config.train.warm_start == "version 12",
-        ),
-        ({"train.warm_start": None}, lambda config: config.train.warm_start is None),
-        (
-            {"train.input.augment.flip_left_right": True, "evaluate.batch_size": 8},
-            lambda config: config.evaluate.batch_size == 8,
-        ),
-        ({}, lambda config: config.train.epochs == 20),
-        (None, lambda config: config.train.epochs == 20),
+        {"train.epochs": 3},
+        {"train.optimizer.learning_rate": 1},
+        {"train.early_stopping.patience_epochs": 9},
+        {"train.optimizer.schedule.warmup_steps": 9},
+        {"train.warm_start": "version 12"},
+        {"train.warm_start": None},
+        {"train.input.augment.flip_left_right": True, "evaluate.batch_size": 8},
+        {},
     ],
 )
-def test_what_a_run_may_set(conf, config_value):
-    assert config_value(load_run_config(DIGITS, conf))
+def test_what_a_run_may_set(conf):
+    config = apply_conf(AUTHOR, conf)
+    assert {key: get_value(config, key) for key in conf} == conf
+    assert config.train.epochs == conf.get("train.epochs", 20)
 
 
-@pytest.mark.parametrize(
-    ("conf", "message"),
-    [
-        (
-            {"train.epochs": None},
-            "conf train.epochs: must not be null. Leave it out to use the value of the YAML",
-        ),
-        (
-            {"train.epochs": "3"},
-            "override train.epochs: train.epochs: input should be a valid integer",
-        ),
-        (
-            {"train.epochs": True},
-            "override train.epochs: train.epochs: input should be a valid integer",
-        ),
-        ({"train.epochs": 0}, "train.epochs: input should be greater than or equal to 1"),
-        (
-            {"train.epoch": 3},
-            "conf train.epoch: unknown key; the nearest valid name is 'train.epochs'",
-        ),
-        (
-            {"train.warm_start": "../../other/model"},
-            (
-                "conf train.warm_start: a run may set it to champion, "
-                "or a published version such as `version 3`"
-            ),
-        ),
-        (
-            {"train.warm_start": "version 1\n"},
-            "must be a text of at most 4096 printable characters",
-        ),
-        ({"preprocess.dataset": "../../etc"}, "preprocess.dataset: must match the pattern"),
-        (
-            {"train.python": "/bin/sh"},
-            (
-                "conf train.python: cannot be overridden for a single run: "
-                "it selects a program to execute"
-            ),
-        ),
-        ({"train.hosts": "/any/file"}, "or open it there with per_run"),
-        ([("train.epochs", 3)], "the run's conf must be a mapping of keys to values, got list"),
-        ("train.epochs=3", "the run's conf must be a mapping"),
-    ],
-)
+def test_a_run_without_a_conf_has_the_authors_config():
+    assert apply_conf(AUTHOR, None) is AUTHOR
+
+
+REFUSED = r"""
+{train.epochs: null}
+    conf train.epochs: must not be null. Leave it out to use the value of the YAML
+{train.epochs: "3"}
+    override train.epochs: train.epochs: input should be a valid integer
+{train.epochs: true}
+    override train.epochs: train.epochs: input should be a valid integer
+{train.epochs: 0}
+    train.epochs: input should be greater than or equal to 1
+{train.epoch: 3}
+    conf train.epoch: unknown key; the nearest valid name is 'train.epochs'
+{train.warm_start: ../../other/model}
+    conf train.warm_start: a run may set it to champion, or a published version such as `version 3`
+{train.warm_start: "version 1\n"}
+    must be a text of at most 4096 printable characters
+{preprocess.dataset: ../../etc}
+    preprocess.dataset: must match the pattern
+{train.python: /bin/sh}
+    conf train.python: cannot be overridden for a single run: it selects a program to execute
+{train.hosts: /any/file}
+    or open it there with per_run
+[[train.epochs, 3]]
+    the run's conf must be a mapping of keys to values, got list
+train.epochs=3
+    the run's conf must be a mapping
+"""
+
+
+@pytest.mark.parametrize(("conf", "message"), parse_cases(REFUSED))
 def test_a_refusal_says_what_is_wrong(conf, message):
-    assert message in refusal(conf)
+    assert message in refusal(yaml.safe_load(conf))
 
 
 @pytest.mark.parametrize(
@@ -303,12 +249,12 @@ def test_in_the_embedded_airflow_a_conf_may_set_any_key(tmp_path, monkeypatch):
         "evaluate.gate.0.at_least": 0.5,
     }
     with pytest.raises(ConfigError, match=re.escape("conf train.workers: cannot be overridden")):
-        load_run_config(file, conf)
+        apply_conf(load_config(file), conf)
     monkeypatch.setenv(TRUSTED_CONF, "1")
-    config = load_run_config(file, conf)
+    config = apply_conf(load_config(file), conf)
     assert (config.train.workers, config.train.optimizer.momentum) == (1, 0.5)
     assert config.evaluate.gate[0].at_least == 0.5
-    in_a_default = load_run_config(file, {"train.optimizer.schedule.warmup_steps": 9})
+    in_a_default = apply_conf(load_config(file), {"train.optimizer.schedule.warmup_steps": 9})
     assert in_a_default.train.optimizer.schedule.warmup_steps == 9
     with pytest.raises(ConfigError, match="override train.workers: train.workers: "):
-        load_run_config(file, {"train.workers": 0})
+        apply_conf(load_config(file), {"train.workers": 0})

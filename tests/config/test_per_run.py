@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from config.cases import parse_cases
 from config_files import write_config
 
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.config.run_conf import load_run_config
+from pipeline_ops.config.run_conf import apply_conf
 from pipeline_ops.errors import ConfigError
 
 HOSTS = "launcher: local\n"
@@ -33,60 +35,53 @@ def write(tmp_path):
     return write_it
 
 
-@pytest.mark.parametrize(
-    ("opened", "message"),
-    [
-        ({"per_run": ["train"]}, "per_run: per_run: cannot be opened to runs"),
-        (
-            {"storage.root": ["/a"]},
-            (
-                "storage.root: cannot be opened to runs: "
-                "pages, the orphan reaper and other runs need it"
-            ),
-        ),
-        ({"pipeline": ["a"]}, "pipeline: cannot be opened to runs"),
-        ({"export.registry": ["/a"]}, "export.registry: cannot be opened to runs"),
-        ({"export.model": ["a"]}, "export.model: cannot be opened to runs"),
-        (
-            {"train.python": ["/bin/sh"]},
-            (
-                "train.python: cannot be opened to runs: it selects a program to execute. "
-                "Remove this line"
-            ),
-        ),
-        (
-            {"train.retries": [1]},
-            "train.retries: cannot be opened to runs: Airflow reads it when it makes the DAG",
-        ),
-        ({"evaluate.approval.timeout_seconds": [1]}, "cannot be opened to runs"),
-        (
-            {"train.callbacks": ["a:b"]},
-            "train.callbacks: cannot be opened to runs: it is a list",
-        ),
-        (
-            {"train.model_parameters": [1]},
-            "train.model_parameters: cannot be opened to runs: it is a mapping",
-        ),
-        ({"evaluate.gate[].at_least": [0.5]}, "cannot be opened to runs"),
-        ({"train.optimizer": [1]}, "train.optimizer: there is no such value"),
-        (
-            {"train.wokers": [1]},
-            "train.wokers: there is no such value; the nearest valid name is 'train.workers'",
-        ),
-        (
-            {"train.workers": [0]},
-            "train.workers: 0 is not a valid value of it. Correct or remove it",
-        ),
-        ({"train.workers": ["2"]}, "train.workers: '2' is not a valid value of it"),
-        ({"train.workers": [None]}, "train.workers: None is not a valid value of it"),
-        ({"train.hosts": ["../lab"]}, "train.hosts: '../lab' is not a valid value of it"),
-        ({"train.hosts": ["lba"]}, "the nearest valid name is 'lab'"),
-        ({"preprocess.source.path": ["/data/*"]}, "A slash at its end opens the whole folder"),
-        ({"preprocess.source.path": ["/data/{start}/"]}, "must be a plain path"),
-    ],
-)
+REFUSED = """
+per_run: [train]
+    per_run: per_run: cannot be opened to runs
+storage.root: [/a]
+    storage.root: cannot be opened to runs: pages, the orphan reaper and other runs need it
+pipeline: [a]
+    pipeline: cannot be opened to runs
+export.registry: [/a]
+    export.registry: cannot be opened to runs
+export.model: [a]
+    export.model: cannot be opened to runs
+train.python: [/bin/sh]
+    train.python: cannot be opened to runs: it selects a program to execute. Remove this line
+train.retries: [1]
+    train.retries: cannot be opened to runs: Airflow reads it when it makes the DAG
+evaluate.approval.timeout_seconds: [1]
+    cannot be opened to runs
+train.callbacks: ['a:b']
+    train.callbacks: cannot be opened to runs: it is a list
+train.model_parameters: [1]
+    train.model_parameters: cannot be opened to runs: it is a mapping
+'evaluate.gate[].at_least': [0.5]
+    cannot be opened to runs
+train.optimizer: [1]
+    train.optimizer: there is no such value
+train.wokers: [1]
+    train.wokers: there is no such value; the nearest valid name is 'train.workers'
+train.workers: [0]
+    train.workers: 0 is not a valid value of it. Correct or remove it
+train.workers: ['2']
+    train.workers: '2' is not a valid value of it
+train.workers: [null]
+    train.workers: None is not a valid value of it
+train.hosts: [../lab]
+    train.hosts: '../lab' is not a valid value of it
+train.hosts: [lba]
+    the nearest valid name is 'lab'
+preprocess.source.path: [/data/*]
+    A slash at its end opens the whole folder
+preprocess.source.path: ['/data/{start}/']
+    must be a plain path
+"""
+
+
+@pytest.mark.parametrize(("opened", "message"), parse_cases(REFUSED))
 def test_what_can_not_be_opened_is_refused_with_its_reason(write, opened, message):
-    file = write(opened)
+    file = write(yaml.safe_load(f"{{{opened}}}"))
     with pytest.raises(ConfigError) as error:
         load_config(file)
     assert message in str(error.value)
@@ -112,8 +107,8 @@ def test_a_run_may_set_what_is_opened_to_the_values_that_are_allowed(write):
             "train.seed": [],
         }
     )
-    config = load_run_config(
-        file, {"train.hosts": "cloud", "train.workers": 4, "train.epochs": 5}, "run"
+    config = apply_conf(
+        load_config(file), {"train.hosts": "cloud", "train.workers": 4, "train.epochs": 5}
     )
     assert (config.train.hosts, config.train.workers, config.train.epochs) == ("cloud", 4, 5)
     for conf, message in (
@@ -125,13 +120,13 @@ def test_a_run_may_set_what_is_opened_to_the_values_that_are_allowed(write):
         ({"train.seed": 7}, "conf train.seed: is closed to runs by per_run"),
     ):
         with pytest.raises(ConfigError) as error:
-            load_run_config(file, conf)
+            apply_conf(load_config(file), conf)
         assert message in str(error.value)
 
 
 def test_the_value_of_the_yaml_is_always_allowed(write):
     file = write({"train.workers": [4], "train.seed": []})
-    assert load_run_config(file, {"train.workers": 2, "train.seed": 1}).train.workers == 2
+    assert apply_conf(load_config(file), {"train.workers": 2, "train.seed": 1}).train.workers == 2
 
 
 @pytest.mark.parametrize(
@@ -145,8 +140,8 @@ def test_the_value_of_the_yaml_is_always_allowed(write):
     ],
 )
 def test_a_path_in_an_opened_folder_is_used_without_links_and_dots(write, tmp_path, value):
-    config = load_run_config(
-        write({"preprocess.source.path": ["../daily/"]}),
+    config = apply_conf(
+        load_config(write({"preprocess.source.path": ["../daily/"]})),
         {"preprocess.source.path": value.format(root=tmp_path)},
     )
     assert config.preprocess.source.path == str(
@@ -175,8 +170,8 @@ def test_a_path_in_an_opened_folder_is_used_without_links_and_dots(write, tmp_pa
 def test_a_path_that_leaves_the_allowed_folder_is_refused(write, tmp_path, value):
     """F12: also through a link, and through a name that a format string would make."""
     with pytest.raises(ConfigError, match=r"conf preprocess\.source\.path: "):
-        load_run_config(
-            write({"preprocess.source.path": ["../daily/"]}),
+        apply_conf(
+            load_config(write({"preprocess.source.path": ["../daily/"]})),
             {"preprocess.source.path": value.format(root=tmp_path)},
         )
 
@@ -205,7 +200,7 @@ def test_an_opened_folder_stands_for_all_below_it_and_for_no_other_place(
 ):
     file = write({"preprocess.source.path": [folder]})
     try:
-        load_run_config(file, {"preprocess.source.path": value})
+        apply_conf(load_config(file), {"preprocess.source.path": value})
     except ConfigError as error:
         assert not is_allowed and "preprocess.source.path" in str(error)
     else:
@@ -215,10 +210,10 @@ def test_an_opened_folder_stands_for_all_below_it_and_for_no_other_place(
 def test_a_run_may_begin_with_weights_only_where_the_author_opens_a_folder_of_them(write, tmp_path):
     conf = {"train.warm_start": "../daily/monday"}
     with pytest.raises(ConfigError, match="a run may set it to champion"):
-        load_run_config(write({}), conf)
+        apply_conf(load_config(write({})), conf)
     assert (
-        load_run_config(
-            write({"train.warm_start": ["champion", "../daily/"]}), conf, "run"
+        apply_conf(
+            load_config(write({"train.warm_start": ["champion", "../daily/"]})), conf
         ).train.warm_start
         == f"{tmp_path}/daily/monday"
     )

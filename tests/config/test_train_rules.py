@@ -3,274 +3,165 @@ before any process starts."""
 
 from __future__ import annotations
 
+import re
+import string
+
 import pytest
+import yaml
+from config.cases import parse_cases
 from pydantic import ValidationError
 
 from pipeline_ops.config.train import Train
 
+SHARED = {
+    "DTENSOR": "strategy: dtensor, devices_per_worker: 2, sharding: {'*': 0}",
+    "SERVER": "strategy: parameter_server, parameter_servers: 1",
+}
 
-@pytest.mark.parametrize(
-    "options, reason",
-    [
-        (
-            {"model": "resnet5"},
-            (
-                "there is no model 'resnet5'; "
-                "the nearest valid name is 'resnet50', and a model of your own is named as"
-            ),
-        ),
-        (
-            {"model": "my package:build"},
-            (
-                "a function of your own is named as my_package.my_module:function, "
-                "got 'my package:build'"
-            ),
-        ),
-        (
-            {"model": "dense", "model_parameters": {"unit": 3}},
-            "the model dense has no parameter unit. It has units, hidden_layers",
-        ),
-        (
-            {"strategy": "mirrored"},
-            "strategy mirrored is for several devices, got devices_per_worker: 1. Use one_device",
-        ),
-        (
-            {"strategy": "mirrored", "workers": 2, "devices_per_worker": 2},
-            "strategy mirrored has exactly 1 worker, got workers: 2",
-        ),
-        (
-            {"strategy": "one_device", "devices_per_worker": 2},
-            "strategy one_device uses 1 device of each worker, got devices_per_worker: 2",
-        ),
-        ({"strategy": "parameter_server"}, "strategy parameter_server needs parameter_servers"),
-        (
-            {"freeze_epochs": 2},
-            (
-                "freeze_epochs: 2 keeps the weights that warm_start sets, and there are none. "
-                "Set warm_start, or freeze_epochs: 0"
-            ),
-        ),
-        (
-            {"freeze_epochs": 3, "epochs": 3, "warm_start": "champion"},
-            "freeze_epochs must be smaller than epochs (3), got 3",
-        ),
-        (
-            {
-                "freeze_epochs": 1,
-                "warm_start": "champion",
-                "strategy": "parameter_server",
-                "parameter_servers": 1,
-            },
-            "freeze_epochs is not for parameter_server, whose weights are sharded",
-        ),
-        (
-            {
-                "freeze_epochs": 1,
-                "warm_start": "champion",
-                "strategy": "dtensor",
-                "devices_per_worker": 2,
-                "sharding": {"*": 0},
-            },
-            "freeze_epochs is not for dtensor, whose weights are sharded",
-        ),
-        ({"seed": 2**32}, "less than or equal to 4294967295"),
-        (
-            {"input": {"local_folder": "cache"}},
-            "must begin with / or ~, because it is on the hosts' own disks, got cache",
-        ),
-        (
-            {"parameter_servers": 2},
-            (
-                "strategy multi_worker_mirrored has no use for parameter_servers (2), "
-                "which is for parameter_server"
-            ),
-        ),
-        (
-            {"strategy": "device_placement", "devices_per_worker": 2},
-            "strategy device_placement needs placement",
-        ),
-        (
-            {"strategy": "dtensor", "devices_per_worker": 2},
-            "strategy dtensor needs sharding",
-        ),
-        ({"sharding": {"dense/kernel": 1}}, "which is for dtensor"),
-        ({"tpu": "my-tpu"}, "strategy multi_worker_mirrored has no use for tpu (my-tpu)"),
-        (
-            {"workers": 2, "micro_batches": 4, "global_batch_size": 6},
-            "global_batch_size must be at least workers x devices_per_worker x "
-            "micro_batches (8), got 6",
-        ),
-        (
-            {"strategy": "tpu", "devices_per_worker": 8, "global_batch_size": 60},
-            "must be a multiple of devices_per_worker x micro_batches (8) for tpu",
-        ),
-        (
-            {"synchronized_batch_normalization": True},
-            "the model digits_cnn has no batch normalisation",
-        ),
-        (
-            {
-                "model": "a:b",
-                "strategy": "parameter_server",
-                "parameter_servers": 1,
-                "synchronized_batch_normalization": True,
-            },
-            "the workers of parameter_server do not wait for one another",
-        ),
-        (
-            {"model": "a:b", "synchronized_batch_normalization": True, "xla": "gradients"},
-            "cannot compile the exchange between replicas",
-        ),
-        ({"xla": "step"}, "xla: step is for one_device and tpu"),
-        (
-            {"xla": "gradients", "workers": 2, "micro_batches": 3, "global_batch_size": 64},
-            "64 is no multiple of workers x devices_per_worker x micro_batches (6)",
-        ),
-        ({"xla": "gradients", "debug": ["numerics"]}, "debug: numerics looks at single operations"),
-        ({"strategy": "tpu", "xla": "gradients"}, "the whole step is always compiled"),
-        (
-            {
-                "strategy": "device_placement",
-                "devices_per_worker": 2,
-                "placement": {"*": "GPU:0"},
-                "xla": "gradients",
-            },
-            "compiles for one device",
-        ),
-        (
-            {"strategy": "parameter_server", "parameter_servers": 1, "precision": "float16"},
-            "its loss scale would be changed by all workers at once",
-        ),
-        (
-            {
-                "strategy": "dtensor",
-                "devices_per_worker": 2,
-                "sharding": {"*": 0},
-                "precision": "float16",
-            },
-            "has no loss scale",
-        ),
-        (
-            {
-                "strategy": "dtensor",
-                "devices_per_worker": 2,
-                "sharding": {"*": 0},
-                "micro_batches": 2,
-            },
-            "DTensor needs all shapes",
-        ),
-        ({"loss": "a:b", "label_smoothing": 0.1}, "label_smoothing belongs to the cross-entropy"),
-        ({"loss": "a:b", "class_weights": True}, "class_weights belongs to the cross-entropy"),
-        (
-            {"input": {"augment": {"mosaic": 0.5}}},
-            "input.augment.mosaic: four images have four labels, and digits_cnn gives one",
-        ),
-        (
-            {"input": {"augment": {"min_visible": 0.5}}},
-            "input.augment.min_visible is for boxes, and digits_cnn is not a detector",
-        ),
-        ({"input": {"augment": {"scale": {"min": 1.5}}}}, "less than or equal to 1"),
-        (
-            {"model": "center_detector", "best_checkpoint": {"monitor": "validation_accuracy"}},
-            "best_checkpoint.monitor must be one of validation_loss",
-        ),
-        (
-            {"early_stopping": {"monitor": "validation_top3"}},
-            "early_stopping.monitor must be one of validation_loss, validation_accuracy, got",
-        ),
-        (
-            {"optimizer": {"clip": {"norm": 1.0, "value": 1.0}}},
-            "exactly one of global_norm, norm and value must be given, got norm and value",
-        ),
-        (
-            {
-                "optimizer": {
-                    "schedule": {
-                        "type": "piecewise",
-                        "boundaries_steps": [5],
-                        "factors": [1.0, 2.0],
-                    }
-                }
-            },
-            "as boundaries_steps (1), got 2",
-        ),
-        (
-            {
-                "optimizer": {
-                    "schedule": {
-                        "type": "piecewise",
-                        "boundaries_steps": [5, 5],
-                        "factors": [1.0, 2.0],
-                    }
-                }
-            },
-            "must be positive and ascending",
-        ),
-        (
-            {"optimizer": {"name": "adam", "weight_decay": 0.1}},
-            "weight_decay is for the optimizers adamw, rmsprop and sgd, got it with adam",
-        ),
-        (
-            {
-                "model": "retinanet",
-                "synchronized_batch_normalization": True,
-                "model_parameters": {"frozen_batch_normalization": True},
-                "best_checkpoint": None,
-            },
-            "there are no statistics to synchronise",
-        ),
-        (
-            {"model": "retinanet", "model_parameters": {"backbones": "A"}, "best_checkpoint": None},
-            "the model retinanet has no parameter backbones",
-        ),
-    ],
-)
+
+def make_train(options: str) -> Train:
+    """Returns the section with some options, in YAML's flow style."""
+    given = string.Template(options).substitute(SHARED)
+    return Train.model_validate({"model": "digits_cnn"} | yaml.safe_load(f"{{{given}}}"))
+
+
+REFUSED = """
+model: resnet5
+    there is no model 'resnet5'; the nearest valid name is 'resnet50', and a model of your own
+    is named as
+model: 'my package:build'
+    a function of your own is named as my_package.my_module:function, got 'my package:build'
+model: dense, model_parameters: {unit: 3}
+    the model dense has no parameter unit. It has units, hidden_layers
+strategy: mirrored
+    strategy mirrored is for several devices, got devices_per_worker: 1. Use one_device
+strategy: mirrored, workers: 2, devices_per_worker: 2
+    strategy mirrored has exactly 1 worker, got workers: 2
+strategy: one_device, devices_per_worker: 2
+    strategy one_device uses 1 device of each worker, got devices_per_worker: 2
+strategy: parameter_server
+    strategy parameter_server needs parameter_servers
+freeze_epochs: 2
+    freeze_epochs: 2 keeps the weights that warm_start sets, and there are none. Set warm_start,
+    or freeze_epochs: 0
+freeze_epochs: 3, epochs: 3, warm_start: champion
+    freeze_epochs must be smaller than epochs (3), got 3
+freeze_epochs: 1, warm_start: champion, $SERVER
+    freeze_epochs is not for parameter_server, whose weights are sharded
+freeze_epochs: 1, warm_start: champion, $DTENSOR
+    freeze_epochs is not for dtensor, whose weights are sharded
+seed: 4294967296
+    less than or equal to 4294967295
+input: {local_folder: cache}
+    must begin with / or ~, because it is on the hosts' own disks, got cache
+parameter_servers: 2
+    strategy multi_worker_mirrored has no use for parameter_servers (2), which is for
+    parameter_server
+strategy: device_placement, devices_per_worker: 2
+    strategy device_placement needs placement
+strategy: dtensor, devices_per_worker: 2
+    strategy dtensor needs sharding
+sharding: {dense/kernel: 1}
+    which is for dtensor
+tpu: my-tpu
+    strategy multi_worker_mirrored has no use for tpu (my-tpu)
+workers: 2, micro_batches: 4, global_batch_size: 6
+    global_batch_size must be at least workers x devices_per_worker x micro_batches (8), got 6
+strategy: tpu, devices_per_worker: 8, global_batch_size: 60
+    must be a multiple of devices_per_worker x micro_batches (8) for tpu
+synchronized_batch_normalization: true
+    the model digits_cnn has no batch normalisation
+model: 'a:b', $SERVER, synchronized_batch_normalization: true
+    the workers of parameter_server do not wait for one another
+model: 'a:b', synchronized_batch_normalization: true, xla: gradients
+    cannot compile the exchange between replicas
+xla: step
+    xla: step is for one_device and tpu
+xla: gradients, workers: 2, micro_batches: 3, global_batch_size: 64
+    64 is no multiple of workers x devices_per_worker x micro_batches (6)
+xla: gradients, debug: [numerics]
+    debug: numerics looks at single operations
+strategy: tpu, xla: gradients
+    the whole step is always compiled
+strategy: device_placement, devices_per_worker: 2, placement: {'*': 'GPU:0'}, xla: gradients
+    compiles for one device
+$SERVER, precision: float16
+    its loss scale would be changed by all workers at once
+$DTENSOR, precision: float16
+    has no loss scale
+$DTENSOR, micro_batches: 2
+    DTensor needs all shapes
+loss: 'a:b', label_smoothing: 0.1
+    label_smoothing belongs to the cross-entropy
+loss: 'a:b', class_weights: true
+    class_weights belongs to the cross-entropy
+input: {augment: {mosaic: 0.5}}
+    input.augment.mosaic: four images have four labels, and digits_cnn gives one
+input: {augment: {min_visible: 0.5}}
+    input.augment.min_visible is for boxes, and digits_cnn is not a detector
+input: {augment: {scale: {min: 1.5}}}
+    less than or equal to 1
+model: center_detector, best_checkpoint: {monitor: validation_accuracy}
+    best_checkpoint.monitor must be one of validation_loss
+early_stopping: {monitor: validation_top3}
+    early_stopping.monitor must be one of validation_loss, validation_accuracy, got
+optimizer: {clip: {norm: 1.0, value: 1.0}}
+    exactly one of global_norm, norm and value must be given, got norm and value
+optimizer: {schedule: {type: piecewise, boundaries_steps: [5], factors: [1.0, 2.0]}}
+    as boundaries_steps (1), got 2
+optimizer: {schedule: {type: piecewise, boundaries_steps: [5, 5], factors: [1.0, 2.0]}}
+    must be positive and ascending
+optimizer: {name: adam, weight_decay: 0.1}
+    weight_decay is for the optimizers adamw, rmsprop and sgd, got it with adam
+model: retinanet, synchronized_batch_normalization: true,
+model_parameters: {frozen_batch_normalization: true}, best_checkpoint: null
+    there are no statistics to synchronise
+model: retinanet, model_parameters: {backbones: A}, best_checkpoint: null
+    the model retinanet has no parameter backbones
+"""
+TAKEN = """
+strategy: mirrored, devices_per_worker: 2
+strategy: parameter_server, parameter_servers: 2, workers: 3, global_batch_size: 2, micro_batches: 2
+strategy: device_placement, devices_per_worker: 2, placement: {conv*: 'GPU:1'}
+strategy: dtensor, devices_per_worker: 2, sharding: {'*/kernel': 1}
+strategy: tpu, tpu: my-tpu, devices_per_worker: 8, global_batch_size: 64
+model: resnet50, synchronized_batch_normalization: true, workers: 2
+model: retinanet, synchronized_batch_normalization: true, workers: 2,
+    best_checkpoint: {monitor: validation_box_iou}
+optimizer: {name: sgd, momentum: 0.9, weight_decay: 0.001}
+metrics: ['a.b:top3'], best_checkpoint: {monitor: validation_top3}
+workers: 3, global_batch_size: 64
+freeze_epochs: 2, epochs: 3, warm_start: champion
+input: {augment: {flip_top_bottom: true, scale: {max: 1.5}, saturation: 0.2}}
+model: center_detector, input: {augment: {mosaic: 0.5, min_visible: 0.5}}
+"""
+
+
+@pytest.mark.parametrize("options, reason", parse_cases(REFUSED))
 def test_what_cannot_work_is_refused_with_the_reason(options, reason):
     with pytest.raises(ValidationError) as refused:
-        Train.model_validate({"model": "digits_cnn"} | options)
+        make_train(options)
     assert reason in str(refused.value)
 
 
+@pytest.mark.parametrize("options", re.findall(r"^\S.*\n(?: .+\n)*", TAKEN, re.MULTILINE))
+def test_what_works_is_taken(options):
+    assert make_train(options)
+
+
 @pytest.mark.parametrize(
-    "options",
+    "options, monitor",
     [
-        {"strategy": "mirrored", "devices_per_worker": 2},
-        {
-            "strategy": "parameter_server",
-            "parameter_servers": 2,
-            "workers": 3,
-            "global_batch_size": 2,
-            "micro_batches": 2,
-        },
-        {"strategy": "device_placement", "devices_per_worker": 2, "placement": {"conv*": "GPU:1"}},
-        {"strategy": "dtensor", "devices_per_worker": 2, "sharding": {"*/kernel": 1}},
-        {"strategy": "tpu", "tpu": "my-tpu", "devices_per_worker": 8, "global_batch_size": 64},
-        {"model": "resnet50", "synchronized_batch_normalization": True, "workers": 2},
-        {
-            "model": "retinanet",
-            "synchronized_batch_normalization": True,
-            "workers": 2,
-            "best_checkpoint": {"monitor": "validation_box_iou"},
-        },
-        {"optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-3}},
-        {"metrics": ["a.b:top3"], "best_checkpoint": {"monitor": "validation_top3"}},
-        {"workers": 3, "global_batch_size": 64},
-        {"freeze_epochs": 2, "epochs": 3, "warm_start": "champion"},
-        {"input": {"augment": {"flip_top_bottom": True, "scale": {"max": 1.5}, "saturation": 0.2}}},
-        {"model": "center_detector", "input": {"augment": {"mosaic": 0.5, "min_visible": 0.5}}},
+        ("model: digits_cnn", "validation_accuracy"),
+        ("model: center_detector", "validation_map_50"),
+        (
+            "model: center_detector, best_checkpoint: {monitor: validation_box_iou}",
+            "validation_box_iou",
+        ),
+        ("model: center_detector, best_checkpoint: null", None),
     ],
 )
-def test_what_works_is_taken(options):
-    assert Train.model_validate({"model": "digits_cnn"} | options)
-
-
-def test_the_best_epoch_of_a_classifier_goes_by_accuracy_and_that_of_a_detector_by_map_50():
-    assert Train(model="digits_cnn").best_monitor == "validation_accuracy"
-    assert Train(model="center_detector").best_monitor == "validation_map_50"
-    assert (
-        Train(
-            model="center_detector", best_checkpoint={"monitor": "validation_box_iou"}
-        ).best_monitor
-        == "validation_box_iou"
-    )
-    assert Train(model="center_detector", best_checkpoint=None).best_monitor is None
+def test_the_best_epoch_of_a_classifier_goes_by_accuracy_and_that_of_a_detector_by_map_50(
+    options, monitor
+):
+    assert make_train(options).best_monitor == monitor

@@ -11,7 +11,7 @@ from config_files import DIGITS, write_config
 
 from pipeline_ops.config.fields import collect_fields
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.run_conf import load_run_config
+from pipeline_ops.config.run_conf import apply_conf
 from pipeline_ops.operators.form import make_form_params
 
 
@@ -147,4 +147,4 @@ def test_what_the_form_sends_untouched_is_the_config_itself(tmp_path, author):
             {key: param.resolve() for key, param in make_form_params(load_config(file)).items()}
         )
     )
-    assert load_run_config(file, sent).model_dump() == load_config(file).model_dump()
+    assert apply_conf(load_config(file), sent).model_dump() == load_config(file).model_dump()

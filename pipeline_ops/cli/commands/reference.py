@@ -67,7 +67,7 @@ def _list_cells(config_field: ConfigField, is_owned: bool = True) -> list[str]:
     if config_field.is_per_run:
         pattern = config_field.run_pattern_description
         owner = f"run ({pattern})" if pattern else "run"
-    elif config_field.kind == "scalar" and not config_field.fixed and not config_field.is_in_list:
+    elif config_field.can_be_opened:
         owner = "author"
     name = config_field.key.rpartition(".")[2]
     texts = dict.fromkeys(

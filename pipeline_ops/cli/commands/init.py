@@ -57,15 +57,7 @@ _MAX_NAME_LENGTH = 63
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "init",
-        init,
-        "Look at a data set, and write the YAML of a pipeline for it.",
-        "Finds out the kind of the data, the classes, the task and the sizes of the\n"
-        "images. Reads names, annotations and a sample of the images. Writes one YAML file\n"
-        "with a comment for each key. Overwrites no existing file without --force.",
-    )
+    parser = add_command(commands, init)
     parser.add_argument(
         "path",
         metavar="PATH",
@@ -101,6 +93,12 @@ def add_parser(commands: Commands) -> None:
 
 
 def init(arguments: argparse.Namespace) -> int:
+    """Look at a data set, and write the YAML of a pipeline for it.
+
+    Finds out the kind of the data, the classes, the task and the sizes of the
+    images. Reads names, annotations and a sample of the images. Writes one YAML file
+    with a comment for each key. Overwrites no existing file without --force.
+    """
     from pipeline_ops.cli.first_config.folder_view import view_folder
     from pipeline_ops.cli.first_config.recognition import KINDS, find_class_order, recognise
 

@@ -71,15 +71,7 @@ Only the presence of a search or an approval is part of the DAG.
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "run",
-        run,
-        "Run a pipeline once and show its progress.",
-        "The run takes place in an embedded Airflow that stops with this command.\n"
-        "The exit status is 0 if the run succeeded. A model that does not pass the gate\n"
-        "is not published, and the run still succeeds.",
-    )
+    parser = add_command(commands, run)
     add_config(parser)
     add_overrides(parser)
     parser.add_argument(
@@ -97,6 +89,12 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run a pipeline once and show its progress.
+
+    The run takes place in an embedded Airflow that stops with this command.
+    The exit status is 0 if the run succeeded. A model that does not pass the gate
+    is not published, and the run still succeeds.
+    """
     overrides = parse_overrides(arguments.overrides)
     console = make_console(stderr=arguments.json)
     draws_examples = not arguments.json

@@ -28,17 +28,14 @@ _POLL_SECONDS = 1.0
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "ui",
-        ui,
-        "Start an embedded Airflow with its UI, until Ctrl-C.",
-        "`trainyard run` uses this Airflow while it is up.",
-    )
-    add_configs(parser, default=CODE_ROOT / "configs")
+    add_configs(add_command(commands, ui), default=CODE_ROOT / "configs")
 
 
 def ui(arguments: argparse.Namespace) -> int:
+    """Start an embedded Airflow with its UI, until Ctrl-C.
+
+    `trainyard run` uses this Airflow while it is up.
+    """
     console = make_console(stderr=False)
     configs = [path.resolve() for path in arguments.configs]
     pipelines = load_valid_pipelines(configs, console)

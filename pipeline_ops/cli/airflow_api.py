@@ -24,10 +24,9 @@ _RETRY_INTERVAL_SECONDS = 0.2
 
 
 class AirflowApi:
-    """One user's session with one Airflow. Closes its connections when used as a context.
+    """One user's session with one Airflow, as a context.
 
-    Args:
-      before_retry: called before each retry of a request. It may raise to end the retries.
+    `before_retry` is called before each retry of a request. It may raise to end the retries.
     """
 
     def __init__(
@@ -50,10 +49,7 @@ class AirflowApi:
         self._client.close()
 
     def warm_up(self) -> None:
-        """Lets the server build the interface for the tasks.
-
-        That takes seconds, and would otherwise happen inside the first task.
-        """
+        """Lets the server build the interface for the tasks, which the first one would wait for."""
         self._call("GET", "/execution/health")
 
     def log_in(self) -> None:
@@ -65,9 +61,9 @@ class AirflowApi:
         return health
 
     def list_import_errors(self, since: float, exclude: str | None = None) -> list[str]:
-        """Returns the import errors of the DAG files that were parsed since a time.
+        """Returns the import errors of the DAG files that were parsed since a Unix time.
 
-        `since` is in seconds since 1970. `exclude` is the name of a file to leave out.
+        The file `exclude` is left out.
         """
         errors = self._call("GET", "/api/v2/importErrors")["import_errors"]
         return [
@@ -77,12 +73,11 @@ class AirflowApi:
         ]
 
     def dag(self, dag: str) -> dict[str, Any] | None:
-        """The DAG; None if there is none, or only a stale one."""
+        """Returns the DAG; None if there is none, or only a stale one."""
         found = self._call("GET", f"/api/v2/dags/{dag}", accepted=404)
         return None if found is None or found["is_stale"] else found
 
     def request_parse(self, file_token: str) -> None:
-        """Asks Airflow to read a DAG file soon."""
         path = f"/api/v2/parseDagFile/{quote(file_token, safe='')}"
         self._call("PUT", path, accepted=409)  # 409: has been requested already
 
@@ -90,11 +85,7 @@ class AirflowApi:
         self._call("PATCH", f"/api/v2/dags/{dag}?update_mask=is_paused", {"is_paused": paused})
 
     def trigger(self, dag: str, conf: Mapping[str, Any], run_id: str | None = None) -> str:
-        """Triggers a run and returns its id.
-
-        The id is chosen here, so that a request that is repeated after a lost response makes
-        only one run.
-        """
+        """Triggers a run and returns its id, so that a repeated request makes only one run."""
         run_id = run_id or make_run_id()
         # SQLite has whole seconds: a run that is due now would wait for the next one.
         run_after = datetime.now(UTC) - timedelta(seconds=1)
@@ -121,10 +112,7 @@ class AirflowApi:
         return [run["dag_run_id"] for run in found["dag_runs"]]
 
     def fail_runs_before(self, moment: float) -> None:
-        """Marks the unfinished runs of all DAGs failed that were queued before a time.
-
-        `moment` is in seconds since 1970.
-        """
+        """Marks the unfinished runs of all DAGs failed that were queued before a Unix time."""
         found = self._call("GET", "/api/v2/dags/~/dagRuns?state=running&state=queued")
         for run in found["dag_runs"]:
             if parse_timestamp(run["queued_at"] or run["run_after"]) < moment:
@@ -143,17 +131,15 @@ class AirflowApi:
         if response.status_code == accepted:
             return None
         if response.is_error:
-            raise MachineError(
-                f"Airflow rejected {method} {path}: "
-                f"{response.status_code} {_read_error_detail(response)}"
-            )
+            try:
+                detail = str(response.json().get("detail"))
+            except ValueError:
+                detail = response.text[:500]
+            raise MachineError(f"Airflow rejected {method} {path}: {response.status_code} {detail}")
         return response.json() if response.content else None
 
     def _send_with_retries(self, method: str, path: str, body: Any) -> httpx.Response:
-        """Repeats a request while the server does not respond.
-
-        Every request of this class may be sent twice.
-        """
+        """Repeats a request while the server does not respond. Each may arrive twice."""
         deadline = time.monotonic() + _RETRY_TIMEOUT_SECONDS
         while True:
             try:
@@ -176,17 +162,10 @@ def _make_run_path(dag: str, run_id: str) -> str:
 
 
 def make_run_id() -> str:
-    """A run id for a manual run, as Airflow would choose it."""
+    """Makes the id of a manual run as Airflow does."""
     return f"manual__{datetime.now(UTC).isoformat()}"
 
 
 def parse_timestamp(text: str) -> float:
-    """Converts a time of the API to seconds since 1970."""
+    """Converts a time of the API to Unix time."""
     return datetime.fromisoformat(text).timestamp()
-
-
-def _read_error_detail(response: httpx.Response) -> str:
-    try:
-        return str(response.json().get("detail"))
-    except ValueError:
-        return response.text[:500]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,21 +22,18 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_command(
-    commands: Commands,
-    name: str,
-    command: Callable[[argparse.Namespace], int],
-    summary: str,
-    details: str = "",
+    commands: Commands, command: Callable[[argparse.Namespace], int], name: str = "", text: str = ""
 ) -> argparse.ArgumentParser:
     """Adds a command, a function of the parsed arguments that returns the exit status.
 
-    `summary` is one sentence, for the list of the commands and the beginning of its help. `details`
-    is more text for its help, in lines of at most 80 characters.
+    Its docstring, or `text`, is the help, in lines of at most 80 characters. The first line is one
+    sentence, also for the list of the commands.
     """
+    text = text or inspect.getdoc(command) or ""
     parser = commands.add_parser(
-        name,
-        help=summary,
-        description=f"{summary}\n\n{details}".strip(),
+        name or command.__name__.replace("_", "-"),
+        help=text.partition("\n")[0],
+        description=text,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=command)

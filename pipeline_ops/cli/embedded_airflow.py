@@ -38,7 +38,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import psutil
 import pydantic
@@ -101,10 +101,7 @@ _SETTINGS = {
     "usage_data_collection": {"enabled": "False"},
 }
 _PARSE_INTERVAL_SECONDS, _PARSE_INTERVAL_SECONDS_PER_PIPELINE = 10.0, 0.3
-"""The time until Airflow reads a changed YAML.
-
-A pipeline costs about 30 ms each time. With many of them, a shorter time would keep a core busy.
-"""
+"""The time until Airflow reads a changed YAML. Reading costs about 30 ms for each pipeline."""
 _HEARTBEAT_KEYS = {
     "scheduler": "latest_scheduler_heartbeat",
     "dag_processor": "latest_dag_processor_heartbeat",
@@ -115,6 +112,7 @@ _BROKEN_CONFIGS_FILE = "trainyard_broken.py"
 _POLL_SECONDS, _CONNECT_SECONDS = 0.1, 1.0
 _START_SECONDS, _READY_SECONDS = 300.0, 180.0
 _GRACE_SECONDS = 2.5
+_NUM_LOG_LINES = 15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,16 +155,12 @@ class AirflowHome:
         return self.logs / f"dag_id={dag_id}" / f"run_id={run_id}" / f"task_id={task}"
 
     def make(self) -> None:
-        """Makes the folder, for the owner only, and the folder of the logs."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.logs.mkdir(exist_ok=True)
 
 
 class Secrets(pydantic.BaseModel):
-    """The secrets of a home.
-
-    They are made once, so that a browser stays logged in and stored values stay readable.
-    """
+    """The secrets of a home. They stay, so that a browser remains logged in."""
 
     password: str = pydantic.Field(default_factory=lambda: secrets.token_urlsafe(12))
     jwt: str = pydantic.Field(default_factory=lambda: secrets.token_hex(64))
@@ -177,10 +171,7 @@ class Secrets(pydantic.BaseModel):
 
     @classmethod
     def load_or_create(cls, home: AirflowHome) -> Secrets:
-        """Reads or makes the secrets, and writes the password file.
-
-        Airflow needs that file before its first start.
-        """
+        """Reads or makes the secrets, and writes Airflow's file of passwords."""
         loaded = read_json_as(cls, open_path(home.secrets)) or cls()
         write_json(home.secrets, loaded.model_dump(), OWNER_ONLY)
         write_json(home.passwords, {USER: loaded.password}, OWNER_ONLY)
@@ -188,10 +179,7 @@ class Secrets(pydantic.BaseModel):
 
 
 class AirflowServer(pydantic.BaseModel):
-    """An embedded Airflow as its users see it.
-
-    `process` is the command that runs it, and `started` is in seconds since 1970.
-    """
+    """An embedded Airflow. `process` is the command that runs it. `started` is in Unix time."""
 
     home: AirflowHome
     state: Literal["starting", "up"] = "starting"
@@ -210,12 +198,10 @@ class AirflowServer(pydantic.BaseModel):
 
     @property
     def is_own(self) -> bool:
-        """True in the command that runs the programs."""
         return self.process.pid == os.getpid()
 
     @classmethod
     def find_running(cls, home: AirflowHome) -> AirflowServer | None:
-        """The server that runs in this home."""
         server = read_json_as(cls, open_path(home.server))
         return server if server and server.process.is_alive() else None
 
@@ -223,11 +209,7 @@ class AirflowServer(pydantic.BaseModel):
         """Raises MachineError, with the reason, if it has ended."""
         for pid, status in (collect_children() if self.is_own else {}).items():
             if name := self._programs.pop(pid, ""):
-                log = self.home.log(name)
-                raise MachineError(
-                    f"the {name} of the embedded Airflow {_describe_exit(status)}. Its log is "
-                    f"{log} and ends with:\n{read_log_tail(log)}"
-                )
+                raise _make_program_error(self.home, name, status)
         if not self.process.is_alive():
             raise MachineError(
                 "the embedded Airflow has ended with the command that ran it. Run this command "
@@ -237,29 +219,31 @@ class AirflowServer(pydantic.BaseModel):
     def wait_until_healthy(self, api: AirflowApi) -> None:
         """Waits until every program has sent a heartbeat since this start.
 
-        A stopped program looks healthy for half a minute. Runs that an earlier Airflow of this home
-        has left unfinished are then marked failed.
-
-        Raises:
-          MachineError: one of them has died, or the timeout has passed.
+        A stopped program looks healthy for half a minute. Unfinished runs of an earlier Airflow of
+        this home are then marked failed. Raises MachineError if a program dies, or after a timeout.
         """
         api.warm_up()
         api.log_in()
         deadline = time.monotonic() + _READY_SECONDS
-        while missing := self._list_unhealthy(api.health()):
+        while True:
+            health = api.health()
+            missing = [
+                name
+                for name, heartbeat_key in _HEARTBEAT_KEYS.items()
+                if health[name]["status"] != "healthy"
+                or parse_timestamp(health[name][heartbeat_key]) < self.started
+            ]
+            if not missing:
+                break
             self.pause(deadline, f"no heartbeat from {', '.join(missing)}")
         if self.is_own:
             api.fail_runs_before(self.started)
 
     def wait_for_dag(self, api: AirflowApi, dag: str, since: float) -> dict[str, Any]:
-        """Waits until Airflow has read the DAG after `since` (seconds since 1970).
+        """Waits until Airflow has read the DAG after `since` (Unix time). Returns the API's answer.
 
-        Returns:
-          The DAG as the API describes it.
-
-        Raises:
-          ConfigError: the DAG file cannot be imported. The message is Airflow's.
-          MachineError: the timeout has passed.
+        Raises ConfigError with Airflow's message if the DAG file cannot be imported, and
+        MachineError after a timeout.
         """
         parse_requested, deadline = False, time.monotonic() + _READY_SECONDS
         changed, since = since > self.started, max(since, self.started)
@@ -282,14 +266,6 @@ class AirflowServer(pydantic.BaseModel):
             raise MachineError(f"{problem} in time. See the logs in {self.home.logs}.")
         time.sleep(_POLL_SECONDS)
 
-    def _list_unhealthy(self, health: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        return [
-            name
-            for name, heartbeat_key in _HEARTBEAT_KEYS.items()
-            if health[name]["status"] != "healthy"
-            or parse_timestamp(health[name][heartbeat_key]) < self.started
-        ]
-
     def write(self) -> None:
         write_json(self.home.server, self.model_dump(mode="json"), OWNER_ONLY)
 
@@ -304,16 +280,10 @@ def embedded_airflow(
 ) -> Iterator[AirflowServer]:
     """Runs an embedded Airflow, or joins the one that runs in this home.
 
-    Args:
-      home: its folder.
-      configs: files, or folders of files, of which a new one makes DAGs. A running one must serve
-        them.
-      on_message: called with a line for the user.
-      schedules: whether a new one starts the runs that are due by the clock.
-      dags: the folder of the DAG files.
-
-    Raises:
-      MachineError: it did not start, or the running one serves other configs.
+    A new one makes DAGs of `configs`, which are files or folders of files. A running one must serve
+    them. `on_message` is called with a line for the user. With `schedules`, a new one starts the
+    runs that are due by the clock. Raises MachineError if it does not start, or if the running one
+    serves other configs.
     """
     home.make()
     deadline = time.monotonic() + _START_SECONDS
@@ -333,14 +303,17 @@ def embedded_airflow(
             time.sleep(_POLL_SECONDS)
         adopt_orphans()
         _end_left_workers(home)
-        with (
-            use_temporary_folder("airflow"),
-            _run_programs(
-                home, [str(config) for config in configs], on_message, schedules, dags
-            ) as server,
-        ):
+        programs = _run_programs(home, [*map(str, configs)], on_message, schedules, dags)
+        with use_temporary_folder("airflow"), programs as server:
             yield server
-            _wait_for_users(users, server, on_message)
+            # Waits for the commands that have joined. After that, none can join any more.
+            is_told = False
+            while not try_lock(users.fileno()):
+                if not is_told:
+                    on_message("Another command uses this embedded Airflow. Waiting for its end.")
+                    is_told = True
+                server.check_alive()
+                time.sleep(_POLL_SECONDS)
 
 
 def _end_left_workers(home: AirflowHome) -> None:
@@ -353,19 +326,6 @@ def _end_left_workers(home: AirflowHome) -> None:
             is_worker = " ".join(process.cmdline()).startswith("airflow worker")
             if is_worker and process.cwd() == str(home.folder):
                 process.kill()
-
-
-def _wait_for_users(
-    users: IO[bytes], server: AirflowServer, on_message: Callable[[str], None]
-) -> None:
-    """Waits for the commands that have joined. After that, none can join any more."""
-    is_told = False
-    while not try_lock(users.fileno()):
-        if not is_told:
-            on_message("Another command uses this embedded Airflow. Waiting for its end.")
-            is_told = True
-        server.check_alive()
-        time.sleep(_POLL_SECONDS)
 
 
 @contextlib.contextmanager
@@ -420,11 +380,7 @@ def _prepare_database(home: AirflowHome, environment: Mapping[str, str]) -> None
         return
     version_file.unlink(missing_ok=True)
     if status := _start(home, "db-migrate", MIGRATE, environment).wait():
-        log = home.log("db-migrate")
-        raise MachineError(
-            f"the db-migrate of the embedded Airflow {_describe_exit(status)}. Its log is {log} "
-            f"and ends with:\n{read_log_tail(log)}"
-        )
+        raise _make_program_error(home, "db-migrate", status)
     version_file.write_text(version)
 
 
@@ -433,7 +389,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     with open(home.log(name), "wb") as log:
         return subprocess.Popen(
-            build_airflow_command(arguments),
+            [sys.executable, "-m", "airflow", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -445,15 +401,24 @@ def _start(
 
 
 def _find_session(pid: int) -> int:
-    """The session of a process. 0 if it has ended."""
+    """Returns the session of a process, and 0 if it has ended."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:
         return 0
 
 
-def _describe_exit(status: int) -> str:
-    return f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
+def _make_program_error(home: AirflowHome, name: str, status: int) -> MachineError:
+    """Makes the error with the end of the program's log, without terminal colours."""
+    end = f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
+    log, lines = home.log(name), list[str]()
+    with contextlib.suppress(FileNotFoundError):
+        lines = log.read_text(errors="replace").splitlines()[-_NUM_LOG_LINES:]
+    tail = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(f"    {line}" for line in lines))
+    return MachineError(
+        f"the {name} of the embedded Airflow {end}. Its log is {log} and ends with:\n"
+        f"{tail or '(empty)'}"
+    )
 
 
 def _check_configs_served(server: AirflowServer, configs: Sequence[Path]) -> None:
@@ -468,13 +433,9 @@ def _check_configs_served(server: AirflowServer, configs: Sequence[Path]) -> Non
 
 
 def make_bundle(dags: Path) -> dict[str, Any]:
-    """A bundle of the DAG files in a folder, as Airflow's setting takes it, without its name."""
+    """Describes the DAG files in a folder as Airflow's setting takes it, without the name."""
     local = "airflow.dag_processing.bundles.local.LocalDagBundle"
     return {"classpath": local, "kwargs": {"path": str(dags)}}
-
-
-def build_airflow_command(arguments: Iterable[str]) -> list[str]:
-    return [sys.executable, "-m", "airflow", *arguments]
 
 
 def build_airflow_environment(
@@ -486,13 +447,16 @@ def build_airflow_environment(
     home_secrets: Secrets,
     schedules: bool,
 ) -> dict[str, str]:
-    """The environment of every program of the embedded Airflow.
+    """Builds the environment of every program of the embedded Airflow.
 
-    Settings that the caller's shell has for another Airflow are left out: with them, `db migrate`
-    would change the other one's database. So is the variable that would keep Python from writing
-    bytecode. Loopback addresses are exempt from proxies.
+    Settings of the caller's shell for another Airflow are left out: with them, `db migrate` would
+    change the other one's database. So is the variable that keeps Python from writing bytecode.
     """
     url = f"http://127.0.0.1:{port}"
+    num_pipelines = len(list(find_config_files(configs)))
+    parse_interval = max(
+        _PARSE_INTERVAL_SECONDS, _PARSE_INTERVAL_SECONDS_PER_PIPELINE * num_pipelines
+    )
     instance_settings = {
         "core": {
             "fernet_key": home_secrets.fernet,
@@ -504,7 +468,7 @@ def build_airflow_environment(
         "database": {"sql_alchemy_conn": f"sqlite:///{home.database}"},
         "dag_processor": {
             "dag_bundle_config_list": json.dumps([{"name": "trainyard", **make_bundle(dags)}]),
-            "min_file_process_interval": str(_compute_parse_interval(configs)),
+            "min_file_process_interval": str(round(parse_interval)),
         },
         "scheduler": {"use_job_schedule": str(schedules)},
     }
@@ -514,48 +478,27 @@ def build_airflow_environment(
         if name.startswith("AIRFLOW_CONN_")
         or (not name.startswith(("AIRFLOW", "_AIRFLOW")) and name != "PYTHONDONTWRITEBYTECODE")
     }
+    settings = {
+        f"AIRFLOW__{section}__{key}".upper(): value
+        for group in (_SETTINGS, instance_settings)
+        for section, keys in group.items()
+        for key, value in keys.items()
+    }
     return {
         **kept,
         **SAFE_PATH,
-        **_to_environment_variables(_SETTINGS),
-        **_to_environment_variables(instance_settings),
+        **settings,
         "AIRFLOW_HOME": str(home.folder),
         "TRAINYARD_CONFIGS": os.pathsep.join(configs),
         TRUSTED_CONF: "1",
-        **prepend(kept, "PYTHONPATH", str(CODE_ROOT)),
-        **prepend(kept, "NO_PROXY", "127.0.0.1,localhost", ","),
-        **prepend(kept, "no_proxy", "127.0.0.1,localhost", ","),
+        **_prepend(kept, "PYTHONPATH", str(CODE_ROOT), os.pathsep),
+        **_prepend(kept, "NO_PROXY", "127.0.0.1,localhost", ","),
+        **_prepend(kept, "no_proxy", "127.0.0.1,localhost", ","),
     }
 
 
-def _compute_parse_interval(configs: Sequence[str]) -> int:
-    """Returns the interval in whole seconds."""
-    num_pipelines = len(list(find_config_files(configs)))
-    return round(max(_PARSE_INTERVAL_SECONDS, _PARSE_INTERVAL_SECONDS_PER_PIPELINE * num_pipelines))
-
-
-def _to_environment_variables(settings: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    return {
-        f"AIRFLOW__{section}__{key}".upper(): value
-        for section, keys in settings.items()
-        for key, value in keys.items()
-    }
-
-
-def prepend(
-    variables: Mapping[str, str], name: str, value: str, separator: str = os.pathsep
-) -> dict[str, str]:
-    """The environment variable `name` with `value` before its present value."""
+def _prepend(variables: Mapping[str, str], name: str, value: str, separator: str) -> dict[str, str]:
     return {name: separator.join(filter(None, [value, variables.get(name)]))}
-
-
-def read_log_tail(log: Path, count: int = 15) -> str:
-    """Returns the last lines of a log without terminal colours, for an error message."""
-    try:
-        lines = log.read_text(errors="replace").splitlines()[-count:]
-    except FileNotFoundError:
-        lines = []
-    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(f"    {line}" for line in lines)) or "(empty)"
 
 
 def find_free_port() -> int:
@@ -569,8 +512,7 @@ def find_free_port() -> int:
 def _is_listening(port: int) -> bool:
     """Returns whether a process below this one accepts connections to a port of 127.0.0.1.
 
-    Raises:
-      MachineError: another process does. A port that was free a moment ago may belong to it now.
+    Raises MachineError if another process does, which has taken the port since it was chosen.
     """
     try:
         socket.create_connection(("127.0.0.1", port), _CONNECT_SECONDS).close()

@@ -10,15 +10,13 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.artifacts.layout import Attempt, Layout, format_trial_name
 from pipeline_ops.artifacts.results import compare_with_baseline
 from pipeline_ops.cli.airflow_api import AirflowApi, parse_timestamp
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
-from pipeline_ops.planning.job_kinds import JOBS
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -76,25 +74,16 @@ class RunStatus:
 class RunMonitor:
     """Polls a run, and asks Airflow less often the longer the run takes.
 
-    Args:
-      layout: the paths of the pipeline, whose name is that of its DAG.
-      triggered: the time of the trigger, in seconds since 1970.
-      tasks: the names of the tasks, in the order in which they are shown. Mapped tasks have the
-        names of their records.
+    The name of the pipeline in `layout` is the name of its DAG. `triggered` is in Unix time. Mapped
+    tasks have the names of their records in `tasks`.
     """
 
     def __init__(
-        self,
-        api: AirflowApi,
-        layout: Layout,
-        run_id: str,
-        triggered: float,
-        tasks: Sequence[str] = JOBS,
+        self, api: AirflowApi, layout: Layout, run_id: str, triggered: float, tasks: Sequence[str]
     ):
-        self._api, self._layout, self._run_id = api, layout, run_id
+        self._api, self._dag, self._run_id = api, layout.pipeline, run_id
         self._triggered = triggered
-        self._jobs = {task: _JobProgress(layout, run_id, task) for task in tasks}
-        self._looks: dict[str, _Look] = {}
+        self._tasks = {task: _TaskMonitor(layout, run_id, task) for task in tasks}
         self._instances: dict[str, dict[str, Any]] = {}
         self._run: dict[str, Any] = {"state": "queued", "end_date": None}
         self._next_refresh = 0.0
@@ -104,17 +93,18 @@ class RunMonitor:
         if time.monotonic() >= self._next_refresh:
             self._refresh()
         end = parse_timestamp(self._run["end_date"]) if self._run["end_date"] else time.time()
-        tasks = tuple(self._get_task_status(task) for task in self._jobs)
+        tasks = tuple(task.look(self._instances.get(name)) for name, task in self._tasks.items())
         return RunStatus(self._run_id, self._run["state"], end - self._triggered, tasks)
 
     def _refresh(self) -> None:
-        dag, run_id = self._layout.pipeline, self._run_id
+        instances = self._api.tasks(self._dag, self._run_id)
         self._instances = {
-            _get_task_name(instance): instance for instance in self._api.tasks(dag, run_id)
+            each["task_id"] if each["map_index"] < 0 else format_trial_name(each["map_index"]): each
+            for each in instances
         }
-        states = {instance["state"] for instance in self._instances.values()}
+        states = {each["state"] for each in instances}
         if states <= _TERMINAL_STATES or "failed" in states:
-            self._run = self._api.run(dag, run_id)
+            self._run = self._api.run(self._dag, self._run_id)
         else:
             self._run["state"] = "running" if any(states) else "queued"
         elapsed = time.time() - self._triggered
@@ -122,69 +112,47 @@ class RunMonitor:
             max(elapsed / 60, _MIN_REFRESH_SECONDS), _MAX_REFRESH_SECONDS
         )
 
-    def _get_task_status(self, job: str) -> TaskStatus:
-        instance = self._instances.get(job)
-        state = instance and instance["state"]
-        if instance is None or not state:
-            return TaskStatus(job)
-        seconds, tries = _compute_duration(instance), instance["try_number"]
-        last, now = self._looks.get(job), time.monotonic()
-        if last and (state, tries) == (last.status.state, last.status.tries) and now < last.due:
-            return dataclasses.replace(last.status, seconds=seconds, messages=())
-        record = None
-        if state in _STATES_WITH_RECORD:
-            record = read_record(self._layout.task_record(self._run_id, job))
-        progress, messages = self._jobs[job].read_new()
-        status = TaskStatus(job, state, seconds, tries, progress, messages, record)
-        pause = 0.0 if self._layout.root.is_local else _BUCKET_LOOK_SECONDS
-        due = math.inf if state in _TERMINAL_STATES else time.monotonic() + pause
-        self._looks[job] = _Look(status, due)
-        return status
 
+class _TaskMonitor:
+    """Reads the files of a task: its record, and the progress of its newest attempt.
 
-class _Look(NamedTuple):
-    """A look at the files of a task. The next one is due later, or never if the task has ended."""
-
-    status: TaskStatus
-    due: float
-
-
-class _JobProgress:
-    """Follows the newest of a task's attempts."""
+    In a bucket, it reads them once in a while, and only once after the end of the task.
+    """
 
     def __init__(self, layout: Layout, run_id: str, task: str):
-        self._find_newest = partial(layout.newest_attempt, run_id, task)
+        self._layout, self._run_id = layout, run_id
+        self._status = TaskStatus(task)
+        self._due = 0.0
         self._attempt: Attempt | None = None
         self._reader: ProgressReader | None = None
-        self._latest: ProgressEvent | None = None
 
-    def read_new(self) -> tuple[ProgressEvent | None, tuple[str, ...]]:
-        """The latest progress event, and the messages since the last call."""
-        newest = self._find_newest()
+    def look(self, instance: Mapping[str, Any] | None) -> TaskStatus:
+        """Returns the status. `instance` is the task as Airflow's API describes it."""
+        last, name = self._status, self._status.name
+        if instance is None or not instance["state"]:
+            return TaskStatus(name)
+        state, tries, seconds = instance["state"], instance["try_number"], None
+        has_ended = state in _TERMINAL_STATES
+        if start := instance["start_date"]:
+            end = instance["end_date"] if has_ended else None
+            now = parse_timestamp(end) if end else time.time()
+            seconds = max(0.0, now - parse_timestamp(start))
+        if (state, tries) == (last.state, last.tries) and time.monotonic() < self._due:
+            return dataclasses.replace(last, seconds=seconds, messages=())
+        record, progress = None, last.progress
+        if state in _STATES_WITH_RECORD:
+            record = read_record(self._layout.task_record(self._run_id, name))
+        newest = self._layout.newest_attempt(self._run_id, name)
         if newest and newest != self._attempt:
-            self._attempt, self._latest = newest, None
+            self._attempt, progress = newest, None
             self._reader = ProgressReader(newest.progress)
         events = self._reader.read_new() if self._reader else []
-        self._latest = next(
-            (event for event in reversed(events) if event.worker in _CHIEF), self._latest
-        )
-        return self._latest, tuple(event.message for event in events if event.message)
-
-
-def _get_task_name(instance: dict[str, Any]) -> str:
-    """Returns the name of a task instance. Mapped ones differ by number, as their records do."""
-    number: int = instance["map_index"]
-    name: str = instance["task_id"]
-    return name if number < 0 else format_trial_name(number)
-
-
-def _compute_duration(instance: dict[str, Any]) -> float | None:
-    if not instance["start_date"]:
-        return None
-    end = time.time()
-    if instance["end_date"] and instance["state"] in _TERMINAL_STATES:
-        end = parse_timestamp(instance["end_date"])
-    return max(0.0, end - parse_timestamp(instance["start_date"]))
+        progress = next((each for each in reversed(events) if each.worker in _CHIEF), progress)
+        messages = tuple(event.message for event in events if event.message)
+        self._status = TaskStatus(name, state, seconds, tries, progress, messages, record)
+        pause = 0.0 if self._layout.root.is_local else _BUCKET_LOOK_SECONDS
+        self._due = math.inf if has_ended else time.monotonic() + pause
+        return self._status
 
 
 _STYLES = {
@@ -225,7 +193,7 @@ def terminal_view(console: Console) -> Iterator[Callable[[RunStatus], None]]:
         def show(run: RunStatus) -> None:
             for task in run.tasks:
                 for message in task.messages:
-                    console.print(_format_line(run, task, message))
+                    _print_line(console, run, task, message)
             live.update(_build_live_table(run), refresh=True)
 
         yield show
@@ -245,41 +213,33 @@ class PlainView:
     def show(self, run: RunStatus) -> None:
         for task in run.tasks:
             for message in task.messages:
-                self._print(run, task, message)
-            state = (format_state(task), task.tries)
+                _print_line(self._console, run, task, message)
+            state = (_format_state(task), task.tries)
             if task.state and self._states.get(task.name) != state:
                 self._states[task.name] = state
                 reason = _format_reason(task)
-                self._print(run, task, f"{state[0]}: {reason}" if reason else state[0])
-            self._show_progress(run, task)
-
-    def _show_progress(self, run: RunStatus, task: TaskStatus) -> None:
-        if not task.progress or task.progress.message or not is_running(task):
-            return
-        now, text = time.monotonic(), str(task.progress)
-        kind = task.name, bool(task.progress.metrics)
-        shown, previous = self._progress.get(kind, (0.0, ""))
-        if text != previous and now - shown >= _PROGRESS_INTERVAL_SECONDS:
-            self._progress[kind] = now, text
-            self._print(run, task, text)
-
-    def _print(self, run: RunStatus, task: TaskStatus, text: str) -> None:
-        self._console.print(_format_line(run, task, text))
+                text = f"{state[0]}: {reason}" if reason else state[0]
+                _print_line(self._console, run, task, text)
+            if not task.progress or task.progress.message or not _is_running(task):
+                continue
+            now, text = time.monotonic(), str(task.progress)
+            kind = task.name, bool(task.progress.metrics)
+            shown, previous = self._progress.get(kind, (0.0, ""))
+            if text != previous and now - shown >= _PROGRESS_INTERVAL_SECONDS:
+                self._progress[kind] = now, text
+                _print_line(self._console, run, task, text)
 
 
-def _format_line(run: RunStatus, task: TaskStatus, text: str) -> str:
-    return f"{run.seconds:7.1f} s  {task.name:<10}  {text}"
+def _print_line(console: Console, run: RunStatus, task: TaskStatus, text: str) -> None:
+    console.print(f"{run.seconds:7.1f} s  {task.name:<10}  {text}")
 
 
-def is_running(task: TaskStatus) -> bool:
+def _is_running(task: TaskStatus) -> bool:
     return task.state in ("running", "deferred")
 
 
-def format_state(task: TaskStatus) -> str:
-    """Returns the displayed state of a task. It is Airflow's, except for deferred and cached tasks.
-
-    A deferred task is running, and a cached one did not have to run.
-    """
+def _format_state(task: TaskStatus) -> str:
+    """Returns Airflow's state, except for deferred tasks, which run, and cached ones."""
     if task.is_cached:
         return "cached"
     return "running" if task.state == "deferred" else task.state.replace("_", " ")
@@ -288,16 +248,12 @@ def format_state(task: TaskStatus) -> str:
 def print_result(console: Console, summary: Mapping[str, Any], run: RunStatus) -> None:
     """Prints the tasks, the metrics, the gate, and the locations of model and report."""
     console.print(_build_result_table(run), soft_wrap=False)
-    search, model, warm_start = (
-        summary["search"],
-        summary["model"],
-        summary["training"]["warm_start"],
-    )
-    if rejected := (dataset := summary["dataset"])["rejected"]:
+    dataset, search, model = summary["dataset"], summary["search"], summary["model"]
+    if rejected := dataset["rejected"]:
         console.print(f"Rejected  {rejected:,} unusable entries of the raw data: {dataset['page']}")
     for line in search["table"] if search else ():
         console.print(f"Trial   {line}")
-    if warm_start:
+    if warm_start := summary["training"]["warm_start"]:
         console.print(f"Start     from the weights of {warm_start}")
     if summary["metrics"]:
         metrics = [f"{name} {value:.4f}" for name, value in summary["metrics"].items()]
@@ -336,7 +292,7 @@ def _build_live_table(run: RunStatus) -> Table:
 
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for task in run.tasks:
-        detail = _draw_progress(task.progress) if is_running(task) else _format_reason(task)
+        detail = _draw_progress(task.progress) if _is_running(task) else _format_reason(task)
         table.add_row(task.name, _style_state(task), _format_seconds(task), detail)
     return table
 
@@ -356,7 +312,7 @@ def _build_result_table(run: RunStatus) -> Table:
 def _style_state(task: TaskStatus) -> Text:
     from rich.text import Text
 
-    word = format_state(task)
+    word = _format_state(task)
     return Text(word or "waiting", style=_STYLES.get(word, _STYLES.get(task.state, "dim")))
 
 
@@ -365,7 +321,7 @@ def _format_seconds(task: TaskStatus) -> str:
 
 
 def _format_reason(task: TaskStatus) -> str:
-    """Returns the reason for a task's state, such as `unchanged`, or its error; may be empty."""
+    """Returns the reason for the state, such as `unchanged`, or the error; may be empty."""
     if task.record is None:
         return ""
     return task.record.message if task.record.state == "failed" else task.record.reason

@@ -39,40 +39,40 @@ def summarize_run(config: PipelineConfig, run: RunStatus) -> dict[str, Any]:
     manifests = {job: read_manifest(path) for job in JOBS if (path := paths[job])}
     report = find_report(paths["evaluate"], paths["export"])
     predictions = find_file(evaluate, PREDICTIONS) if (evaluate := paths["evaluate"]) else None
+    usages = (task.record.store for task in run.tasks if task.record)
+    figures = (export := manifests.get("export")) and ModelFigures.model_validate(export.figures)
     return {
         "pipeline": config.pipeline,
         "run_id": run.run_id,
         "state": run.state,
         "seconds": round(run.seconds, 3),
-        "tasks": {task.name: _summarize_task(task) for task in run.tasks},
+        "tasks": {
+            task.name: {
+                "state": task.state or None,
+                "seconds": None if task.seconds is None else round(task.seconds, 3),
+                "cached": task.is_cached,
+                "manifest": _get_manifest_uri(task),
+            }
+            for task in run.tasks
+        },
         "dataset": _summarize_dataset(paths["preprocess"], manifests.get("preprocess")),
         "training": _summarize_training(manifests.get("train")),
         "search": _summarize_search(config, run.run_id),
         **_summarize_evaluation(manifests.get("evaluate")),
-        "model": _summarize_model(config, manifests.get("export")),
+        "model": {
+            "name": figures.name if figures else config.export.model,
+            "version": figures and figures.version,
+            # The folder for TensorFlow Serving or `tf.saved_model.load`.
+            "uri": figures and Registry(config.registry).store.get_uri(figures.version),
+        },
         "report": report and str(report),
         "predictions": predictions and str(predictions),
-        "store": _summarize_store(run),
+        "store": dataclasses.asdict(sum(usages, StoreUsage())),
     }
-
-
-def _summarize_store(run: RunStatus) -> dict[str, int]:
-    """The requests to a bucket, and the bytes that went each way. All are 0 for a folder."""
-    records = (task.record for task in run.tasks if task.record)
-    return dataclasses.asdict(sum((record.store for record in records), StoreUsage()))
 
 
 def _get_manifest_uri(task: TaskStatus) -> str | None:
     return task.record.manifest if task.record and task.state == "success" else None
-
-
-def _summarize_task(task: TaskStatus) -> dict[str, Any]:
-    return {
-        "state": task.state or None,
-        "seconds": None if task.seconds is None else round(task.seconds, 3),
-        "cached": task.is_cached,
-        "manifest": _get_manifest_uri(task),
-    }
 
 
 def _summarize_dataset(path: StorePath | None, manifest: Manifest | None) -> dict[str, Any]:
@@ -88,7 +88,6 @@ def _summarize_dataset(path: StorePath | None, manifest: Manifest | None) -> dic
 
 
 def _summarize_training(manifest: Manifest | None) -> dict[str, Any]:
-    """Summarizes the training. `warm_start` is the location of its initial weights."""
     names = ("strategy", "workers", "steps", "restarts", "weights_digest")
     figures = manifest and TrainingFigures.model_validate(manifest.figures)
     weights = manifest and manifest.inputs.get(WARM_START)
@@ -97,7 +96,6 @@ def _summarize_training(manifest: Manifest | None) -> dict[str, Any]:
 
 
 def _summarize_search(config: PipelineConfig, run_id: str) -> dict[str, Any] | None:
-    """All trials, and the number of the best one; None without a search, or without a result."""
     layout = Layout(config.root, config.pipeline)
     result = read_search(layout, run_id) if config.search else None
     if result is None:
@@ -131,14 +129,4 @@ def _summarize_evaluation(manifest: Manifest | None) -> dict[str, Any]:
             "champion_version": figures and figures.champion_version,
             "reasons": [rule.text for rule in figures.rules] if figures else [],
         },
-    }
-
-
-def _summarize_model(config: PipelineConfig, manifest: Manifest | None) -> dict[str, Any]:
-    """Describes the model. `uri` is the folder for TensorFlow Serving or `tf.saved_model.load`."""
-    figures = manifest and ModelFigures.model_validate(manifest.figures)
-    return {
-        "name": figures.name if figures else config.export.model,
-        "version": figures and figures.version,
-        "uri": figures and Registry(config.registry).store.get_uri(figures.version),
     }

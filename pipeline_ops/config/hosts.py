@@ -24,7 +24,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.digest import compute_digest
 
 
-def match_pattern(pattern: str, rule: str) -> AfterValidator:
+def _match_pattern(pattern: str, rule: str) -> AfterValidator:
     """A check of a whole text, whose message has a rule in words in the place of the pattern."""
 
     def check(value: str) -> str:
@@ -131,8 +131,6 @@ class Hosts(Section):
 
 _UNITS = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_MIN_CORES, _MIN_MEMORY = "1m", "64Mi"
-"""No job starts with less."""
 
 
 def _parse_quantity(text: str) -> float:
@@ -141,32 +139,34 @@ def _parse_quantity(text: str) -> float:
     return float(number) * _UNITS[text.removeprefix(number)]
 
 
-def _parse_cpu(value: Any) -> str:
-    """Reads a number as in Kubernetes, where `cpu: 4` and `cpu: "4"` are the same."""
-    text = str(value)
-    is_number = re.fullmatch(r"[0-9]+(\.[0-9]+)?|[0-9]+m", text)
-    if not is_number or _parse_quantity(text) < _parse_quantity(_MIN_CORES):
-        raise ValueError(
-            f"must be a number of cores, at least {_MIN_CORES}, such as 4, 0.5 or 500m, "
-            f"got {value!r}"
-        )
-    return text
+def _quantity(pattern: str, least: str, rule: str) -> BeforeValidator:
+    """A check as in Kubernetes, where `cpu: 4` and `cpu: "4"` are the same."""
+
+    def check(value: Any) -> str:
+        text = str(value)
+        if not re.fullmatch(pattern, text) or _parse_quantity(text) < _parse_quantity(least):
+            raise ValueError(f"must be {rule}, got {value!r}")
+        return text
+
+    return BeforeValidator(check)
 
 
-def _parse_memory(value: Any) -> str:
-    is_text = isinstance(value, str) and re.fullmatch(
-        r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?", value
-    )
-    if not is_text or _parse_quantity(value) < _parse_quantity(_MIN_MEMORY):
-        raise ValueError(
-            f"must be a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 8Gi, and at least "
-            f"{_MIN_MEMORY}, got {value!r}"
-        )
-    return str(value)
-
-
-Cpu = Annotated[str, BeforeValidator(_parse_cpu)]
-Memory = Annotated[str, BeforeValidator(_parse_memory)]
+Cpu = Annotated[
+    str,
+    _quantity(
+        r"[0-9]+(\.[0-9]+)?|[0-9]+m",
+        "1m",
+        "a number of cores, at least 1m, such as 4, 0.5 or 500m",
+    ),
+]
+Memory = Annotated[
+    str,
+    _quantity(
+        r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?",
+        "64Mi",
+        "a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 8Gi, and at least 64Mi",
+    ),
+]
 
 
 class Resources(Section):
@@ -195,7 +195,7 @@ class Resources(Section):
 
 
 _SlurmMemory = Annotated[
-    str, match_pattern("[0-9]+[KMGT]?", "a number with K, M, G or T, such as 8G for Slurm")
+    str, _match_pattern("[0-9]+[KMGT]?", "a number with K, M, G or T, such as 8G for Slurm")
 ]
 SSH_DAEMON = (
     "Forward the socket of a daemon behind ssh (`ssh -N -L /run/gpu-1.sock:/var/run/docker.sock "
@@ -203,27 +203,30 @@ SSH_DAEMON = (
 )
 _DaemonAddress = Annotated[
     str,
-    match_pattern(
+    _match_pattern(
         "(unix|tcp|https?)://.+",
         f"an address that begins with unix://, tcp:// or https://. {SSH_DAEMON}",
     ),
 ]
 _Namespace = Annotated[
     str,
-    match_pattern(
+    _match_pattern(
         "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?",
         "lower-case letters, digits and hyphens, such as training",
     ),
 ]
 _ObjectName = Annotated[
     str,
-    match_pattern(
+    _match_pattern(
         r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
         "lower-case letters, digits, hyphens and dots, such as trainyard-store",
     ),
 ]
 """The name of an object in Kubernetes."""
 _DIGEST = re.compile("@(sha256:[0-9a-f]{64})$")
+
+
+_QUEUE_OPTIONS = ("--partition=", "--account=", "--time=")
 
 
 class SlurmHosts(Hosts):
@@ -244,9 +247,14 @@ class SlurmHosts(Hosts):
     """Number of GPUs."""
     arguments: list[str] = config_field([], selects_program=True)
     """Further options of sbatch, such as `--partition=gpu`, `--time=2-00:00:00` or
-    `--gres=gpu:4`."""
+    `--gres=gpu:4`. `--partition`, `--account` and `--time` are not in the fingerprint."""
     queue_timeout_seconds: int = Field(24 * 3600, ge=1)
     """Time to wait in the queue before the task is tried again."""
+
+    @property
+    def code_digests(self) -> dict[str, str]:
+        arguments = [each for each in self.arguments if not each.startswith(_QUEUE_OPTIONS)]
+        return super(SlurmHosts, self.model_copy(update={"arguments": arguments})).code_digests
 
     @property
     def capacity(self) -> int:

@@ -20,6 +20,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -73,80 +74,69 @@ def main() -> int:
     except TrainyardError as error:
         _log.error("The store can't be used from here: %s", error)
         return error.exit_code
-    return InitProcess(attempt, module).run()
+    return _run(attempt, module)
 
 
-class InitProcess:
-    """The life of one job in its place."""
+def _run(attempt: Attempt[StorePath], module: str) -> int:
+    """Runs the job. Returns the exit code of its status."""
+    is_stopping = threading.Event()
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: is_stopping.set())
+    memory_kills = count_memory_kills()
+    log = make_local_folder(attempt.folder) / attempt.log.name
+    argv = [sys.executable, "-m", module, "--request", str(attempt.request)]
+    mark = (ATTEMPT_VARIABLE, str(attempt.folder))
+    variables = {ATTEMPT_VARIABLE: str(attempt.folder), INIT_VARIABLE: "1"} | SAFE_PATH
+    started = start_detached(argv, log, env=os.environ | variables, cwd=Path("/"))
+    job = ProcessIdentity.from_pid(started.pid)
+    code = _wait(job, log, is_stopping)
+    # What the job itself has started, and left.
+    kill_group(job, GRACE_SECONDS)
+    kill_processes(mark, GRACE_SECONDS)
+    ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+    if count_memory_kills() > memory_kills:
+        message = f"the job ended with {ending}, {OUT_OF_MEMORY}"
+    elif is_stopping.is_set():
+        message = f"its host has stopped the job, which ended with {ending}"
+    else:
+        message = f"the job ended with {ending} and without a status. Its log is {attempt.log}"
+    with contextlib.suppress(TrainyardError):  # the status is more important than the log
+        ship_leftovers(attempt)  # first, because Airflow removes the place afterwards
+    sweep()
+    for pause_seconds in _REPEATS:
+        try:
+            return _write_missing_status(attempt, message)
+        except MachineError as error:
+            _log.warning("%s", error)
+            time.sleep(pause_seconds)
+    return _write_missing_status(attempt, message)
 
-    def __init__(self, attempt: Attempt[StorePath], module: str):
-        self._attempt = attempt
-        self._argv = [sys.executable, "-m", module, "--request", str(attempt.request)]
-        self._is_stopping = False
 
-    def run(self) -> int:
-        """Runs the job. Returns the exit code of its status."""
-        adopt_orphans()
-        signal.signal(signal.SIGTERM, self._stop)
-        attempt, memory_kills = self._attempt, count_memory_kills()
-        log = make_local_folder(attempt.folder) / attempt.log.name
-        variables = {ATTEMPT_VARIABLE: str(attempt.folder), INIT_VARIABLE: "1"} | SAFE_PATH
-        job = ProcessIdentity.from_pid(
-            start_detached(self._argv, log, env=os.environ | variables, cwd=Path("/")).pid
-        )
-        code = self._wait(job, log)
-        # What the job itself has started, and left.
-        kill_group(job, GRACE_SECONDS)
-        kill_processes((ATTEMPT_VARIABLE, str(attempt.folder)), GRACE_SECONDS)
-        ending = f"signal {-code}" if code < 0 else f"exit code {code}"
-        if count_memory_kills() > memory_kills:
-            return self._report(f"the job ended with {ending}, {OUT_OF_MEMORY}")
-        if self._is_stopping:
-            return self._report(f"its host has stopped the job, which ended with {ending}")
-        return self._report(
-            f"the job ended with {ending} and without a status. Its log is {attempt.log}"
-        )
+def _wait(job: ProcessIdentity, log: Path, is_stopping: threading.Event) -> int:
+    """Forwards the job's log. Returns its exit code, or a negative signal number."""
+    with open(log, "rb", buffering=0) as output:
+        while True:
+            code = collect_children().get(job.pid)  # orphans are children, too
+            while data := output.read(_CHUNK_BYTES):
+                with contextlib.suppress(OSError):  # the reader is gone
+                    os.write(1, data)
+            if code is not None:
+                return code
+            if is_stopping.is_set():
+                kill_group(job, _STOP_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
-    def _stop(self, _signal: int, _frame: object) -> None:
-        self._is_stopping = True
 
-    def _wait(self, job: ProcessIdentity, log: Path) -> int:
-        """Returns the exit code of the job, or a negative signal number."""
-        with open(log, "rb", buffering=0) as output:
-            while True:
-                code = collect_children().get(job.pid)  # orphans are children, too
-                while data := output.read(_CHUNK_BYTES):
-                    with contextlib.suppress(OSError):  # the reader is gone
-                        os.write(1, data)
-                if code is not None:
-                    return code
-                if self._is_stopping:
-                    kill_group(job, _STOP_SECONDS)
-                time.sleep(_POLL_SECONDS)
-
-    def _report(self, message: str) -> int:
-        """Writes the status, if the job could not, and copies what it has left to the store."""
-        with contextlib.suppress(TrainyardError):  # the status is more important than the log
-            ship_leftovers(self._attempt)  # first, because Airflow removes the place afterwards
-        sweep()
-        for pause_seconds in _REPEATS:
-            try:
-                return self._write_missing_status(message)
-            except MachineError as error:
-                _log.warning("%s", error)
-                time.sleep(pause_seconds)
-        return self._write_missing_status(message)
-
-    def _write_missing_status(self, message: str) -> int:
-        if status := _try_read_status(self._attempt):
-            return status.exit_code
-        status = Status(exit_code=ExitCode.RETRY, message=message)
-        reason = read_cancellation_reason(self._attempt)
-        if reason not in (None, LOST):
-            status = Status(exit_code=ExitCode.CANCELLED, message=reason)
-        _log.error("%s", status.message)
-        write_status(self._attempt, status)
+def _write_missing_status(attempt: Attempt[StorePath], message: str) -> int:
+    if status := _try_read_status(attempt):
         return status.exit_code
+    status = Status(exit_code=ExitCode.RETRY, message=message)
+    reason = read_cancellation_reason(attempt)
+    if reason not in (None, LOST):
+        status = Status(exit_code=ExitCode.CANCELLED, message=reason)
+    _log.error("%s", status.message)
+    write_status(attempt, status)
+    return status.exit_code
 
 
 def _try_read_status(attempt: Attempt[StorePath]) -> Status | None:

@@ -220,5 +220,5 @@ def _fetch(uri: str, manifest: Manifest, files: list[ManifestFile], folder: Path
         fetch_file(locate_file(open_path(uri), file), file, folder / file.path, remedy)
 
     map_requests(fetch, files)
-    here = [file.model_copy(update={"stored_at": None}) for file in manifest.files]
-    write_manifest(folder, manifest.model_copy(update={"files": here}))
+    local = [file.model_copy(update={"stored_at": None}) for file in manifest.files]
+    write_manifest(folder, manifest.model_copy(update={"files": local}))

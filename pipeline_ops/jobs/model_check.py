@@ -3,11 +3,10 @@
 `pipeline_ops.training.check` checks model, loss, metrics and callbacks in its own process and in
 the interpreter of the train task, so that the caller needs no TensorFlow. Callers are the
 preprocess job before its work, its task if the data set already exists, and `trainyard validate
---deep`. An unchanged model of the catalogue needs no process, because this project's tests build
-each of them. A verdict is kept below the storage root, so that an unchanged run starts no process.
+--deep`. An unchanged model of the catalogue needs no process, because tests build each of them. A
+passed check is noted below the storage root, so that an unchanged run starts no process.
 
-`pipeline_ops.training.step_times` measures training steps in the same way. `trainyard init` uses it
-to fit a training to the time that a user has.
+`pipeline_ops.training.step_times` measures training steps in the same way, for `trainyard init`.
 """
 
 from __future__ import annotations
@@ -225,17 +224,15 @@ _STEPS_MODULE = "pipeline_ops.training.step_times"
 
 
 class StepTimes(BaseModel):
-    """The times of a training on this machine, in seconds.
-
-    `start` is the time to build the model, trace it and take the first step.
-    `evaluation` is for one image.
-    """
+    """The times of a training on this machine, in seconds."""
 
     model_config = ConfigDict(frozen=True)
 
     start: float = Field(gt=0)
+    """To build the model, trace it and take the first step."""
     step: float = Field(gt=0)
     evaluation: float = Field(gt=0)
+    """Of one image."""
 
 
 def measure_steps(request: ModelCheckRequest) -> StepTimes:

@@ -23,13 +23,12 @@ from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
 from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.places.local import clean_job, end_job, read_identity, start_once
-from pipeline_ops.jobs.places.place import read_tail
+from pipeline_ops.jobs.places.place import INIT_MODULE, read_tail
 from pipeline_ops.jobs.workspace import find_jobs_folder, make_local_folder
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import Finding, check_host
 
-INIT_MODULE = "pipeline_ops.jobs.init_process"
 _OUTPUT = "init.log"
 
 

@@ -135,10 +135,9 @@ class TrialReport:
     """Receives the chief's progress and enters the figure of each epoch into the journal.
 
     A thread of its own talks to the store, so an outage does not keep the supervisor from its
-    workers. A decision of the pruner reaches the gang with the next progress. If the training ends
-    first, it counts. ASHA notes that a trial has reached a rung before it decides. If the process
-    is killed in between, the trial trains to the next rung. `forward` receives the progress
-    afterwards.
+    workers. A decision of the pruner reaches the gang with the next progress, unless the training
+    ends first. ASHA notes that a trial has reached a rung before it decides: if the process is
+    killed in between, the trial trains to the next rung. `forward` receives the progress, too.
     """
 
     def __init__(

@@ -33,10 +33,7 @@ from pipeline_ops.system.locks import exclusive_lock, try_lock, wait_for_shared_
 
 
 class CacheEntry:
-    """An entry that this process uses. It stays on the disk as long as this object exists.
-
-    The descriptor is that of the open folder, with a shared lock.
-    """
+    """An entry that this process uses, by the shared lock on the open folder `descriptor`."""
 
     def __init__(self, path: Path, descriptor: int):
         self.path = path
@@ -82,10 +79,10 @@ class HostCache:
         return entry.path
 
     def open_entry(self, kind: str, digest: str, fill: Fill) -> CacheEntry:
-        """Returns an entry, which `fill` creates if it is missing, in an empty folder.
+        """Returns an entry, which `fill` creates in an empty folder if it is missing.
 
-        `kind` is one of KINDS, and `digest` has hex digits. An error of `fill` is passed on, and
-        its output is removed. Raises MachineError if the cache is not private to this user.
+        `kind` is one of KINDS, and `digest` has hex digits. After an error of `fill`, nothing is
+        left. Raises MachineError if the cache is not private to this user.
         """
         path = self._prepare(kind, digest)
         with exclusive_lock(self._get_maker_lock(path.name), str(path), _WAIT_SECONDS):

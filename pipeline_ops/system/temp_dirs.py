@@ -79,10 +79,7 @@ class ScratchFolder:
 
 @contextlib.contextmanager
 def use_temporary_folder(purpose: str) -> Iterator[Path]:
-    """Gives this process and its new children their own temporary folder for the block.
-
-    It also removes the folders that other processes have left.
-    """
+    """Gives this process and its new children a temporary folder for the block. Sweeps, too."""
     sweep()
     while (scratch := try_acquire_scratch_folder(f"{purpose}-{secrets.token_hex(4)}")) is None:
         pass  # another sweep was faster
@@ -102,10 +99,9 @@ def use_temporary_folder(purpose: str) -> Iterator[Path]:
 
 
 def try_acquire_scratch_folder(name: str) -> ScratchFolder | None:
-    """The folder of that name, held and empty, or None while another process holds it.
+    """The folder of that name, held and emptied, or None while another process holds it.
 
-    Files that a killed owner has left in it are removed. Raises MachineError if this user can't use
-    the temporary folder.
+    Raises MachineError if this user can't use the temporary folder.
     """
     folder = get_scratch_path(name)
     try:
@@ -130,10 +126,7 @@ def try_acquire_scratch_folder(name: str) -> ScratchFolder | None:
 
 
 def sweep() -> None:
-    """Removes the folders that no process holds.
-
-    A root that is not ours is reported and stays, with all its content.
-    """
+    """Removes the folders that no process holds. A root that is not ours is reported and stays."""
     try:
         with open_private_folder(_root(), _ALTERNATIVE):
             for folder in _root().iterdir():
@@ -153,11 +146,7 @@ def get_scratch_path(name: str) -> Path:
 
 
 def _root() -> Path:
-    """The folder that holds all scratch folders.
-
-    If this process's temporary folder is a scratch folder, its root is used. The children's folders
-    are then next to that folder, and not inside.
-    """
+    """The folder of all scratch folders, also if the temporary folder is itself one of them."""
     name = f"trainyard-{os.getuid()}-{compute_digest(socket.gethostname())[:8]}"
     temporary = Path(tempfile.gettempdir())
     return temporary.parent if temporary.parent.name == name else temporary / name
@@ -181,10 +170,7 @@ def _try_lock_folder(folder: Path) -> ScratchFolder | None:
 
 
 def _is_at(lock: int, folder: Path) -> bool:
-    """Returns whether a path still leads to the folder that was opened by it.
-
-    The folder may have been removed in the meantime, and another one may have its name.
-    """
+    """Returns whether a path still leads to the folder that was opened by it."""
     try:
         return os.path.samestat(os.fstat(lock), os.lstat(folder))
     except FileNotFoundError:

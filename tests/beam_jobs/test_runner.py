@@ -16,7 +16,7 @@ import pytest
 from apache_beam.runners.portability.portable_runner import PortableRunner
 
 from beam_jobs.engine_job import Flink, create_pipeline, find_reason
-from pipeline_ops.cli.checks import check_engine
+from pipeline_ops.cli.commands.doctor import check_engine
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError

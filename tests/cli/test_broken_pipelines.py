@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,6 @@ from pipeline_ops.cli.embedded_airflow import (
     AirflowHome,
     AirflowServer,
     Secrets,
-    build_airflow_command,
     build_airflow_environment,
 )
 from pipeline_ops.errors import MachineError
@@ -155,7 +155,7 @@ def test_the_import_errors_list_each_of_them(airflow, folder, corpus):
         schedules=False,
     )
     listed = subprocess.run(
-        build_airflow_command(["dags", "list-import-errors", "-o", "json"]),
+        [sys.executable, "-m", "airflow", "dags", "list-import-errors", "-o", "json"],
         env=environment,
         capture_output=True,
         text=True,

@@ -21,7 +21,7 @@ from small_disks import mount_small_disk
 
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.cli.checks import list_packages
+from pipeline_ops.cli.commands.doctor import list_packages
 from pipeline_ops.cli.main import main
 from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.remote_host import HostResponse

@@ -16,7 +16,6 @@ from pipeline_ops.cli.first_config.settings import (
     choose_settings,
     fit_to_budget,
     format_minutes,
-    scale_size,
 )
 from pipeline_ops.config.model_data_rules import find_size_problem
 from pipeline_ops.config.preprocess import Split
@@ -158,8 +157,12 @@ def test_a_few_images_keep_their_size_and_no_minutes_are_asked_for():
 
 
 def test_small_images_are_not_scaled():
-    small = choose([(28, 28)])
-    assert scale_size(small, 0.5) is small
+    data = describe([(28, 28)])
+    settings = choose_settings(data, False)
+    budget = fit_to_budget(settings, data, StepTimes(start=8, step=9, evaluation=0.01), 1)
+    assert budget.shortage
+    assert (budget.settings.height, budget.settings.width) == (28, 28)
+    assert budget.settings.size_reason == settings.size_reason
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import pytest
 
 from pipeline_ops.cli.first_config.folder_view import view_folder
 from pipeline_ops.cli.first_config.recognition import (
-    Certainty,
     SourceMatch,
     find_class_order,
     recognise,
@@ -229,7 +228,7 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
 )
 def test_a_kind_is_recognised_with_its_keys(tmp_path, files, kind, keys):
     match = look(tmp_path, files)
-    assert (match.type, match.certainty, match.keys) == (kind, Certainty.CERTAIN, keys)
+    assert (match.type, match.is_certain, match.keys) == (kind, True, keys)
 
 
 def test_a_folder_of_voc_below_the_given_one_is_found(tmp_path):
@@ -260,7 +259,7 @@ def test_images_and_annotations_of_voc_are_found_in_any_two_folders(
     for split in ("train", "test"):
         files |= {image.format(split): "", xml.format(split): ANNOTATION}
     match = look(tmp_path, files | {"README.txt": "about"})
-    assert (match.type, match.certainty, match.below) == ("voc", Certainty.CERTAIN, below)
+    assert (match.type, match.is_certain, match.below) == ("voc", True, below)
     assert match.keys == {"images": keys[0], "annotations": keys[1]}
     assert ("in the folders test, train of the splits" in match.reason) == ("{}" in image)
 

@@ -242,6 +242,16 @@ def test_hosts_are_a_plain_name_and_never_a_path(write, tmp_path, name):
         load_hosts(tmp_path / "hosts", name)
 
 
+def test_the_queue_of_slurm_is_not_in_the_fingerprint():
+    def digest(*arguments: str) -> dict[str, str]:
+        values = {"launcher": "slurm", "nodes": 1, "arguments": [*arguments]}
+        return parse_hosts(values).code_digests
+
+    queue = ["--partition=gpu", "--account=a", "--time=1:00:00"]
+    assert digest(*queue) == digest() == {}
+    assert digest(*queue, "--export=PATH=/x") == digest("--export=PATH=/x") != {}
+
+
 @pytest.mark.parametrize(
     ("line", "is_program"),
     [

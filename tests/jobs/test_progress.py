@@ -10,12 +10,10 @@ import pytest
 
 from pipeline_ops.artifacts.layout import Attempt, list_worker_progress
 from pipeline_ops.artifacts.results import Epoch
-from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.progress import (
     ProgressEvent,
     ProgressReader,
     ProgressWriter,
-    parse_progress,
     read_last_event,
 )
 from pipeline_ops.storage.atomic import write_json
@@ -69,13 +67,6 @@ BAD_LINES = [
 ]
 
 
-@pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: repr(line[:40]))
-def test_a_line_that_is_no_moment_is_one_error_with_its_place(line):
-    with pytest.raises(DataError, match="^progress.jsonl, byte 7: ") as refused:
-        parse_progress(line, "progress.jsonl, byte 7")
-    assert len(str(refused.value)) < 2000
-
-
 def test_bad_lines_do_not_hide_the_good_ones(tmp_path):
     """F16: one such line was an error 500 of the Progress page."""
     path = tmp_path / "progress.jsonl"
@@ -86,6 +77,7 @@ def test_bad_lines_do_not_hide_the_good_ones(tmp_path):
         range(len(good))
     )
     assert len(reader.problems) == len(BAD_LINES)
+    assert max(map(len, reader.problems)) < 2000
     assert reader.problems[0].startswith(f"{path}, byte {len(good[0]) + 1}: ")
     assert "metrics.loss: Input should be a valid number" in reader.problems[0]
 

@@ -15,7 +15,7 @@ from launch.running import RunningJob, make_agent_spec, starting
 from listeners import ListenerMonitor
 
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.cli.checks import check_gang_ports
+from pipeline_ops.cli.commands.doctor import check_gang_ports
 from pipeline_ops.config.hosts import LocalHosts, SshHost, SshHosts
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train

@@ -335,7 +335,7 @@ class ContainerEngine:
         return json.loads(self.docker("inspect", name))[0]
 
     def provide_small_image(self) -> str:
-        """Builds the image `small` for `place_job` and `tiny_job`. Returns its id."""
+        """Builds the image `small` for `place_job`. Returns its id."""
         context = self._folder / "context-small"
         (context / "site").mkdir(parents=True)
         hidden = shutil.ignore_patterns("__pycache__")
@@ -344,8 +344,7 @@ class ContainerEngine:
         for file in _find_needed_packages():
             copy = shutil.copytree if file.is_dir() else shutil.copy
             copy(file, context / "site" / file.name)
-        for job in ("place_job.py", "tiny_job.py"):
-            shutil.copy(Path(__file__).with_name(job), context / "site")
+        shutil.copy(Path(__file__).with_name("place_job.py"), context / "site")
         return self.build_image("small", _SMALL, context)
 
     def build_image(self, tag: str, dockerfile: str, context: Path) -> str:

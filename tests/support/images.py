@@ -40,7 +40,7 @@ def docker(engine) -> Docker:
 
 @pytest.fixture(scope="session")
 def small_image(engine) -> str:
-    """The id of the image `small`, which can run `place_job` and `tiny_job`."""
+    """The id of the image `small`, which can run `place_job`."""
     return engine.provide_small_image()
 
 

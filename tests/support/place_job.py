@@ -33,6 +33,7 @@ def work(job: Job) -> ExitCode:
 
 def do_nothing(job: Job) -> ExitCode:
     """Leaves an artifact with what the job sees around it."""
+    job.progress.report("work", done=0, total=1, unit="pieces")
     with job.artifact() as draft:
         (draft.folder / "seen.json").write_text(json.dumps(look_around()))
     return ExitCode.SUCCESS
@@ -54,12 +55,16 @@ def do_eat(job: Job) -> ExitCode:
         eaten.append(os.urandom(1 << 20) * 8)
 
 
-def do_fill(job: Job) -> ExitCode:
-    """Writes an artifact of 2 GiB, for which its disk is too small."""
-    with job.artifact() as draft, open(draft.folder / "large", "wb") as file:
+def do_fill_disk(job: Job) -> ExitCode:
+    """Writes 2 GiB into a folder whose disk is smaller."""
+    with open(Path(os.environ["SMALL_DISK"], "large"), "wb") as file:
         for _ in range(2 << 10):
             file.write(bytes(1 << 20))
-    return ExitCode.SUCCESS
+    return ExitCode.BUG
+
+
+def do_fail(job: Job) -> ExitCode:
+    raise RuntimeError("planned failure")
 
 
 def look_around() -> dict[str, object]:

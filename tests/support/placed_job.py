@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Attempt, Layout
+from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
 from pipeline_ops.jobs.progress import ProgressReader
@@ -25,6 +26,7 @@ class PlacedJob:
       do: what the job does, see `place_job.py`.
       environment: the secret variables of the job.
       planned: the image of the fingerprint.
+      artifact: the number of its artifact, if it is not that of the attempt.
     """
 
     def __init__(
@@ -33,14 +35,16 @@ class PlacedJob:
         number: int,
         place: Place,
         do: str = "wait",
-        environment: dict[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
         planned: str = "",
+        artifact: int | None = None,
     ):
         self.place = place
         self.place.check_seconds = 0.0
-        attempts = Layout(open_root(root), "digits")
-        self.attempt: Attempt[StorePath] = attempts.attempt("run", "train", f"attempt-{number:08x}")
-        self._environment = environment or {}
+        layout = Layout(open_root(root), "digits")
+        self.attempt: Attempt[StorePath] = layout.attempt("run", "train", f"attempt-{number:08x}")
+        folder = layout.artifact("train", f"{number if artifact is None else artifact:032x}")
+        self.manifest = folder / "manifest.json"
         versions = {"image": planned} if planned else {}
         self.request = Request(
             job="evaluate",
@@ -49,16 +53,19 @@ class PlacedJob:
             config_file="digits.yaml",
             config={"do": do},
             root=root,
-            artifact=f"{root}/artifacts/digits/train/{number:032x}",
+            artifact=str(folder),
             fingerprint=Fingerprint(config={}, inputs={}, code={}, versions=versions),
+            code_digest=digest_code(),
             deadline_seconds=300,
         )
         write_request(self.attempt, self.request)
         self.name = name_job(self.attempt)
+        self.launch = JobLaunch(
+            self.attempt, "place_job", environment or {}, 300, "digits", "train"
+        )
 
     def start(self) -> PlacedJob:
-        launch = JobLaunch(self.attempt, "place_job", self._environment, 300, "digits", "train")
-        self.place.start(launch)
+        self.place.start(self.launch)
         return self
 
     def find(self) -> JobState:

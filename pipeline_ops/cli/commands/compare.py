@@ -23,14 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "compare",
-        compare,
-        "Compare two runs side by side.",
-        "Prints a table and writes a page: metrics, curves, classes, and what changed\n"
-        "between the runs.",
-    )
+    parser = add_command(commands, compare)
     parser.add_argument(
         "runs",
         metavar="RUN",
@@ -48,6 +41,11 @@ def add_parser(commands: Commands) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> int:
+    """Compare two runs side by side.
+
+    Prints a table and writes a page: metrics, curves, classes, and what changed
+    between the runs.
+    """
     folders = [_find_run_folder(run, arguments.config) for run in arguments.runs]
     from pipeline_ops.evaluation.compare import (
         build_fact_rows,

@@ -56,13 +56,7 @@ class Forecast:
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "explain",
-        explain,
-        "Show which tasks a run would execute, which are cached, and why.",
-        "Starts no job.",
-    )
+    parser = add_command(commands, explain)
     add_config(parser)
     parser.add_argument(
         "--hosts",
@@ -74,6 +68,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def explain(arguments: argparse.Namespace) -> int:
+    """Show which tasks a run would execute, which are cached, and why.
+
+    Starts no job.
+    """
     config = load_checked(arguments.config, parse_overrides(arguments.overrides))
     if arguments.hosts:
         print("\n\n".join(_describe_hosts(config)))

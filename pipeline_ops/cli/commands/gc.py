@@ -16,24 +16,10 @@ from pipeline_ops.retention.removal import Total
 _MAX_FOREIGN_SHOWN = 5
 _UNITS = {"d": 86400, "h": 3600}
 _DURATION = re.compile(r"([0-9]{1,6})([dh])")
-_DETAILS = """\
-The first call marks what storage.keep does not ask for and nothing needs. A call
-that comes later than the grace period removes it. Without storage.keep and
---older-than, only leftovers of killed jobs are removed.
-
-Examples:
-  trainyard gc                             mark and remove, for all configs
-  trainyard gc digits.yaml --dry-run       show it, and change nothing
-  trainyard gc digits.yaml --older-than 30d
-                                           keep the runs of the last 30 days
-  trainyard gc digits.yaml --why runs/digits/manual__2026-11-23T03:00:00+00:00
-"""
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands, "gc", collect_all, "Remove runs and artifacts that nothing needs.", _DETAILS
-    )
+    parser = add_command(commands, gc)
     add_configs(parser, default=Path("configs"))
     parser.add_argument(
         "--dry-run", action="store_true", help="Print what would be removed. Change nothing."
@@ -58,7 +44,20 @@ def add_parser(commands: Commands) -> None:
     )
 
 
-def collect_all(arguments: argparse.Namespace) -> int:
+def gc(arguments: argparse.Namespace) -> int:
+    """Remove runs and artifacts that nothing needs.
+
+    The first call marks what storage.keep does not ask for and nothing needs. A call
+    that comes later than the grace period removes it. Without storage.keep and
+    --older-than, only leftovers of killed jobs are removed.
+
+    Examples:
+      trainyard gc                             mark and remove, for all configs
+      trainyard gc digits.yaml --dry-run       show it, and change nothing
+      trainyard gc digits.yaml --older-than 30d
+                                               keep the runs of the last 30 days
+      trainyard gc digits.yaml --why runs/digits/manual__2026-11-23T03:00:00+00:00
+    """
     options = Options(arguments.dry_run, arguments.older_than, arguments.grace)
     configs = [load_config(file) for file in list_config_files(arguments.configs)]
     if arguments.why:

@@ -1,9 +1,4 @@
-"""`trainyard import-od-api PIPELINE_CONFIG`: converts a config of the Object Detection API.
-
-It makes a pipeline's YAML from a `pipeline.config` of the TensorFlow Object Detection API. Fields
-without a counterpart are listed in the head of the YAML, and with `--output` also in the terminal.
-The records stay where they are. No existing file is overwritten.
-"""
+"""`trainyard import-od-api PIPELINE_CONFIG`: converts a config of the Object Detection API."""
 
 from __future__ import annotations
 
@@ -23,15 +18,7 @@ from pipeline_ops.storage.atomic import write_atomically
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "import-od-api",
-        import_od_api,
-        "Convert a pipeline.config of the TensorFlow Object Detection API.",
-        "Prints or writes the YAML of a pipeline. Fields without a counterpart are listed\n"
-        "at the top of the YAML. The records stay where they are. Overwrites no existing\n"
-        "file.",
-    )
+    parser = add_command(commands, import_od_api)
     parser.add_argument(
         "pipeline_config",
         metavar="PIPELINE_CONFIG",
@@ -48,6 +35,12 @@ def add_parser(commands: Commands) -> None:
 
 
 def import_od_api(arguments: argparse.Namespace) -> int:
+    """Convert a pipeline.config of the TensorFlow Object Detection API.
+
+    Prints or writes the YAML of a pipeline. Fields without a counterpart are listed
+    at the top of the YAML. The records stay where they are. Overwrites no existing
+    file.
+    """
     from pipeline_ops.od_api.convert import convert
 
     output: Path | None = arguments.output

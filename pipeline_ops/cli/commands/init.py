@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
 import tempfile
+import textwrap
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from pydantic import ValidationError
 
 from pipeline_ops.cli.arguments import (
@@ -20,14 +25,7 @@ from pipeline_ops.cli.arguments import (
     make_int_parser,
 )
 from pipeline_ops.cli.first_config.settings import choose_settings, fit_to_budget
-from pipeline_ops.cli.first_config.text import (
-    ConfigFacts,
-    describe_classes,
-    describe_sizes,
-    describe_splits,
-    make_printable,
-    render_config,
-)
+from pipeline_ops.cli.templates import render_template
 from pipeline_ops.config.model_data_rules import validate_model_for_data
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.jobs.model_check import (
@@ -54,18 +52,12 @@ _GENERIC_NAMES = ("data", "dataset", "images", "img")
 _NAMING_SOURCES = ("voc", "csv", "jsonl", "cvat")
 """The sources whose annotations name the classes and do not number them."""
 _MAX_NAME_LENGTH = 63
+_MAX_CLASSES_SHOWN = 20
+_COMMENT_COLUMN, _MAX_HEAD_COLUMNS = 50, 145
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "init",
-        init,
-        "Look at a data set, and write the YAML of a pipeline for it.",
-        "Finds out the kind of the data, the classes, the task and the sizes of the\n"
-        "images. Reads names, annotations and a sample of the images. Writes one YAML file\n"
-        "with a comment for each key. Overwrites no existing file without --force.",
-    )
+    parser = add_command(commands, init)
     parser.add_argument(
         "path",
         metavar="PATH",
@@ -101,6 +93,12 @@ def add_parser(commands: Commands) -> None:
 
 
 def init(arguments: argparse.Namespace) -> int:
+    """Look at a data set, and write the YAML of a pipeline for it.
+
+    Finds out the kind of the data, the classes, the task and the sizes of the
+    images. Reads names, annotations and a sample of the images. Writes one YAML file
+    with a comment for each key. Overwrites no existing file without --force.
+    """
     from pipeline_ops.cli.first_config.folder_view import view_folder
     from pipeline_ops.cli.first_config.recognition import KINDS, find_class_order, recognise
 
@@ -125,17 +123,17 @@ def init(arguments: argparse.Namespace) -> int:
     if match.type in _NAMING_SOURCES and (order := find_class_order(view, data.labels)):
         source["class_names"] = order
     has_gpu = bool(find_gpus()) and find_gpu_problem() is None
-    facts = ConfigFacts(
-        pipeline,
-        source,
+    settings = choose_settings(data, has_gpu, weights.name if weights else "")
+    render = partial(
+        _render_config,
         match.reason,
         data,
-        choose_settings(data, has_gpu, weights.name if weights else ""),
-        _make_config_path(weights, weights, output) if weights else "",
+        pipeline=pipeline,
+        source=source,
+        weights=_make_config_path(weights, weights, output) if weights else "",
     )
-    text = render_config(facts)
+    text, budget = render(settings=settings, budget=None), None
     config = _load_text(text, output)
-    settings = facts.settings
     shape = (settings.height, settings.width, settings.channels)
     if weights:
         make_path_input(weights.absolute())
@@ -157,21 +155,47 @@ def init(arguments: argparse.Namespace) -> int:
             )
         )
         budget = fit_to_budget(settings, data, times, arguments.minutes)
-        facts = facts._replace(settings=budget.settings, budget=budget)
-        text = render_config(facts)
+        text = render(settings=budget.settings, budget=budget)
     try:
         (write_atomically if arguments.force else create_atomically)(output, text.encode())
     except FileExistsError:
         raise _make_exists_error(output) from None
     _print_data(folder, match, data, view.is_complete)
-    if facts.budget:
-        print(f"  {'time':<10}{facts.budget.describe()}")
-        if facts.budget.shortage:
-            print(f"  {'too short':<10}{facts.budget.shortage}")
+    if budget:
+        print(f"  {'time':<10}{budget.describe()}")
+        if budget.shortage:
+            print(f"  {'too short':<10}{budget.shortage}")
     command = f"trainyard {{}} {output}"
     print(f"\nWrote {output}\n\nNext:  {command.format('validate')} --deep")
     print(f"       {command.format('preview')}\n       {command.format('run')}")
     return 0
+
+
+def _render_config(reason: str, data: DataSummary, **values: Any) -> str:
+    """Returns the YAML, with the comments in one column."""
+    text = render_template(
+        "first_config.yaml",
+        reason=textwrap.wrap(_make_printable(f"{reason}."), _MAX_HEAD_COLUMNS - 2),
+        data=data,
+        classes=_describe_classes(data.labels, with_counts=True),
+        sizes=_describe_sizes(data),
+        num_images=_describe_splits(data),
+        number="{:,}".format,
+        make_printable=_make_printable,
+        dump=partial(
+            yaml.safe_dump,
+            default_flow_style=True,
+            allow_unicode=True,
+            sort_keys=False,
+            width=math.inf,
+        ),
+        **values,
+    )
+    rows = (line.partition("\t") for line in text.splitlines())
+    return "".join(
+        f"{content:<{_COMMENT_COLUMN}} {comment}\n" if comment else f"{content}\n"
+        for content, _, comment in rows
+    )
 
 
 def _make_config_path(target: Path, given: Path, output: Path) -> str:
@@ -240,10 +264,10 @@ def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete
     from pipeline_ops.cli.first_config.folder_view import count
 
     rows = [
-        ("source", f"{match.type} ({match.certainty.name.lower()}): {match.reason}"),
+        ("source", f"{match.type} ({'certain' if match.is_certain else 'likely'}): {match.reason}"),
         ("task", data.task),
-        ("classes", f"{len(data.labels):,}: {describe_classes(data.labels)}"),
-        ("images", f"{describe_splits(data)}; {describe_sizes(data)}"),
+        ("classes", f"{len(data.labels):,}: {_describe_classes(data.labels)}"),
+        ("images", f"{_describe_splits(data)}; {_describe_sizes(data)}"),
         *(("sampled", remark) for remark in data.remarks),
     ]
     if (num_test := data.num_images["test"]) < _MIN_TEST_IMAGES:
@@ -264,6 +288,34 @@ def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete
     ]
     if (more := len(data.sample.rejected) - _MAX_REJECTS_SHOWN) > 0:
         rows.append(("rejected", f"{more:,} more images that cannot be decoded"))
-    print(make_printable(str(folder)))
+    print(_make_printable(str(folder)))
     for name, text in rows:
-        print(f"  {name:<10}{make_printable(text)}")
+        print(f"  {name:<10}{_make_printable(text)}")
+
+
+def _make_printable(text: str) -> str:
+    """Escapes control characters, which would end a comment or move a cursor."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def _describe_classes(labels: Mapping[str, int], with_counts: bool = False) -> str:
+    names = sorted(labels)
+    shown = [
+        f"{name} ({labels[name]:,})" if with_counts else name for name in names[:_MAX_CLASSES_SHOWN]
+    ]
+    more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
+    return _make_printable(", ".join(shown)) + more
+
+
+def _describe_sizes(data: DataSummary) -> str:
+    heights, widths = zip(*data.sample.sizes, strict=True)
+    low, high = f"{min(widths)}x{min(heights)}", f"{max(widths)}x{max(heights)}"
+    sizes = low if low == high else f"{low} to {high}"
+    return f"{len(heights):,} decoded images have {sizes} pixels (width x height)"
+
+
+def _describe_splits(data: DataSummary) -> str:
+    return ", ".join(f"{number:,} {name}" for name, number in data.num_images.items())

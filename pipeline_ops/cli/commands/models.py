@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -25,12 +25,14 @@ from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.aliases import CHAMPION
 from pipeline_ops.registry.minisign import read_public_key
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.registry.version import Version, read_manifests
+from pipeline_ops.registry.version import read_manifests
 from pipeline_ops.storage.staging import staging_folder
 from pipeline_ops.system.locks import exclusive_lock
 
 _ACTIONS = ("list", "promote", "rollback", "alias", "retire", "fetch")
-_DETAILS = """\
+_HELP = """\
+List, promote, roll back, alias, retire and fetch published models.
+
 `trainyard models CONFIG` stands for `trainyard models list CONFIG`.
 
 Examples:
@@ -45,17 +47,9 @@ Examples:
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "models",
-        list_versions,
-        "List, promote, roll back, alias, retire and fetch published models.",
-        _DETAILS,
-    )
+    parser = add_command(commands, list_versions, "models", _HELP)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    parser = add_command(
-        actions, "list", list_versions, "List the versions, aliases and their history."
-    )
+    parser = add_command(actions, list_versions, "list")
     add_config(parser, nargs="?")
     parser.add_argument(
         "--registry",
@@ -64,17 +58,10 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--model", metavar="NAME", help="Name of the model in --registry.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    parser = add_command(actions, "promote", promote, "Put a version in service.")
-    add_config(parser)
+    parser = _add_move(actions, promote)
     parser.add_argument("version", metavar="VERSION", type=int, help="Version number.")
-    _add_reason(parser)
-    parser = add_command(
-        actions, "rollback", roll_back, "Put the previous champion back in service."
-    )
-    add_config(parser)
-    _add_reason(parser)
-    parser = add_command(actions, "alias", set_alias, "Point an alias at a version, or remove it.")
-    add_config(parser)
+    _add_move(actions, roll_back, "rollback")
+    parser = _add_move(actions, set_alias, "alias")
     parser.add_argument("name", metavar="NAME", help="Name of the alias.")
     parser.add_argument(
         "version",
@@ -83,29 +70,30 @@ def add_parser(commands: Commands) -> None:
         nargs="?",
         help="Version number. Without it, the alias is removed.",
     )
-    _add_reason(parser)
-    parser = add_command(actions, "retire", retire, "Remove old versions that have no alias.")
-    add_config(parser)
+    parser = _add_move(actions, retire)
     parser.add_argument(
         "--keep", metavar="N", type=int, required=True, help="Number of newest versions to keep."
     )
-    _add_reason(parser)
-    parser = add_command(
-        actions, "fetch", fetch, "Copy a version to FOLDER/<number>, for a model server."
-    )
+    parser = add_command(actions, fetch)
     add_config(parser)
     parser.add_argument("version", metavar="VERSION", help="Version number or alias.")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="Folder to copy into.")
     add_verify(parser, "Accept")
 
 
-def _add_reason(parser: argparse.ArgumentParser) -> None:
+def _add_move(
+    actions: Commands, command: Callable[[argparse.Namespace], int], name: str = ""
+) -> argparse.ArgumentParser:
+    """Adds an action that changes the registry and its history."""
+    parser = add_command(actions, command, name)
+    add_config(parser)
     parser.add_argument(
         "--reason",
         default="by hand",
         metavar="TEXT",
         help="Reason to record in the history of the model.",
     )
+    return parser
 
 
 def insert_default_action(command_line: list[str]) -> list[str]:
@@ -116,6 +104,7 @@ def insert_default_action(command_line: list[str]) -> list[str]:
 
 
 def list_versions(arguments: argparse.Namespace) -> int:
+    """List the versions, aliases and their history."""
     if arguments.config:
         registry = _open_registry(arguments.config)
     elif arguments.registry and arguments.model:
@@ -131,7 +120,16 @@ def list_versions(arguments: argparse.Namespace) -> int:
             "moves": [move.model_dump(mode="json") for move in history.moves],
             "problems": history.problems,
             "versions": [
-                _to_json(version, aliases.find_names(version.number), manifest)
+                {
+                    "version": version.number,
+                    "folder": version.folder,
+                    "aliases": aliases.find_names(version.number),
+                    **(
+                        {"problem": str(manifest)}
+                        if isinstance(manifest, DataError)
+                        else {"digest": manifest.digest, "figures": manifest.figures}
+                    ),
+                }
                 for version, manifest in zip(versions, manifests, strict=True)
             ],
         }
@@ -161,6 +159,7 @@ def list_versions(arguments: argparse.Namespace) -> int:
 
 
 def promote(arguments: argparse.Namespace) -> int:
+    """Put a version in service."""
     registry = _open_registry(arguments.config)
     registry.promote(arguments.version, arguments.reason)
     version = registry.get_version(arguments.version)
@@ -169,12 +168,14 @@ def promote(arguments: argparse.Namespace) -> int:
 
 
 def roll_back(arguments: argparse.Namespace) -> int:
+    """Put the previous champion back in service."""
     version = _open_registry(arguments.config).roll_back(arguments.reason)
     print(f"version {version.number} is in service again: {version.folder}")
     return 0
 
 
 def set_alias(arguments: argparse.Namespace) -> int:
+    """Point an alias at a version, or remove it."""
     _open_registry(arguments.config).set_alias(arguments.name, arguments.version, arguments.reason)
     print(
         f"@{arguments.name} points to version {arguments.version}"
@@ -185,6 +186,7 @@ def set_alias(arguments: argparse.Namespace) -> int:
 
 
 def retire(arguments: argparse.Namespace) -> int:
+    """Remove old versions that have no alias."""
     if arguments.keep < 1:
         raise ConfigError(f"--keep {arguments.keep}: must be at least 1.")
     removed = _open_registry(arguments.config).retire(arguments.keep, arguments.reason)
@@ -194,6 +196,7 @@ def retire(arguments: argparse.Namespace) -> int:
 
 
 def fetch(arguments: argparse.Namespace) -> int:
+    """Copy a version to FOLDER/<number>, for a model server."""
     registry, given = _open_registry(arguments.config), arguments.version
     version = (
         registry.get_version(int(given)) if given.isdecimal() else registry.find_by_alias(given)
@@ -207,11 +210,7 @@ def fetch(arguments: argparse.Namespace) -> int:
     target = arguments.folder.resolve() / str(version.number)
     if not target.exists():
         with (
-            exclusive_lock(
-                target.with_name(".fetch.lock"),
-                f"copies into {target.parent}",
-                wait_seconds=60.0,
-            ),
+            exclusive_lock(target.with_name(".fetch.lock"), f"copies into {target.parent}", 60.0),
             staging_folder(target) as staging,
         ):
             version.copy_to(staging, key)
@@ -227,13 +226,6 @@ def fetch(arguments: argparse.Namespace) -> int:
 
 def _open_registry(file: Path) -> Registry:
     return Registry(load_config(file).registry)
-
-
-def _to_json(version: Version, names: list[str], manifest: Manifest | DataError) -> dict[str, Any]:
-    value: dict[str, Any] = {"version": version.number, "folder": version.folder, "aliases": names}
-    if isinstance(manifest, DataError):
-        return value | {"problem": str(manifest)}
-    return value | {"digest": manifest.digest, "figures": manifest.figures}
 
 
 def _format_metrics(manifest: Manifest | DataError) -> str:

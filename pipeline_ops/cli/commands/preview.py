@@ -1,7 +1,4 @@
-"""`trainyard preview CONFIG [--stage NAME]`: a picture of raw examples before and after the stages.
-
-It runs no pipeline.
-"""
+"""`trainyard preview CONFIG`: a picture of raw examples before and after the stages."""
 
 from __future__ import annotations
 
@@ -24,13 +21,7 @@ _MAX_EXAMPLES = 200
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "preview",
-        preview,
-        "Draw raw examples before and after the stages, with labels and boxes.",
-        "Writes one PNG file. Runs no pipeline.",
-    )
+    parser = add_command(commands, preview)
     add_config(parser)
     parser.add_argument(
         "--stage",
@@ -53,6 +44,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def preview(arguments: argparse.Namespace) -> int:
+    """Draw raw examples before and after the stages, with labels and boxes.
+
+    Writes one PNG file. Runs no pipeline.
+    """
     config = load_checked(arguments.config, parse_overrides(arguments.overrides))
     from pipeline_ops.cli.preview_drawing import draw_preview
 

@@ -21,16 +21,14 @@ from pipeline_ops.config.pipeline import PipelineConfig
 
 
 def add_parser(commands: Commands) -> None:
-    add_command(
-        commands,
-        "reference",
-        reference,
-        "Print every key of a pipeline's YAML and of a hosts file as Markdown.",
-        "Each key has its type, its default, who may set it, and its meaning.",
-    )
+    add_command(commands, reference)
 
 
 def reference(_: argparse.Namespace) -> int:
+    """Print every key of a pipeline's YAML and of a hosts file as Markdown.
+
+    Each key has its type, its default, who may set it, and its meaning.
+    """
     print(render_reference(), end="")
     return 0
 

@@ -1,8 +1,7 @@
 """`trainyard run CONFIG`: one run of a pipeline, from start to end, shown in the terminal.
 
 It starts an embedded Airflow, or joins the one that runs, and triggers the pipeline's DAG in it.
-With `--airflow URL` it does the same in an Airflow that exists. The exit status is 0 only if the
-run succeeded. A model that did not pass the gate is a success that publishes nothing.
+With `--airflow URL`, it triggers the DAG in an Airflow that exists.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.cli.airflow_api import AirflowApi, make_run_id
@@ -64,22 +63,11 @@ _VARIABLE = "TRAINYARD_AIRFLOW_PASSWORD"
 _DAG_SECONDS = 180
 """An Airflow that is healthy may not have read its DAG files yet."""
 _PER_RUN_SECTIONS = ("search.", "evaluate.approval.")
-"""Sections whose values tasks read in each run.
-
-Only the presence of a search or an approval is part of the DAG.
-"""
+"""Sections whose values tasks read in each run. Only their presence is part of the DAG."""
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "run",
-        run,
-        "Run a pipeline once and show its progress.",
-        "The run takes place in an embedded Airflow that stops with this command.\n"
-        "The exit status is 0 if the run succeeded. A model that does not pass the gate\n"
-        "is not published, and the run still succeeds.",
-    )
+    parser = add_command(commands, run)
     add_config(parser)
     add_overrides(parser)
     parser.add_argument(
@@ -97,17 +85,28 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run a pipeline once and show its progress.
+
+    The run takes place in an embedded Airflow that stops with this command.
+    The exit status is 0 if the run succeeded. A model that does not pass the gate
+    is not published, and the run still succeeds.
+    """
     overrides = parse_overrides(arguments.overrides)
     console = make_console(stderr=arguments.json)
-    draws_examples = not arguments.json
     try:
         with handle_stop_signals():
             if arguments.airflow:
                 config = apply_conf(load_config(arguments.config), overrides)
-                status = _run_there(arguments, config, overrides, console, draws_examples)
+                airflow = _open_existing(arguments, config)
             else:
                 config = load_runnable(arguments.config, overrides)
-                status = _run_embedded(config, overrides, console, draws_examples)
+                airflow = _open_embedded(config, console)
+            with airflow as (api, dag, server):
+                check_alive = server.check_alive if server else lambda: None
+                with _temporarily_unpaused(api, dag):
+                    draws_examples = not arguments.json
+                    status = _run_once(api, config, overrides, console, draws_examples, check_alive)
+                print_failures(console, config, status, server.home if server else None)
     except Stopped:
         console.print("Stopped. The same command goes on with what is done.")
         raise
@@ -118,28 +117,23 @@ def run(arguments: argparse.Namespace) -> int:
     return compute_exit_status(status)
 
 
-def _run_embedded(
-    config: PipelineConfig, overrides: Mapping[str, Any], console: Console, draws_examples: bool
-) -> RunStatus:
-    validate_dag_unchanged(load_config(config.file), config)
+_Airflow: TypeAlias = tuple[AirflowApi, dict[str, Any], AirflowServer | None]
+
+
+@contextlib.contextmanager
+def _open_embedded(config: PipelineConfig, console: Console) -> Iterator[_Airflow]:
+    """Yields a session with the embedded Airflow, the DAG, and the server."""
+    _validate_dag_unchanged(load_config(config.file), config)
     validate_interval(config)
     check_storage(config)
     with connect([config.file], console) as (api, server):
-        dag = server.wait_for_dag(api, config.pipeline, since=config.file.stat().st_mtime)
-        with _temporarily_unpaused(api, dag):
-            status = _run_once(api, config, overrides, console, draws_examples, server.check_alive)
-        print_failures(console, config, status, server.home)
-    return status
+        since = config.file.stat().st_mtime
+        yield api, server.wait_for_dag(api, config.pipeline, since), server
 
 
-def _run_there(
-    arguments: argparse.Namespace,
-    config: PipelineConfig,
-    overrides: Mapping[str, Any],
-    console: Console,
-    draws_examples: bool,
-) -> RunStatus:
-    """Runs in an Airflow that exists. The store is read from here, so both must reach it."""
+@contextlib.contextmanager
+def _open_existing(arguments: argparse.Namespace, config: PipelineConfig) -> Iterator[_Airflow]:
+    """Yields a session with the Airflow of `--airflow`, which must reach the same store."""
     password = os.environ.get(_VARIABLE) or getpass.getpass(f"Password of {arguments.user}: ")
     with AirflowApi(arguments.airflow, arguments.user, password) as api:
         api.log_in()
@@ -151,10 +145,7 @@ def _run_there(
                     "Read the log of its DAG processor, and correct what it names."
                 )
             time.sleep(_POLL_SECONDS)
-        with _temporarily_unpaused(api, dag):
-            status = _run_once(api, config, overrides, console, draws_examples, lambda: None)
-    print_failures(console, config, status)
-    return status
+        yield api, dag, None
 
 
 @contextlib.contextmanager
@@ -176,10 +167,7 @@ def connect(
 
 @contextlib.contextmanager
 def _temporarily_unpaused(api: AirflowApi, dag: Mapping[str, Any]) -> Iterator[None]:
-    """Unpauses a DAG for a while. A paused one is paused again afterwards.
-
-    This command does not decide whether a schedule may start the DAG.
-    """
+    """Unpauses a DAG for a while. A paused one is paused again afterwards."""
     api.pause(dag["dag_id"], paused=False)
     try:
         yield
@@ -208,10 +196,25 @@ def _run_once(
             console.print(f"Waiting for the run {run} to finish. A pipeline has one run at a time.")
     triggered, run_id = time.time(), make_run_id()
     api.trigger(config.pipeline, overrides, run_id)
-    layout = Layout(config.root, config.pipeline)
-    monitor = RunMonitor(api, layout, run_id, triggered, list_task_names(config))
+    layout, train = Layout(config.root, config.pipeline), JOBS.index("train")
+    trials = ["search", *(trial.name for trial in plan_trials(config))] if config.search else []
+    tasks = [*JOBS[:train], *trials, *JOBS[train:]]
+    monitor = RunMonitor(api, layout, run_id, triggered, tasks)
     try:
-        return _follow(monitor, check_alive, console, layout if draws_examples else None)
+        # The tasks outlast an outage of the store, and so does this command.
+        with terminal_view(console) as show, wait_at_most(JOB_PATIENCE.retries):
+            while True:
+                status = monitor.poll()
+                show(status)
+                preprocess = status.task("preprocess")
+                if draws_examples and preprocess.state == "success":
+                    draws_examples = False
+                    if preprocess.record and not preprocess.is_cached:
+                        print_examples(console, layout, run_id, preprocess.record)
+                if status.is_finished:
+                    return status
+                check_alive()
+                time.sleep(_POLL_SECONDS)
     except Stopped:
         console.print(f"Cancelling {run_id}.")
         with contextlib.suppress(TrainyardError):
@@ -219,35 +222,8 @@ def _run_once(
         raise
 
 
-def list_task_names(config: PipelineConfig) -> list[str]:
-    """Lists the tasks that have a state to show, in the order in which they run."""
-    trials = ["search", *(trial.name for trial in plan_trials(config))] if config.search else []
-    position = JOBS.index("train")
-    return [*JOBS[:position], *trials, *JOBS[position:]]
-
-
-def _follow(
-    monitor: RunMonitor, check_alive: Callable[[], None], console: Console, examples: Layout | None
-) -> RunStatus:
-    """Shows a run until it has ended, and where `examples` are drawn of a new data set."""
-    # The tasks outlast an outage of the store, so the one who watches them does, too.
-    with terminal_view(console) as show, wait_at_most(JOB_PATIENCE.retries):
-        while True:
-            status = monitor.poll()
-            show(status)
-            preprocess = status.task("preprocess")
-            if examples and preprocess.state == "success":
-                if preprocess.record and not preprocess.is_cached:
-                    print_examples(console, examples, status.run_id, preprocess.record)
-                examples = None
-            if status.is_finished:
-                return status
-            check_alive()
-            time.sleep(_POLL_SECONDS)
-
-
 def print_examples(console: Console, layout: Layout, run_id: str, record: TaskRecord) -> None:
-    """Draws training examples of a new data set. A failure is one line and not that of the run."""
+    """Draws training examples of a new data set. A failure is one line, and the run goes on."""
     try:
         from pipeline_ops.cli.example_drawing import draw_examples
 
@@ -295,24 +271,22 @@ def compute_exit_status(status: RunStatus) -> int:
     return next(filter(None, codes), _GENERAL_FAILURE)
 
 
-def validate_dag_unchanged(file_config: PipelineConfig, config: PipelineConfig) -> None:
+def _validate_dag_unchanged(file_config: PipelineConfig, config: PipelineConfig) -> None:
     """Raises ConfigError for overrides that change the DAG itself."""
-    for key, leaf in collect_fields(PipelineConfig).items():
-        scalar_key = key.partition("[]")[0]
-        if (
-            not key.startswith(_PER_RUN_SECTIONS)
-            and (leaf.fixed == READ_WITH_THE_DAG or key == "pipeline")
-            and get_value(file_config, scalar_key) != get_value(config, scalar_key)
-        ):
-            raise _make_dag_override_error(file_config, scalar_key)
+    changed = [
+        scalar_key
+        for key, field in collect_fields(PipelineConfig).items()
+        if not key.startswith(_PER_RUN_SECTIONS)
+        and (field.fixed == READ_WITH_THE_DAG or key == "pipeline")
+        and (scalar_key := key.partition("[]")[0])
+        and get_value(file_config, scalar_key) != get_value(config, scalar_key)
+    ]
     if (file_config.search is None) != (config.search is None):
-        raise _make_dag_override_error(file_config, "search")
+        changed.append("search")
     if file_config.evaluate.approval is None and config.evaluate.approval is not None:
-        raise _make_dag_override_error(file_config, "evaluate.approval")
-
-
-def _make_dag_override_error(file_config: PipelineConfig, key: str) -> ConfigError:
-    return ConfigError(
-        f"--set {key}: cannot be set for a single run: {READ_WITH_THE_DAG}. "
-        f"Change it in {file_config.file}."
-    )
+        changed.append("evaluate.approval")
+    if changed:
+        raise ConfigError(
+            f"--set {changed[0]}: cannot be set for a single run: {READ_WITH_THE_DAG}. "
+            f"Change it in {file_config.file}."
+        )

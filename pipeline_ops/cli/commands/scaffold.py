@@ -1,9 +1,4 @@
-"""`trainyard new-stage NAME` and `new-source NAME`: each writes a working example and its test.
-
-You then change them. A stage goes to `beam_jobs/stages/` and its catalogue, in this repository, and
-a source next to the configs. With `--package`, they go into your own package, and are published as
-an entry point in the `pyproject.toml` next to it. No existing file is overwritten.
-"""
+"""`trainyard new-stage NAME` and `new-source NAME`: each writes a working example and its test."""
 
 from __future__ import annotations
 
@@ -27,30 +22,14 @@ _PACKAGE_HELP = "Your own Python package, in the current folder or in src/."
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "new-stage",
-        new_stage,
-        "Create a preprocessing stage, with a test.",
-        "Writes a working stage that you then change. It goes into beam_jobs/stages/ and\n"
-        "its catalogue. With --package, it goes into your own package, and an entry point\n"
-        "is added to pyproject.toml. Overwrites no existing file.",
-    )
+    parser = add_command(commands, new_stage)
     parser.add_argument(
         "name",
         metavar="NAME",
         help="Name of the stage in the YAML: lowercase letters, digits and _.",
     )
     parser.add_argument("--package", metavar="PACKAGE", help=_PACKAGE_HELP)
-    parser = add_command(
-        commands,
-        "new-source",
-        new_source,
-        "Create a source of raw data, with a test.",
-        "Writes a working source that you then change. It goes next to the configs. With\n"
-        "--package, it goes into your own package, and an entry point is added to\n"
-        "pyproject.toml. Overwrites no existing file.",
-    )
+    parser = add_command(commands, new_source)
     parser.add_argument(
         "name", metavar="NAME", help="Name of the source: lowercase letters, digits and _."
     )
@@ -66,6 +45,12 @@ def add_parser(commands: Commands) -> None:
 
 
 def new_stage(arguments: argparse.Namespace) -> int:
+    """Create a preprocessing stage, with a test.
+
+    Writes a working stage that you then change. It goes into beam_jobs/stages/ and
+    its catalogue. With --package, it goes into your own package, and an entry point
+    is added to pyproject.toml. Overwrites no existing file.
+    """
     from beam_jobs import stages
 
     name, package = arguments.name, arguments.package
@@ -95,6 +80,12 @@ def new_stage(arguments: argparse.Namespace) -> int:
 
 
 def new_source(arguments: argparse.Namespace) -> int:
+    """Create a source of raw data, with a test.
+
+    Writes a working source that you then change. It goes next to the configs. With
+    --package, it goes into your own package, and an entry point is added to
+    pyproject.toml. Overwrites no existing file.
+    """
     name, package, folder = arguments.name, arguments.package, arguments.folder
     _validate_name("source", name)
     if name in sources.CATALOGUE_TYPES or not (package or importlib.util.find_spec(name) is None):

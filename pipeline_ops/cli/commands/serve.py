@@ -1,4 +1,4 @@
-"""`trainyard serve`: an HTTP server for a published model, for smoke tests and demos."""
+"""`trainyard serve`: replaces this process with an HTTP server for a published model."""
 
 from __future__ import annotations
 
@@ -14,27 +14,9 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.registry.aliases import CHAMPION
 from pipeline_ops.storage.open_store import make_store_environment, open_root
 
-_DETAILS = """\
-The server has the REST API of TensorFlow Serving, and a page to try the model.
-It is for smoke tests and demos, and listens only on this machine unless --host
-is set.
-
-Examples:
-  trainyard serve configs/digits.yaml          serve the champion of the pipeline
-  trainyard serve configs/digits.yaml@canary   serve and follow another alias
-  trainyard serve digits@3 --registry s3://bucket/models
-                                               serve one version, without config
-"""
-
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "serve",
-        serve,
-        "Serve a published model over HTTP.",
-        _DETAILS,
-    )
+    parser = add_command(commands, serve)
     parser.add_argument(
         "model",
         metavar="MODEL[@ALIAS]",
@@ -68,7 +50,18 @@ def add_parser(commands: Commands) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Replaces this process with the server."""
+    """Serve a published model over HTTP.
+
+    The server has the REST API of TensorFlow Serving, and a page to try the model.
+    It is for smoke tests and demos, and listens only on this machine unless --host
+    is set.
+
+    Examples:
+      trainyard serve configs/digits.yaml          serve the champion of the pipeline
+      trainyard serve configs/digits.yaml@canary   serve and follow another alias
+      trainyard serve digits@3 --registry s3://bucket/models
+                                                   serve one version, without config
+    """
     if missing := [
         name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None
     ]:

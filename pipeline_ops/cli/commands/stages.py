@@ -14,13 +14,7 @@ from pipeline_ops.errors import ConfigError
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "stages",
-        stages,
-        "List the preprocessing stages, or describe one.",
-        "Without NAME, lists the stages for preprocess.stages with their parameters.",
-    )
+    parser = add_command(commands, stages)
     parser.add_argument(
         "name",
         metavar="NAME",
@@ -30,6 +24,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def stages(arguments: argparse.Namespace) -> int:
+    """List the preprocessing stages, or describe one.
+
+    Without NAME, lists the stages for preprocess.stages with their parameters.
+    """
     from beam_jobs.stages import CATALOGUE, find_stage
     from pipeline_ops.user_code.stages import list_published_names
 

@@ -28,17 +28,14 @@ _POLL_SECONDS = 1.0
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "ui",
-        ui,
-        "Start an embedded Airflow with its UI, until Ctrl-C.",
-        "`trainyard run` uses this Airflow while it is up.",
-    )
-    add_configs(parser, default=CODE_ROOT / "configs")
+    add_configs(add_command(commands, ui), default=CODE_ROOT / "configs")
 
 
 def ui(arguments: argparse.Namespace) -> int:
+    """Start an embedded Airflow with its UI, until Ctrl-C.
+
+    `trainyard run` uses this Airflow while it is up.
+    """
     console = make_console(stderr=False)
     configs = [path.resolve() for path in arguments.configs]
     pipelines = load_valid_pipelines(configs, console)
@@ -55,10 +52,7 @@ def ui(arguments: argparse.Namespace) -> int:
 
 
 def describe_schedules(dags: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yields the DAGs that start runs by themselves, and those that would if they were not paused.
-
-    The DAGs are given as the API describes them.
-    """
+    """Says which DAGs, as the API describes them, have schedules that run or are paused."""
     scheduled = [dag for dag in dags if dag["timetable_summary"]]
     running = [
         f"{dag['dag_id']} ({dag['timetable_summary']})" for dag in scheduled if not dag["is_paused"]
@@ -74,12 +68,9 @@ def describe_schedules(dags: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def load_valid_pipelines(config_paths: Sequence[Path], console: Console) -> list[str]:
-    """The pipelines of all configs.
+    """Lists the pipelines, and shows the errors of configs that cannot be used.
 
-    A config that cannot be used is shown and does not affect the others.
-
-    Raises:
-      ConfigError: there is no usable pipeline.
+    Raises ConfigError if none can be used.
     """
     found = []
     for file in list_config_files(config_paths):

@@ -17,7 +17,7 @@ from pipeline_ops.cli.arguments import (
     load_runnable,
     parse_overrides,
 )
-from pipeline_ops.cli.checks import check_executor
+from pipeline_ops.cli.commands.doctor import check_executor
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
@@ -27,14 +27,7 @@ from pipeline_ops.raw_data.folder import find_raw_folder
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "validate",
-        validate,
-        "Check configs.",
-        "Prints all errors. The exit status is that of the first error, and 78 stands for\n"
-        "an invalid config.",
-    )
+    parser = add_command(commands, validate)
     add_configs(parser)
     add_overrides(parser)
     parser.add_argument(
@@ -46,7 +39,11 @@ def add_parser(commands: Commands) -> None:
 
 
 def validate(arguments: argparse.Namespace) -> int:
-    """Checks each of the files, even after an error. Returns the exit status of the first error."""
+    """Check configs.
+
+    Prints all errors. The exit status is that of the first error, and 78 stands for
+    an invalid config.
+    """
     overrides, status = parse_overrides(arguments.overrides), ExitCode.SUCCESS
     for file in list_config_files(arguments.configs):
         try:

@@ -56,9 +56,9 @@ class DecodedSample:
     """Some images after `decode`.
 
     `sizes` are heights and widths in pixels. `box_sides` are the shorter sides of the boxes, as
-    fractions of the longer side of their image. `num_rejected` is the expected number of rejected
-    images in the whole data set. `decode_seconds` is the mean time to read and decode an image.
-    `bits` are those that the values of files of 16 bits use, or 16 if there are no such files.
+    fractions of the longer side of their image. `num_rejected` is the expected number in the whole
+    data set. `decode_seconds` is the mean time of an image. `bits` are those that the values of
+    files of 16 bits use, or 16 if there are no such files.
     """
 
     sizes: Sequence[tuple[int, int]]
@@ -76,9 +76,8 @@ class DataSummary:
     """A data set in figures.
 
     `labels` counts images, or boxes for detection, by class, among the records in `found`.
-    `given_splits` are the splits that the source gives, if it gives every record one. `num_images`
-    counts the images in each split. `factor` is the number of times that the part that was read is
-    contained in the whole.
+    `given_splits` are the splits that the source gives, if it gives every record one. `factor` is
+    the size of the data set, divided by the size of the part that was read.
     """
 
     task: Task
@@ -97,7 +96,6 @@ class DataSummary:
 
     @property
     def num_rejects(self) -> int:
-        """The expected number of rejected entries."""
         return round(len(self.found.rejected) * self.factor) + self.sample.num_rejected
 
     @property
@@ -106,7 +104,7 @@ class DataSummary:
 
     @property
     def allowed_rejects(self) -> int:
-        """The expected number, and a hundredth of the images if only a part was decoded."""
+        """The expected rejects, and a hundredth of the images if only a part was decoded."""
         is_part = self.num_decoded < len(self.found.records)
         return self.num_rejects + (self.total // 100 if is_part else 0)
 
@@ -150,25 +148,24 @@ def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
 def _choose_split(
     records: Sequence[Record], source: str, factor: float
 ) -> tuple[Split, dict[str, int]]:
-    """The shares of the splits, and the number of records in each.
+    """Returns the shares of the splits, and the number of records in each.
 
-    Raises DataError: the data set is too small for three splits.
+    Raises DataError if the data set is too small for three splits.
     """
     has_free = any(record.split is None for record in records)
     is_small = has_free and len(records) * factor < _STRATIFIED_BELOW
     names, task = collect_class_names(records), infer_task(records)
-    problem = None
+    problems = []
     for shares in _SPLITS:
         split = shares.model_copy(update={"stratify": is_small})
         by_split = split_records(records, split)
         explain = explain_from_plan(records, by_split, split)
         try:
             check_labels(count_planned_labels(by_split), names, source, task, explain)
-        except DataError as error:
-            problem = problem or error
-        else:
             return split, {name: len(members) for name, members in by_split.items()}
-    raise problem or DataError(source)
+        except DataError as error:
+            problems.append(error)
+    raise problems[0]
 
 
 def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) -> DecodedSample:
@@ -225,31 +222,30 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
 def sample_listing(
     source: AnySource, listing: Listing, max_files: int = 20_000, max_bytes: int = 1 << 29
 ) -> tuple[Listing, float, Sequence[str]]:
-    """A part of the files that the reader of a source can read in a short time.
+    """Selects files that the reader of a source can read in a short time.
 
     About `max_files` annotation files are kept. If files hold many images each, `max_bytes` of each
-    part of the source are kept. Returns the part, the number of times that it is contained in the
-    whole, and remarks.
+    part of the source are kept. Returns the part, the factor from it to the whole, and remarks.
     """
     if isinstance(source, PackedSource):
         return _sample_containers(source, listing, max_bytes)
     folder = _FILE_PER_IMAGE.get(source.type, "")
-    annotations = [file for file in listing.files if _is_in(folder, file)]
-    if len(annotations) <= max_files:
+    total = sum(_is_in(folder, file) for file in listing.files)
+    if total <= max_files:
         return listing, 1.0, ()
-    share = max_files / len(annotations)
-    files = tuple(
-        file
-        for file in listing.files
-        if not _is_in("ImageSets", file)
-        and (not (_is_in(folder, file) or is_image_name(file.key)) or _hash_stem(file) < share)
-    )
+    files = []
+    for file in listing.files:
+        is_sampled = _is_in(folder, file) or is_image_name(file.key)
+        stem = posixpath.splitext(posixpath.basename(file.key))[0]  # of image and annotation
+        share = hash_key(b"init", 0, stem) / 2**64 if is_sampled else 0.0
+        if share < max_files / total and not _is_in("ImageSets", file):
+            files.append(file)
     number = sum(_is_in(folder, file) for file in files)
     remark = (
-        f"{number:,} of {count(len(annotations), 'annotation file')} were read, and no lists of "
-        "splits in ImageSets"
+        f"{number:,} of {count(total, 'annotation file')} were read, and no lists of splits in "
+        "ImageSets"
     )
-    return Listing(listing.folder, files, listing.rejected), len(annotations) / number, (remark,)
+    return Listing(listing.folder, tuple(files), listing.rejected), total / number, (remark,)
 
 
 def _sample_containers(
@@ -276,8 +272,3 @@ def _sample_containers(
 
 def _is_in(folder: str, file: RawFile) -> bool:
     return folder in file.key.split("/")[:-1]
-
-
-def _hash_stem(file: RawFile) -> float:
-    """A hash from 0 to 1 of the name that an image and its annotation share."""
-    return hash_key(b"init", 0, posixpath.splitext(posixpath.basename(file.key))[0]) / 2**64

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
-import enum
 import glob
 import html
 import io
@@ -45,7 +43,6 @@ from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.cli.first_config.folder_view import MAX_CANDIDATES, START_BYTES, FolderView, count
 from pipeline_ops.config.sources import ImageFolderSource, VocSource
 from pipeline_ops.errors import DataError
-from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
 
 _MAX_ROWS, _MAX_EXAMPLES = 200, 20
@@ -54,32 +51,23 @@ _ANNOTATIONS = (".csv", ".json", ".jsonl", ".ndjson", ".tsv", ".txt", ".xml", ".
 _BYTE_ORDER_MARK_AND_SPACE = b"\xef\xbb\xbf \r\n\t"
 
 
-class Certainty(enum.IntEnum):
-    """The degree to which a source fits."""
-
-    LIKELY = 1
-    """Names alone say so, or other files are in the way."""
-    CERTAIN = 2
-    """Annotations of this kind were found, with their images, or there is nothing else."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SourceMatch:
+class SourceMatch(NamedTuple):
     """A source that fits.
 
     `reason` says in plain words what was seen. `keys` are the keys of the source besides `type` and
     `path`. `below` is the folder of the source below the folder that was looked at, "" for that
-    folder itself.
+    folder itself. A match is likely and not certain if names alone say so, or if files of another
+    kind are there.
     """
 
     type: str
-    certainty: Certainty
     reason: str
-    keys: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    keys: Mapping[str, Any]
     below: str = ""
+    is_certain: bool = True
 
 
-def recognise_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
+def _find_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds class folders. A folder that contains only one other folder is entered."""
     if view.named_file or not view.images:
         return
@@ -88,7 +76,12 @@ def recognise_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
     below = posixpath.commonpath(folders) if "" not in folders else ""
     below = posixpath.dirname(below) if below in folders else below
     listing = view.enter(below)
-    keys = {"class_folder": "inner"} if _has_repeated_folders(listing) else {}
+    # Inner folders that repeat are classes, in folders of days, for example.
+    outer = {file.key.split("/")[0] for file in listing.files}
+    pairs = {tuple(file.key.split("/")[:2]) for file in listing.files if file.key.count("/") > 1}
+    inner = Counter(name for _, name in pairs)
+    is_inner = not find_split_names(outer) and len(inner) > 1 and min(inner.values()) > 1
+    keys = {"class_folder": "inner"} if is_inner else {}
     source = ImageFolderSource.model_validate({"type": "image_folder", "path": ".", **keys})
     try:
         validate_layout(source, listing)
@@ -112,25 +105,14 @@ def recognise_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
         )
     else:
         names = [file.key.lower() for file in listing.files]
-        may_be_annotated = any(
-            name.endswith(".xml" if "/" in name else _ANNOTATIONS) for name in names
-        )
-        certainty = Certainty.LIKELY if may_be_annotated else Certainty.CERTAIN
+        is_annotated = any(name.endswith(".xml" if "/" in name else _ANNOTATIONS) for name in names)
         *first, last = [f"{number:,}" for _, number in sorted(images.items())]
         numbers = f"{', '.join(first)} and {last}"
         if len(images) > 5:
             numbers = f"{min(images.values()):,} to {max(images.values()):,}"
         reason = f"{len(images):,} class folders with {numbers} images"
         reason += _say_splits(find_split_folders(source, listing))
-        yield SourceMatch("image_folder", certainty, reason, keys, below)
-
-
-def _has_repeated_folders(listing: Listing) -> bool:
-    """Returns whether inner folders repeat, such as those of classes in folders of days."""
-    outer = {file.key.split("/")[0] for file in listing.files}
-    pairs = {tuple(file.key.split("/")[:2]) for file in listing.files if file.key.count("/") > 1}
-    numbers = Counter(inner for _, inner in pairs)
-    return not find_split_names(outer) and len(numbers) > 1 and min(numbers.values()) > 1
+        yield SourceMatch("image_folder", reason, keys, below, is_certain=not is_annotated)
 
 
 def _say_splits(folders: Iterable[str]) -> str:
@@ -138,7 +120,7 @@ def _say_splits(folders: Iterable[str]) -> str:
     return f", in the folders {_join_names(names)} of the splits" if names else ""
 
 
-def recognise_voc(view: FolderView) -> Iterator[SourceMatch | str]:
+def _find_voc(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds images with an XML file of the same name, in the same folder or in another one."""
     files = [] if view.named_file else view.list_candidates(".xml")
     if not any(
@@ -169,15 +151,15 @@ def recognise_voc(view: FolderView) -> Iterator[SourceMatch | str]:
             f"{count(len(pictures), 'image')}{_say_folder(source.images)}, of which "
             f"{len(both):,} have annotations{_say_splits(sorted(splits)) or remark}"
         )
-        yield SourceMatch("voc", Certainty.CERTAIN, reason, keys, below)
+        yield SourceMatch("voc", reason, keys, below)
 
 
 def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[str, str, str]]:
-    """The folders in which an image and an XML file of the same name can be.
+    """Lists where an image and an XML file of the same name are.
 
-    Each is the folder of the source, and below it those of the images and of the annotations.
-    Folders of splits are neither: they are around them, or inside. If every XML file is beside its
-    image, the folder around all of them is the only one.
+    Each item is the folder of the source, and below it the folders of the images and of the
+    annotations. A folder of a split is around both, or inside. If every XML file is beside its
+    image, the folder around all of them is the only item.
     """
     images, found = defaultdict[str, set[str]](set), set[tuple[str, str]]()
     for file in view.images:
@@ -208,7 +190,7 @@ def _say_folder(folder: str) -> str:
 
 
 def _read_voc_lists(view: FolderView, below: str, names: set[str]) -> tuple[dict[str, Any], str]:
-    """The keys of the source for its lists, and a remark on them."""
+    """Returns the keys of the source for its lists, and a remark on them."""
     prefix = posixpath.join(below, "ImageSets/Main/")
     lists = {
         file.key.removeprefix(prefix).removesuffix(".txt"): file
@@ -234,7 +216,7 @@ _COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
 _FILE_NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\\n]|\\.){1,1000}")')
 
 
-def recognise_coco(view: FolderView) -> Iterator[SourceMatch | str]:
+def _find_coco(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds JSON files for detection whose images are below the folder."""
     candidates = [file for file in view.list_candidates(".json") if "captions" not in file.key]
     if instances := [file for file in candidates if "instances" in posixpath.basename(file.key)]:
@@ -262,14 +244,14 @@ def recognise_coco(view: FolderView) -> Iterator[SourceMatch | str]:
         parts.append({**part, **_unless("split", find_split(file.key), None)})
         reasons.append(f"{file.key} is a COCO file with images in {folder}")
     if parts:
-        yield SourceMatch("coco", Certainty.CERTAIN, "; ".join(reasons), {"parts": parts})
+        yield SourceMatch("coco", "; ".join(reasons), {"parts": parts})
 
 
 _YOLO_LINE = re.compile(rb"\s*\d+(\s+[-+.\deE]+){4,}\s*(\r?\n|$)")
 _YOLO_KEYS = (re.compile(rb"^names\s*:", re.MULTILINE), re.compile(rb"^(train|val)\s*:", re.M))
 
 
-def recognise_yolo(view: FolderView) -> Iterator[SourceMatch | str]:
+def _find_yolo(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds a `data.yaml`, or folders `images` and `labels`."""
     descriptions = [
         file
@@ -289,8 +271,8 @@ def recognise_yolo(view: FolderView) -> Iterator[SourceMatch | str]:
         around = f"{below}/" if below else ""
         number = sum(n for folder, n in labels.items() if f"{folder}/".startswith(around))
         reason = f"{file.key} names classes and splits; {count(number, 'label file')} below it"
-        certainty = Certainty.CERTAIN if number else Certainty.LIKELY
-        yield SourceMatch("yolo", certainty, reason, _unless("data", name, "data.yaml"), below)
+        keys = _unless("data", name, "data.yaml")
+        yield SourceMatch("yolo", reason, keys, below, is_certain=number > 0)
     if not descriptions and labels and not view.named_file:
         yield (
             f"{count(labels.total(), 'label file')} of YOLO in {_join_names(sorted(labels))}, "
@@ -328,7 +310,7 @@ class _Table(NamedTuple):
     has_boxes: bool
 
 
-def recognise_csv(view: FolderView) -> Iterator[SourceMatch | str]:
+def _find_csv(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds CSV files with a column of images and one of classes, whatever their names are."""
     starts = view.iterate_starts(".csv", ".tsv")
     tables = ((file, *_read_table(start, file.num_bytes > START_BYTES)) for file, start in starts)
@@ -338,7 +320,7 @@ def recognise_csv(view: FolderView) -> Iterator[SourceMatch | str]:
 def _recognise_tables(
     kind: str, view: FolderView, files: Iterable[tuple[RawFile, Sequence[str], Sequence[_Fields]]]
 ) -> Iterator[SourceMatch | str]:
-    """The matches of files with a header and rows. Those of several splits are one."""
+    """Yields the matches of files with a header and rows. The files of the splits are one match."""
     tables = []
     for file, header, rows in files:
         table = _judge_table(view, file, header, rows)
@@ -357,7 +339,7 @@ def _recognise_tables(
 def _judge_table(
     view: FolderView, file: RawFile, header: Sequence[str], rows: Sequence[_Fields]
 ) -> _Table | str | None:
-    """The table of a file, the reason why it is none, or None if it has nothing to do with it."""
+    """Returns the table, the reason why its images cannot be used, or None for another file."""
     if any(is_image_name(name) and view.count_images_named([name]) for name in header):
         line = ",".join(("path", *_XYXY, "label") if len(header) == 6 else ("path", "label"))
         return f"{file.key} has no header: its first line names an image. Add the line {line}"
@@ -435,9 +417,8 @@ def _match_tables(
         for table in tables
     )
     # A table with the columns of another tool may be a copy of the XML files beside it.
-    is_copy = columns and view.list_candidates(".xml")
-    certainty = Certainty.LIKELY if is_copy else Certainty.CERTAIN
-    return SourceMatch(kind, certainty, reason, keys)
+    is_copy = bool(columns and view.list_candidates(".xml"))
+    return SourceMatch(kind, reason, keys, is_certain=not is_copy)
 
 
 def _read_table(start: bytes, is_cut: bool) -> tuple[Sequence[str], list[dict[str, Any]]]:
@@ -454,7 +435,7 @@ def _read_table(start: bytes, is_cut: bool) -> tuple[Sequence[str], list[dict[st
         return [], []
 
 
-def recognise_jsonl(view: FolderView) -> Iterator[SourceMatch | str]:
+def _find_jsonl(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds files of JSON lines with a path and a label or boxes."""
     files = []
     for file, start in view.iterate_starts(".jsonl", ".ndjson"):
@@ -489,7 +470,7 @@ _LABEL_STUDIO = ((b'"annotations"', b'"data"'), (b'"annotator"', b'"annotation_i
 """Keys of an export: of the full JSON, and of JSON-MIN."""
 
 
-def recognise_label_studio(view: FolderView) -> Iterator[SourceMatch | str]:
+def _find_label_studio(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds JSON files that are a list of tasks."""
     for file, start in view.iterate_starts(".json"):
         is_list = start.lstrip(_BYTE_ORDER_MARK_AND_SPACE).startswith(b"[")
@@ -497,13 +478,13 @@ def recognise_label_studio(view: FolderView) -> Iterator[SourceMatch | str]:
             reason = f"{file.key} is a list of tasks as Label Studio exports them"
             has_shapes = b"rectanglelabels" in start or b"polygonlabels" in start
             keys = {"export": file.key, **_get_task(has_shapes)}
-            yield SourceMatch("label_studio", Certainty.CERTAIN, reason, keys)
+            yield SourceMatch("label_studio", reason, keys)
 
 
 _CVAT_IMAGE = re.compile(rb"""<image\s[^>]{0,500}?name=["']([^"'<>]{1,500})["']""")
 
 
-def recognise_cvat(view: FolderView) -> Iterator[SourceMatch | str]:
+def _find_cvat(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds XML files of the format "CVAT for images"."""
     for file, start in view.iterate_starts(".xml"):
         if b"<annotations>" not in start or not (quoted := _CVAT_IMAGE.findall(start)):
@@ -514,7 +495,7 @@ def recognise_cvat(view: FolderView) -> Iterator[SourceMatch | str]:
             has_shapes = any(shape in start for shape in (b"<box", b"<polygon", b"<mask"))
             keys = {"annotations": file.key, "images": folder, **_get_task(has_shapes)}
             reason = f"{file.key} is an export of CVAT with images in {folder}"
-            yield SourceMatch("cvat", Certainty.CERTAIN, reason, keys)
+            yield SourceMatch("cvat", reason, keys)
         else:
             yield f"{file.key} is an export of CVAT without its images. Export it with images"
 
@@ -522,7 +503,7 @@ def recognise_cvat(view: FolderView) -> Iterator[SourceMatch | str]:
 _TFRECORD_NAME = re.compile(r"\.(tfrecords?|tfrec|record)(-\d+-of-\d+)?$|-\d+-of-\d+$")
 
 
-def recognise_tfrecord(view: FolderView) -> Iterator[SourceMatch | str]:
+def _find_tfrecord(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds TFRecord files with images. The first record of the first file is parsed."""
     files = [
         file
@@ -532,7 +513,16 @@ def recognise_tfrecord(view: FolderView) -> Iterator[SourceMatch | str]:
     ]
     if not files:
         return
-    features, problem = _read_first_record(view, files[0])
+    features, problem = dict[str, Any](), ""
+    with view.open(files[0]) as opened:
+        empty = CorruptRecord("truncated", "it has no records")
+        _, record = next(scan_records(opened, files[0].num_bytes), (0, empty))
+    try:
+        if isinstance(record, CorruptRecord):
+            raise record
+        features = parse(record)
+    except (CorruptRecord, ValueError) as error:
+        problem = str(error)
     has_boxes = shards.BOX_XMIN in features
     has_label = shards.LABEL in features or "image/class/text" in features
     if shards.ENCODED not in features or not (has_boxes or has_label):
@@ -550,25 +540,10 @@ def recognise_tfrecord(view: FolderView) -> Iterator[SourceMatch | str]:
         f"{count(len(files), 'TFRecord file')} ({_join_names(patterns)}) whose first record "
         f"has an image and {'boxes' if has_boxes else 'a label'}"
     )
-    yield SourceMatch("tfrecord", Certainty.CERTAIN, reason, keys)
+    yield SourceMatch("tfrecord", reason, keys)
 
 
-def _read_first_record(view: FolderView, file: RawFile) -> tuple[dict[str, Any], str]:
-    """The features of the first record, or none and the problem."""
-    try:
-        with open_raw(file, view.folder) as opened:
-            for _, record in scan_records(opened, file.num_bytes):
-                if isinstance(record, CorruptRecord):
-                    return {}, record.detail
-                return dict(parse(record)), ""
-    except OSError as error:
-        raise DataError(f"{file.key}: {error.strerror}. Correct its permissions.") from None
-    except ValueError as error:
-        return {}, str(error)
-    return {}, "it has no records"
-
-
-def recognise_parquet(view: FolderView) -> Iterator[SourceMatch | str]:
+def _find_parquet(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds Parquet files with a column of images. The first rows of the first file are read."""
     files = view.list_candidates(".parquet")
     if not any(start.startswith(b"PAR1") for _, start in view.iterate_starts(".parquet")):
@@ -590,7 +565,7 @@ def recognise_parquet(view: FolderView) -> Iterator[SourceMatch | str]:
     kind = "boxes" if fields["task"] == "detection" else "labels"
     reason = f"{count(len(files), 'Parquet file')} with {kind}"
     keys = {**fields, **_list_parts(files), **image}
-    yield SourceMatch("parquet", Certainty.CERTAIN, reason, keys)
+    yield SourceMatch("parquet", reason, keys)
 
 
 _Fields = Mapping[str, Any]
@@ -612,7 +587,7 @@ def _guess_image_column(view: FolderView, rows: Sequence[_Fields]) -> dict[str, 
     return None
 
 
-def recognise_webdataset(view: FolderView) -> Iterator[SourceMatch | str]:
+def _find_webdataset(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds tar files whose first members are images and annotations of the same names."""
     files = view.list_candidates(".tar")
     members = _list_members(view, files[0]) if files else []
@@ -636,7 +611,7 @@ def recognise_webdataset(view: FolderView) -> Iterator[SourceMatch | str]:
             f"{count(len(files), 'tar file')} of samples with the members "
             f"{_join_names(sorted(suffixes))}"
         )
-        yield SourceMatch("webdataset", Certainty.CERTAIN, reason, keys)
+        yield SourceMatch("webdataset", reason, keys)
     elif members:
         yield (
             f"{files[0].key} begins with {_join_names([name for name, _ in members])}. In a shard "
@@ -775,36 +750,24 @@ def _join_names(names: Sequence[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + more
 
 
-_MAX_SHOWN = 5
-
-
-class Kind(NamedTuple):
-    """A kind of data set. `needs` says what a folder of this kind holds."""
-
-    recognise: Callable[[FolderView], Iterator[SourceMatch | str]]
-    needs: str
-
-
-KINDS = {
-    # The key is the `type` of the source.
-    "image_folder": Kind(
-        recognise_class_folders, "a folder of images for each class, maybe below train and val"
+KINDS: Mapping[str, tuple[Callable[[FolderView], Iterator[SourceMatch | str]], str]] = {
+    "image_folder": (
+        _find_class_folders,
+        "a folder of images for each class, maybe below train and val",
     ),
-    "voc": Kind(recognise_voc, "images, and XML files of Pascal VOC with the same names"),
-    "coco": Kind(
-        recognise_coco, "a JSON file with images, categories and annotations, and the images"
-    ),
-    "yolo": Kind(recognise_yolo, "a data.yaml, and folders images and labels"),
-    "csv": Kind(
-        recognise_csv, "a CSV file with a column of images and one of classes, maybe with boxes"
-    ),
-    "jsonl": Kind(recognise_jsonl, 'a .jsonl file with lines {"path": "1.jpg", "label": "cat"}'),
-    "tfrecord": Kind(recognise_tfrecord, "TFRecord files with image/encoded and labels or boxes"),
-    "parquet": Kind(recognise_parquet, "Parquet files"),
-    "webdataset": Kind(recognise_webdataset, "tar files in which a name has an image and a label"),
-    "label_studio": Kind(recognise_label_studio, "the JSON export of Label Studio, and the images"),
-    "cvat": Kind(recognise_cvat, 'the XML export "CVAT for images", and the images'),
+    "voc": (_find_voc, "images, and XML files of Pascal VOC with the same names"),
+    "coco": (_find_coco, "a JSON file with images, categories and annotations, and the images"),
+    "yolo": (_find_yolo, "a data.yaml, and folders images and labels"),
+    "csv": (_find_csv, "a CSV file with a column of images and one of classes, maybe with boxes"),
+    "jsonl": (_find_jsonl, 'a .jsonl file with lines {"path": "1.jpg", "label": "cat"}'),
+    "tfrecord": (_find_tfrecord, "TFRecord files with image/encoded and labels or boxes"),
+    "parquet": (_find_parquet, "Parquet files"),
+    "webdataset": (_find_webdataset, "tar files in which a name has an image and a label"),
+    "label_studio": (_find_label_studio, "the JSON export of Label Studio, and the images"),
+    "cvat": (_find_cvat, 'the XML export "CVAT for images", and the images'),
 }
+"""The recogniser of each `type` of a source, and the content of a folder that fits."""
+_MAX_SHOWN = 5
 
 
 def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
@@ -820,7 +783,7 @@ def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
             "boxes."
         )
     names = [only] if only else list(KINDS)
-    looks = [(name, look) for name in names for look in KINDS[name].recognise(view)]
+    looks = [(name, look) for name in names for look in KINDS[name][0](view)]
     matches = [look for _, look in looks if isinstance(look, SourceMatch)]
     if not matches:
         more = "" if view.is_complete else "more than "
@@ -835,23 +798,21 @@ def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
             *(["What comes near:"] if looks else []),
             *(f"  {name:<14}{look}." for name, look in looks),
             "What each source needs:",
-            *(f"  {name:<14}{KINDS[name].needs}" for name in names),
+            *(f"  {name:<14}{KINDS[name][1]}" for name in names),
             "docs/data-sources.md describes the sources.",
         ]
         raise DataError("\n".join(lines))
-    best = max(match.certainty for match in matches)
-    winners = [match for match in matches if match.certainty == best]
-    if len(winners) > 1:
-        is_same_type = len({each.type for each in winners}) < len(winners)
-        lines = [
-            f"{place}: {len(winners)} kinds of data fit equally.",
-            *(
-                f"  {each.type:<14}{f'in {each.below}: ' if each.below else ''}{each.reason}"
-                for each in winners
-            ),
-            "Name the folder or the file that you mean."
-            if is_same_type
-            else "Choose one of them with --type.",
-        ]
-        raise DataError("\n".join(lines))
-    return winners[0]
+    winners = [match for match in matches if match.is_certain] or matches
+    if len(winners) == 1:
+        return winners[0]
+    is_same_type = len({each.type for each in winners}) < len(winners)
+    advice = "Name the folder or the file that you mean."
+    lines = [
+        f"{place}: {len(winners)} kinds of data fit equally.",
+        *(
+            f"  {each.type:<14}{f'in {each.below}: ' if each.below else ''}{each.reason}"
+            for each in winners
+        ),
+        advice if is_same_type else "Choose one of them with --type.",
+    ]
+    raise DataError("\n".join(lines))

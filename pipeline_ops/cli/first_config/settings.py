@@ -1,11 +1,8 @@
 """First values for image size, model, training and time, from the figures of a data set.
 
-A recipe is a model with the training that was measured to suit it. It is chosen by the figures of a
-data set. Each says what it reached on real data, always with `trainyard init FOLDER` and `trainyard
-run`, without an edit.
-
-The time of a step is measured (`jobs/model_check.py`). The other times are constants, those of
-`trainyard run` on a machine with two cores. Pure functions.
+A recipe is a model with a training that suits it. `measured` says what it reached on real data with
+`trainyard init FOLDER` and `trainyard run`, without an edit. The time of a step is measured
+(`jobs/model_check.py`). The other times are constants of a machine with two cores.
 """
 
 from __future__ import annotations
@@ -28,9 +25,8 @@ if TYPE_CHECKING:
 class Recipe:
     """A model and its training.
 
-    `steps` optimizer steps of `batch_size` examples are enough. With fewer than `min_steps` at
-    hand, smaller images are better. `augments` says whether training images are changed at random.
-    `weights_hint` says which weights to begin with would help.
+    `steps` optimizer steps of `batch_size` examples are enough. With fewer than `min_steps`,
+    smaller images are better. `augments` says whether training images are changed at random.
     """
 
     model: str
@@ -100,11 +96,10 @@ MANY_OBJECTS = dataclasses.replace(
 )
 
 
-def adapt_to_weights(recipe: Recipe, weights: str) -> Recipe:
-    """Returns the recipe for a file of weights whose name contains that of a catalogue's model.
+def _adapt_to_weights(recipe: Recipe, weights: str) -> Recipe:
+    """Takes the model that the name of a file of keras.applications names, if it names one.
 
-    Files of keras.applications do, such as `resnet50v2_weights_..._notop.h5`. Any other file is for
-    the model of the recipe.
+    An example is `resnet50v2_weights_..._notop.h5`.
     """
     own = weights.lower().replace("_", "")
     known = [
@@ -125,8 +120,8 @@ def adapt_to_weights(recipe: Recipe, weights: str) -> Recipe:
 
 
 _SMALL_SIDE, _MIN_SIDE, _MAX_SIDE = 64, 32, 224
-"""Sides in pixels of the images of a classifier: up to which the small network is used, and the
-limits for the other ones."""
+"""Sides of a classifier's images, in pixels. Below the first one, the small network is used. The
+others limit the sides for the other networks."""
 _MIN_EQUAL_SIDE = 10
 """The smallest side of images that all have one size and keep it."""
 _MIN_LONG_SIDE, _MAX_LONG_SIDE = 256, 640
@@ -145,7 +140,7 @@ _MAX_SHARDS, _MANY_IMAGES_PER_SHARD = 64, 4000
 
 @dataclasses.dataclass(frozen=True)
 class FirstSettings:
-    """Values with their reasons. `height` and `width` are in pixels, after `resize`."""
+    """Values for a config. `height` and `width` are in pixels, after `resize`."""
 
     channels: int
     height: int
@@ -167,7 +162,7 @@ def choose_settings(data: DataSummary, has_gpu: bool, weights: str = "") -> Firs
     height, width, size_reason = _choose_detector_size(data) if is_detection else _choose_size(data)
     recipe = _choose_recipe(data, min(height, width), has_gpu)
     if not is_detection:
-        recipe = adapt_to_weights(recipe, weights)
+        recipe = _adapt_to_weights(recipe, weights)
     num_train = max(1, data.num_images["train"])
     # A power of two, so that an epoch has at least four steps if there are enough images.
     batch = int(min(recipe.batch_size, 2 ** int(math.log2(max(2, num_train // 4)))))
@@ -183,16 +178,6 @@ def choose_settings(data: DataSummary, has_gpu: bool, weights: str = "") -> Firs
         steps_per_epoch=steps_per_epoch,
         shards=min(max(8, num_train // _MANY_IMAGES_PER_SHARD), _MAX_SHARDS, num_train),
     )
-
-
-def scale_size(settings: FirstSettings, factor: float) -> FirstSettings:
-    """Scales height and width, unless the images are small already."""
-    if max(settings.height, settings.width) * factor < _MIN_SCALED_SIDE:
-        return settings
-    height, width = (_round_size(side * factor) for side in (settings.height, settings.width))
-    reason = f"{settings.size_reason}, scaled by {factor:g} to save time"
-    reason = settings.size_reason if factor == 1 else reason
-    return dataclasses.replace(settings, height=height, width=width, size_reason=reason)
 
 
 def _choose_size(data: DataSummary) -> tuple[int, int, str]:
@@ -247,15 +232,15 @@ _EPOCH_SECONDS = 0.5
 _IMAGE_SECONDS = 0.005
 """The time of an image in preprocess and evaluate besides decoding and the model."""
 _SCALES = (1.0, 0.75, 0.5)
-"""The factors of height and width that are tried."""
+"""The factors of height and width that are tried, unless the images are small already."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
     """Settings that fit a number of minutes, if any do.
 
-    `seconds` is the time of the whole run, and `epoch_seconds` that of an epoch. With fewer than
-    `needed_steps` optimizer steps, a model is hardly of use.
+    `seconds` is the time of the whole run. With fewer than `needed_steps` optimizer steps, a model
+    is hardly of use.
     """
 
     settings: FirstSettings
@@ -269,7 +254,7 @@ class Budget:
 
     @property
     def shortage(self) -> str:
-        """Says that the training is too short to be of use. Empty if it is not."""
+        """Says that the training is too short to be of use, and is empty otherwise."""
         needed = self.needed_steps
         if self.num_steps >= needed:
             return ""
@@ -297,30 +282,28 @@ def fit_to_budget(
 
     `times` were measured with the size in `settings`.
     """
-    budgets = [
-        _fit(settings, scale_size(settings, factor), data, times, minutes) for factor in _SCALES
-    ]
-    return next((budget for budget in budgets if not budget.shortage), budgets[-1])
-
-
-def _fit(
-    measured: FirstSettings,
-    settings: FirstSettings,
-    data: DataSummary,
-    times: StepTimes,
-    minutes: float,
-) -> Budget:
-    area = settings.height * settings.width / (measured.height * measured.width)
-    step, evaluation = times.step * _INPUT_FACTOR * area, times.evaluation * area
-    epoch = settings.steps_per_epoch * step + _EPOCH_SECONDS
-    epoch += data.num_images["validation"] * evaluation
-    rest = _FIXED_SECONDS + 2 * times.start + data.num_images["test"] * evaluation
-    rest += data.total * (_IMAGE_SECONDS + data.sample.decode_seconds)
-    epochs = max(1, min(settings.epochs, int((60 * minutes - rest) / epoch)))
-    fitting = dataclasses.replace(settings, epochs=epochs)
+    longer, fixed = max(settings.height, settings.width), _FIXED_SECONDS + 2 * times.start
+    fixed += data.total * (_IMAGE_SECONDS + data.sample.decode_seconds)
     # Of a few images, even all epochs are fewer steps than the recipe asks for.
     needed_steps = min(settings.recipe.min_steps, round(settings.epochs * settings.steps_per_epoch))
-    return Budget(fitting, rest + epochs * epoch, epoch, needed_steps)
+    for factor in _SCALES:
+        height, width, reason = settings.height, settings.width, settings.size_reason
+        if factor < 1 and longer * factor >= _MIN_SCALED_SIDE:
+            height, width = _round_size(height * factor), _round_size(width * factor)
+            reason = f"{reason}, scaled by {factor:g} to save time"
+        area = height * width / (settings.height * settings.width)
+        step, evaluation = times.step * _INPUT_FACTOR * area, times.evaluation * area
+        epoch = settings.steps_per_epoch * step + _EPOCH_SECONDS
+        epoch += data.num_images["validation"] * evaluation
+        rest = fixed + data.num_images["test"] * evaluation
+        epochs = max(1, min(settings.epochs, int((60 * minutes - rest) / epoch)))
+        fitting = dataclasses.replace(
+            settings, height=height, width=width, size_reason=reason, epochs=epochs
+        )
+        budget = Budget(fitting, rest + epochs * epoch, epoch, needed_steps)
+        if not budget.shortage:
+            break
+    return budget
 
 
 def format_minutes(seconds: float) -> str:

@@ -30,11 +30,10 @@ from pipeline_ops.jobs.places.place import (
     JobLaunch,
     JobState,
     Place,
-    build_python_command,
+    build_init_command,
     collect_store_environment,
     name_job,
 )
-from pipeline_ops.jobs.remote_host import INIT_MODULE
 from pipeline_ops.jobs.request import read_request
 from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE
 from pipeline_ops.storage.store_path import StorePath
@@ -95,9 +94,8 @@ class Daemon:
     ) -> Any:
         """Calls a method of docker's APIClient. Returns None after an `ignored` status code.
 
-        Raises:
-          MachineError: the daemon can't be reached, does not answer, or has failed.
-          ConfigError: the daemon refuses the request or this user, or a library is missing.
+        Raises MachineError if the daemon does not answer or has failed, and ConfigError if it
+        refuses the request or this user, or if a library is missing.
         """
         docker = _import_docker()
         try:
@@ -244,7 +242,7 @@ _LOG_OPTIONS = {"max-size": "10m", "max-file": "2"}
 
 def build_body(hosts: ContainerHosts, image: str, launch: JobLaunch) -> dict[str, Any]:
     """Builds the request that creates the container of a job, with an image given by its id."""
-    command = build_python_command(hosts, INIT_MODULE, launch.module, str(launch.attempt.request))
+    command = build_init_command(hosts, launch)
     folders = {"HOME": WORK, "TMPDIR": WORK, LOCAL_FOLDER_VARIABLE: f"{WORK}/local"}
     access = {**collect_store_environment(os.environ), **launch.environment}
     shared_bytes = min(hosts.memory_bytes or _SHARED_MEMORY_BYTES, _SHARED_MEMORY_BYTES)
@@ -314,9 +312,8 @@ class ContainerPlace(Place):
     def start(self, launch: JobLaunch) -> None:
         """Creates and starts the container.
 
-        A container that was created and not started is that of a killed starter, or of one at the
-        same time. Its start is then repeated, which has no effect on a running one. If it has ended
-        in this very moment, its init process finds the traces of its first life.
+        The start of a created container is repeated: its starter was killed, or works at the same
+        time. That has no effect on a running one. A second life ends by the traces of the first.
         """
         name = name_job(launch.attempt)
         deadline, image = time.monotonic() + _CREATE_SECONDS, ""
@@ -354,7 +351,7 @@ class ContainerPlace(Place):
         name = name_job(attempt)
         found = self._daemon.inspect(name)
         if found is None:
-            return self._judge_missing(attempt, name)
+            return self._to_missing_state(attempt, name)
         state = found["State"]
         match state["Status"]:
             case "running" | "paused":
@@ -366,7 +363,7 @@ class ContainerPlace(Place):
         exit_code, cause = self._explain_end(attempt, state)
         return JobState("ended", f"the job ended without a status: {cause}", exit_code)
 
-    def _judge_missing(self, attempt: Attempt[StorePath], name: str) -> JobState:
+    def _to_missing_state(self, attempt: Attempt[StorePath], name: str) -> JobState:
         """The state of a job without a container.
 
         Raises MachineError if the job has begun. Without `daemon` in the hosts file, each host of

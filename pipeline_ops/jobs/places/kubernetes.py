@@ -1,19 +1,16 @@
 """Kubernetes: a job is a Job with one pod. No kubectl is needed, and no route to the pod.
 
 The name of the Job follows from the attempt, so of two tries to start it, one succeeds. The access
-to the store is in a Secret that Kubernetes removes with the Job. It is created after the Job,
-because its owner must exist. Until then the Job is suspended, so that no pod asks for a Secret that
-is not there: the kubelet would look again only after ten seconds or more. If the Secret is refused,
-the Job is deleted. If the starter dies in between, the job counts as ended after a minute, and the
-next try starts another one. A pod is never replaced.
+to the store is in a Secret that the Job owns, so it is created after the Job. Until then the Job is
+suspended: the kubelet would look for a missing Secret again only after ten seconds or more. If the
+Secret is refused, the Job is deleted. If the starter dies in between, the job counts as ended after
+a minute, and the next try starts another one. A pod is never replaced.
 
-Requests and objects are plain JSON, sent with the connection of the official client (TLS, proxy,
-credentials). The code therefore reads the same fields as the documentation of Kubernetes names, and
-an answer of a newer cluster is no problem. Each request has a time limit. A request that may
-succeed later is sent again, a few times: after 410, 429 (with the pause that the server asks for)
-and errors of the server or of the network. All names of objects are chosen by the caller, so that
-a repeated request does no harm. After 403, too: a server that has just started does not know all
-Roles yet.
+Requests and objects are plain JSON with the fields that Kubernetes documents, sent with the
+connection of the official client (TLS, proxy, credentials). Each request has a time limit. It is
+repeated a few times after 410, 429 (with the pause that the server asks for), errors of the server
+or of the network, and 403, because a server that has just started does not know all Roles yet. The
+caller chooses all names of objects, so a repeated request does no harm.
 
 docker/kubernetes/rbac.yaml grants the rights that an account needs in the namespace of its jobs.
 `trainyard doctor` asks for them, and the supervisor of a gang does before it creates anything.
@@ -136,10 +133,10 @@ class KubernetesClient:
         return (answer or b"").decode(errors="replace")
 
     def delete(self, kind: Kind, name: str, grace_seconds: int | None = None) -> None:
-        """Deletes an object, and afterwards what it owns. A missing one is ignored.
+        """Deletes an object, if it is there, and afterwards the objects that it owns.
 
-        `grace_seconds` is for pods, between SIGTERM and SIGKILL. With 0, the pod is forgotten at
-        once, even if its node does not answer.
+        `grace_seconds` is for pods, between SIGTERM and SIGKILL. With 0, Kubernetes forgets the pod
+        at once, even if its node does not answer.
         """
         query = {"propagationPolicy": "Background"}
         if grace_seconds is not None:
@@ -347,8 +344,7 @@ class KubernetesPlace(Place):
     def _end(self, name: str) -> None:
         """Deletes the Job and its pods: SIGTERM, SIGKILL, then by force.
 
-        A pod on a node that does not answer is forgotten. Its job finds the cancellation request,
-        or that it has lost its lease.
+        On a node that does not answer, the job ends by the cancellation request or its lost lease.
         """
         self._client.delete("jobs", name)
         self._delete_pods(name, int(GRACE_SECONDS))

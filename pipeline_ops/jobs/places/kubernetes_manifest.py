@@ -1,8 +1,8 @@
 """The objects that Kubernetes is asked to create. All functions are pure.
 
-Jobs and gangs have the same pods: the image's own user, which must not be root, a read-only root
-file system, no capabilities, and folders of their own at /work, /tmp and /dev/shm. A pod has no
-token of the cluster unless the hosts file names a service account.
+Pods of jobs and of gangs run as the image's user, which must not be root, with a read-only root
+file system, no capabilities, and folders of their own at /work, /tmp and /dev/shm. They have no
+token of the cluster unless `pod` in the hosts file names a service account.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.jobs.places.place import (
+    CREDENTIALS,
     JobLaunch,
-    build_python_command,
+    build_init_command,
     build_python_environment,
     collect_store_environment,
     name_job,
 )
 from pipeline_ops.jobs.places.pod_exec import CONTAINER
-from pipeline_ops.jobs.remote_host import INIT_MODULE
 
 STARTED = "trainyard/started"
 """The annotation of a Job whose Secret is there. Another suspended Job waits for its starter."""
@@ -40,20 +40,19 @@ _STOP_SECONDS = 30
 """The time between SIGTERM and SIGKILL when the cluster ends a pod."""
 _GROUP = 10001
 """The group of the images in `docker/`, which gets the right to write to volumes."""
-_FOLDERS: Mapping[str, Mapping[str, Any]] = {
-    "/work": {},
-    "/tmp": {},  # noqa: S108
-    "/dev/shm": {"medium": "Memory"},  # noqa: S108
+_FOLDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "work": ("/work", {}),
+    "tmp": ("/tmp", {}),  # noqa: S108
+    "shm": ("/dev/shm", {"medium": "Memory"}),  # noqa: S108
 }
+"""Paths and kinds of the folders of a pod, by the names of their volumes."""
 _ENVIRONMENT = {"HOME": "/work", "TMPDIR": "/tmp", "TRAINYARD_LOCAL_FOLDER": "/work/local"}  # noqa: S108
-_CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 def build_job(hosts: KubernetesHosts, launch: JobLaunch, has_secret: bool) -> dict[str, Any]:
-    """Builds the Job of one process. It has one pod, which is never replaced.
+    """Builds the Job of one process, with one pod, which is never replaced.
 
-    With `has_secret`, variables come from the Secret of `build_secret`, and the Job is suspended
-    until `RESUMED` is applied.
+    With `has_secret`, the Job is suspended until `RESUMED` is applied.
     """
     name = name_job(launch.attempt)
     metadata = {
@@ -65,8 +64,7 @@ def build_job(hosts: KubernetesHosts, launch: JobLaunch, has_secret: bool) -> di
             "trainyard/attempt": str(launch.attempt.folder),
         },
     }
-    command = build_python_command(hosts, INIT_MODULE, launch.module, str(launch.attempt.request))
-    pod = build_pod_spec(hosts, command, [name] if has_secret else [])
+    pod = build_pod_spec(hosts, build_init_command(hosts, launch), [name] if has_secret else [])
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -113,10 +111,10 @@ def build_secret(name: str, values: Mapping[str, str]) -> dict[str, Any]:
 def select_secret_values(
     hosts: KubernetesHosts, launch: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables that a job gets by a Secret of its own, among them the access to the store.
+    """The variables of a job's own Secret: the access to the store, and those of the hosts file.
 
-    Those of the hosts file are there, too, because they may be secret. If it names a Secret or an
-    account, these have the access, and no credentials of Airflow's host (`environment`) are sent.
+    If the hosts file names a Secret or an account, these have the access, and no credentials of
+    Airflow's host (`environment`) are sent.
     """
     access = collect_store_environment({**environment, **launch})
     if hosts.secret or hosts.service_account:
@@ -129,9 +127,8 @@ def build_gang(
 ) -> list[dict[str, Any]]:
     """Builds the Job of a gang's pods, and the Service and the NetworkPolicy that it will own.
 
-    The Job replaces each pod that has not succeeded. A headless Service gives each pod a name of
-    its own, so a restarted pod has its old address. All three have the same name. The cluster ends
-    the pods after the deadline in any case.
+    The Job replaces each pod that has not succeeded. A headless Service gives each pod a name, so a
+    restarted pod has its old address. The cluster ends the pods after the deadline in any case.
     """
     labels = build_labels(name, "gang")
     job = {
@@ -157,14 +154,24 @@ def build_gang(
         "metadata": {"name": name, "labels": labels},
         "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True},
     }
-    return [job, service, _build_network_policy(name, labels)]
+    # TensorFlow's servers ask for no credentials, so only pods of the same gang may reach them. The
+    # pipes to the agents go through the API server and the kubelet, and are not affected.
+    same_gang = {"matchLabels": labels}
+    policy = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "podSelector": same_gang,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": same_gang}]}],
+        },
+    }
+    return [job, service, policy]
 
 
 def set_owner(manifest: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a manifest with its owner, a Job as Kubernetes has created it.
-
-    Kubernetes removes the object together with that Job.
-    """
+    """Returns a manifest that Kubernetes removes together with a Job that it has created."""
     owner = {"apiVersion": "batch/v1", "kind": "Job"}
     owner |= {key: job["metadata"][key] for key in ("name", "uid")}
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
@@ -183,8 +190,7 @@ def build_pod_spec(
 ) -> dict[str, Any]:
     """Builds the specification of a pod with one container.
 
-    `secrets` are names of Secrets with variables, besides that of the hosts file. A variable in
-    several of them has the value of the last.
+    `secrets` are names of further Secrets with variables. The last one has precedence.
     """
     sources = [*([hosts.secret] if hosts.secret else []), *secrets]
     pod = {
@@ -204,7 +210,7 @@ def build_pod_spec(
                 {"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": volume.claim}}
                 for number, volume in enumerate(hosts.volumes)
             ),
-            *({"name": _name_folder(path), "emptyDir": kind} for path, kind in _FOLDERS.items()),
+            *({"name": name, "emptyDir": kind} for name, (_, kind) in _FOLDERS.items()),
         ],
     }
     return _merge(pod, hosts.pod)
@@ -222,7 +228,7 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _omit_credentials(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if not name.startswith(_CREDENTIALS)}
+    return {name: value for name, value in variables.items() if not name.startswith(CREDENTIALS)}
 
 
 def _build_container(
@@ -255,28 +261,6 @@ def _build_container(
                 {"name": f"volume-{number}", "mountPath": volume.mount}
                 for number, volume in enumerate(hosts.volumes)
             ),
-            *({"name": _name_folder(path), "mountPath": path} for path in _FOLDERS),
+            *({"name": name, "mountPath": path} for name, (path, _) in _FOLDERS.items()),
         ],
     }
-
-
-def _build_network_policy(name: str, labels: dict[str, str]) -> dict[str, Any]:
-    """Lets only pods of the same gang reach its pods: TensorFlow's servers ask for no credentials.
-
-    The pipes to the agents go through the API server and the kubelet, and are not affected.
-    """
-    same_gang = {"from": [{"podSelector": {"matchLabels": labels}}]}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "podSelector": {"matchLabels": labels},
-            "policyTypes": ["Ingress"],
-            "ingress": [same_gang],
-        },
-    }
-
-
-def _name_folder(path: str) -> str:
-    return path.rpartition("/")[2]

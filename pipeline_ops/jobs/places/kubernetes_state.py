@@ -54,9 +54,9 @@ Object = Mapping[str, Any]
 def to_job_state(
     job: Object | None, pods: Sequence[Object], now: float, queue_seconds: float
 ) -> JobState:
-    """The state of a job by its Job, if there is one, and its pods. `now` is the cluster's time.
+    """The state of a job by its Job, if there is one, and its pods, at the cluster's time `now`.
 
-    `queue_seconds` is how long it may wait until it runs.
+    It may wait for `queue_seconds` until it runs.
     """
     if pods:
         newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
@@ -164,9 +164,9 @@ def _explain_deletion(status: Object) -> str:
 
 
 def may_replace_pods(job: Object) -> bool:
-    """Returns whether the Job of a gang replaces each of its pods: it has not ended, nor any index.
+    """Returns whether the Job of a gang replaces each of its pods.
 
-    An index whose pod has succeeded is never run again.
+    It does not after its end, nor any pod whose index has succeeded.
     """
     status = job.get("status", {})
     is_over = any(_find_condition(status, kind) for kind in ("Failed", "FailureTarget", "Complete"))

@@ -1,7 +1,7 @@
 """This host: a job is a process in a session of its own, which outlives the process that starts it.
 
-The identity of the process is in the job's folder. Other jobs of the pipeline can write there, so
-a process gets no signal unless it was started for this very attempt.
+The identity of the process is in the job's folder, where other jobs of the pipeline can write. A
+process gets no signal unless it was started for this very attempt.
 """
 
 from __future__ import annotations

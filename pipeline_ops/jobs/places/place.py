@@ -122,7 +122,7 @@ def read_tail(log: StorePath) -> str:
 
 HOSTS_VARIABLE = "TRAINYARD_HOSTS_ENVIRONMENT"
 """A variable of a training with the `environment` of its hosts file as JSON, for its gang."""
-_CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
+CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
 _KEY_FILE, _KEY = "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"
 _AIRFLOW_PREFIXES = ("AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
 
@@ -144,7 +144,7 @@ def collect_store_environment(environment: Mapping[str, str]) -> dict[str, str]:
     found = {
         name: value
         for name, value in environment.items()
-        if name.startswith(_CREDENTIALS) or name == STORES_VARIABLE
+        if name.startswith(CREDENTIALS) or name == STORES_VARIABLE
     }
     if _KEY_FILE in found:
         file = found.pop(_KEY_FILE)
@@ -163,6 +163,14 @@ def make_hosts_variable(hosts: Hosts | None) -> dict[str, str]:
 def read_hosts_variable(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of the gang, from the variables of the training."""
     return dict(json.loads(environment.get(HOSTS_VARIABLE, "{}")))
+
+
+INIT_MODULE = "pipeline_ops.jobs.init_process"
+
+
+def build_init_command(hosts: Hosts, launch: JobLaunch) -> list[str]:
+    """The command of the first process of a job on a host."""
+    return build_python_command(hosts, INIT_MODULE, launch.module, str(launch.attempt.request))
 
 
 def build_python_command(hosts: Hosts, module: str, *arguments: str) -> list[str]:

@@ -3,12 +3,12 @@
     python -m pipeline_ops.jobs.places.pod_exec NAMESPACE CONTEXT POD COMMAND...
 
 CONTEXT may be empty. Launchers of gangs reach their agents in this way. All bytes pass unchanged
-and at once. The process ends when the command ends, with its exit code, or when the connection is
-lost, with 255. The end of the input ends the command's input. On clusters before Kubernetes 1.30,
-whose protocol cannot say so, it closes the connection, which has the same effect on an agent.
+and at once. The process ends with the exit code of the command, or with 255 when the connection is
+lost. The end of the input ends the command's input. The protocol of Kubernetes before 1.30 cannot
+say so: there it closes the connection, which has the same effect on an agent.
 
-The connection is that of the official client (TLS, proxy, credentials). The frames are read here,
-because the methods of the client would import the models of all objects, for seconds.
+The connection is that of the official client (TLS, proxy, credentials). The frames are read here:
+the client's methods would import the models of all objects, and collect output without a limit.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ def build_exec_command(
 def open_configuration(context: str | None) -> Configuration:
     """The access of the kubeconfig file, or of the pod around this process.
 
-    Raises:
-      ConfigError: there is no such access, or the client is not installed.
+    Raises ConfigError if there is no such access, or the client is not installed.
     """
     try:
         from kubernetes import client, config
@@ -109,9 +108,7 @@ def main() -> int:
 def connect(namespace: str, context: str | None, pod: str, command: Sequence[str]) -> Any:
     """Starts a command in a pod. Returns the websocket to it.
 
-    Raises:
-      ConfigError: there is no access to the cluster, or no right to do this.
-      MachineError: the command could not be started there.
+    Raises ConfigError if this account has no right to do so, and MachineError if it fails.
     """
     configuration: Any = open_configuration(context)
     import websocket
@@ -147,21 +144,26 @@ def carry(connection: Any) -> int:
     can_end_input = connection.getheaders().get("sec-websocket-protocol") == _PROTOCOLS[0]
     try:
         while True:
-            readable = _wait(connection, inputs)
-            if connection in readable:
+            # Decrypted bytes may wait in the SSL socket.
+            has_bytes = isinstance(connection.sock, ssl.SSLSocket) and connection.sock.pending()
+            if has_bytes or connection in select.select([connection, *inputs], [], [])[0]:
                 opcode, frame = connection.recv_data_frame(True)
                 if opcode == _CLOSE_FRAME:
                     break
-                status += _take(frame.data)
-            elif _STDIN in readable and _wait_until_writable(connection):
-                if data := os.read(_STDIN, _CHUNK_BYTES):
-                    connection.send_binary(bytes([_STDIN]) + data)
-                else:
-                    inputs = []
-                    if not can_end_input:
-                        connection.close(timeout=_CLOSE_SECONDS)
-                        break
-                    connection.send_binary(bytes([_CLOSE, _STDIN]))
+                status += _forward(frame.data)
+                continue
+            # Output is read before input is sent, so two full pipes do not block.
+            readable, writable, _ = select.select([connection], [connection], [])
+            if readable or not writable:
+                continue
+            if data := os.read(_STDIN, _CHUNK_BYTES):
+                connection.send_binary(bytes([_STDIN]) + data)
+                continue
+            inputs = []
+            if not can_end_input:
+                connection.close(timeout=_CLOSE_SECONDS)
+                break
+            connection.send_binary(bytes([_CLOSE, _STDIN]))
     except (WebSocketException, OSError) as error:
         if not status:
             print(f"the connection to the pod is lost: {error}", file=sys.stderr)
@@ -170,21 +172,8 @@ def carry(connection: Any) -> int:
     return _parse_exit_code(status)
 
 
-def _wait(connection: Any, inputs: list[int]) -> list[Any]:
-    """Waits until there is something to read. Returns where."""
-    if isinstance(connection.sock, ssl.SSLSocket) and connection.sock.pending():
-        return [connection]
-    return select.select([connection, *inputs], [], [])[0]
-
-
-def _wait_until_writable(connection: Any) -> bool:
-    """Returns False if there is something to read first. So two full pipes do not block."""
-    readable, writable, _ = select.select([connection], [connection], [])
-    return bool(writable) and not readable
-
-
-def _take(data: bytes) -> bytes:
-    """Writes what the command has printed. Returns what is about its end instead."""
+def _forward(data: bytes) -> bytes:
+    """Forwards the output. Returns the exit status when the message is one."""
     channel, data = (data[0], data[1:]) if data else (_CLOSE, b"")
     while channel in (_STDOUT, _STDERR) and data:
         data = data[os.write(channel, data) :]

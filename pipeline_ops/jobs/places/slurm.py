@@ -25,12 +25,11 @@ from pipeline_ops.jobs.places.place import (
     JobLaunch,
     JobState,
     Place,
+    build_init_command,
     build_job_environment,
-    build_python_command,
     name_job,
     read_tail,
 )
-from pipeline_ops.jobs.remote_host import INIT_MODULE
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import Finding
 from pipeline_ops.system.processes import wait_until_gone
@@ -71,15 +70,12 @@ class SlurmPlace(Place):
         name, folder = name_job(launch.attempt), launch.attempt.folder
         if self._query(name):
             return
-        command = build_python_command(
-            self._hosts, INIT_MODULE, launch.module, str(launch.attempt.request)
-        )
         log = folder.local / _OUTPUT if folder.is_local else Path(os.devnull)
         comment = f"--comment={launch.job} of {launch.pipeline}"
         run_slurm(
             *build_sbatch_command(self._hosts, name, log, "1"),
             comment,
-            text=f"#!/bin/sh\nexec {shlex.join(command)}\n",
+            text=f"#!/bin/sh\nexec {shlex.join(build_init_command(self._hosts, launch))}\n",
             environment=build_job_environment(os.environ)
             | {**launch.environment, **self._hosts.environment},
         )
@@ -91,14 +87,15 @@ class SlurmPlace(Place):
         if any(job.state in _RUNNING for job in found):
             return JobState("running")
         if all(job.state in WAITING for job in found):
-            return self._judge_queue(found[0].reason, found[0].submitted)
+            return self._to_queue_state(found[0])
         ended = next(job for job in found if job.state not in WAITING)
         ending = _ENDINGS.get(ended.state, f"its state in Slurm is {ended.state}")
         code = _read_exit_code(ended.number)
         return JobState("ended", f"the job ended without a status: {ending}", code)
 
-    def _judge_queue(self, reason: str, submitted: str) -> JobState:
-        waited_seconds = time.time() - time.mktime(time.strptime(submitted, "%Y-%m-%dT%H:%M:%S"))
+    def _to_queue_state(self, job: _BatchJob) -> JobState:
+        submitted = time.mktime(time.strptime(job.submitted, "%Y-%m-%dT%H:%M:%S"))
+        reason, waited_seconds = job.reason, time.time() - submitted
         if waited_seconds < self.queue_seconds:
             return JobState("waiting", f"waits in Slurm's queue: {reason}")
         return JobState(
@@ -191,12 +188,7 @@ def run_slurm(
     ignored_error: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Returns the output of a Slurm command.
-
-    Raises:
-      MachineError: Slurm is not there, or does not answer.
-      ConfigError: Slurm refuses the request of the hosts file.
-    """
+    """Returns the output of a Slurm command. Raises ConfigError if Slurm refuses a request."""
     try:
         result = subprocess.run(
             argv,

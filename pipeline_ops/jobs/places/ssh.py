@@ -1,8 +1,7 @@
 """Hosts over ssh: jobs there, and the ssh command that reaches them, which gangs use as well.
 
-ssh never asks for a terminal and never asks a person: a key that needs a passphrase or a host that
-is not known is an error that names the host. A job does not depend on the connection that has
-started it. Airflow's host and the job share nothing but the store.
+ssh never asks a person: a key that needs a passphrase or an unknown host is an error that names the
+host. A job outlives the connection that has started it, and shares only the store with Airflow.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _REFUSALS = ("Permission denied", "Host key verification failed", "not found", "
 class SshPlace(Place):
     """See `Place`.
 
-    A job gets the first host that answers. The order depends on the attempt, so that jobs spread
-    over the hosts. Afterwards, the host that knows the attempt is the one that has the job.
+    A job gets the first host that answers, in an order that depends on the attempt, so that jobs
+    spread over the hosts. Later the hosts are asked which one knows the attempt.
     """
 
     check_seconds = 15.0
@@ -65,27 +64,25 @@ class SshPlace(Place):
             self._found[attempt.folder] = started[0]
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
-        host = self._locate(attempt)
-        if host is None:
-            return JobState("absent", f"no host knows the job in {attempt.folder}")
-        if self._ask_about(host, "find", attempt).phase == "running":
-            return JobState("running")
+        match self._ask_owner("find", attempt).phase:
+            case "absent":
+                return JobState("absent", f"no host knows the job in {attempt.folder}")
+            case "running":
+                return JobState("running")
         return JobState(
             "ended",
-            f"the job on {host} ended without a status, so it was killed or its host went down",
+            f"the job on {self._found[attempt.folder]} ended without a status, so it was killed "
+            "or its host went down",
         )
 
     def read_output(self, attempt: Attempt[StorePath]) -> str:
-        host = self._locate(attempt)
-        return self._ask_about(host, "find", attempt).output if host else ""
+        return self._ask_owner("find", attempt).output
 
     def cancel(self, attempt: Attempt[StorePath]) -> None:
-        if host := self._locate(attempt):
-            self._ask_about(host, "cancel", attempt)
+        self._ask_owner("cancel", attempt)
 
     def clean(self, attempt: Attempt[StorePath]) -> bool:
-        host = self._locate(attempt)
-        return host is None or self._ask_about(host, "clean", attempt).is_clean
+        return self._ask_owner("clean", attempt).is_clean
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The versions on the first host that answers. A job compares them with those it finds."""
@@ -134,8 +131,11 @@ class SshPlace(Place):
             self._found[attempt.folder] = found[0]
         return self._found[attempt.folder]
 
-    def _ask_about(self, host: str, command: str, attempt: Attempt[StorePath]) -> HostResponse:
-        return self.ask(host, command, self._make_request(attempt))
+    def _ask_owner(self, command: str, attempt: Attempt[StorePath]) -> HostResponse:
+        """The response of the host that knows a job. Without one, nothing of the job is left."""
+        if host := self._locate(attempt):
+            return self.ask(host, command, self._make_request(attempt))
+        return HostResponse(phase="absent", is_clean=True)
 
     def _make_request(self, attempt: Attempt[StorePath]) -> HostRequest:
         environment = self._build_environment(make_store_environment(attempt.folder.root))
@@ -147,9 +147,8 @@ class SshPlace(Place):
     def ask(self, host: str, command: str, request: HostRequest) -> HostResponse:
         """Runs a command on the host.
 
-        Raises:
-          MachineError: the host can't be reached, or its disk or store failed.
-          ConfigError: ssh is refused, or the host lacks the project.
+        Raises MachineError if the host can't be reached, or its disk or store has failed, and
+        ConfigError if ssh is refused, or the host lacks the project.
         """
         remote = build_python_command(self._hosts, _REMOTE_MODULE, command)
         try:

@@ -13,7 +13,7 @@ import pytest
 from engines.workplace import MESSAGE_SECONDS, Driver, is_empty
 from processes import wait_until
 
-from pipeline_ops.cli.checks import check_engine
+from pipeline_ops.cli.commands.doctor import check_engine
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.request import Status
 

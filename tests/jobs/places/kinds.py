@@ -15,17 +15,14 @@ from fake_kubernetes import KubernetesCluster
 from fake_kubernetes.hosts import IMAGE
 from launch import cluster as slurm
 from launch import network
-from manifests import EMPTY_FINGERPRINT
+from placed_job import PlacedJob
 from small_disks import mount_small_disk
 
-from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts import parse_hosts
-from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.open_place import make_place
-from pipeline_ops.jobs.places.place import JobLaunch, Place, name_job
-from pipeline_ops.jobs.request import Request, write_request
+from pipeline_ops.jobs.places.place import Place, name_job
 from pipeline_ops.storage.open_store import make_store_environment, open_root
 from pipeline_ops.system.processes import ATTEMPT_VARIABLE, find_processes
 
@@ -53,7 +50,7 @@ class Kind:
     def open(self) -> Place:
         return make_place(parse_hosts(self.hosts) if self.hosts else None)
 
-    def lose_host(self, job: TinyJob) -> None:
+    def lose_host(self, job: KindJob) -> None:
         """Ends everything on the host of a job, which then can't be reached."""
         job.kill_all()
 
@@ -71,7 +68,7 @@ class Ssh(Kind):
         self._network = hosts
         self.hosts = hosts.hosts_file(2) | {"code": MODULE_PATH}
 
-    def lose_host(self, job: TinyJob) -> None:
+    def lose_host(self, job: KindJob) -> None:
         for host in self._network.hosts:
             self._network.cut(host)
         job.kill_all()
@@ -108,7 +105,7 @@ class Kubernetes(Kind):
             "volumes": [{"claim": "root", "mount": str(folder)}],
         }
 
-    def lose_host(self, job: TinyJob) -> None:
+    def lose_host(self, job: KindJob) -> None:
         self._cluster.lose_node(name_job(job.attempt), is_removed=True)
 
 
@@ -123,44 +120,19 @@ from pipeline_ops.storage.open_store import open_root
 given = json.loads(sys.argv[1])
 place = make_place(parse_hosts(given["hosts"]) if given["hosts"] else None)
 attempt = Attempt(open_root(given["attempt"]))
-place.start(JobLaunch(attempt, "tiny_job", given["environment"], 300, "digits", "train"))
+place.start(JobLaunch(attempt, "place_job", given["environment"], 300, "digits", "train"))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-class TinyJob:
-    """A job of the module `tiny_job`, as an operator would start it."""
+class KindJob(PlacedJob):
+    """A job in a place of some kind, as an operator would start it."""
 
-    def __init__(self, kind: Kind, do: str, name: str = "attempt-00000001"):
-        self.kind, self.place = kind, kind.open()
-        layout = Layout(open_root(kind.root), "digits")
-        self.attempt = layout.attempt("run", "train", name)
-        artifact = layout.artifact("train", "0" * 32)
-        self.manifest = artifact / "manifest.json"
-        request = Request(
-            job="evaluate",
-            pipeline="digits",
-            run_id="run",
-            config_file="digits.yaml",
-            config={"do": do},
-            root=kind.root,
-            artifact=str(artifact),
-            fingerprint=EMPTY_FINGERPRINT,
-            code_digest=digest_code(),
-            deadline_seconds=300,
-        )
-        write_request(self.attempt, request)
-        self.launch = JobLaunch(
-            attempt=self.attempt,
-            module="tiny_job",
-            environment=dict(kind.environment) | make_store_environment(layout.root),
-            deadline_seconds=300,
-            pipeline="digits",
-            job="evaluate",
-        )
-
-    def start(self) -> None:
-        self.place.start(self.launch)
+    def __init__(self, kind: Kind, do: str = "nothing", number: int = 1):
+        access = make_store_environment(open_root(kind.root))
+        environment = {**kind.environment, **access}
+        super().__init__(kind.root, number, kind.open(), do, environment, artifact=0)
+        self.kind = kind
 
     def start_and_kill_starter(self) -> None:
         """Starts the job in a process that is killed at once."""
@@ -186,7 +158,7 @@ class TinyJob:
         """The process of the job itself."""
         for process in find_processes((ATTEMPT_VARIABLE, str(self.attempt.folder))):
             command = process.cmdline()
-            if command[1:3] == ["-m", "tiny_job"]:
+            if command[1:3] == ["-m", "place_job"]:
                 return process.pid
         raise LookupError(f"{self.attempt.folder} has no process")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from containers import ContainerEngine
-from jobs.places.kinds import Kind, TinyJob
+from jobs.places.kinds import Kind, KindJob
 from jobs.places.test_places import TestPlace, make  # noqa: F401
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
@@ -20,7 +20,7 @@ class Containers(Kind):
         self.environment, self.root, self.small_disk = {}, f"{bucket}/root", "/work"
         self._engine, self.hosts = engine, engine.hosts_file()
 
-    def lose_host(self, job: TinyJob) -> None:
+    def lose_host(self, job: KindJob) -> None:
         self._engine.lose()
 
     def restore_host(self) -> None:

@@ -18,8 +18,7 @@ from pipeline_ops.jobs.places.container import (
     Daemon,
     build_body,
 )
-from pipeline_ops.jobs.places.place import JobLaunch
-from pipeline_ops.jobs.remote_host import INIT_MODULE
+from pipeline_ops.jobs.places.place import INIT_MODULE, JobLaunch
 from pipeline_ops.storage.open_store import open_root
 
 LAUNCH = JobLaunch(Attempt(open_root("/folder/attempt")), "module", {}, 300, "digits", "train")

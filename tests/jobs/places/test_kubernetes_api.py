@@ -7,7 +7,6 @@ from fake_kubernetes import KubernetesCluster
 from fake_kubernetes.hosts import make_hosts
 from fake_kubernetes.rbac import list_rights
 from fake_kubernetes.validation import SCHEMA, make_validator
-from kubernetes import client, config, watch
 
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.places.kubernetes import (
@@ -83,34 +82,6 @@ def test_a_pod_finds_the_cluster_around_it(cluster, monkeypatch, tmp_path):
     )
     assert KubernetesClient(cluster.namespace).list_pods("gang") == []
     KubernetesClient(cluster.namespace).validate_rights(GANG_RIGHTS)
-
-
-def test_the_official_watch_sees_what_happens_and_an_old_version_is_gone(cluster, open_client):
-    """Trainyard itself asks for lists. So the fake server can be trusted to know versions."""
-    opened = open_client("admin")
-    job, _, _ = build_gang(make_hosts(), "watched", ["sleep", "60"], 60)
-    opened.create("jobs", job)
-    cluster.find_pod("watched", "Running")
-    configuration = client.Configuration()
-    config.load_kube_config(
-        str(cluster.write_kubeconfig("admin")), client_configuration=configuration
-    )
-    core = client.CoreV1Api(client.ApiClient(configuration))
-    phases = []
-    for event in watch.Watch().stream(
-        core.list_namespaced_pod, cluster.namespace, resource_version="1", timeout_seconds=5
-    ):
-        phases.append((event["type"], event["object"].status.phase))
-        if phases[-1][1] == "Running":
-            break
-    assert phases[0] == ("ADDED", "Pending")
-    assert phases[-1] == ("MODIFIED", "Running")
-    cluster.objects.compact()
-    with pytest.raises(client.ApiException) as caught:
-        core.list_namespaced_pod(
-            cluster.namespace, resource_version="1", watch=True, _request_timeout=10
-        )
-    assert caught.value.status == 410
 
 
 def test_the_server_shows_what_a_real_one_shows(cluster, open_client):

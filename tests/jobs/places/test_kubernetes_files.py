@@ -1,18 +1,9 @@
-"""The files in docker/kubernetes, and the hosts files for Kubernetes.
-
-The published schemas of Airflow's chart and of Flink's operator are not in this repository. They
-are used if these variables name them:
-
-- TRAINYARD_AIRFLOW_CHART: the chart's `values.schema.json`, of version 1.22 or later;
-- TRAINYARD_FLINK_CRD: the operator's `flinkdeployments.flink.apache.org-v1.yml`.
-"""
+"""The files in docker/kubernetes, and the hosts files for Kubernetes."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +20,6 @@ from pipeline_ops.jobs.places.kubernetes_manifest import build_gang
 FOLDER = CODE_ROOT / "docker" / "kubernetes"
 HOSTS = sorted(path.stem for path in (FOLDER / "hosts").glob("*.yaml"))
 USER = 10001
-CHART, CRD = (os.environ.get(f"TRAINYARD_{name}") for name in ("AIRFLOW_CHART", "FLINK_CRD"))
 
 
 def read(name: str) -> Any:
@@ -198,36 +188,3 @@ def test_the_sidecar_of_flink_is_a_valid_container():
     assert f"--service_port={port}" in dockerfile
     assert f"localhost:{port}" in (FOLDER / "flink.yaml").read_text(), "what the pipeline says"
     assert worker["securityContext"]["runAsUser"] == USER
-
-
-if CHART:
-
-    @pytest.mark.parametrize("executor", VALUES)
-    def test_the_values_are_those_of_the_chart(executor):
-        schema = json.loads(Path(CHART).read_text())
-        make_validator(schema, "Draft7Validator").validate(VALUES[executor])
-        assert VALUES[executor].keys() <= schema["properties"].keys()
-
-
-if CRD:
-
-    def test_the_flink_deployment_is_that_of_the_operator():
-        definition = yaml.safe_load(Path(CRD).read_text())
-        schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        close(schema)
-        schema["properties"] |= {"apiVersion": {}, "kind": {}, "metadata": {}}
-        make_validator(schema).validate(read("flink.yaml"))
-
-
-def close(schema: Any) -> None:
-    """Refuses unknown fields, and allows numbers where Kubernetes takes them for texts."""
-    if isinstance(schema, list):
-        for one in schema:
-            close(one)
-    if isinstance(schema, dict):
-        if "properties" in schema and "x-kubernetes-preserve-unknown-fields" not in schema:
-            schema.setdefault("additionalProperties", False)
-        if schema.get("x-kubernetes-int-or-string"):
-            schema.pop("type", None)
-        for one in schema.values():
-            close(one)

@@ -71,166 +71,126 @@ def disrupted(reason: str, message: str = "details") -> dict:
     return condition("DisruptionTarget", reason, message)
 
 
-CASES = {
-    "no pod yet": (job(), [], "waiting", "has not made its pod", None),
+RETRY, CONFIG = ExitCode.RETRY, ExitCode.CONFIG
+SUSPENDED = condition("Suspended")
+GONE = "Pod ml/x has condition DisruptionTarget matching FailJob rule at index 0"
+JOBS = {
+    "unknown": (None, "absent", "does not know", None),
+    "no pod yet": (job(), "waiting", "has not made its pod", None),
     "suspended": (
-        job(condition("Suspended"), spec={"suspend": True}, annotations={STARTED: "true"}),
-        *([], "waiting", "queue of the cluster", None),
+        *(job(SUSPENDED, spec={"suspend": True}, annotations={STARTED: "true"}), "waiting"),
+        *("queue of the cluster", None),
     ),
-    "its Secret is made": (
-        job(condition("Suspended"), spec={"suspend": True}),
-        *([], "waiting", "its Secret is made", None),
-    ),
+    "no Secret": (job(SUSPENDED, spec={"suspend": True}), "waiting", "its Secret is made", None),
     "its starter was killed": (
-        job(condition("Suspended"), spec={"suspend": True}, ago=100.0),
-        *([], "ended", "started the job was killed", ExitCode.RETRY),
-    ),
-    "unknown": (None, [], "absent", "does not know", None),
-    "unschedulable": (
-        job(),
-        [pod("Pending", condition("PodScheduled", "Unschedulable", "0/3 nodes", "False"))],
-        *("waiting", "waits for a node: 0/3 nodes", None),
-    ),
-    "unseen": (job(), [pod("Pending")], "waiting", "waits for a node", None),
-    "no status": (None, [{"metadata": {"name": "x"}, "status": {}}], "waiting", "", None),
-    "creating": (job(), [waiting("ContainerCreating")], "waiting", "ContainerCreating", None),
-    "pull error": (job(), [waiting("ErrImagePull", "i/o timeout")], "waiting", "i/o timeout", None),
-    "pull error for long": (
-        *(job(), [waiting("ImagePullBackOff", "i/o timeout", 400)]),
-        *("ended", "could not be pulled", ExitCode.RETRY),
-    ),
-    "no image": (
-        *(job(), [waiting("ErrImagePull", IMAGE_MISSING)]),
-        *("ended", "Correct `image`", ExitCode.CONFIG),
-    ),
-    "image denied": (
-        *(job(), [waiting("ImagePullBackOff", "pull access denied, 403 Forbidden")]),
-        *("ended", "pod.imagePullSecrets", ExitCode.CONFIG),
-    ),
-    "invalid image": (
-        *(job(), [waiting("InvalidImageName", "couldn't parse")]),
-        *("ended", "InvalidImageName", ExitCode.CONFIG),
-    ),
-    "no secret yet": (
-        *(job(), [waiting("CreateContainerConfigError", 'secret "s" not found')]),
-        *("waiting", 'secret "s" not found', None),
-    ),
-    "no secret": (
-        *(job(), [waiting("CreateContainerConfigError", 'secret "s" not found', 100)]),
-        *("ended", 'secret "s" not found', ExitCode.CONFIG),
-    ),
-    "root": (
-        *(job(), [waiting("CreateContainerConfigError", "image will run as root", 100)]),
-        *("ended", "will run as root", ExitCode.CONFIG),
-    ),
-    "running": (job(), [pod("Running", state={"running": {}})], "running", "", None),
-    "stopping": (job(), [pod("Running", deleted=-20)], "running", "", None),
-    "out of memory": (
-        *(job(), [pod("Failed", state=ended(137, "OOMKilled"))]),
-        *("ended", "out of memory", ExitCode.RETRY),
-    ),
-    "killed": (
-        *(job(), [pod("Failed", state=ended(137))]),
-        *("ended", "signal 9", ExitCode.RETRY),
-    ),
-    "exit code of a config error": (
-        *(job(), [pod("Failed", state=ended(78))]),
-        *("ended", "exit code 78", ExitCode.CONFIG),
-    ),
-    "exit code of a machine error": (
-        *(job(), [pod("Failed", state=ended(75))]),
-        *("ended", "exit code 75", ExitCode.RETRY),
-    ),
-    "succeeded without a status": (
-        *(job(), [pod("Succeeded", state=ended(0, "Completed"))]),
-        *("ended", "exit code 0", ExitCode.RETRY),
-    ),
-    "no interpreter": (
-        *(job(), [pod("Failed", state=ended(128, "StartError", message="no such file"))]),
-        *("ended", "no such file", ExitCode.CONFIG),
-    ),
-    "wrong python": (
-        *(job(), [pod("Failed", state=ended(127))]),
-        *("ended", "`python` and `code` say where", ExitCode.CONFIG),
-    ),
-    "evicted": (
-        job(),
-        [
-            pod(
-                "Failed",
-                disrupted("TerminationByKubelet"),
-                reason="Evicted",
-                message="low on resource: memory",
-            )
-        ],
-        *("ended", "Evicted: low on resource: memory", ExitCode.RETRY),
-    ),
-    "preempted": (
-        *(job(), [pod("Failed", disrupted("PreemptionByScheduler"), state=ended(143))]),
-        *("ended", "PreemptionByScheduler: details", ExitCode.RETRY),
-    ),
-    "preempted by the kubelet": (
-        *(job(), [pod("Failed", reason="Preempting", message="for a critical pod")]),
-        *("ended", "Preempting: for a critical", ExitCode.RETRY),
-    ),
-    "drained": (
-        *(job(), [pod("Failed", disrupted("EvictionByEvictionAPI"))]),
-        *("ended", "EvictionByEvictionAPI: details", ExitCode.RETRY),
-    ),
-    "node shut down": (
-        *(job(), [pod("Failed", disrupted("TerminationByKubelet"), reason="Terminated")]),
-        *("ended", "Terminated: details", ExitCode.RETRY),
-    ),
-    "node removed": (
-        *(job(), [pod("Failed", disrupted("DeletionByPodGC"))]),
-        *("ended", "DeletionByPodGC: details", ExitCode.RETRY),
-    ),
-    "node silent": (
-        *(job(), [pod("Running", disrupted("DeletionByTaintManager"), deleted=60)]),
-        *("ended", "DeletionByTaintManager: details", ExitCode.RETRY),
-    ),
-    "node silent for a moment": (
-        *(job(), [pod("Running", disrupted("DeletionByTaintManager"), deleted=10)]),
-        *("running", "", None),
-    ),
-    "deleted on a silent node": (
-        *(job(), [pod("Running", deleted=60)]),
-        *("ended", "node does not answer (node loss)", ExitCode.RETRY),
+        *(job(SUSPENDED, spec={"suspend": True}, ago=100.0), "ended"),
+        *("started the job was killed", RETRY),
     ),
     "deadline": (
-        *(job(condition("Failed", "DeadlineExceeded", "longer than specified")), []),
-        *("ended", "DeadlineExceeded: longer than specified", ExitCode.RETRY),
+        *(job(condition("Failed", "DeadlineExceeded", "longer than specified")), "ended"),
+        *("DeadlineExceeded: longer than specified", RETRY),
     ),
-    "disrupted, and its pod is gone": (
-        job(
-            condition(
-                "Failed",
-                "PodFailurePolicy",
-                "Pod ml/x has condition DisruptionTarget matching FailJob rule at index 0",
-            )
-        ),
-        [],
-        *(
-            "ended",
-            "evicted or preempted, or its node was lost: PodFailurePolicy: Pod ml/x",
-            ExitCode.RETRY,
-        ),
+    "disrupted": (
+        *(job(condition("Failed", "PodFailurePolicy", GONE)), "ended"),
+        *("evicted or preempted, or its node was lost: PodFailurePolicy: Pod ml/x", RETRY),
     ),
-    "failed, and its pod is gone": (
-        *(job(condition("Failed", "PodFailurePolicy", "failed with exit code 137")), []),
-        *("ended", "exit code 137", ExitCode.RETRY),
+    "failed": (
+        *(job(condition("Failed", "PodFailurePolicy", "failed with exit code 137")), "ended"),
+        *("exit code 137", RETRY),
     ),
-    "deleted": (job(deletionTimestamp=at(1)), [], "ended", "was deleted", ExitCode.RETRY),
+    "deleted": (job(deletionTimestamp=at(1)), "ended", "was deleted", RETRY),
+}
+"""Jobs without a pod, with the state of each."""
+
+
+def failed(state: dict, *conditions: dict, **fields: Any) -> dict:
+    return pod("Failed", *conditions, state=state, **fields)
+
+
+TIMEOUT = "i/o timeout"
+UNSCHEDULABLE = condition("PodScheduled", "Unschedulable", "0/3 nodes", "False")
+DENIED, NO_SECRET = "pull access denied, 403 Forbidden", 'secret "s" not found'
+TAINTED, KUBELET = disrupted("DeletionByTaintManager"), disrupted("TerminationByKubelet")
+NO_FILE, CREATE = "no such file", "CreateContainerConfigError"
+PODS = {
+    "unseen": (pod("Pending"), "waiting", "waits for a node", None),
+    "no status": ({"metadata": {"name": "x"}, "status": {}}, "waiting", "", None),
+    "unschedulable": (
+        pod("Pending", UNSCHEDULABLE),
+        "waiting",
+        "waits for a node: 0/3 nodes",
+        None,
+    ),
+    "creating": (waiting("ContainerCreating"), "waiting", "ContainerCreating", None),
+    "pull error": (waiting("ErrImagePull", TIMEOUT), "waiting", TIMEOUT, None),
+    "registry away": (
+        waiting("ImagePullBackOff", TIMEOUT, 400),
+        "ended",
+        "could not be pulled",
+        RETRY,
+    ),
+    "no image": (waiting("ErrImagePull", IMAGE_MISSING), "ended", "Correct `image`", CONFIG),
+    "image denied": (waiting("ImagePullBackOff", DENIED), "ended", "pod.imagePullSecrets", CONFIG),
+    "invalid image": (waiting("InvalidImageName", "x"), "ended", "InvalidImageName", CONFIG),
+    "no secret yet": (waiting(CREATE, NO_SECRET), "waiting", NO_SECRET, None),
+    "no secret": (waiting(CREATE, NO_SECRET, 100), "ended", NO_SECRET, CONFIG),
+    "root": (waiting(CREATE, "will run as root", 100), "ended", "will run as root", CONFIG),
+    "running": (pod("Running", state={"running": {}}), "running", "", None),
+    "stopping": (pod("Running", deleted=-20), "running", "", None),
+    "out of memory": (failed(ended(137, "OOMKilled")), "ended", "out of memory", RETRY),
+    "killed": (failed(ended(137)), "ended", "signal 9", RETRY),
+    "config error": (failed(ended(78)), "ended", "exit code 78", CONFIG),
+    "machine error": (failed(ended(75)), "ended", "exit code 75", RETRY),
+    "no outcome": (pod("Succeeded", state=ended(0, "Completed")), "ended", "exit code 0", RETRY),
+    "no interpreter": (failed(ended(128, "StartError", message=NO_FILE)), "ended", NO_FILE, CONFIG),
+    "wrong python": (failed(ended(127)), "ended", "`python` and `code` say where", CONFIG),
+    "evicted": (
+        *(failed({}, KUBELET, reason="Evicted", message="low on resource"), "ended"),
+        *("Evicted: low on resource", RETRY),
+    ),
+    "preempted": (
+        *(failed(ended(143), disrupted("PreemptionByScheduler")), "ended"),
+        *("PreemptionByScheduler: details", RETRY),
+    ),
+    "preempted by the kubelet": (
+        *(failed({}, reason="Preempting", message="for a critical pod"), "ended"),
+        *("Preempting: for a critical", RETRY),
+    ),
+    "drained": (
+        *(failed({}, disrupted("EvictionByEvictionAPI")), "ended"),
+        *("EvictionByEvictionAPI: details", RETRY),
+    ),
+    "shut down": (failed({}, KUBELET, reason="Terminated"), "ended", "Terminated: details", RETRY),
+    "node removed": (
+        failed({}, disrupted("DeletionByPodGC")),
+        "ended",
+        "DeletionByPodGC: details",
+        RETRY,
+    ),
+    "node silent": (
+        pod("Running", TAINTED, deleted=60),
+        "ended",
+        "DeletionByTaintManager: details",
+        RETRY,
+    ),
+    "node silent for a moment": (pod("Running", TAINTED, deleted=10), "running", "", None),
+    "node lost": (pod("Running", deleted=60), "ended", "does not answer (node loss)", RETRY),
     "admission": (
-        *(job(), [pod("Failed", reason="UnexpectedAdmissionError", message="no device")]),
-        *("ended", "UnexpectedAdmissionError: no device", ExitCode.RETRY),
+        *(failed({}, reason="UnexpectedAdmissionError", message="no device"), "ended"),
+        *("UnexpectedAdmissionError: no device", RETRY),
     ),
 }
+"""Pods of a job, with the state of each."""
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_state_of_a_job(case):
-    found, pods, phase, text, exit_code = CASES[case]
+@pytest.mark.parametrize(
+    ("found", "pods", "phase", "text", "exit_code"),
+    [
+        *(pytest.param(found, [], *state, id=name) for name, (found, *state) in JOBS.items()),
+        *(pytest.param(job(), [one], *state, id=name) for name, (one, *state) in PODS.items()),
+    ],
+)
+def test_the_state_of_a_job(found, pods, phase, text, exit_code):
     state = to_job_state(found, pods, NOW, 3600)
     assert (state.phase, text in state.message) == (phase, True), state
     if exit_code is not None:

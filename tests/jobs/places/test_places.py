@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs.places.kinds import Kind, TinyJob, open_kind
+from jobs.places.kinds import Kind, KindJob, open_kind
 from launch.running import wait_until
 from processes import Stopwatch
 from small_disks import mount_small_disk
@@ -40,10 +40,10 @@ def kind(request, tmp_path_factory):
 def make(kind: Kind, tmp_path, request):
     """Makes jobs with a storage root of their own. They are killed afterwards."""
     kind.root = f"{kind.root.rpartition('/root')[0]}/root-{request.node.name[:60]}"
-    made: list[TinyJob] = []
+    made: list[KindJob] = []
 
-    def make_job(do: str = "succeed", name: str = "attempt-00000001") -> TinyJob:
-        made.append(TinyJob(kind, do, name))
+    def make_job(do: str = "nothing", number: int = 1) -> KindJob:
+        made.append(KindJob(kind, do, number))
         return made[-1]
 
     yield make_job
@@ -56,7 +56,7 @@ def make(kind: Kind, tmp_path, request):
 def test_a_job_whose_process_cannot_be_recorded_does_not_run(tmp_path, monkeypatch):
     """N9: nobody would find it."""
     with open_kind("local", tmp_path) as kind:
-        job = TinyJob(kind, "wait", "attempt-00000001")
+        job = KindJob(kind, "wait")
 
         def refuse(self: StorePath, data: bytes) -> None:
             if self.name == job.attempt.process.name:
@@ -77,7 +77,7 @@ def test_a_full_disk_is_named_whatever_file_it_refuses(tmp_path, limits):
     """N9: five sizes of a disk were reported as a job that was killed, or whose host went down."""
     full = r"cannot write .*: no space left on device.* Free .*, then retry"
     with mount_small_disk(tmp_path / "root", limits), open_kind("local", tmp_path) as kind:
-        job = TinyJob(kind, "succeed")
+        job = KindJob(kind)
         try:
             job.start()
         except MachineError as error:  # nothing runs
@@ -96,14 +96,14 @@ def test_a_temporary_folder_that_cannot_be_made_is_named(tmp_path):
     """N9."""
     with open_kind("local", tmp_path) as kind, mount_small_disk(tmp_path / "t", "nr_inodes=2"):
         kind.environment |= {"TMPDIR": str(tmp_path / "t")}
-        job = TinyJob(kind, "succeed")
+        job = KindJob(kind)
         job.start()
         status = wait_for_outcome(job)
     assert status.exit_code == ExitCode.RETRY
     assert re.match(rf"cannot write {tmp_path}/t/.*: no space left on device", status.message)
 
 
-def wait_for_outcome(job: TinyJob, seconds: float = 60, lost_seconds: float = 300.0):
+def wait_for_outcome(job: KindJob, seconds: float = 60, lost_seconds: float = 300.0):
     handle, found = job.find_again(lost_seconds), []
 
     def has_ended() -> bool:
@@ -112,13 +112,6 @@ def wait_for_outcome(job: TinyJob, seconds: float = 60, lost_seconds: float = 30
 
     wait_until(has_ended, seconds, lambda: f"{job.list_processes()}")
     return found[-1]
-
-
-def wait_until_works(job: TinyJob) -> None:
-    def has_children() -> bool:
-        return len(job.list_processes()) >= 4
-
-    wait_until(has_children, 60, lambda: str(job.find_again().place.read_output(job.attempt)))
 
 
 class TestPlace:
@@ -132,32 +125,32 @@ class TestPlace:
         assert job.manifest.exists()
         phases = {event.phase for event in ProgressReader(job.attempt.progress).read_new()}
         assert "work" in phases
-        assert b"the tiny job works" in job.attempt.log.read_log(0, 1 << 20)
+        assert b"the job does: nothing" in job.attempt.log.read_log(0, 1 << 20)
         wait_until(lambda: not job.place.find(job.attempt).may_run)
         wait_until(job.find_again().clean_up)
         wait_until(lambda: job.list_processes() == [])
 
     def test_a_job_that_is_started_twice_runs_once(self, make):
-        job = make("sleep")
+        job = make("wait")
         job.start()
         job.start()
         job.kind.open().start(job.launch)
-        wait_until_works(job)
+        job.wait_until_ready()
         time.sleep(1)
-        main = [pid for pid in job.list_processes() if b"tiny_job\0--request" in read_command(pid)]
+        main = [pid for pid in job.list_processes() if b"place_job\0--request" in read_command(pid)]
         assert len(main) == 1
 
     def test_it_outlives_its_starter_and_is_found_by_the_next_try(self, make):
-        job = make("sleep")
+        job = make("wait")
         job.start_and_kill_starter()
-        wait_until_works(job)
+        job.wait_until_ready()
         assert job.find_again().is_alive()
         assert job.find_again().read_outcome() is None
 
     def test_a_cancelled_job_is_gone_with_all_its_processes_within_five_seconds(self, make):
-        job = make("sleep")
+        job = make("wait")
         job.start()
-        wait_until_works(job)
+        job.wait_until_ready()
         watch = Stopwatch()
         job.find_again().end("no longer needed")
         assert job.list_processes() == []
@@ -165,9 +158,9 @@ class TestPlace:
         assert job.find_again().read_outcome().exit_code != ExitCode.SUCCESS
 
     def test_a_killed_job_says_so_and_is_tried_again(self, make):
-        job = make("sleep")
+        job = make("wait")
         job.start()
-        wait_until_works(job)
+        job.wait_until_ready()
         os.kill(job.find_main(), signal.SIGKILL)
         status = wait_for_outcome(job)
         assert status.exit_code == ExitCode.RETRY
@@ -176,14 +169,14 @@ class TestPlace:
         wait_until(lambda: job.list_processes() == [])
 
     def test_a_lost_host_costs_the_try_and_not_the_result(self, make, kind):
-        job = make("sleep")
+        job = make("wait")
         job.start()
-        wait_until_works(job)
+        job.wait_until_ready()
         kind.lose_host(job)
         status = wait_for_outcome(job, 120, lost_seconds=3.0)
         assert status.exit_code == ExitCode.RETRY, status.message
         kind.restore_host()
-        again = make("succeed", "attempt-00000002")
+        again = make(number=2)
         again.start()
         status = wait_for_outcome(again, 90)
         assert status.exit_code == ExitCode.SUCCESS, status.message
@@ -206,12 +199,12 @@ class TestPlace:
         assert "planned failure" in status.message
 
     def test_a_full_disk_is_named_and_tried_again(self, make, kind, monkeypatch):
-        disk = {"TINY_DISK": kind.small_disk}
+        disk = {"SMALL_DISK": kind.small_disk}
         if kind.hosts:  # its environment replaces that of the launch
             monkeypatch.setattr(kind, "hosts", {**kind.hosts, "environment": disk})
-            disk = {"TINY_DISK": "/missing"}
+            disk = {"SMALL_DISK": "/missing"}
         monkeypatch.setattr(kind, "environment", {**kind.environment, **disk})
-        job = make("fill disk")
+        job = make("fill_disk")
         job.start()
         status = wait_for_outcome(job)
         assert status.exit_code == ExitCode.RETRY
@@ -240,9 +233,9 @@ class Unreachable(LocalPlace):
 def test_a_lost_job_stays_lost_for_the_next_process_and_is_tried_again(tmp_path):
     """The triggerer says so, and the task looks again in a process of its own."""
     with open_kind("local", tmp_path / "local") as kind:
-        job = TinyJob(kind, "sleep")
+        job = KindJob(kind, "wait")
         job.start()
-        wait_until_works(job)
+        job.wait_until_ready()
         triggerer = JobHandle(job.attempt, Unreachable(), lost_seconds=0.5)
         wait_until(triggerer.read_outcome)
         task = JobHandle(job.attempt, Unreachable(), lost_seconds=300.0)

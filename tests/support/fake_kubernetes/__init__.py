@@ -1,7 +1,7 @@
 """A cluster on this machine that speaks the API of Kubernetes, for the official client.
 
 What is real: HTTPS with a certificate authority of its own, tokens and the rules of a Role, the
-published schemas in strict mode, conflicts, resource versions, watches, websockets for `exec`, and
+published schemas in strict mode, conflicts, resource versions, websockets for `exec`, and
 the processes: each container's command runs on this machine, with the variables that the pod has.
 What is not: there is no isolation, no image, no network between pods and no scheduler. A pod sees
 this machine's files, and its /work, /tmp and /dev/shm are folders whose paths are put into its

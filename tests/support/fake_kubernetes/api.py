@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
@@ -154,19 +153,11 @@ class Api:
         return JSONResponse(found, 201)
 
     async def _list(self, request: Request) -> Response:
-        is_watch = request.query_params.get("watch") in ("true", "True", "1")
-        if refusal := self._refuse(request, "GET", "watch" if is_watch else "list"):
+        if refusal := self._refuse(request, "GET", "list"):
             return refusal
         namespace, resource = request.path_params["namespace"], request.path_params["resource"]
         selector = request.query_params.get("labelSelector", "")
         fields = request.query_params.get("fieldSelector", "")
-        if is_watch:
-            since = int(request.query_params.get("resourceVersion") or self._objects.version)
-            if since < self._objects.oldest:
-                return make_status(410, f"too old resource version: {since}")
-            seconds = float(request.query_params.get("timeoutSeconds") or 60)
-            events = self._watch(resource, namespace, selector, since, seconds)
-            return StreamingResponse(events, media_type="application/json")
         with self._objects.lock:
             found = self._objects.list(resource, namespace)
             text = json.dumps(
@@ -182,20 +173,6 @@ class Api:
                 }
             )
         return Response(text, media_type="application/json")
-
-    async def _watch(
-        self, resource: str, namespace: str, selector: str, since: int, seconds: float
-    ) -> AsyncIterator[str]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while loop.time() < deadline:
-            for version, kind, event in list(self._objects.events):
-                metadata = event["object"]["metadata"]
-                is_new = version > since and matches(event["object"], selector)
-                if is_new and (kind, metadata["namespace"]) == (resource, namespace):
-                    yield json.dumps(event) + "\n"
-                since = max(since, version)
-            await asyncio.sleep(0.05)
 
     async def _read(self, request: Request) -> Response:
         if refusal := self._refuse(request, "GET", "get"):

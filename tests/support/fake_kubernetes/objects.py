@@ -1,4 +1,4 @@
-"""The objects of the cluster, with their versions and the events for watches."""
+"""The objects of the cluster, with all of their versions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Objects:
 
     Attributes:
       lock: held while an object changes.
-      oldest: watches from an earlier version get 410.
+      events: all versions of all objects, with the resource and the kind of the change.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.version, self.oldest = 1, 1
+        self.version = 1
         self._objects: dict[Key, Object] = {}
         self.events: list[tuple[int, str, Object]] = []
 
@@ -74,11 +74,6 @@ class Objects:
             found["metadata"]["resourceVersion"] = str(self.version)
             copied = copy.deepcopy(found)
             self.events.append((self.version, resource, {"type": event, "object": copied}))
-
-    def compact(self) -> None:
-        """Forgets all events, so that watches from an earlier version get 410."""
-        with self.lock:
-            self.oldest = self.version
 
     def owners(self) -> Iterator[str]:
         return (found["metadata"]["uid"] for found in list(self._objects.values()))

@@ -36,6 +36,9 @@ class Export(TaskSection):
     """The model's name in the registry."""
     tolerance: float = advanced_field(1e-4, gt=0, le=1)
     """The largest difference of a probability at which two models count as the same."""
+    box_agreement: float = advanced_field(0.95, ge=0, le=1)
+    """The smallest allowed share of test images that get the same boxes, for a detector in another
+    format than `saved_model`."""
     formats: list[FormatName] = advanced_field(["saved_model"])
     """The published formats. `saved_model` is always one of them. `onnx` needs
     the extra `onnx`. Each is checked against the trained model."""

@@ -42,9 +42,6 @@ _OUTPUTS: dict[Task, Sequence[str]] = {
     "classification": ("probabilities", "classes"),
     "detection": DETECTOR_OUTPUTS,
 }
-_BOX_AGREEMENT = 0.95
-"""The share of test images with the same boxes. Rounding makes non-maximum suppression choose
-another of two equal boxes in a few images."""
 _SCORE = 4  # the index in box, score and class
 _TIMED_CALLS, _UNTIMED_CALLS = 30, 3
 
@@ -65,8 +62,11 @@ class AgreementRule:
                 config.int8.top1_agreement,
                 ("export.int8.tolerance", "export.int8.top1_agreement"),
             )
-        share = _BOX_AGREEMENT if task == "detection" and name != "saved_model" else 1.0
-        return cls(config.tolerance, share, ("export.tolerance", "the format"))
+        if task == "detection" and name != "saved_model":
+            return cls(
+                config.tolerance, config.box_agreement, ("export.tolerance", "export.box_agreement")
+            )
+        return cls(config.tolerance, 1.0, ("export.tolerance", "the format"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -147,7 +147,7 @@ def test_two_detections_of_nearly_the_same_score_may_come_in_any_order():
 def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_images():
     from pipeline_ops.export.check import AgreementRule, compare
 
-    config = Export(model="scenes")
+    config = Export(model="scenes", box_agreement=0.9)
     one = np.zeros([20, 3, 6], np.float32)
     one[:, 0] = [0.1, 0.1, 0.2, 0.2, 0.9, 1]
     other = one + np.float32([0, 0, 0, 0, 1e-5, 0]) * (one > 0)
@@ -166,7 +166,7 @@ def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_ima
     other[5:9, 0, :4] += 0.05
     with pytest.raises(
         DataError,
-        match=r"75\.0% of the answers are the same, the format requires 95\.0%",
+        match=r"75\.0% of the answers are the same, export\.box_agreement requires 90\.0%",
     ):
         compare(
             one, other, AgreementRule.for_format("tflite", config, "detection"), "the format tflite"

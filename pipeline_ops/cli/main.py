@@ -24,7 +24,6 @@ from pipeline_ops.cli.commands import (
     run,
     scaffold,
     serve,
-    stages,
     ui,
     validate,
 )
@@ -43,11 +42,10 @@ _COMMANDS = (
     models,
     gc,
     serve,
-    stages,
+    reference,
     scaffold,
     preview,
     compare,
-    reference,
     import_od_api,
 )
 _INTERRUPTED_EXIT_STATUS, _BROKEN_PIPE_EXIT_STATUS = 130, 141

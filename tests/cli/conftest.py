@@ -19,6 +19,7 @@ from cli.training_ends import ENDED_SECONDS
 from config_files import write_config
 from processes import Stopwatch, find_child_processes, is_running, kill, query_process, wait_until
 
+from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
 
 _TAG = "TRAINYARD_TEST_TAG"
@@ -46,6 +47,19 @@ def make_artifact(config_file) -> Callable[..., str]:
 def publish(config_file) -> Callable[[int], None]:
     """Publishes a version that was made by hand, and puts it in service."""
     return lambda number: by_hand.publish(load_config(config_file), number)
+
+
+@pytest.fixture
+def command(capsys) -> Callable[..., str]:
+    """Runs a command, which must end with a status. Returns its output, or its errors."""
+
+    def command(*words: object, status: int = 0) -> str:
+        found = main([*map(str, words)])
+        output, errors = capsys.readouterr()
+        assert found == status, output + errors
+        return errors if status else output
+
+    return command
 
 
 class Survivors:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import yaml
 
 from pipeline_ops.cli.main import main
 
 
-def test_a_good_config_is_described(config_file, capsys):
-    assert main(["validate", str(config_file)]) == 0
-    output = capsys.readouterr().out
+def test_a_good_config_is_described(config_file, command):
+    output = command("validate", config_file)
     assert f"{config_file}: ok" in output
     assert "decode > resize" in output
     assert "15 epochs of batch 64 on 2 workers" in output
 
 
-def test_the_schedule_is_described_in_plain_words(config_file, capsys):
+def test_the_schedule_is_described_in_plain_words(config_file, command):
     expected = {
         "null": "manually only",
         "'0 3 * * *'": "on the schedule 0 3 * * * (UTC)",
@@ -25,8 +25,8 @@ def test_the_schedule_is_described_in_plain_words(config_file, capsys):
         ),
     }
     for schedule, words in expected.items():
-        assert main(["validate", str(config_file), "--set", f"schedule={schedule}"]) == 0
-        assert f"digits; runs start {words}\n" in capsys.readouterr().out
+        output = command("validate", config_file, "--set", f"schedule={schedule}")
+        assert f"digits; runs start {words}\n" in output
 
 
 def test_several_files_and_folders_are_validated_in_one_go(config_file, tmp_path, capsys):
@@ -45,40 +45,31 @@ def test_several_files_and_folders_are_validated_in_one_go(config_file, tmp_path
     assert "empty: no YAML files found" in capsys.readouterr().err
 
 
-def test_a_folder_in_place_of_a_file_is_answered_with_its_files(config_file, capsys):
-    assert main(["explain", str(config_file.parent)]) == 78
+def test_a_folder_in_place_of_a_file_is_answered_with_its_files(config_file, command):
     assert (
         f"{config_file.parent}: cannot be read: Is a directory. Correct the path. Name one of its "
-        "files: digits.yaml" in capsys.readouterr().err
-    )
+        "files: digits.yaml"
+    ) in command("explain", config_file.parent, status=78)
 
 
-def test_places_are_named_as_the_user_has_named_the_file(config_file, monkeypatch, capsys):
+def test_places_are_named_as_the_user_has_named_the_file(config_file, monkeypatch, command):
     monkeypatch.chdir(config_file.parent)
-    assert main(["validate", "digits.yaml", "--set", "train.model=acme.nets:small"]) == 78
-    assert (
-        main(
-            [
-                "validate",
-                "digits.yaml",
-                "--set",
-                "preprocess.stages=[decode, {resize: {heigth: 3}}]",
-            ]
-        )
-        == 78
-    )
-    assert all(line.startswith("digits.yaml") for line in capsys.readouterr().err.splitlines())
+    for override in (
+        "train.model=acme.nets:small",
+        "preprocess.stages=[decode, {resize: {heigth: 3}}]",
+    ):
+        errors = command("validate", "digits.yaml", "--set", override, status=78)
+        assert all(line.startswith("digits.yaml") for line in errors.splitlines())
 
 
-def test_everything_that_is_wrong_is_said_at_once_with_its_place(config_file, capsys):
+def test_everything_that_is_wrong_is_said_at_once_with_its_place(config_file, command):
     text = (
         config_file.read_text()
         .replace("epochs: 15", "epoch: 15")
         .replace("shards: 8", "shards: none")
     )
     config_file.write_text(text)
-    assert main(["validate", str(config_file)]) == 78
-    errors = capsys.readouterr().err.splitlines()
+    errors = command("validate", config_file, status=78).splitlines()
     lines = text.splitlines()
     assert (
         f"{config_file}:{lines.index('  epoch: 15') + 1}: train.epoch: unknown key; "
@@ -90,29 +81,44 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_place(config_file, ca
     )
 
 
-def test_an_unknown_stage_is_refused_with_the_nearest_name(config_file, capsys):
-    assert main(["validate", str(config_file), "--set", "preprocess.stages=[decode, resise]"]) == 78
-    assert "'resize'" in capsys.readouterr().err
+def test_an_unknown_stage_is_refused_with_the_nearest_name(config_file, command):
+    words = ("validate", config_file, "--set", "preprocess.stages=[decode, resise]")
+    assert "'resize'" in command(*words, status=78)
 
 
-def test_a_missing_file_is_a_config_error(tmp_path, capsys):
-    assert main(["run", str(tmp_path / "no.yaml")]) == 78
-    assert "No such file" in capsys.readouterr().err
+def test_a_missing_file_is_a_config_error(tmp_path, command):
+    assert "No such file" in command("run", tmp_path / "no.yaml", status=78)
 
 
-def test_a_run_without_raw_data_ends_before_airflow_starts(config_file, capsys):
-    assert main(["run", str(config_file), "--set", "preprocess.source.path=nowhere"]) == 65
-    assert "preprocess.source.path" in capsys.readouterr().err
+def test_a_run_without_raw_data_ends_before_airflow_starts(config_file, command):
+    words = ("run", config_file, "--set", "preprocess.source.path=nowhere")
+    assert "preprocess.source.path" in command(*words, status=65)
 
 
-def explained(capsys, config_file, *more: str) -> dict[str, tuple[str, str]]:
-    assert main(["explain", str(config_file), *more]) == 0
-    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
-    return {task: (verdict, reason) for task, verdict, reason in rows}
+@pytest.fixture
+def explain(config_file, command):
+    """Returns the forecast of each task, and its reason."""
+
+    def explain(*more: str) -> dict[str, tuple[str, str]]:
+        rows = [
+            line.split(maxsplit=2) for line in command("explain", config_file, *more).split("\n")
+        ]
+        return {row[0]: (row[1], row[2]) for row in rows if row}
+
+    return explain
 
 
-def test_before_the_first_run_everything_runs(config_file, capsys):
-    assert explained(capsys, config_file) == {
+@pytest.fixture
+def refuse(make_artifact):
+    """Makes the artifacts of a run whose model did not pass the gate."""
+    data = make_artifact("preprocess", {})
+    made = {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}
+    rule = {"metric": "accuracy", "passed": False, "text": "accuracy 0.9 is below 0.975"}
+    return lambda: make_artifact("evaluate", made, gate_passed=False, rules=[rule])
+
+
+def test_before_the_first_run_everything_runs(explain):
+    assert explain() == {
         "preprocess": ("runs", "never made before"),
         "train": ("runs", "because preprocess runs"),
         "evaluate": ("runs", "because preprocess and train run"),
@@ -120,46 +126,37 @@ def test_before_the_first_run_everything_runs(config_file, capsys):
     }
 
 
-def test_what_is_there_is_cached_and_a_changed_key_is_named(config_file, make_artifact, capsys):
+def test_what_is_there_is_cached_and_a_changed_key_is_named(make_artifact, explain):
     data = make_artifact("preprocess", {})
     made = {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}
     make_artifact("evaluate", made)
-    assert {task: verdict for task, (verdict, _) in explained(capsys, config_file).items()} == {
+    assert {task: verdict for task, (verdict, _) in explain().items()} == {
         "preprocess": "cached",
         "train": "cached",
         "evaluate": "cached",
         "export": "runs",
     }
-    changed = explained(capsys, config_file, "--set", "train.optimizer.learning_rate=0.01")
+    changed = explain("--set", "train.optimizer.learning_rate=0.01")
     assert changed["preprocess"][0] == "cached"
     assert changed["train"] == ("runs", "config optimizer.learning_rate: 0.001 -> 0.01")
     assert changed["export"] == ("runs", "because train and evaluate run")
 
 
-def test_a_gate_that_was_not_passed_skips_the_export_and_says_why(
-    config_file, make_artifact, capsys
-):
-    data = make_artifact("preprocess", {})
-    rule = {"metric": "accuracy", "passed": False, "text": "accuracy 0.9 is below 0.975"}
-    make_artifact(
-        "evaluate",
-        {"preprocess": data, "train": make_artifact("train", {"preprocess": data})},
-        gate_passed=False,
-        rules=[rule],
-    )
-    assert explained(capsys, config_file)["export"] == (
+def test_a_gate_that_was_not_passed_skips_the_export_and_says_why(explain, refuse):
+    refuse()
+    assert explain()["export"] == (
         "skipped",
         "the gate did not pass: accuracy 0.9 is below 0.975",
     )
 
 
 def test_where_a_person_is_asked_it_says_so_and_where_there_is_nothing_to_ask_too(
-    config_file, make_artifact, capsys
+    config_file, make_artifact, explain
 ):
     values = yaml.safe_load(config_file.read_text())
     values["evaluate"]["approval"] = {"timeout_seconds": 60}
     config_file.write_text(yaml.safe_dump(values, sort_keys=False))
-    before = explained(capsys, config_file)
+    before = explain()
     assert list(before) == ["preprocess", "train", "evaluate", "approve", "export"]
     assert before["approve"] == (
         "asks",
@@ -168,26 +165,19 @@ def test_where_a_person_is_asked_it_says_so_and_where_there_is_nothing_to_ask_to
     data = make_artifact("preprocess", {})
     made = {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}
     made["evaluate"] = make_artifact("evaluate", made)
-    assert explained(capsys, config_file)["approve"] == (
+    assert explain()["approve"] == (
         "asks",
         "a person for 60 s (without an answer: reject)",
     )
-    assert "approve" not in explained(capsys, config_file, "--set", "evaluate.approval=null")
+    assert "approve" not in explain("--set", "evaluate.approval=null")
 
 
-def test_of_a_gate_that_was_not_passed_nobody_is_asked(config_file, make_artifact, capsys):
+def test_of_a_gate_that_was_not_passed_nobody_is_asked(config_file, explain, refuse):
     values = yaml.safe_load(config_file.read_text())
     values["evaluate"]["approval"] = {}
     config_file.write_text(yaml.safe_dump(values, sort_keys=False))
-    data = make_artifact("preprocess", {})
-    rule = {"metric": "accuracy", "passed": False, "text": "accuracy 0.9 is below 0.975"}
-    make_artifact(
-        "evaluate",
-        {"preprocess": data, "train": make_artifact("train", {"preprocess": data})},
-        gate_passed=False,
-        rules=[rule],
-    )
-    assert explained(capsys, config_file)["approve"] == (
+    refuse()
+    assert explain()["approve"] == (
         "skipped",
         "the gate did not pass: accuracy 0.9 is below 0.975",
     )

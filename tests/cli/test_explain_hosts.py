@@ -2,46 +2,45 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pipeline_ops.cli.main import main
-
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
-def plan(capsys, *words: str) -> str:
-    assert main(["explain", "--hosts", str(CONFIGS / "digits.yaml"), *words]) == 0
-    return capsys.readouterr().out
+@pytest.fixture
+def plan(command):
+    return partial(command, "explain", "--hosts", CONFIGS / "digits.yaml")
 
 
-def test_the_plan_says_who_would_run_where_without_reaching_a_host(capsys):
-    lines = plan(capsys, "--set", "train.hosts=ssh").splitlines()
+def test_the_plan_says_who_would_run_where_without_reaching_a_host(plan):
+    lines = plan("--set", "train.hosts=ssh").splitlines()
     assert [line.split()[:4] for line in lines[1:]] == [
         ["worker", "0", "trainer-1.example", "trainer-1.example:20000"],
         ["worker", "1", "trainer-2.example", "10.0.0.12:20000"],
     ]
 
 
-def test_the_plan_says_where_each_task_runs(capsys):
-    places, gang = plan(capsys, "--set", "train.runs_on=ssh").split("\n\n")
+def test_the_plan_says_where_each_task_runs(plan):
+    places, gang = plan("--set", "train.runs_on=ssh").split("\n\n")
     header, *rows = places.splitlines()
     assert header.split() == ["task", "runs", "on"]
     assert [row.split() for row in rows] == [["train", "ssh", "hosts/ssh.yaml"]]
     assert "worker 0" in gang
-    assert "runs on" not in plan(capsys)
+    assert "runs on" not in plan()
 
 
-def test_on_this_machine_ports_are_found_when_a_gang_starts_that_needs_them(capsys):
-    assert "127.0.0.1:(a free one)" in plan(capsys)
+def test_on_this_machine_ports_are_found_when_a_gang_starts_that_needs_them(plan):
+    assert "127.0.0.1:(a free one)" in plan()
     alone = ("--set", "train.strategy=one_device", "--set", "train.workers=1")
-    assert "127.0.0.1 (no port)" in plan(capsys, *alone)
+    assert "127.0.0.1 (no port)" in plan(*alone)
 
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
-def test_what_a_cluster_would_be_asked_for_is_printed(capsys, name):
-    text = plan(capsys, "--set", f"train.hosts={name}", "--set", "storage.root=s3://bucket/root")
+def test_what_a_cluster_would_be_asked_for_is_printed(plan, name):
+    text = plan("--set", f"train.hosts={name}", "--set", "storage.root=s3://bucket/root")
     if name == "slurm":
         assert (
             "sbatch --parsable --no-requeue --no-kill --job-name=trainyard-digits --nodes=2-4"
@@ -55,8 +54,8 @@ def test_what_a_cluster_would_be_asked_for_is_printed(capsys, name):
         ]
 
 
-def test_a_misspelt_hosts_file_is_told_the_nearest(tmp_path, capsys):
+def test_a_misspelt_hosts_file_is_told_the_nearest(tmp_path, command):
     shutil.copytree(CONFIGS / "hosts", tmp_path / "hosts")
     config = shutil.copy(CONFIGS / "digits.yaml", tmp_path)
-    assert main(["explain", "--hosts", str(config), "--set", "train.hosts=slrum"]) == 78
-    assert "the nearest valid name is 'slurm'" in capsys.readouterr().err
+    words = ("explain", "--hosts", config, "--set", "train.hosts=slrum")
+    assert "the nearest valid name is 'slurm'" in command(*words, status=78)

@@ -76,25 +76,26 @@ def test_the_copies_of_augment_stand_side_by_side(config, capsys):
     assert 4 * 260 < picture.shape[1] < 5 * 260
 
 
-def test_a_stage_that_the_config_does_not_have_is_refused(config, capsys):
-    assert main(["preview", str(config), "--stage", "risize"]) == 78
-    assert (
-        "--stage risize: the config has no such stage; the nearest valid name is 'resize'"
-        in capsys.readouterr().err
-    )
-
-
-def test_a_class_that_is_not_there_is_told_before_anything_is_drawn(config, capsys):
-    assert (
-        main(["preview", str(config), "--set", "preprocess.stages.1={filter: {classes: [nine]}}"])
-        == 78
-    )
-    assert "there is no class 'nine' before this stage" in capsys.readouterr().err
-
-
-def test_no_raw_data_are_the_datas_fault(config, capsys):
-    assert main(["preview", str(config), "--set", "preprocess.source.path=nowhere"]) == 65
-    assert "preprocess.source.path" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("option", "value", "status", "message"),
+    [
+        (
+            "--stage",
+            "risize",
+            78,
+            "--stage risize: the config has no such stage; the nearest valid name is 'resize'",
+        ),
+        (
+            "--set",
+            "preprocess.stages.1={filter: {classes: [nine]}}",
+            78,
+            "there is no class 'nine' before this stage",
+        ),
+        ("--set", "preprocess.source.path=nowhere", 65, "preprocess.source.path"),
+    ],
+)
+def test_what_cannot_be_drawn_is_told(config, command, option, value, status, message):
+    assert message in command("preview", config, option, value, status=status)
 
 
 @pytest.mark.parametrize("number", ["0", "201", "many"])

@@ -65,19 +65,13 @@ def done(job: str, manifest: str | None, state: str = "success", **record) -> Ta
 def test_a_whole_run(config_file, make_artifact):
     data = make_artifact("preprocess", {})
     trained = make_artifact("train", {"preprocess": data})
-    verdict = make_artifact(
-        "evaluate",
-        {"preprocess": data, "train": trained},
-        baseline={"accuracy": 0.5},
-        overfitting="The training data are too few.",
-    )
+    note = "The training data are too few."
+    inputs = {"preprocess": data, "train": trained}
+    verdict = make_artifact("evaluate", inputs, baseline={"accuracy": 0.5}, overfitting=note)
     exported = make_artifact("export", {"train": trained, "evaluate": verdict})
+    made = [("train", trained), ("evaluate", verdict), ("export", exported)]
     run = make_run(
-        "success",
-        done("preprocess", data, cached=True),
-        done("train", trained),
-        done("evaluate", verdict),
-        done("export", exported),
+        "success", done("preprocess", data, cached=True), *(done(*each) for each in made)
     )
     summary = summarize_run(load_config(config_file), run)
     assert same_names(summary, SHAPE)
@@ -99,7 +93,7 @@ def test_a_whole_run(config_file, make_artifact):
     }
     assert summary["metrics"]["accuracy"] == 0.98
     assert summary["baseline"] == {"accuracy": 0.5}
-    assert summary["overfitting"] == "The training data are too few."
+    assert summary["overfitting"] == note
     assert summary["gate"] == {
         "passed": True,
         "champion_version": None,
@@ -110,9 +104,8 @@ def test_a_whole_run(config_file, make_artifact):
         "version": 3,
         "uri": str(config_file.parent / "root" / "models" / "digits" / "3"),
     }
-    assert summary["report"] == str(
-        Path(exported).parent / "report.html"
-    )  # the one that also has the publication
+    # The report that also has the publication.
+    assert summary["report"] == str(Path(exported).parent / "report.html")
     assert summary["predictions"] == str(Path(verdict).parent / "predictions.png")
     assert compute_exit_status(run) == 0
 

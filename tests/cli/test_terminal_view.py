@@ -23,24 +23,21 @@ def make_status(*tasks: TaskStatus, state: str = "running") -> RunStatus:
 
 
 def training(done: int, **more) -> TaskStatus:
-    return TaskStatus(
-        "train",
-        "running",
-        1.0,
-        1,
-        ProgressEvent(
-            time=0, phase="train", done=done, total=90, unit="steps", metrics={"loss": 0.5}
-        ),
-        **more,
+    progress = ProgressEvent(
+        time=0, phase="train", done=done, total=90, unit="steps", metrics={"loss": 0.5}
     )
+    return TaskStatus("train", "running", 1.0, 1, progress, **more)
+
+
+def make_console(**more) -> tuple[Console, io.StringIO]:
+    output = io.StringIO()
+    return Console(file=output, width=120, markup=False, highlight=False, **more), output
 
 
 def make_plain_view() -> tuple[PlainView, Callable[[], list[str]]]:
     """A view, and a function that returns its output, line by line."""
-    output = io.StringIO()
-    return PlainView(
-        Console(file=output, width=100, markup=False, highlight=False)
-    ), lambda: output.getvalue().splitlines()
+    console, output = make_console()
+    return PlainView(console), lambda: output.getvalue().splitlines()
 
 
 @pytest.fixture
@@ -50,13 +47,8 @@ def plain():
 
 def test_a_change_of_state_is_one_line_with_its_reason(plain):
     view, lines = plain
-    cached = TaskStatus(
-        "preprocess",
-        "success",
-        0.2,
-        1,
-        record=TaskRecord(state="success", cached=True, reason="unchanged"),
-    )
+    record = TaskRecord(state="success", cached=True, reason="unchanged")
+    cached = TaskStatus("preprocess", "success", 0.2, 1, record=record)
     for _ in range(3):
         view.show(make_status(cached))
     assert lines() == ["    3.0 s  preprocess  cached: unchanged"]
@@ -102,30 +94,13 @@ def test_the_first_metrics_come_at_once(plain):
 
 def test_a_task_that_will_be_tried_again_says_why(plain):
     view, lines = plain
-    view.show(
-        make_status(
-            TaskStatus(
-                "train",
-                "up_for_retry",
-                1.0,
-                1,
-                record=TaskRecord(state="failed", message="the host went down"),
-            )
-        )
-    )
+    record = TaskRecord(state="failed", message="the host went down")
+    view.show(make_status(TaskStatus("train", "up_for_retry", 1.0, 1, record=record)))
     assert lines() == ["    3.0 s  train       up for retry: the host went down"]
 
 
 def test_in_a_terminal_the_tasks_are_drawn_in_place():
-    output = io.StringIO()
-    console = Console(
-        file=output,
-        width=120,
-        force_terminal=True,
-        color_system=None,
-        markup=False,
-        highlight=False,
-    )
+    console, output = make_console(force_terminal=True, color_system=None)
     with terminal_view(console) as show:
         show(make_status(training(45)))
         show(make_status(training(90)))
@@ -135,7 +110,7 @@ def test_in_a_terminal_the_tasks_are_drawn_in_place():
 
 
 def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
-    output = io.StringIO()
+    console, output = make_console()
     gate = {"passed": False, "champion_version": 2, "reasons": ["accuracy 0.9 is below 0.975"]}
     summary = {
         "dataset": {"rejected": 2, "page": "/data.html"},
@@ -150,23 +125,17 @@ def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
         "predictions": "/r/predictions.png",
         "store": {"requests": 5, "bytes_read": 2_000_000, "bytes_written": 0},
     }
-    print_result(
-        Console(file=output, width=120, markup=False, highlight=False),
-        summary,
-        make_status(state="success"),
-    )
+    print_result(console, summary, make_status(state="success"))
     assert (
-        "Gate      not passed: trained, not published (against version 2)\n"
-        "          accuracy 0.9 is below 0.975\n"
-    ) in output.getvalue()
-    assert "Start     from the weights of /models/digits/2\n" in output.getvalue()
-    assert (
+        "Rejected  2 unusable entries of the raw data: /data.html\n"
+        "Start     from the weights of /models/digits/2\n"
         "Metrics   accuracy 0.9000\n"
         "Baseline  Better than a model that has not looked at the images: "
         "accuracy 0.9000 against 0.2500\n"
         "Note      The training data are too few.\n"
+        "Gate      not passed: trained, not published (against version 2)\n"
+        "          accuracy 0.9 is below 0.975\n"
+        "Report    /r/report.html\nPictures  /r/predictions.png\n"
+        "Store     5 requests, 2.0 MB read, 0.0 MB written\n"
     ) in output.getvalue()
-    assert "Rejected  2 unusable entries of the raw data: /data.html\n" in output.getvalue()
-    assert "Report    /r/report.html\nPictures  /r/predictions.png\n" in output.getvalue()
-    assert "Store     5 requests, 2.0 MB read, 0.0 MB written" in output.getvalue()
     assert "Model " not in output.getvalue()

@@ -1,27 +1,93 @@
-"""`trainyard reference`: every key of a pipeline's YAML and of a hosts file, as Markdown.
+"""`trainyard stages [NAME]` and `trainyard reference`: the stages, and every key of the YAML files.
 
     trainyard reference > configs/REFERENCE.md
 
-The keys come from the declarations of the config's classes.
+Both read the declarations of the parameters and of the config's classes.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import json
+import types
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from pydantic.fields import FieldInfo
 
 from pipeline_ops.cli.arguments import Commands, add_command
-from pipeline_ops.cli.field_text import format_default, format_type
 from pipeline_ops.cli.templates import render_template
 from pipeline_ops.config.fields import ConfigField, TaskSection, collect_fields, read_descriptions
 from pipeline_ops.config.hosts import LAUNCHERS, Hosts
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.errors import ConfigError
+
+_CONSTRAINT_WORDS = {
+    "ge": "at least",
+    "gt": "above",
+    "le": "at most",
+    "lt": "below",
+    "min_length": "at least",
+    "pattern": "matching",
+}
 
 
 def add_parser(commands: Commands) -> None:
+    parser = add_command(commands, stages)
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="Name of a stage, or its module path, for example my_package.my_module:my_stage.",
+    )
     add_command(commands, reference)
+
+
+def stages(arguments: argparse.Namespace) -> int:
+    """List the preprocessing stages, or describe one.
+
+    Without NAME, lists the stages for preprocess.stages with their parameters.
+    """
+    from beam_jobs.stages import CATALOGUE, find_stage
+    from pipeline_ops.user_code.stages import list_published_names
+
+    if arguments.name:
+        stage = find_stage(arguments.name)
+        print(f"{arguments.name}\n\n{_get_docstring(stage)}\n")
+        for line, description in _iterate_parameters(stage):
+            print(f"    {line}")
+            if description:
+                print("        " + " ".join(description.split()))
+        return 0
+    for name in [*CATALOGUE, *(name for name in list_published_names() if name not in CATALOGUE)]:
+        try:
+            stage = find_stage(name)
+        except ConfigError as error:  # in one package: the stages of the others are still listed
+            print(f"{name:<12}{error}")
+            continue
+        print(f"{name:<12}{_get_docstring(stage).partition(chr(10))[0]}")
+        for line, _ in _iterate_parameters(stage):
+            print(f"    {line}")
+    print(
+        "\nDescribe the parameters of a stage: trainyard stages NAME\n"
+        "Create a new stage: trainyard new-stage NAME"
+    )
+    return 0
+
+
+def _get_docstring(stage: Any) -> str:
+    return inspect.getdoc(inspect.getmodule(stage.function)) or inspect.getdoc(stage.function) or ""
+
+
+def _iterate_parameters(stage: Any) -> Iterator[tuple[str, str]]:
+    """Yields a line for each parameter, with type, bounds and default, and its meaning."""
+    descriptions = read_descriptions(stage.parameters)
+    for name, field in stage.parameters.__pydantic_fields__.items():
+        default = ", required" if field.is_required() else f" = {_format_default(field)}"
+        line = f"{name}: {_format_type(field.annotation, field.metadata)}{default}"
+        yield line, descriptions.get(name, "")
 
 
 def reference(_: argparse.Namespace) -> int:
@@ -57,10 +123,10 @@ def _list_rows(hosts: type[Hosts], without: Collection[str]) -> list[list[str]]:
 
 def _list_cells(config_field: ConfigField, is_owned: bool = True) -> list[str]:
     fields = config_field.fields
-    types = dict.fromkeys(format_type(field.annotation, field.metadata) for field in fields)
+    types = dict.fromkeys(_format_type(field.annotation, field.metadata) for field in fields)
     if any(type(None) in typing.get_args(field.annotation) for field in fields):
         types["null"] = None
-    default = format_default(fields[0])
+    default = _format_default(fields[0])
     owner = "author, always"
     if config_field.is_per_run:
         pattern = config_field.run_pattern_description
@@ -84,3 +150,39 @@ def _list_cells(config_field: ConfigField, is_owned: bool = True) -> list[str]:
         " ".join(filter(None, [*marks, *texts])),
     ]
     return [cell.replace("|", "\\|") for cell in cells]
+
+
+def _format_type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """Formats a type with its bounds, such as `int, at least 1`. Leaves out null."""
+    texts = [_format_plain_type(annotation)]
+    for rule in metadata:
+        for constraint, words in _CONSTRAINT_WORDS.items():
+            if (bound := getattr(rule, constraint, None)) is not None:
+                is_whole = isinstance(bound, float) and bound.is_integer()
+                texts.append(f"{words} {int(bound) if is_whole else bound}")
+    return ", ".join(texts)
+
+
+def _format_plain_type(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _format_type(arguments[0], getattr(arguments[1], "metadata", ()))
+    if origin is typing.Literal:
+        return " | ".join(map(str, arguments))
+    if origin in (typing.Union, types.UnionType):
+        members = (each for each in arguments if each is not type(None))
+        return " | ".join(dict.fromkeys(map(_format_type, members)))
+    if origin in (tuple, list):
+        number = "" if arguments[1:] in ((), (...,)) else f"{len(arguments)} "
+        return f"list of {number}{_format_type(arguments[0])}"
+    if origin is dict:
+        return f"mapping of {_format_type(arguments[0])} to {_format_type(arguments[1])}"
+    return inspect.formatannotation(annotation).rpartition(".")[2]
+
+
+def _format_default(field: FieldInfo) -> str:
+    """Formats a default as in YAML, or returns `required`."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return value if isinstance(value, str) and value else json.dumps(value, default=str)

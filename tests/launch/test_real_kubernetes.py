@@ -127,6 +127,6 @@ def test_a_gang_goes_on_after_the_loss_of_its_pods(cluster, training):
         assert gang[0] not in list_gang(cluster) and gang[1] in list_gang(cluster)
         step = restored + INTERVAL
     figures = training.end()
-    assert (figures.workers, figures.restarts) == (2, 2)
+    assert (figures.workers, figures.restarts) == (2, 2), training.read_messages("restart")
     training.remove()
     wait_until(lambda: list_left(cluster) == [])

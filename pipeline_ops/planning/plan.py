@@ -1,7 +1,4 @@
-"""Plans of tasks: the job that a task would run, and the reason, without running it.
-
-The operators act on these plans, and `trainyard explain` prints them.
-"""
+"""Plans the job of a task, with the reason to run it. `trainyard explain` prints the plans."""
 
 from __future__ import annotations
 
@@ -61,7 +58,7 @@ class JobPlan:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """The subject of a plan: one run of a pipeline."""
+    """The run that a job is planned for."""
 
     config: PipelineConfig
     run_id: str
@@ -74,7 +71,7 @@ class _Run:
         return Layout(self.config.root, self.config.pipeline)
 
     def inputs(self, job: str) -> dict[str, Input]:
-        """The artifacts of earlier jobs that a job reads, by job."""
+        """Returns the artifacts of earlier jobs that a job reads, by job."""
         return {
             name: Input(uri=uri, digest=read_manifest(open_near(self.config.root, uri)).digest)
             for name, uri in self.manifests.items()

@@ -22,7 +22,7 @@ _MAX_MOVES = 100
 
 @dataclasses.dataclass(frozen=True)
 class VersionView:
-    """One version. `figures` is None if its manifest cannot be read, for the reason `problem`."""
+    """One version. If its manifest cannot be read, `figures` is None, and `problem` says why."""
 
     number: int
     aliases: list[str]

@@ -94,11 +94,10 @@ def pull_manifests(run: TaskRun, tasks: Iterable[str]) -> dict[str, str]:
 
     Raises DataError if a task has left none, or if its XCom differs from its record.
     """
-    tasks = list(tasks)
-    recorded = map_requests(
-        lambda task: find_recorded_manifest(run.layout, run.run_id, task, task), tasks
-    )
-    for task, manifest in zip(tasks, recorded, strict=True):
+    manifests = {}
+    for task, manifest in map_requests(
+        lambda task: (task, find_recorded_manifest(run.layout, run.run_id, task, task)), tasks
+    ):
         pulled = run.context["ti"].xcom_pull(task_ids=task)
         if not pulled or manifest is None:
             raise DataError(
@@ -111,7 +110,8 @@ def pull_manifests(run: TaskRun, tasks: Iterable[str]) -> dict[str, str]:
                 f"but the task has left {manifest}, so the XCom was edited. "
                 f"Clear {task} to run it again."
             )
-    return {task: str(manifest) for task, manifest in zip(tasks, recorded, strict=True)}
+        manifests[task] = str(manifest)
+    return manifests
 
 
 def claim_job(run: TaskRun, handle: JobHandle) -> None:

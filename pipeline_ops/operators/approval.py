@@ -1,14 +1,13 @@
 """The task between evaluate and export that asks a person, through Airflow's required actions.
 
-While it waits, it holds no worker and no trigger. It asks nothing if there is nothing to decide:
-the gate was not passed, or this model is published already. "Reject", and no answer in time, end
-the run as "trained, not published", which is a success.
+While it waits, it holds no worker and no trigger. It does not ask if the gate was not passed, or if
+this model is published already. After "Reject" the run ends as "trained, not published", which is a
+success.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
@@ -31,9 +30,7 @@ if TYPE_CHECKING:
 class ApproveOperator(ApprovalOperator):
     """Asks whether the challenger may be published.
 
-    Args:
-      config_file: the pipeline's YAML. A run's conf may set single values of it.
-      approval: the approval section of the YAML.
+    The section `approval` of the YAML can be changed for a single run.
     """
 
     ui_color = "#b8862f"
@@ -59,10 +56,8 @@ class ApproveOperator(ApprovalOperator):
             raise AirflowFailException(str(error)) from None
         approval = run.config.evaluate.approval
         if plan.is_cached or approval is None:
-            self.log.info(
-                "Nothing to ask: %s",
-                plan.reason if plan.is_cached else "this run needs no approval",
-            )
+            reason = plan.reason if plan.is_cached else "this run needs no approval"
+            self.log.info("Nothing to ask: %s", reason)
             return
         self.subject, self.body = _format_question(run.config, approval, figures, run.run_id)
         self.defaults = [self._default(approval)]
@@ -72,8 +67,9 @@ class ApproveOperator(ApprovalOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Called when a person has answered, or when the time is up."""
         if event.get("chosen_options") == [self.REJECT]:
-            run = TaskRun.load(self.config_file, context)
-            self.log.info(record_unpublished(run, _describe_rejection(event)))
+            run, user = TaskRun.load(self.config_file, context), event.get("responded_by_user")
+            by = user and f"rejected by {user.get('name') or user.get('id')}"
+            self.log.info(record_unpublished(run, by or "no answer in time"))
         return super().execute_complete(context, event)
 
     def _default(self, approval: Approval) -> str:
@@ -83,10 +79,7 @@ class ApproveOperator(ApprovalOperator):
 def _format_question(
     config: PipelineConfig, approval: Approval, figures: EvaluationFigures, run_id: str
 ) -> tuple[str, str]:
-    """Returns subject and body, in Markdown.
-
-    The rules stand in a code block, so that their text is not read as Markdown.
-    """
+    """Returns subject and body, in Markdown. A code block keeps the rules as they are."""
     champion = (
         "There is no champion yet."
         if figures.champion_version is None
@@ -102,8 +95,3 @@ def _format_question(
         f"[The report]({build_report_url(config, run_id)}) has the details. "
         f"Without an answer until {until:%Y-%m-%d %H:%M} UTC, it is {outcome}.\n",
     )
-
-
-def _describe_rejection(event: Mapping[str, Any]) -> str:
-    user = event.get("responded_by_user")
-    return f"rejected by {user.get('name') or user.get('id')}" if user else "no answer in time"

@@ -8,15 +8,13 @@
                                "digits" is `export.model`
 
 The events contain the properties of the new version. The outlets are aliases, because Airflow gives
-an asset itself an event whenever its task succeeds, even if there was nothing to do. A run that
-finds everything cached therefore triggers no other DAG.
+an asset itself an event whenever its task succeeds. With an alias, a run that finds everything
+cached triggers no other DAG.
 
-The raw files are watched from the triggerer, which holds no worker. Many such watchers share the
-triggerer. A change is reported once the files are the same in two successive checks, so one event
-stands for a whole delivery. A file keeps the last reported version, and a restarted triggerer reads
-it again, so it also reports a change in between. The very first check reports nothing. The file is
-written after Airflow has received the event. If the triggerer is killed in between, a change is
-reported twice, and the second run finds everything cached.
+The triggerer watches the raw files. A change is reported once the files are the same in two
+successive checks, so one event stands for a whole delivery. A file keeps the last reported version
+for a restarted triggerer. The very first check reports nothing. The file is written after Airflow
+has received the event, so a killed triggerer may report a change twice.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from pydantic import Field, RootModel
 from pipeline_ops.airflow_connections import use_airflow_connections
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import Manifest, read_manifest
+from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import DataError, TrainyardError
@@ -55,7 +53,7 @@ from pipeline_ops.storage.store_path import StorePath
 
 
 def make_asset(config: PipelineConfig, job: str) -> Asset | None:
-    """Makes the asset that a job updates for other DAGs; None if it updates none."""
+    """Makes the asset that a job updates for other DAGs, or returns None if it updates none."""
     names = {"preprocess": f"{config.pipeline}.dataset", "export": f"{config.export.model}.model"}
     return Asset(names[job]) if job in names else None
 
@@ -67,12 +65,19 @@ def make_outlets(config: PipelineConfig, job: str) -> list[AssetAlias]:
 
 def add_asset_event(run: TaskRun, job: str, path: StorePath) -> None:
     """Adds the event of a new artifact. Airflow sends it when the task has succeeded."""
-    if asset := make_asset(run.config, job):
-        manifest = read_manifest(path)
-        extra = _summarize_model(manifest) if job == "export" else _summarize_dataset(manifest)
-        run.context["outlet_events"][AssetAlias(asset.name)].add(
-            asset, extra=extra | {"manifest": str(path), "run_id": run.run_id}
-        )
+    asset = make_asset(run.config, job)
+    if asset is None:
+        return
+    manifest = read_manifest(path)
+    extra: dict[str, Any] = {"manifest": str(path), "run_id": run.run_id}
+    if job == "export":
+        model = ModelFigures.model_validate(manifest.figures)
+        extra |= {"version": model.version, "metrics": model.metrics}
+    else:
+        data = DatasetFigures.model_validate(manifest.figures)
+        names = ("generation", "num_examples", "num_rejected")
+        extra |= {"version": manifest.digest} | {name: getattr(data, name) for name in names}
+    run.context["outlet_events"][AssetAlias(asset.name)].add(asset, extra=extra)
 
 
 def make_timetable(config: PipelineConfig) -> Any:
@@ -86,42 +91,20 @@ def make_timetable(config: PipelineConfig) -> Any:
         for asset in schedule.assets
     ]
     if schedule.watch_seconds is not None:
-        assets.append(_make_raw_asset(config, schedule.watch_seconds))
+        name = f"{config.pipeline}.raw"
+        trigger = RawFilesTrigger(
+            str(find_raw_folder(config)),
+            str(Layout(config.root, config.pipeline).watched),
+            schedule.watch_seconds,
+            config.store_options.model_dump(exclude_none=True),
+            config.preprocess.source.file_patterns,
+        )
+        assets.append(Asset(name, watchers=[AssetWatcher(name=name, trigger=trigger)]))
     clock = schedule.cron and CronTriggerTimetable(schedule.cron, timezone=schedule.timezone)
     if not assets:
         return clock
     any_asset = AssetAny(*assets)
     return AssetOrTimeSchedule(timetable=clock, assets=any_asset) if clock else any_asset
-
-
-def _make_raw_asset(config: PipelineConfig, every_seconds: int) -> Asset:
-    """Makes an asset of the raw files, with an event for each change."""
-    trigger = RawFilesTrigger(
-        str(find_raw_folder(config)),
-        str(Layout(config.root, config.pipeline).watched),
-        every_seconds,
-        config.store_options.model_dump(exclude_none=True),
-        config.preprocess.source.file_patterns,
-    )
-    return Asset(
-        f"{config.pipeline}.raw",
-        watchers=[AssetWatcher(name=f"{config.pipeline}.raw", trigger=trigger)],
-    )
-
-
-def _summarize_model(manifest: Manifest) -> dict[str, Any]:
-    figures = ModelFigures.model_validate(manifest.figures)
-    return {"version": figures.version, "metrics": figures.metrics}
-
-
-def _summarize_dataset(manifest: Manifest) -> dict[str, Any]:
-    figures = DatasetFigures.model_validate(manifest.figures)
-    return {
-        "version": manifest.digest,
-        "generation": figures.generation,
-        "num_examples": figures.num_examples,
-        "num_rejected": figures.num_rejected,
-    }
 
 
 FolderVersion = tuple[Annotated[str, Field(max_length=1000)], Annotated[int, Field(ge=0, lt=2**63)]]
@@ -135,13 +118,12 @@ class _ReportedVersion(RootModel[FolderVersion]):
 
 
 class RawFilesTrigger(BaseEventTrigger):
-    """Fires for each change, and continues.
+    """Fires for each change of the raw files.
 
     Args:
       folder: an absolute path, or a URI.
       state: the file that keeps the last reported version.
-      every_seconds: the time between two checks.
-      options: how to reach the state if it is in a bucket (`StoreOptions`).
+      options: the `StoreOptions` of the state.
       patterns: globs of the files that count in a local folder. None is all.
     """
 
@@ -160,13 +142,9 @@ class RawFilesTrigger(BaseEventTrigger):
         self._is_failing = False
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return "pipeline_ops.operators.assets.RawFilesTrigger", {
-            "folder": self.folder,
-            "state": self.state,
-            "every_seconds": self.every_seconds,
-            "options": self.options,
-            "patterns": self.patterns,
-        }
+        names = ("folder", "state", "every_seconds", "options", "patterns")
+        arguments = {name: getattr(self, name) for name in names}
+        return "pipeline_ops.operators.assets.RawFilesTrigger", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         options = StoreOptions.model_validate(self.options)
@@ -184,9 +162,8 @@ class RawFilesTrigger(BaseEventTrigger):
     def _look(self, state: StorePath) -> tuple[FolderVersion | None, FolderVersion | None]:
         """Reads the present version and the last reported one.
 
-        Both are None if the store or the files cannot be read. Such a failure may pass and is not a
-        change. It is logged once, and the threads of the triggerer do not wait for it. A damaged
-        state counts as none, and the next check writes it again.
+        Both are None if the store or the files cannot be read, which is logged once. The threads of
+        the triggerer do not wait for the store. A damaged state counts as none.
         """
         reported = None
         try:

@@ -6,13 +6,12 @@
 
     globals().update(make_dags(["/data/pipelines"], check_stages))
 
-Airflow marks all DAGs of a file stale when the file has an import error. Nothing raises here for
-that reason. A pipeline whose YAML cannot be used becomes a DAG that keeps the DAG id and the
+Airflow marks all DAGs of a file stale when the file has an import error, so `make_dags` raises
+none. A pipeline whose YAML cannot be used becomes a broken DAG, which keeps the DAG id and the
 history, shows the problem and refuses every run. It has the tasks of the pipeline, as far as the
-file can be read, so a run in progress keeps its task instances. None of its tasks starts before the
-file is fixed, because the DAG allows no active task, and because one of its parameters has a value
-that no rule allows: the message. A second DAG file, with `report_broken`, lists all problems as its
-import error.
+file can be read, so a run in progress keeps its task instances. No task of it starts, because the
+DAG allows no active task and has a parameter that no value satisfies. A second DAG file calls
+`report_broken`, which lists all problems as an import error.
 """
 
 from __future__ import annotations
@@ -58,19 +57,13 @@ _log = logging.getLogger(__name__)
 
 
 def make_dags(paths: _Paths, check_stages: _CheckStages, gc_dag: str = GC_DAG_ID) -> dict[str, DAG]:
-    """Makes one DAG per config, by name.
-
-    If a config sets `storage.keep`, another DAG removes what it does not ask for.
-
-    A config that cannot be used does not affect the others. Its DAG is tagged `broken`, shows the
-    reason, and cannot be triggered.
+    """Makes one DAG per config, by name, and one for all configs with `storage.keep`.
 
     Args:
       paths: YAML files, and folders of them.
       check_stages: `beam_jobs.stages.check_stages`, which operators may not import.
-      gc_dag: the id of the DAG that removes what is not needed. Each DAG file of an Airflow needs
-        its own, because Airflow keeps only one DAG per id. In an Airflow of several teams, a shared
-        DAG would change its team whenever a file is parsed.
+      gc_dag: the id of the DAG for `storage.keep`. Each DAG file of an Airflow needs its own,
+        because Airflow keeps only one DAG per id.
     """
     pipelines = _read_pipelines(paths, check_stages, gc_dag)
     dags = {pipeline.name: _make_dag(pipeline) for pipeline in pipelines}
@@ -81,11 +74,7 @@ def make_dags(paths: _Paths, check_stages: _CheckStages, gc_dag: str = GC_DAG_ID
 
 
 def report_broken(paths: _Paths, check_stages: _CheckStages, gc_dag: str = GC_DAG_ID) -> None:
-    """Raises one ConfigError for all configs that cannot be used.
-
-    It is meant for a DAG file without DAGs. The UI and `airflow dags list-import-errors` show its
-    import error.
-    """
+    """Raises one ConfigError for all configs that cannot be used, in a DAG file without DAGs."""
     pipelines = _read_pipelines(paths, check_stages, gc_dag)
     if problems := [pipeline.problem for pipeline in pipelines if pipeline.problem]:
         raise ConfigError("\n".join(problems))
@@ -93,10 +82,9 @@ def report_broken(paths: _Paths, check_stages: _CheckStages, gc_dag: str = GC_DA
 
 @dataclasses.dataclass(frozen=True)
 class _Pipeline:
-    """A config file. `config` is None if it cannot be used.
+    """A config file. If it cannot be used, `config` is None, and `problem` gives the reason.
 
-    Then `problem` gives the reason, with file, line and remedy. `values` are the values of the
-    file, so far as it is valid YAML.
+    `values` are then the values of the file, as far as it is valid YAML.
     """
 
     file: Path
@@ -107,10 +95,7 @@ class _Pipeline:
 
 
 def _read_pipelines(paths: _Paths, check_stages: _CheckStages, gc_dag: str) -> list[_Pipeline]:
-    """Reads YAML files and folders of them.
-
-    A pipeline is named as its file. Of several files with one name, none can be used.
-    """
+    """Names each pipeline as its file. Of several files with one name, none can be used."""
     by_name: dict[str, list[Path]] = {}
     for file in {os.path.realpath(file): file for file in find_config_files(paths)}.values():
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem)[:_MAX_ID]
@@ -137,7 +122,7 @@ def _read_pipeline(name: str, files: Sequence[Path], check_stages: _CheckStages)
 
 
 def _describe_error(file: Path, error: BaseException) -> str:
-    """Returns a message that names at least the file. Logs the origin of an unknown error."""
+    """Returns a message that names at least the file. Logs the traceback of an unknown error."""
     if isinstance(error, ConfigError):
         return str(error)
     _log.error("%s cannot be used", file, exc_info=error)
@@ -189,8 +174,7 @@ def _make_broken_dag(pipeline: _Pipeline, problem: str) -> DAG:
             for task_id in _list_task_ids(pipeline.values)
         ]
         chain(*tasks)
-    # Only now, because each task would get a copy. Airflow's refusal shows the title, whatever
-    # value was given.
+    # After the tasks, each of which would get a copy. Airflow's refusal shows the title.
     no_value: dict[str, Any] = {"type": "string", "not": {}}
     description = "No run can start until the config is fixed."
     dag.params[BROKEN] = Param(message, title=title, description=description, **no_value)
@@ -198,12 +182,7 @@ def _make_broken_dag(pipeline: _Pipeline, problem: str) -> DAG:
 
 
 class BrokenOperator(BaseOperator):
-    """Fails with the message of a broken pipeline.
-
-    Args:
-      config_file: the pipeline's YAML, which the UI's pages use to find the pipeline of a run.
-      message: the problem with the YAML.
-    """
+    """Fails with the message of a broken pipeline. The UI's pages read `config_file`."""
 
     ui_color = "#b3b3b3"
     template_fields = ("config_file",)

@@ -1,7 +1,7 @@
 """One DAG per YAML file: preprocess >> train >> evaluate >> export.
 
 If the YAML asks for approval, `approve` comes before export. If it asks for a search, several tasks
-stand for `train`. A pipeline has one run at a time. With `approve` it may have more, because a run
+replace `train`. A pipeline has one run at a time. With `approve` it may have more, because a run
 that waits for a person must not block the next one.
 """
 
@@ -31,20 +31,17 @@ _RETRY_KWARGS = {
     "retry_exponential_backoff": 6,
     "max_retry_delay": dt.timedelta(minutes=5),
 }
-"""Arguments for the retries of a task.
+"""The first retry comes at once, because the usual cause is a killed process.
 
-The first retry comes at once, because the usual cause is a killed process. Later ones give a slow
-Airflow time to recover. A try that cannot reach its API server is lost, though the job continues.
+Later ones give a slow Airflow time to recover.
 """
 _RUNS_WITH_APPROVAL = 16
-"""The limit on active runs, including those that wait for approval.
-
-The next run starts when one of them has been answered or has timed out.
-"""
+"""The limit on active runs, including those that wait for approval."""
 
 
 def make_dag(config: PipelineConfig) -> DAG:
     """Makes the DAG of a pipeline whose config, stages and notifiers are checked."""
+    yaml = format_yaml(hide_secrets(config.file.read_text(encoding="utf-8")))
     with DAG(
         config.pipeline,
         description=config.description,
@@ -53,7 +50,7 @@ def make_dag(config: PipelineConfig) -> DAG:
         catchup=False,
         max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
         tags=["trainyard", *config.tags],
-        doc_md=_describe(config),
+        doc_md=f"# {config.pipeline}\n{config.description}\n\n{yaml}",
         default_args={"owner": config.owner, **_RETRY_KWARGS},
         fail_fast=False,
         **build_deadline_kwargs(config),
@@ -83,7 +80,7 @@ def make_dag(config: PipelineConfig) -> DAG:
             earlier >> (
                 dag.get_task("trial") if config.search and later.task_id == "train" else later
             )
-    # Only now, because each task gets a copy of the DAG's params, and Airflow checks every copy.
+    # After the tasks, each of which would get a copy of the params for Airflow to check.
     dag.params.update(make_form_params(config))
     return dag
 
@@ -95,10 +92,9 @@ def _build_scheduling_kwargs(section: TaskSection) -> dict[str, Any]:
 
 
 def _add_search(config: PipelineConfig, search: Search) -> ChooseOperator:
-    """Adds the tasks of a search, which stand for `train`, and returns the last one.
+    """Adds search >> trial >> train, with one mapped task for each trial, and returns the last one.
 
-    The tasks are search >> trial >> train, with one mapped task for each trial. A failed trial does
-    not fail the run, so it causes no notification.
+    A failed trial does not fail the run, so it causes no notification.
     """
     file = str(config.file)
     callback_kwargs = build_task_callback_kwargs(config)
@@ -113,8 +109,3 @@ def _add_search(config: PipelineConfig, search: Search) -> ChooseOperator:
     train = ChooseOperator(config_file=file, **callback_kwargs)
     trial >> train
     return train
-
-
-def _describe(config: PipelineConfig) -> str:
-    text = format_yaml(hide_secrets(config.file.read_text(encoding="utf-8")))
-    return f"# {config.pipeline}\n{config.description}\n\n{text}"

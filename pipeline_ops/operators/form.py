@@ -1,7 +1,6 @@
 """The trigger form: the fields that a run may set, from the config's own classes.
 
-The classes give the names, types, bounds and help. A field is named by its dotted path in the YAML,
-so the form sends a conf as `config/run_conf.py` checks it.
+A field is named by its dotted path in the YAML, as in the conf of a run.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ _LIMIT_FORMATS = {
     "exclusiveMaximum": "less than {:.10g}",
 }
 _ADVANCED = "Advanced"
-"""The last section of the form, for the fields that few pipelines need."""
 _TASKS = ("train", "preprocess", "evaluate", "export")
-"""The order of the form's sections. The most frequently changed ones come first."""
+"""The order of the form's sections, the most frequently changed one first."""
 _TITLE_OVERRIDES = {
     "train.warm_start": "Initial weights",
     "train.epochs": "Epochs",
@@ -53,7 +51,7 @@ _UNITS = {
     "megabytes": "MB",
 }
 _NULL = re.compile(r"\b[Nn]ull\b")
-"""Finds `null` in help texts: a value that is `null` in the YAML is an empty field in the form."""
+"""In help texts: `null` in the YAML is an empty field in the form."""
 _WORD_LABELS = {
     "xla": "XLA",
     "tpu": "TPU",
@@ -67,9 +65,8 @@ _WORD_LABELS = {
 def make_form_params(config: PipelineConfig) -> dict[str, Param]:
     """Makes the params for the fields that a run may set, by key.
 
-    Frequent fields and the fields that the author opens come first. They have no section, so
-    Airflow shows them in the open part. Fields of a section that is null in the YAML are left out.
-    So are empty texts, which Airflow's form does not send.
+    Frequent fields, and those in `per_run`, come first. They have no section, so Airflow shows them
+    in the open part. Fields of a section that is null in the YAML are left out.
     """
 
     def sort_key(field: ConfigField) -> tuple[bool, bool, int, int]:
@@ -88,7 +85,7 @@ def _is_open(config: PipelineConfig, field: ConfigField) -> bool:
 
 
 def _make_param(config: PipelineConfig, field: ConfigField) -> Param | None:
-    """Makes the param of a field; None if Airflow's form cannot show it."""
+    """Makes the param of a field, or returns None if Airflow's form cannot show or send it."""
     parent, _, name = field.key.rpartition(".")
     section, value = get_value(config, parent), get_value(config, field.key)
     if not isinstance(section, Section) or name not in type(section).model_fields or value == "":
@@ -103,7 +100,8 @@ def _make_param(config: PipelineConfig, field: ConfigField) -> Param | None:
         ]
     title = _TITLE_OVERRIDES.get(field.key) or _format_title(name)
     if not _is_open(config, field):
-        heading = _format_heading(parent)
+        task, _, rest = parent.replace("_", " ").partition(".")
+        heading = task.capitalize() + (f": {rest.replace('.', ', ')}" if rest else "")
         schema["section"] = _ADVANCED if field.is_advanced else heading
         title = f"{heading}: {title}" if field.is_advanced else title
     text = read_descriptions(type(section)).get(name, "")
@@ -112,18 +110,17 @@ def _make_param(config: PipelineConfig, field: ConfigField) -> Param | None:
 
 
 def _allows_folders(config: PipelineConfig, field: ConfigField) -> bool:
-    """Returns whether the author opens folders. A list of choices cannot show them."""
+    """Returns whether `per_run` has folders, which a list of choices cannot show."""
     return field.is_path and any(map(is_folder, map(str, config.per_run.get(field.key, []))))
 
 
-@functools.cache  # the same for all pipelines, and a hundredth of a second each time
+@functools.cache  # a hundredth of a second each time
 def _read_schema_properties(section: type[Section]) -> dict[str, Any]:
     properties: dict[str, Any] = section.model_json_schema()["properties"]
     return properties
 
 
 def _extract_scalar_schema(field: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a field's JSON schema that a form field needs."""
     if field.get("type") in _SCALARS:
         return {"type": field["type"]} | _extract_constraints(field)
     choices = field.get("anyOf", [])
@@ -135,10 +132,10 @@ def _extract_scalar_schema(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def _extract_constraints(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a scalar schema that a form field needs.
+    """Copies the constraints of a scalar schema.
 
-    The limits go where Airflow's form does not look, because it would silently clamp the value that
-    a person has typed. The server looks there, refuses the value and gives the reason.
+    The limits go into `allOf`. There, Airflow's form does not clamp the typed value silently, and
+    the server refuses it with the reason.
     """
     limits = {key: schema[key] for key in _LIMIT_FORMATS if key in schema}
     return {key: schema[key] for key in _COPIED_KEYWORDS if key in schema} | (
@@ -149,20 +146,12 @@ def _extract_constraints(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _format_help(
     config: PipelineConfig, field: ConfigField, text: str, schema: Mapping[str, Any]
 ) -> str | None:
-    """The text below the field, its limits and the values for a run: `At least 1, at most 1024.`
-
-    The backticks of code are removed.
-    """
+    """Joins the help of a field, its limits and its values for a run."""
     bounds = schema.get("allOf", [{}])[0]
     limits = [words.format(bounds[key]) for key, words in _LIMIT_FORMATS.items() if key in bounds]
-    allowed_values = config.per_run.get(field.key)
-    allowed = (
-        field.run_pattern_description
-        if allowed_values is None
-        else ", ".join(map(str, allowed_values))
-        if _allows_folders(config, field)
-        else ""
-    )
+    allowed = "" if field.key in config.per_run else field.run_pattern_description
+    if _allows_folders(config, field):
+        allowed = ", ".join(map(str, config.per_run[field.key]))
     sentences = [
         text,
         f"{', '.join(limits).capitalize()}." if limits else "",
@@ -178,9 +167,3 @@ def _format_title(name: str) -> str:
     unit = _UNITS.get(words[-1]) if len(words) > 1 else None
     label = " ".join(_WORD_LABELS.get(word, word) for word in (words[:-1] if unit else words))
     return label[0].upper() + label[1:] + (f" ({unit})" if unit else "")
-
-
-def _format_heading(path: str) -> str:
-    """Converts `train.early_stopping` to `Train: early stopping`."""
-    task, _, rest = path.replace("_", " ").partition(".")
-    return f"{task.capitalize()}: {rest.replace('.', ', ')}" if rest else task.capitalize()

@@ -1,7 +1,4 @@
-"""The DAG `trainyard_gc`: does once a day what `trainyard gc` does.
-
-It has one task for each pipeline whose YAML sets `storage.keep`. Without one there is no such DAG.
-"""
+"""The DAG `trainyard_gc`: runs `trainyard gc` once a day for each pipeline with `storage.keep`."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _SCHEDULE = "17 3 * * *"
 
 
 def make_gc_dag(configs: Sequence[PipelineConfig], dag_id: str = DAG_ID) -> DAG:
-    """Makes the DAG for pipelines that set `storage.keep`, of which there must be at least one."""
+    """Makes the DAG, for at least one pipeline."""
     with DAG(
         dag_id,
         description="Removes runs and artifacts that nothing needs, as storage.keep asks.",
@@ -43,11 +40,7 @@ def make_gc_dag(configs: Sequence[PipelineConfig], dag_id: str = DAG_ID) -> DAG:
 
 
 class CollectOperator(BaseOperator):
-    """Marks and removes what one pipeline does not need. Pushes the number of removed bytes.
-
-    Args:
-      config_file: the pipeline's YAML.
-    """
+    """Marks and removes what one pipeline does not need. Pushes the number of removed bytes."""
 
     ui_color = "#7a6a4f"
     ui_fgcolor = "#ffffff"
@@ -57,7 +50,7 @@ class CollectOperator(BaseOperator):
         self.config_file = config_file
 
     def execute(self, context: Context) -> int:
-        # Here, because every parse of the DAG file would pay for it.
+        # Imported here, so that the DAG file is parsed quickly.
         from pipeline_ops.retention.collector import Options, collect
 
         try:

@@ -26,7 +26,7 @@ _LOG_CHUNK_BYTES = 32 << 10
 def prepare_job(
     plan: JobPlan, layout: Layout, record_name: str, place: Place | None = None
 ) -> JobHandle:
-    """Makes a new attempt folder with the request in it. No process runs yet."""
+    """Makes the folder of a new attempt, with the request in it."""
     attempt = layout.attempt(plan.request.run_id, record_name, f"attempt-{uuid.uuid4().hex[:8]}")
     request = plan.request.model_copy(update={"reason": plan.reason})
     handle = JobHandle(attempt, place)
@@ -41,11 +41,9 @@ def prepare_job(
 
 
 def start_job(plan: JobPlan, handle: JobHandle) -> None:
-    """Starts the planned job in its place.
+    """Starts the job. Raises MachineError if its place can't be reached.
 
-    Raises:
-      MachineError: the place can't be reached.
-      ConfigError: the place refuses the job.
+    Raises ConfigError if the place refuses the job.
     """
     request = plan.request
     launch = JobLaunch(
@@ -63,20 +61,11 @@ def start_job(plan: JobPlan, handle: JobHandle) -> None:
     handle.place.start(launch)
 
 
-def runs_locally(handle: JobHandle) -> bool:
-    """Returns whether a job runs on the host of the Airflow worker."""
-    return isinstance(handle.place, LocalPlace)
-
-
 class ProgressLog:
-    """Turns a job's progress into task-log lines, and copies its log if people can't see it.
+    """Writes a job's progress to the task's log, and copies the job's log if it runs elsewhere.
 
-    There is a line for every change of phase, and otherwise one every `_LOG_SECONDS`.
-
-    Args:
-      attempt: the job.
-      offset: the position in its progress at which to begin.
-      log_offset: the position in its log at which to begin. None copies no log.
+    There is a line for every change of phase, and otherwise one every `_LOG_SECONDS`. `offset` and
+    `log_offset` are positions in the files of progress and log. None copies no log.
     """
 
     def __init__(self, attempt: Attempt[StorePath], offset: int = 0, log_offset: int | None = None):
@@ -91,18 +80,14 @@ class ProgressLog:
 
     def write_due_lines(self, write: Callable[[str], object]) -> None:
         """Writes the lines that are due now, and the problems of unreadable ones."""
-        if self.log_offset is not None:
-            for line in self._read_log_lines(self.log_offset):
-                write(line)
-        for event in self._reader.read_new():
-            if self._is_due(event):
-                write(str(event))
-        problems, self._reader.problems = self._reader.problems, []
-        for problem in problems:
-            write(problem)
+        lines = [] if self.log_offset is None else self._read_log_lines(self.log_offset)
+        lines += [str(event) for event in self._reader.read_new() if self._is_due(event)]
+        for line in lines + self._reader.problems:
+            write(line)
+        self._reader.problems = []
 
     def _read_log_lines(self, offset: int) -> list[str]:
-        """The new whole lines of the job's log, at most a few hundred at a time."""
+        """Reads the new whole lines of the job's log, at most `_LOG_CHUNK_BYTES` of them."""
         try:
             data = self._attempt.log.read_log(offset, _LOG_CHUNK_BYTES)
         except DataError:  # it is not a file, and other readers report that

@@ -5,11 +5,8 @@ This module is imported only when Airflow's OpenLineage provider calls an operat
     s3://bucket  data/digits                          the raw files; their version is the digest
                                                       of the listing
     file         <root>/artifacts/<pipeline>/<task>   all artifacts of a task are one data set;
-                                                      an artifact is a version, its digest
+                                                      the version is the digest of one of them
     file         <registry>/<model>                   published models; the version is their number
-
-A data set keeps its name over the runs, and the graph shows the version of it that a model came
-from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Sends notifications about a run through Airflow's notifiers, as `notify` in the YAML configures.
 
-A notification is the event, the verdict in a sentence, the rules and their values. A failing mail
-server fails no task. The recipients follow from the YAML alone, never from a run's conf, because a
-user who may start a run may not choose a class to be called.
+A failing notifier fails no task. The notifiers follow from the YAML alone, never from a run's conf,
+because a user who may start a run may not choose a class to be called.
 """
 
 from __future__ import annotations
@@ -53,10 +52,9 @@ _TITLES = {
 
 
 class Notification(BaseModel):
-    """One event of one run.
+    """One event of one run, with a link to the report in Airflow's UI.
 
-    `link` leads to the report in Airflow's UI. `rules` are the gate's, or for `drift` those of the
-    features.
+    `rules` are the gate's, or the features' for `drift`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -74,7 +72,7 @@ class Notification(BaseModel):
 
     @property
     def text(self) -> str:
-        """Plain lines."""
+        """The notification as plain text."""
         rules = [f"{'passed' if rule.passed else 'FAILED'}  {rule.text}" for rule in self.rules]
         return "\n".join(
             [self.title, f"run {self.run_id}", "", self.verdict, *rules, "", self.link]
@@ -82,7 +80,7 @@ class Notification(BaseModel):
 
     @property
     def html(self) -> str:
-        """The same as HTML for a mail. Messages and class names are escaped."""
+        """The same as HTML for a mail, with all texts escaped."""
         *lines, link = map(escape, self.text.splitlines())
         return f'<pre>{chr(10).join(lines)}\n<a href="{link}">{link}</a></pre>'
 
@@ -95,14 +93,14 @@ def build_report_url(config: PipelineConfig, run_id: str) -> str:
 
 
 def build_task_callback_kwargs(config: PipelineConfig) -> dict[str, Any]:
-    """Builds the arguments with which the operators send a notification as soon as a task fails."""
+    """Builds the arguments of an operator that send a notification as soon as its task fails."""
     if not config.notify:
         return {}
     return {"on_failure_callback": functools.partial(notify_failure, str(config.file))}
 
 
 def build_deadline_kwargs(config: PipelineConfig) -> dict[str, Any]:
-    """Builds the argument with which the DAG sends a notification about a late run."""
+    """Builds the argument of the DAG that sends a notification about a late run."""
     if config.deadline_seconds is None:
         return {}
     alert = DeadlineAlert(
@@ -194,16 +192,21 @@ def _to_rule_verdict(distance: Mapping[str, Any], limits: Drift) -> RuleVerdict:
 def _notify(
     run: TaskRun, event: Event, verdict: str, rules: Sequence[RuleVerdict] | None = None
 ) -> None:
-    """Sends a notification to all who ask for the event. A failure is logged and fails nothing."""
+    """Calls all notifiers of the event. An error of one is logged and fails nothing."""
     if not _is_configured(run.config, event):
         return
+    if rules is None:
+        rules = []
+        with contextlib.suppress(TrainyardError):  # the evaluation may be gone
+            if manifest := find_recorded_manifest(run.layout, run.run_id, "evaluate", "evaluate"):
+                rules = EvaluationFigures.model_validate(read_manifest(manifest).figures).rules
     notification = Notification(
         event=event,
         pipeline=run.config.pipeline,
         run_id=run.run_id,
         verdict=verdict,
         link=build_report_url(run.config, run.run_id),
-        rules=_read_gate_rules(run) if rules is None else list(rules),
+        rules=list(rules),
     )
     for notify in run.config.notify:
         if event in notify.events:
@@ -224,11 +227,3 @@ def _read_records(run: TaskRun) -> Iterator[tuple[str, TaskRecord]]:
         with contextlib.suppress(TrainyardError):
             if record := read_record(run.layout.task_record(run.run_id, task)):
                 yield task, record
-
-
-def _read_gate_rules(run: TaskRun) -> list[RuleVerdict]:
-    """Reads the gate's verdict. Empty without an evaluation, and if its artifact is gone."""
-    with contextlib.suppress(TrainyardError):
-        if manifest := find_recorded_manifest(run.layout, run.run_id, "evaluate", "evaluate"):
-            return EvaluationFigures.model_validate(read_manifest(manifest).figures).rules
-    return []

@@ -2,8 +2,7 @@
 
     preprocess, search >> trial [n of them] >> train >> evaluate >> export
 
-The last of them is called `train`. It leaves the manifest of the chosen training, so the later
-tasks are not aware of a search.
+The task `train` leaves the manifest of the best trial, so the later tasks know nothing of a search.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.operators.tasks import TrainOperator
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.planning.trials import (
-    SearchResult,
     Trial,
     TrialResult,
     build_trial_config,
@@ -110,18 +108,19 @@ class TrialOperator(TrainOperator):
         Only the trial's number comes from the task before. The rest is planned again, because any
         user who may edit an XCom may have written it.
         """
-        run = super()._load_run(context)
+        run, problem = super()._load_run(context), ""
         number = self.trial.get("number") if isinstance(self.trial, Mapping) else None
-        if getattr(context["ti"], "map_index", number) != number:
-            raise AirflowFailException(
-                f"the XCom of search gives this task the trial {number!r}, "
-                "which belongs to another task. Clear the task search to plan the trials again."
-            )
         trial = next((trial for trial in plan_trials(run.config) if trial.number == number), None)
-        if trial is None:
+        if getattr(context["ti"], "map_index", number) != number:
+            problem = (
+                f"the XCom of search gives this task the trial {number!r}, "
+                "which belongs to another task"
+            )
+        elif trial is None:
+            problem = f"the search of {self.config_file} has no trial {number!r}"
+        if problem or trial is None:
             raise AirflowFailException(
-                f"the search of {self.config_file} has no trial {number!r}. "
-                "Clear the task search to plan the trials again."
+                f"{problem}. Clear the task search to plan the trials again."
             )
         try:
             return dataclasses.replace(run, config=build_trial_config(run.config, trial))
@@ -131,8 +130,7 @@ class TrialOperator(TrainOperator):
     def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
         """Plans the training, and enters all trials into the journal of the pruner.
 
-        Raises:
-          Pruned: an earlier try, or an unchanged run, was stopped.
+        Raises Pruned if an earlier try, or the same trial of an unchanged run, was stopped.
         """
         plan, search = super()._plan_job(run, place), run.config.search
         if search is None or search.pruner == "none":
@@ -151,7 +149,7 @@ class TrialOperator(TrainOperator):
         return dataclasses.replace(plan, request=request)
 
     def on_result(self, run: TaskRun, manifest: StorePath) -> None:
-        """Enters the figures into the journal. Those of a cached training were not there."""
+        """Enters the figures into the journal, which lacks them for a cached training."""
         planned = self._planned
         if planned is None and self._handle:  # the job of an earlier try, or a deferred one
             planned = read_request(self._handle.attempt.request).trial
@@ -176,8 +174,7 @@ class TrialOperator(TrainOperator):
 class ChooseOperator(BaseOperator):
     """Takes the best trial. Failed and pruned ones do not fail the search if one was finished.
 
-    It runs whatever the outcome of the trials, so it has to check if there was any data to train
-    on.
+    It runs whatever the outcome of the trials, so it checks that there was data to train on.
     """
 
     ui_color = "#7a4fa3"
@@ -207,32 +204,27 @@ class ChooseOperator(BaseOperator):
             raise AirflowFailException(message)
         for line in found.format_table():
             self.log.info(line)
-        return _record_winner(run, found)
-
-
-def _record_winner(run: TaskRun, found: SearchResult) -> str | None:
-    winner = found.winner
-    reason = (
-        f"{winner.trial.name} of {len(found.results)} has the best {found.monitor}, "
-        f"{winner.figure:.4f}: {winner.trial}"
-    )
-    run.layout.search_result(run.run_id).write(format_json(found.model_dump(mode="json")))
-    run.write_record("train", TaskRecord(state="success", reason=reason, manifest=winner.manifest))
-    return winner.manifest
+        winner = found.winner
+        reason = (
+            f"{winner.trial.name} of {len(results)} has the best {monitor}, "
+            f"{winner.figure:.4f}: {winner.trial}"
+        )
+        run.layout.search_result(run.run_id).write(format_json(found.model_dump(mode="json")))
+        record = TaskRecord(state="success", reason=reason, manifest=winner.manifest)
+        run.write_record("train", record)
+        return winner.manifest
 
 
 def _collect_result(run: TaskRun, trial: Trial, monitor: str) -> TrialResult:
-    layout, run_id = run.layout, run.run_id
     try:
-        manifest = find_recorded_manifest(layout, run_id, trial.name, "train")
-        record = read_record(layout.task_record(run_id, trial.name))
+        manifest = find_recorded_manifest(run.layout, run.run_id, trial.name, "train")
+        record = read_record(run.layout.task_record(run.run_id, trial.name))
     except DataError as error:
         return TrialResult(trial=trial, message=str(error))
-    if manifest is None:
-        if record and record.state == "pruned":
-            return TrialResult(trial=trial, message=record.reason, is_pruned=True)
-        return TrialResult(
-            trial=trial,
-            message=record.message if record else "ended by Airflow, or by a user in its UI",
-        )
-    return read_trial_result(trial, manifest, monitor)
+    if manifest:
+        return read_trial_result(trial, manifest, monitor)
+    if record is None:
+        return TrialResult(trial=trial, message="ended by Airflow, or by a user in its UI")
+    is_pruned = record.state == "pruned"
+    message = record.reason if is_pruned else record.message
+    return TrialResult(trial=trial, message=message, is_pruned=is_pruned)

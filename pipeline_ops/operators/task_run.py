@@ -1,23 +1,20 @@
 """The run of a pipeline as one of its tasks sees it: config, folders, manifests and running job.
 
-The manifests of the earlier tasks come by XCom. Every user who may edit task instances can edit an
-XCom. Therefore its value counts only if the store's own record of that task and run has the same
-value. A record names an artifact of the pipeline, below the root in the author's config. An XCom
-alone never causes a file to be opened or fetched.
+The manifests of the earlier tasks come by XCom, which every user who may edit task instances can
+edit. So an XCom counts only if it equals the task's record in the store, and a record can only name
+an artifact of the pipeline. An XCom alone never causes a file to be opened or fetched.
 
-A job is claimed before it is started, so Airflow knows of every process that is started. The next
-try finds the job by its claim, and follows or ends it. A job whose task is gone is found by the
-same entry (`reaper/orphan_reaper.py`). From Airflow 3.3 on, the entry is in the task state store.
-Airflow 3.2 has none, and removes the XComs of a task when its next try begins. There, the entry is
-a file in the folder of the run, for the next try, and an XCom, for the orphan reaper. A forged file
-ends or spares only the job of its own task. All who can write there can do that anyway, with the
-other files of the job.
+A job is claimed before it is started, so Airflow knows of every process. By the claim, the next try
+finds the job and follows or ends it, and the orphan reaper (`reaper/orphan_reaper.py`) finds a job
+whose task is gone. From Airflow 3.3 on, the claim is in the task state store. Airflow 3.2 has none,
+and removes the XComs of a task when its next try begins. There, the claim is a file in the folder
+of the run, for the next try, and an XCom, for the orphan reaper. A forged file affects only the job
+of its own task.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -36,23 +33,19 @@ from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest, wr
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.snapshot import map_requests
 from pipeline_ops.storage.store import read_usage
-from pipeline_ops.storage.store_path import StorePath
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-    from airflow.sdk.types import DagRunProtocol
+
+_MAX_SHOWN_CHARS = 200
+_log = logging.getLogger(__name__)
 
 use_airflow_connections()
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskRun:
-    """One run of a pipeline.
-
-    Attributes:
-      config: the config of this run.
-      context: Airflow's context of the task.
-    """
+    """One run of a pipeline: its config, and Airflow's context of the task."""
 
     config: PipelineConfig
     context: Context
@@ -61,16 +54,18 @@ class TaskRun:
     def load(cls, config_file: str, context: Context) -> TaskRun:
         """Loads the run's config.
 
-        A conf that the pipeline forbids fails the task for good. A YAML that cannot be used is
-        retried, because it may be mended, as the tasks of its broken DAG are.
+        A conf that the pipeline forbids fails the task. An invalid YAML is retried, because its
+        author may correct it.
         """
         run = context["dag_run"]
+        start, end = (getattr(run, f"data_interval_{side}", None) for side in ("start", "end"))
         try:
             author = load_config(config_file)
         except ConfigError as error:
             raise AirflowException(str(error)) from None
         try:
-            config = apply_conf(author, run.conf, _read_data_interval(run))
+            # A run by hand may have no interval.
+            config = apply_conf(author, run.conf, (start, end) if start and end else None)
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
         return cls(config, context)
@@ -90,61 +85,46 @@ class TaskRun:
 
 
 def make_airflow_error(exit_code: ExitCode, message: str) -> AirflowException:
-    """Makes the error that Airflow answers with a retry, or with a failure for good."""
+    """Makes the exception that lets Airflow retry a task or not."""
     return (AirflowException if exit_code.is_retried else AirflowFailException)(message)
-
-
-def _read_data_interval(run: DagRunProtocol) -> tuple[dt.datetime, dt.datetime] | None:
-    """Reads the data interval of a run. A run by hand may have none."""
-    start, end = getattr(run, "data_interval_start", None), getattr(run, "data_interval_end", None)
-    return None if start is None or end is None else (start, end)
-
-
-_MAX_SHOWN_CHARS = 200
 
 
 def pull_manifests(run: TaskRun, tasks: Iterable[str]) -> dict[str, str]:
     """Pulls the manifests that some tasks of a run have left, by task.
 
-    Each task makes the artifact of its own name.
-
-    Raises:
-      DataError: a task has left no manifest, for example because a person has marked it a success,
-        or its XCom differs from its record.
+    Raises DataError if a task has left none, or if its XCom differs from its record.
     """
-    tasks = list(tasks)
-    recorded = map_requests(
-        lambda task: find_recorded_manifest(run.layout, run.run_id, task, task), tasks
-    )
-    return {task: _check(run, task, found) for task, found in zip(tasks, recorded, strict=True)}
+    manifests = {}
+    for task, manifest in map_requests(
+        lambda task: (task, find_recorded_manifest(run.layout, run.run_id, task, task)), tasks
+    ):
+        pulled = run.context["ti"].xcom_pull(task_ids=task)
+        if not pulled or manifest is None:
+            raise DataError(
+                f"{task} has left no manifest, so it was marked a success before it had ended. "
+                f"Clear {task} to run it again."
+            )
+        if pulled != str(manifest):
+            raise DataError(
+                f"the XCom of {task} is {str(pulled)[:_MAX_SHOWN_CHARS]!r}, "
+                f"but the task has left {manifest}, so the XCom was edited. "
+                f"Clear {task} to run it again."
+            )
+        manifests[task] = str(manifest)
+    return manifests
 
 
-def _check(run: TaskRun, task: str, recorded: StorePath | None) -> str:
-    """Returns the recorded manifest of a task, if its XCom has the same value."""
-    pulled = run.context["ti"].xcom_pull(task_ids=task)
-    if not pulled or recorded is None:
-        raise DataError(
-            f"{task} has left no manifest, so it was marked a success before it had ended. "
-            f"Clear {task} to run it again."
-        )
-    if pulled != str(recorded):
-        raise DataError(
-            f"the XCom of {task} is {str(pulled)[:_MAX_SHOWN_CHARS]!r}, "
-            f"but the task has left {recorded}, so the XCom was edited. "
-            f"Clear {task} to run it again."
-        )
-    return str(recorded)
-
-
-def write_entry(run: TaskRun, task: str, job: StoredJob) -> None:
-    """Writes the entry of a task, in place of an older one."""
+def claim_job(run: TaskRun, handle: JobHandle) -> None:
+    """Stores the job in Airflow's database, with this task instance as its owner."""
+    folder = handle.attempt.folder
+    job = StoredJob(attempt=folder.name, owner=_make_task_instance_ref(run.context))
     if "task_state_store" in run.context:
         run.context["task_state_store"].set(STORE_KEY, job.model_dump())
         return
     from airflow.sdk.bases.xcom import BaseXCom  # the base: in the database, not in a backend
 
     content = job.model_dump_json()
-    run.layout.claim(run.run_id, task).write(content.encode(), mode=0o600)
+    run.layout.claim(run.run_id, folder.parent.name).write(content.encode(), mode=0o600)
     ti = run.context["ti"]
     BaseXCom.set(
         STORE_KEY,
@@ -156,32 +136,13 @@ def write_entry(run: TaskRun, task: str, job: StoredJob) -> None:
     )
 
 
-def read_entry(run: TaskRun, task: str) -> StoredJob | None:
-    """Reads the entry of a task. Raises DataError if it is invalid."""
-    if "task_state_store" not in run.context:
-        return read_json_as(StoredJob, run.layout.claim(run.run_id, task))
-    value = run.context["task_state_store"].get(STORE_KEY)
-    return StoredJob.parse(value) if value else None
-
-
-_log = logging.getLogger(__name__)
-
-
-def claim_job(run: TaskRun, handle: JobHandle) -> None:
-    """Stores the job, with this task instance as its owner, in Airflow's database."""
-    folder = handle.attempt.folder
-    job = StoredJob(attempt=folder.name, owner=_make_task_instance_ref(run.context))
-    write_entry(run, folder.parent.name, job)
-
-
 def find_running_job(run: TaskRun, task: str, place: Place) -> JobHandle | None:
     """Claims and returns the job that an earlier try of this task has started, if it still runs.
 
-    A job that is dead, was cleared, or was asked to end, is ended. A job is asked to end when
-    Airflow takes a living task for dead and kills it. The next try then starts before the job is
-    gone.
+    A job that is dead, was cleared, or was asked to end, is ended. Airflow may kill a living task
+    that it takes for dead. The next try then starts before the job has ended.
     """
-    handle, owner = _load_stored_job(run, task, place)
+    handle, owner = find_claimed_job(run, task, place)
     if handle is None:
         return None
     is_ours = owner is not None and owner.can_hand_over_to(_make_task_instance_ref(run.context))
@@ -198,21 +159,20 @@ def find_running_job(run: TaskRun, task: str, place: Place) -> JobHandle | None:
     return None
 
 
-def find_claimed_job(run: TaskRun, task: str, place: Place) -> JobHandle | None:
-    """Returns the job that this task has claimed."""
-    return _load_stored_job(run, task, place)[0]
-
-
-def _load_stored_job(
+def find_claimed_job(
     run: TaskRun, task: str, place: Place
 ) -> tuple[JobHandle | None, TaskInstanceRef | None]:
-    """Loads the job that this task has claimed, and its owner.
+    """Finds the job that this task has claimed, and its owner.
 
-    A user can write anything in their place. In that case it is the last job that the task has
-    started, without an owner, so that it is ended.
+    For an invalid claim, which a user may have written, returns the newest job of the task without
+    an owner, so that it is ended.
     """
     try:
-        stored = read_entry(run, task)
+        if "task_state_store" in run.context:
+            value = run.context["task_state_store"].get(STORE_KEY)
+            stored = StoredJob.parse(value) if value else None
+        else:
+            stored = read_json_as(StoredJob, run.layout.claim(run.run_id, task))
         if stored is None:
             return None, None
         attempt = run.layout.attempt(run.run_id, task, stored.attempt)

@@ -1,11 +1,9 @@
 """The operators of the four jobs, and their base: policy over the mechanism in `job_start.py`.
 
-An operator plans its job and does nothing if the artifact is there. Otherwise it starts one process
-and follows it: for a few seconds in the task, because many jobs take no longer, and then from the
-triggerer. The URI of a manifest passes to the next task.
-
-A job that is no longer needed is ended, even if Airflow's programs have been killed
-(`jobs/cancellation.py`).
+An operator plans its job and does nothing if the artifact exists. Otherwise it starts one process
+and monitors it: for a few seconds in the task, because many jobs take no longer, and then from the
+triggerer. The next task gets the URI of the manifest. `jobs/cancellation.py` ends a job that is no
+longer needed.
 """
 
 from __future__ import annotations
@@ -28,12 +26,13 @@ from pipeline_ops.config.model_data_rules import validate_model_for_data
 from pipeline_ops.errors import DataError, ExitCode, TrainyardError
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
+from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.places.open_place import open_place
 from pipeline_ops.jobs.places.place import Place
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest
 from pipeline_ops.operators.assets import add_asset_event
-from pipeline_ops.operators.job_start import ProgressLog, prepare_job, runs_locally, start_job
+from pipeline_ops.operators.job_start import ProgressLog, prepare_job, start_job
 from pipeline_ops.operators.notification import notify_drift, notify_gate
 from pipeline_ops.operators.task_run import (
     TaskRun,
@@ -70,20 +69,14 @@ class JobOperator(BaseOperator):
     """
 
     job: str
-    """One of `plan.JOBS`, which is also the task's id."""
+    """One of `JOBS`, and the default of the task's id."""
 
     defer_after_seconds = 20.0
-    """The time in which a task monitors its job itself, before it defers.
-
-    A deferral costs about two seconds on the way back.
-    """
+    """The task monitors its job for this long, because a deferral costs about two seconds."""
 
     ui_fgcolor = "#ffffff"
     template_fields = ("config_file",)
-    """Fields that Airflow stores in its database, where the UI's pages find the config.
-
-    They contain no templates.
-    """
+    """Contains no template, but Airflow stores it in its database, for the UI's pages."""
 
     def __init__(self, *, config_file: str, task_id: str | None = None, **kwargs: Any):
         super().__init__(task_id=task_id or self.job, **kwargs)
@@ -97,8 +90,8 @@ class JobOperator(BaseOperator):
 
     def execute(self, context: Context) -> str:
         run = self._load_run(context)
-        place = self._open_place(run)
         with self._fail_on_error(run):
+            place = open_place(run.config, self.job)
             self._handle = find_running_job(run, self.record_name, place)
         if self._handle is None:
             with self._fail_on_error(run):
@@ -123,24 +116,19 @@ class JobOperator(BaseOperator):
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout:
             run = self._load_run(context)
-            if job := find_claimed_job(run, self.record_name, self._open_place(run)):
+            job, _ = find_claimed_job(run, self.record_name, self._open_place(run))
+            if job:
                 job.end("it did not end by its own deadline")
             raise
 
     def resume(self, context: Context, event: Mapping[str, str]) -> str:
-        """Called when the trigger has fired, because the job has ended.
-
-        The event names the attempt. The outcome is in the job's own files.
-        """
+        """Called when the trigger has fired. The outcome is in the files of the named attempt."""
         run = self._load_run(context)
         attempt = run.layout.attempt(run.run_id, self.record_name, event["attempt"])
         self._handle = JobHandle(attempt, self._open_place(run))
-        status = self._handle.read_outcome()
-        return (
-            self._finish(run, self._handle, status)
-            if status
-            else self._wait_or_defer(run, self._handle)
-        )
+        if status := self._handle.read_outcome():
+            return self._finish(run, self._handle, status)
+        return self._wait_or_defer(run, self._handle)
 
     def check_preconditions(self, run: TaskRun, manifests: Mapping[str, str]) -> None:
         """Raises if the results of the earlier tasks leave nothing to do. For subclasses."""
@@ -149,20 +137,14 @@ class JobOperator(BaseOperator):
         """Sends notifications about the job's result, which may be cached. For subclasses."""
 
     def on_kill(self) -> None:
-        """Called when the task is killed before it has deferred.
-
-        Afterwards, Airflow calls the `on_kill` of the trigger.
-        """
+        """Called when the task is killed before it has deferred."""
         if self._handle:
             self._handle.end("its task was ended in Airflow")
 
     def get_openlineage_facets_on_complete(
         self, task_instance: RuntimeTaskInstanceProtocol
     ) -> OperatorLineage[Any, Any] | None:
-        """Called by Airflow's OpenLineage provider, if it is installed, when the task has ended.
-
-        Returns None if the task has left no manifest.
-        """
+        """Called by Airflow's OpenLineage provider when the task has ended."""
         from pipeline_ops.operators.lineage import build_lineage
 
         run = self._load_run(task_instance.get_template_context())
@@ -172,7 +154,6 @@ class JobOperator(BaseOperator):
         return build_lineage(run.config, manifest) if manifest else None
 
     def _open_place(self, run: TaskRun) -> Place:
-        """The place where the job runs."""
         with self._fail_on_error(run):
             return open_place(run.config, self.job)
 
@@ -180,7 +161,6 @@ class JobOperator(BaseOperator):
         return TaskRun.load(self.config_file, context)
 
     def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
-        """Plans the job from the results of the earlier tasks."""
         with read_once():
             prefetch_for_plan(self.job, run.config)
             manifests = pull_manifests(run, KINDS[self.job].reads)
@@ -197,14 +177,13 @@ class JobOperator(BaseOperator):
                 is_there = run.layout.locate(plan.manifest).exists()
             else:
                 is_there = record_use(run.config.root, inputs)
-            if is_there:
+            if is_there:  # otherwise it was removed in the meantime
                 return plan
-            # Something was removed in the meantime. The next plan is made without it.
 
     def _wait_or_defer(self, run: TaskRun, handle: JobHandle) -> str:
-        """Waits for the job for a short time, then defers."""
         deadline = time.monotonic() + self.defer_after_seconds
-        progress = ProgressLog(handle.attempt, log_offset=None if runs_locally(handle) else 0)
+        log_offset = None if isinstance(handle.place, LocalPlace) else 0
+        progress = ProgressLog(handle.attempt, log_offset=log_offset)
         while (status := handle.read_outcome()) is None and time.monotonic() < deadline:
             progress.write_due_lines(self.log.info)
             time.sleep(_POLL_SECONDS if handle.attempt.folder.is_local else _BUCKET_POLL_SECONDS)
@@ -214,7 +193,7 @@ class JobOperator(BaseOperator):
         return self._finish(run, handle, status)
 
     def _defer(self, run: TaskRun, handle: JobHandle, progress: ProgressLog) -> NoReturn:
-        """Leaves the job to the triggerer, for as long as it may wait and run."""
+        """Lets the triggerer monitor the job, for as long as it may wait and run."""
         hosts = run.config.find_job_hosts(self.job)
         trigger = JobTrigger(
             str(run.config.root),
@@ -224,7 +203,7 @@ class JobOperator(BaseOperator):
             self.record_name,
             handle.attempt.folder.name,
             progress.offset,
-            # Who follows a job needs no secrets of its environment.
+            # The triggerer needs no secrets of the job's environment.
             hosts.model_dump(mode="json", exclude={"environment"}) if hosts else None,
             progress.log_offset,
         )
@@ -261,7 +240,6 @@ class JobOperator(BaseOperator):
 
     @contextlib.contextmanager
     def _fail_on_error(self, run: TaskRun) -> Iterator[None]:
-        """Fails the task if the block raises an error."""
         try:
             yield
         except TrainyardError as error:
@@ -297,19 +275,15 @@ class PreprocessOperator(JobOperator):
         check_warm_start(config)
 
     def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
-        """Plans the job, with checks of the storage and of the training.
-
-        The job checks the training before its work. If the artifact is cached, the task checks it.
-        """
+        """Plans the job. The training is checked by the job, or here if the artifact is cached."""
         training = PlannedTraining.from_config(run.config, sys.executable)
         with read_once():
             plan = super()._plan_job(run, place)
             manifest = read_manifest(plan.manifest) if plan.is_cached else None
         if manifest is None:
             check_storage(run.config)
-            return dataclasses.replace(
-                plan, request=plan.request.model_copy(update={"training": training})
-            )
+            request = plan.request.model_copy(update={"training": training})
+            return dataclasses.replace(plan, request=request)
         figures = DatasetFigures.model_validate(manifest.figures)
         validate_training(
             training,
@@ -361,10 +335,7 @@ APPROVE = "approve"
 
 
 def skip_unless_passed(run: TaskRun, evaluation: str) -> EvaluationFigures:
-    """Returns the evaluation of a manifest, or skips the task if the gate was not passed.
-
-    Then export's record contains the reason.
-    """
+    """Reads an evaluation, and skips the task if the gate was not passed."""
     manifest = read_manifest(open_near(run.config.root, evaluation))
     figures = EvaluationFigures.model_validate(manifest.figures)
     if not figures.gate_passed:
@@ -374,15 +345,9 @@ def skip_unless_passed(run: TaskRun, evaluation: str) -> EvaluationFigures:
 
 
 def record_unpublished(run: TaskRun, reason: str, exit_code: ExitCode | None = None) -> str:
-    """Writes export's record of a run that publishes nothing, which is a success.
-
-    Returns:
-      The whole reason.
-    """
+    """Writes export's record of a run that publishes nothing. Returns the whole reason."""
     reason = f"trained, not published: {reason}"
-    run.write_record(
-        ExportOperator.job, TaskRecord(state="skipped", reason=reason, exit_code=exit_code)
-    )
+    run.write_record("export", TaskRecord(state="skipped", reason=reason, exit_code=exit_code))
     return reason
 
 

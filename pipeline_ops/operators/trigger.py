@@ -1,9 +1,8 @@
 """Monitors a job from the triggerer, so that hours of training hold no worker slot.
 
-Every exit of the triggerer calls `cleanup`, even a mere restart. It therefore does not touch the
-job. `on_kill` is called when a person marks the task failed or clears it, and ends the job. It is
-not called for a trigger that had not begun at that moment. The API server finds such jobs
-(`reaper/orphan_reaper.py`).
+Airflow calls `on_kill` when a person marks the task failed or clears it, unless the trigger has not
+begun yet. The orphan reaper finds the jobs of such triggers (`reaper/orphan_reaper.py`). A restart
+of the triggerer calls only `cleanup`, which does not touch the job.
 """
 
 from __future__ import annotations
@@ -28,23 +27,19 @@ use_airflow_connections()
 
 _POLL_SECONDS = 0.5
 _MAX_POLL_SECONDS = 5.0
-"""The longest time between two looks into a bucket."""
+"""The longest time between two reads of a bucket."""
 
 
 class JobTrigger(BaseTrigger):
     """Fires once, when the job has ended. The task reads the outcome from the job's own status.
 
     Args:
-      root: the storage root, from the author's config.
-      options: how to reach it if it is a bucket (`StoreOptions`).
-      pipeline: the pipeline's name.
-      run_id: the run.
+      root: the storage root.
+      options: the `StoreOptions` of the root.
       record: the name of the record and of the folder of the task's attempts.
-      attempt: the name of the attempt. Any other value than the name of one raises DataError.
-      offset: the position in the progress file at which to begin.
-      runs_on: the hosts file of the place where the job runs. None is this host.
-      log_offset: the position in the job's log from which on it is copied to the task's log. None
-        copies nothing.
+      attempt: the name of the attempt.
+      runs_on: the hosts file of the job's place. None is this host.
+      offset: as `log_offset`, see ProgressLog.
     """
 
     def __init__(
@@ -93,13 +88,13 @@ class JobTrigger(BaseTrigger):
     def _look(self) -> bool:
         """Logs the progress. Returns whether the job has ended.
 
-        A store that is away is said once. The threads of the triggerer do not wait for it.
+        The threads of the triggerer do not wait for an unreachable store, which is logged once.
         """
         try:
             with wait_at_most(0):
                 has_ended = self._job.read_outcome() is not None
                 self._progress.write_due_lines(self.log.info)
-        except MachineError as error:  # the job goes on, and so does this
+        except MachineError as error:
             if not self._is_away:
                 self.log.warning("%s Waiting for it, as long as the task may run.", error)
             self._is_away = True

@@ -1,8 +1,7 @@
 """Charts as inline SVG: scales, ticks, grids, curves, bars and legends.
 
-All pages draw with this module and give only data. A drawing is complete in itself and runs no
-script. It takes its colours from the page, as CSS classes, so it follows light, dark and print. All
-text in it is escaped.
+A drawing is complete in itself and runs no script. It takes its colours from the page, as CSS
+classes, so it follows light, dark and print. All text in it is escaped.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """The size of a drawing and its margins, in pixels on a wide screen.
-
-    The drawing scales with its page. At about this size, its text has the size of the style sheet.
-    """
+    """The size of a drawing and its margins, in pixels. The drawing scales with its page."""
 
     width: int
     height: int
@@ -47,7 +43,7 @@ class Frame:
     def make_axes(
         self, x_ends: Point, x_ticks: Sequence[float], y_ticks: Sequence[float]
     ) -> tuple[Axis, Axis]:
-        """The two axes. The y axis goes from its first to its last tick."""
+        """Makes the axes of x and y. The y axis goes from its first to its last tick."""
         return (
             Axis(*x_ends, self.left, self.width - self.right, x_ticks),
             Axis(y_ticks[0], y_ticks[-1], self.height - self.bottom, self.top, y_ticks),
@@ -59,7 +55,7 @@ FLAT = Frame(330, 158, top=8, bottom=22)
 
 
 def compute_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """About `count` multiples of 1, 2 or 5 times a power of ten that cover `low` to `high`."""
+    """Returns about `count` multiples of 1, 2 or 5 times a power of ten, from `low` to `high`."""
     span = (high - low) or abs(high) or 1.0
     magnitude = 10 ** math.floor(math.log10(span / count))
     step = next(
@@ -100,23 +96,15 @@ class Bar:
 
 
 def drop_undrawable(points: Iterable[Point]) -> list[Point]:
-    """Drops the points that an axis of floats cannot hold.
-
-    They are NaN, infinite, or so large that the distance of two of them overflows.
-    """
+    """Drops points that are NaN, infinite, or so large that the distance of two overflows."""
     return [(x, y if abs(y) > _TINY else 0.0) for x, y in points if abs(y) < _HUGE]
 
 
 def draw_legend(lines: Iterable[Line]) -> Markup:
-    """The names of curves, each with its colour."""
-    return Markup('<span class="key">{}</span>').format(
-        Markup("").join(
-            Markup(
-                '<span><i class="swatch line {}"></i><span class="clip">{}</span></span>'
-            ).format(line.style, line.name)
-            for line in lines
-        )
-    )
+    """Draws the names of curves, each with its colour."""
+    entry = Markup('<span><i class="swatch line {}"></i><span class="clip">{}</span></span>')
+    entries = Markup("").join(entry.format(line.style, line.name) for line in lines)
+    return Markup('<span class="key">{}</span>').format(entries)
 
 
 def draw_line_chart(
@@ -175,7 +163,6 @@ def draw_histogram(
     """Draws bars of per cent, and over them a second histogram as an outline.
 
     Args:
-      title: the text for screen readers.
       bars: neighbours of width 1, from 0 on. Empty ones are not drawn.
       outline: the heights of the second histogram, with as many bars. Empty for none.
       labels: texts below the x axis, by their x.
@@ -194,10 +181,7 @@ def draw_histogram(
 def draw_interval_chart(
     value: float, other: float | None, low: float, interval: tuple[float, float] | None = None
 ) -> Markup:
-    """Draws one metric between `low` and 1.
-
-    A dot is the challenger, a ring the champion, a bar the interval.
-    """
+    """Draws a metric of the challenger (dot) and of the champion (ring) between `low` and 1."""
     x = Axis(low, 1.0, 8, 292)
     parts = [_draw_line("rail", (8, 11), (292, 11))]
     if interval:
@@ -259,12 +243,10 @@ def _draw_plot(
 
 
 def _wrap(style: str, width: int, height: int, parts: Iterable[Markup], title: str = "") -> Markup:
-    """The whole drawing. Screen readers skip a drawing without a title."""
-    label = (
-        Markup('role="img" aria-label="{}"').format(title)
-        if title
-        else Markup('aria-hidden="true"')
-    )
+    """Wraps the parts of a drawing. Screen readers skip a drawing without a title."""
+    label = Markup('aria-hidden="true"')
+    if title:
+        label = Markup('role="img" aria-label="{}"').format(title)
     return Markup('<svg class="{}" viewBox="0 0 {} {}" {}>{}</svg>').format(
         style, width, height, label, Markup("").join(parts)
     )

@@ -47,9 +47,9 @@ def draw_cell(
     color: str = "#666",
     side: int = CELL_PIXELS,
 ) -> Image.Image:
-    """Draws an image with its boxes, and two lines below it. Without an image, its place is grey.
+    """Draws an image with its boxes, or a grey square, and title and text below it.
 
-    `color` is that of the text. Of a long title, such as a key, the end remains.
+    `color` is the text's. A long title, such as a key, is shortened at its start.
     """
     cell = Image.new("RGB", (side, side + TEXT_PIXELS), "white")
     pen = ImageDraw.Draw(cell)
@@ -79,10 +79,7 @@ def draw_grid(cells: Sequence[Image.Image], columns: int) -> bytes:
 def _write_line(
     pen: ImageDraw.ImageDraw, side: int, line: int, text: str, color: str, keep_end: bool = False
 ) -> None:
-    """Writes a line below an image, shortened to the width of the cell.
-
-    The end of a key identifies it better than its start.
-    """
+    """Writes a line below an image, shortened to the width of the cell."""
     font, shown = load_font(12), (text := _to_base_letters(text))
     while pen.textlength(shown, font) > side - 4:
         text = text[1:] if keep_end else text[:-1]
@@ -91,13 +88,13 @@ def _write_line(
 
 
 def _to_base_letters(text: str) -> str:
-    """The text without accents, because Pillow's font has no letters with them."""
+    """Removes accents, because Pillow's font has no letters with them."""
     parts = unicodedata.normalize("NFKD", text)
     return "".join(letter for letter in parts if not unicodedata.combining(letter))
 
 
 def _draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox], side: int) -> Image.Image:
-    """The image with its boxes, scaled to the size of a cell. Small images are not smoothed."""
+    """Draws an image with its boxes in the size of a cell. Small images are not smoothed."""
     scale = side / max(image.size)
     width, height = (max(1, round(pixels * scale)) for pixels in image.size)
     method = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BILINEAR
@@ -122,10 +119,9 @@ def _write_texts(
     width: int,
     height: int,
 ) -> None:
-    """Writes texts, each with its left, its top and its color. Moves those that hide another one.
+    """Writes texts, each with its left, its top and its color.
 
-    A text that would leave the image at the right is moved to the left, and one that would hide an
-    earlier text is moved down.
+    Moves a text to the left if it would leave the image, and down if it would hide another one.
     """
     font, line_pixels, written = load_font(11), 13, list[tuple[float, float, float]]()
     for left, top, name, color in texts:

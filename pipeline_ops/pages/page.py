@@ -1,9 +1,7 @@
 """Renders the pages that people read.
 
 A page is one file that is complete in itself, runs no script and loads nothing. `page_head.html`
-declares that to the browser as a security policy, and `page.css` is the style that all pages share.
-The report of an evaluation and the page of a data set use it. Templates escape all text
-automatically.
+declares that to the browser as a security policy. Templates escape all text.
 """
 
 from __future__ import annotations
@@ -24,12 +22,11 @@ STYLE = _HERE / "page.css"
 
 
 def render_page(template: Path, styles: Sequence[Path] = (), **values: Any) -> str:
-    """The page as text, to be written in UTF-8. The same values give the same bytes.
+    """Renders a page as text, to be written in UTF-8. The same values give the same bytes.
 
     Args:
-      template: has `{% include "page_head.html" %}` in its head, which takes the variable `title`.
+      template: includes `page_head.html`, which takes the variable `title`.
       styles: the page's own style sheets, which come after the shared one.
-      values: the variables of the template. A missing one is an error.
     """
     style = Markup("".join(file.read_text(encoding="utf-8") for file in (STYLE, *styles)))  # noqa: S704 (our own files)
     return render_part(template, style=style, **values)

@@ -1,30 +1,25 @@
 """The artifacts that a plan depends on besides the results of earlier tasks.
 
-Base data set: a data set is made from the raw files and, if there is one, from the data set before
-it. Unchanged examples are taken over. A job can only start from a data set with the same code,
-package versions and config. The config may differ in the rules for rejects, schema or drift. Other
-rules change the fingerprint, but not the example that a record becomes.
+An unchanged second run must find everything made. So where an input depends on the champion or on
+the newest artifact, and the artifact to make exists already, the inputs of that artifact count.
 
-Reference data set: a new data set is checked against the one that the champion was trained on, or
-else the newest before it. The parts that can fail the check belong to the fingerprint: the
-reference's schema if one of its changes is not in `preprocess.allowed_changes`, its statistics if
-`preprocess.drift` fails. Reported parts do not belong to it. Another champion is no reason to make
-a data set again, and the page of an existing one shows the champion of its time. If the reference
-was made from the same files with the same config and code, it has the same fingerprint. So its own
-reference counts, and an unchanged second run finds everything made. Without a champion the same
-holds for any older data set of the same files. Damaged data sets count as absent.
+Base data set: preprocessing copies unchanged examples from an earlier data set of the same code,
+package versions and config. Only the rules for rejects, schema and drift may differ, because they
+do not change the example that a record becomes.
 
-Warm start: the digest of the weights that a training begins with (`train.warm_start`) is in the
-fingerprint. `champion` is the model in service when the training is planned. An unchanged second
-run has the same fingerprint as the first and finds its artifact. So if the champion itself came out
-of this very training, the input of that training counts again. `version 3` is that version, whether
-it is in service or not.
+Reference data set: a new data set is compared with the champion's, or else with the newest before
+it. What can fail the comparison belongs to the fingerprint: the reference's schema unless
+`preprocess.allowed_changes` allows every change, its statistics if `preprocess.drift` fails. The
+rest is only reported, so another champion is no reason to make a data set again. Damaged data sets
+count as absent.
+
+Warm start: the digest of the initial weights (`train.warm_start`) is in the fingerprint. `champion`
+is the model in service when the training is planned.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from pathlib import Path
 from typing import get_args
@@ -45,17 +40,14 @@ from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.store_path import StorePath
 
-_KEYS_WITHOUT_EFFECT_ON_SHARDS = ("rejects", "allowed_changes", "drift", "balance", "incremental")
+_KEYS_WITHOUT_EFFECT_ON_SHARDS = {"rejects", "allowed_changes", "drift", "balance", "incremental"}
 """Keys of `preprocess` that do not change the example that a record becomes."""
 
 
 def choose_base(artifacts: StorePath, fingerprint: Fingerprint) -> Input | None:
-    """Returns the data set to start from, or None if everything has to be made from scratch.
+    """Returns the data set to start from, or None if there is none.
 
-    A whole data set may already have this fingerprint, for the same raw files and the same
-    reference. Its own base is then the result, so the request gets the same fingerprint. Otherwise
-    the result is the newest whole data set in which a record becomes the same example. It may be
-    one of the same files with another reference, of which everything is taken over.
+    It is the newest data set in which a record becomes the same example.
 
     Args:
       artifacts: the folder of all data sets of the pipeline.
@@ -72,62 +64,44 @@ def choose_base(artifacts: StorePath, fingerprint: Fingerprint) -> Input | None:
 
 
 def _keep_shard_keys(fingerprint: Fingerprint) -> Fingerprint:
-    """Returns the part of a fingerprint that determines the example that a record becomes."""
-    config = {
-        key: value
-        for key, value in fingerprint.config.items()
-        if key not in _KEYS_WITHOUT_EFFECT_ON_SHARDS
-    }
+    kept = fingerprint.config.keys() - _KEYS_WITHOUT_EFFECT_ON_SHARDS
+    config = {key: fingerprint.config[key] for key in kept}
     return fingerprint.model_copy(update={"inputs": {}, "config": config})
 
 
 _SCHEMA_DIGEST, _STATISTICS_DIGEST = "reference schema", "reference statistics"
 
 
-@dataclasses.dataclass(frozen=True)
-class ReferenceInputs:
-    """The inputs from a reference. Both fields are empty without a reference.
-
-    `inputs` are for the request, `digests` for the inputs of the fingerprint.
-    """
-
-    inputs: dict[str, Input] = dataclasses.field(default_factory=dict)
-    digests: dict[str, str] = dataclasses.field(default_factory=dict)
-
-
 def find_reference(
     config: PipelineConfig, layout: Layout, fingerprint: Fingerprint
-) -> ReferenceInputs:
-    """Finds the reference of the data set that will have this fingerprint.
+) -> tuple[dict[str, Input], dict[str, str]]:
+    """Finds the reference of the data set with this fingerprint, which lacks reference and base.
 
-    The fingerprint has no reference and no base yet. An artifact that is gone, or that has no
-    schema because an older version made it, is no reference.
+    Returns:
+      The inputs of the request, and the digests for the inputs of the fingerprint. Both are empty
+      without a reference.
     """
     name, found = "champion_data", find_champion_dataset(config)
     if found is None:
         name, found = "previous_data", _find_previous_dataset(layout, fingerprint)
     if found is None:
-        return ReferenceInputs()
+        return {}, {}
     uri, manifest = found
-    if _without_reference(manifest) == fingerprint:
-        return ReferenceInputs(
-            {key: entry for key, entry in manifest.inputs.items() if key in REFERENCES},
-            {
-                key: value
-                for key, value in manifest.fingerprint.inputs.items()
-                if key in (_SCHEMA_DIGEST, _STATISTICS_DIGEST)
-            },
-        )
     digests = {}
+    if _without_reference(manifest) == fingerprint:
+        inputs = {key: entry for key, entry in manifest.inputs.items() if key in REFERENCES}
+        for key in manifest.fingerprint.inputs.keys() & {_SCHEMA_DIGEST, _STATISTICS_DIGEST}:
+            digests[key] = manifest.fingerprint.inputs[key]
+        return inputs, digests
     if not set(get_args(SchemaChange)) <= set(config.preprocess.allowed_changes):
         digests[_SCHEMA_DIGEST] = compute_digest(manifest.get_file(SCHEMA).identity)
     if config.preprocess.drift.action == "fail":
         digests[_STATISTICS_DIGEST] = compute_digest(manifest.get_file(STATISTICS).identity)
-    return ReferenceInputs({name: Input(uri=uri, digest=manifest.digest)}, digests)
+    return {name: Input(uri=uri, digest=manifest.digest)}, digests
 
 
 def find_champion_dataset(config: PipelineConfig) -> tuple[str, Manifest] | None:
-    """The data set of the model in service, if it is whole: the URI of its manifest, and that."""
+    """Finds the data set of the champion, if it is whole. Returns its URI and its manifest."""
     champion = Registry(config.registry).find_champion()
     if champion is None:
         return None
@@ -144,15 +118,14 @@ def find_champion_dataset(config: PipelineConfig) -> tuple[str, Manifest] | None
 
 def _find_previous_dataset(layout: Layout, fingerprint: Fingerprint) -> tuple[str, Manifest] | None:
     """Finds the data set with the same fingerprint, or else the newest."""
-    found = [
-        (str(path), manifest)
-        for path, manifest in iterate_manifests(layout.artifacts("preprocess"))
-        if _is_described(path, manifest)
-    ]
-    return next(
-        (each for each in found if _without_reference(each[1]) == fingerprint),
-        found[0] if found else None,
-    )
+    newest = None
+    for path, manifest in iterate_manifests(layout.artifacts("preprocess")):
+        if _is_described(path, manifest):
+            found = str(path), manifest
+            if _without_reference(manifest) == fingerprint:
+                return found
+            newest = newest or found
+    return newest
 
 
 def _is_described(path: StorePath, manifest: Manifest) -> bool:
@@ -162,7 +135,6 @@ def _is_described(path: StorePath, manifest: Manifest) -> bool:
 
 
 def _without_reference(manifest: Manifest) -> Fingerprint:
-    """Returns the fingerprint of a data set without its reference and its base."""
     return manifest.fingerprint.without_inputs(_SCHEMA_DIGEST, _STATISTICS_DIGEST, BASE)
 
 
@@ -172,9 +144,7 @@ _MAX_LISTED = 8
 def find_dataset(layout: Layout, version: str) -> StorePath:
     """Returns the manifest of the data set whose version or folder name begins with `version`.
 
-    Raises:
-      ConfigError: there is none, or there are several. The message lists the existing ones.
-      DataError: the data set is damaged.
+    Raises ConfigError if there is not exactly one, and DataError if it is damaged.
     """
     made = list(iterate_manifests(layout.artifacts("preprocess")))
     found = [
@@ -206,9 +176,7 @@ def find_dataset(layout: Layout, version: str) -> StorePath:
 def find_baseline(config: PipelineConfig, challenger: Input) -> Input | None:
     """Returns the model that the challenger has to beat.
 
-    If the challenger itself is the champion by now, that is the model that it was compared with
-    when it was published. An unchanged second run then asks the same question as the first, and
-    finds it answered.
+    For a challenger that is the champion by now, it is the model that it was compared with then.
     """
     registry = Registry(config.registry)
     champion = registry.find_champion()
@@ -219,7 +187,7 @@ def find_baseline(config: PipelineConfig, challenger: Input) -> Input | None:
 
 
 def find_previous_evaluation(layout: Layout, fingerprint: Fingerprint) -> Input | None:
-    """The newest readable evaluation of the pipeline, except this one."""
+    """Returns the newest readable evaluation of the pipeline, except this one."""
     for path, manifest in iterate_manifests(layout.artifacts("evaluate")):
         if path.parent.name != fingerprint.digest:
             return Input(uri=str(path), digest=manifest.digest)
@@ -230,10 +198,10 @@ CHAMPION = "champion"
 
 
 def find_warm_start(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
-    """Returns the weights that a training begins with, or None if it begins without any.
+    """Returns the initial weights of a training, or None without `train.warm_start`.
 
-    `fingerprint` is that of the training, without this input. Raises ConfigError if there is no
-    such version, file or folder.
+    The fingerprint of the training lacks this input. Raises ConfigError if there is no such
+    version, file or folder.
     """
     source = config.train.warm_start
     if source == CHAMPION:
@@ -242,10 +210,7 @@ def find_warm_start(config: PipelineConfig, fingerprint: Fingerprint) -> Input |
 
 
 def check_warm_start(config: PipelineConfig) -> None:
-    """Checks the warm start in the first task of a run, hours before the training begins.
-
-    Raises ConfigError as `find_warm_start` does.
-    """
+    """Raises ConfigError as `find_warm_start` does, in the first task of a run."""
     source = config.train.warm_start
     if source and source != CHAMPION:
         _find_named_input(config, source)
@@ -257,9 +222,8 @@ def _find_champion_input(config: PipelineConfig, fingerprint: Fingerprint) -> In
         return None
     manifest = champion.read_manifest()
     with contextlib.suppress(DataError):  # its training may have been removed
-        training = read_manifest(
-            open_near(config.root, find_input(manifest.inputs["train"], config.root).uri)
-        )
+        train = find_input(manifest.inputs["train"], config.root)
+        training = read_manifest(open_near(config.root, train.uri))
         start = training.inputs.get(WARM_START)
         digests = {WARM_START: start.digest} if start else {}
         if training.fingerprint.digest == fingerprint.with_inputs(digests).digest:
@@ -271,13 +235,12 @@ def _find_named_input(config: PipelineConfig, source: str) -> Input:
     if path := config.weights_path:
         return make_path_input(path)
     number = int(source.removeprefix("version "))
-    versions = Registry(config.registry).list_versions()
-    for version in versions:
-        if version.number == number:
-            return Input(uri=version.uri, digest=version.read_manifest().digest)
+    versions = {version.number: version for version in Registry(config.registry).list_versions()}
+    if version := versions.get(number):
+        return Input(uri=version.uri, digest=version.read_manifest().digest)
     raise ConfigError(
         f"train.warm_start: there is no {source} of the model {config.export.model}. Its versions "
-        f"are {', '.join(str(version.number) for version in versions) or 'none'}."
+        f"are {', '.join(map(str, versions)) or 'none'}."
     )
 
 

@@ -29,37 +29,26 @@ JOBS = ("preprocess", "train", "evaluate", "export")
 
 _DIGESTS, _MAX_DIGESTS_BYTES = "digests.json", 1 << 16
 _DigestsByPath = TypeAdapter(dict[str, str])
+_IMAGES = ("numpy", "opencv-python-headless", "simplejpeg", "pillow")
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
 
 @dataclasses.dataclass(frozen=True)
 class JobKind:
-    """The fixed properties of a job.
-
-    `module` is started with `python -m`. `starts` are the modules that it starts as processes.
-    `reads` names the jobs whose manifests it gets. `packages` are those whose versions can change
-    its result.
-    """
+    """The fixed properties of a job."""
 
     module: str
     reads: tuple[str, ...]
+    """The jobs whose manifests it gets."""
     packages: tuple[str, ...]
+    """The packages whose versions can change its result."""
     starts: tuple[str, ...] = ()
+    """The modules that it starts as processes."""
 
 
 KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
-        "beam_jobs.__main__",
-        (),
-        (
-            "numpy",
-            "opencv-python-headless",
-            "simplejpeg",
-            "pillow",
-            "protobuf",
-            "google-crc32c",
-            "jinja2",
-        ),
+        "beam_jobs.__main__", (), (*_IMAGES, "protobuf", "google-crc32c", "jinja2")
     ),
     "train": JobKind(
         "pipeline_ops.launch.train",
@@ -91,10 +80,7 @@ def digest_job_code(job: str, config: PipelineConfig, root: Path = CODE_ROOT) ->
 
 
 def find_job_code(job: str, config: PipelineConfig, root: Path = CODE_ROOT) -> dict[str, str]:
-    """Returns what `digest_job_code` does, from the cache of this host if no file has changed.
-
-    To parse all files takes half a second. A host that cannot keep the digests parses each time.
-    """
+    """Caches `digest_job_code` on this host, because parsing all files takes half a second."""
     try:
         sources = digest_all_sources(root, PACKAGES)
         key = compute_digest([sys.version, sources, *_list_modules(job, config)])
@@ -114,7 +100,7 @@ def find_job_code(job: str, config: PipelineConfig, root: Path = CODE_ROOT) -> d
 
 
 def _list_modules(job: str, config: PipelineConfig) -> tuple[list[str], list[str]]:
-    """The modules that a job starts from, and the entries of catalogues that it uses."""
+    """Returns the modules that a job starts from, and the entries of catalogues that it uses."""
     kind, model = KINDS[job], config.train.model
     modules, used = [kind.module, *kind.starts], [model]
     if job == "preprocess":

@@ -1,7 +1,4 @@
-"""Plans of tasks: the job that a task would run, and the reason, without running it.
-
-The operators act on these plans, and `trainyard explain` prints them.
-"""
+"""Plans the job of a task, with the reason to run it. `trainyard explain` prints the plans."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from pipeline_ops.artifacts.dataset import compute_split_digest
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.input_names import BASE, RAW_FILES, WARM_START
 from pipeline_ops.artifacts.layout import Layout, iterate_manifests, usage_file
-from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, read_manifest
+from pipeline_ops.artifacts.manifest import NAME, Input, read_manifest
 from pipeline_ops.artifacts.results import LAST_EVALUATION, TEST_SPLIT, ModelFigures
 from pipeline_ops.config.hosts import Hosts
 from pipeline_ops.config.pipeline import PipelineConfig
@@ -61,7 +58,7 @@ class JobPlan:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """The subject of a plan: one run of a pipeline."""
+    """The run that a job is planned for."""
 
     config: PipelineConfig
     run_id: str
@@ -74,7 +71,7 @@ class _Run:
         return Layout(self.config.root, self.config.pipeline)
 
     def inputs(self, job: str) -> dict[str, Input]:
-        """The artifacts of earlier jobs that a job reads, by job."""
+        """Returns the artifacts of earlier jobs that a job reads, by job."""
         return {
             name: Input(uri=uri, digest=read_manifest(open_near(self.config.root, uri)).digest)
             for name, uri in self.manifests.items()
@@ -93,16 +90,14 @@ def plan_job(
     """Plans one job.
 
     Args:
-      job: one of JOBS.
-      config: the checked config.
       run_id: the run. It does not influence the fingerprint.
       manifests: URIs of the manifests that earlier jobs left, by job.
-      place: the place where the job runs. None opens that of the config.
-      records_use: records that a run uses the artifact. The caller looks afterwards whether it is
-        still there (`retention/usage.py`).
+      place: the place where the job runs. None opens the config's.
+      records_use: records that a run uses the artifact. The caller checks afterwards that it still
+        exists (`retention/usage.py`).
 
     Raises:
-      DataError: an input is missing or is not what its manifest says.
+      DataError: an input is missing or does not match its manifest.
       ConfigError: the config asks for a data set, a version or a file that does not exist.
     """
     with read_once():
@@ -126,17 +121,17 @@ def _plan_preprocess(run: _Run) -> JobPlan:
         code=digest_stage_code(stages) | digest_source_code(source, config.file.parent),
         versions=find_stage_versions(stages) | find_source_versions(source),
     )
-    reference = find_reference(config, layout, fingerprint)
-    fingerprint = fingerprint.with_inputs(reference.digests)
+    inputs, digests = find_reference(config, layout, fingerprint)
+    fingerprint = fingerprint.with_inputs(digests)
     base = choose_base(layout.artifacts("preprocess"), fingerprint)
-    bases = {BASE: base} if base else {}
-    fingerprint = fingerprint.with_inputs(_digests(bases))
-    return _decide(_request("preprocess", run, fingerprint, reference.inputs | bases), run)
+    if base:
+        inputs[BASE] = base
+        fingerprint = fingerprint.with_inputs({BASE: base.digest})
+    return _decide(_request("preprocess", run, fingerprint, inputs), run)
 
 
 def _plan_train(run: _Run) -> JobPlan:
-    config, inputs = run.config, run.inputs("train")
-    hosts = config.hosts
+    config, inputs, hosts = run.config, run.inputs("train"), run.config.hosts
     fingerprint = _fingerprint(
         "train",
         run,
@@ -167,7 +162,7 @@ def _plan_evaluate(run: _Run) -> JobPlan:
 
 def _plan_export(run: _Run) -> JobPlan:
     config, inputs, key = run.config, run.inputs("export"), run.config.export.signing_key
-    # Another pipeline may have installed the optional packages. That changes no fingerprint here.
+    # Without the format, optional packages of another pipeline change no fingerprint.
     packages = _ONNX if "onnx" in config.export.formats else ()
     fingerprint = _fingerprint("export", run, _digests(inputs), packages=packages)
     signing_key = key and str(config.resolve_path(key))
@@ -192,7 +187,7 @@ def _fingerprint(
     versions: Mapping[str, str] = MappingProxyType({}),
     packages: tuple[str, ...] = (),
 ) -> Fingerprint:
-    """The fingerprint of a job. The arguments add to the parts that each job has."""
+    """Makes the fingerprint of a job. The arguments add to the parts that each job has."""
     section = getattr(run.config, job)
     installed = run.place.find_versions(KINDS[job].packages + packages)
     hosts = run.config.find_job_hosts(job)
@@ -213,7 +208,7 @@ def _request(
     resolved: Mapping[str, Any] = MappingProxyType({}),
     hosts: Hosts | None = None,
 ) -> Request:
-    """The request of a job. `resolved` are values that its section of the config does not hold."""
+    """Makes the request of a job. `resolved` replaces values of its section of the config."""
     config, section = run.config, getattr(run.config, job)
     return Request(
         job=job,
@@ -231,7 +226,7 @@ def _request(
 
 
 def _plan_given(run: _Run, version: str) -> JobPlan:
-    """Plans a run with an existing data set, regardless of its inputs and code."""
+    """Plans the use of an existing data set, whatever its inputs and code."""
     path = find_dataset(run.layout, version)
     _record_use(run, path.parent)
     manifest = read_manifest(path)
@@ -254,10 +249,14 @@ def _decide(request: Request, run: _Run) -> JobPlan:
     _prefetch_artifact(path.parent)
     _record_use(run, path.parent)
     if not path.exists():
-        reason = _why_new(request, run.layout)
-        return JobPlan(request, path, False, reason)
+        return JobPlan(request, path, False, _why_new(request, run.layout))
     manifest = read_manifest(path)
-    damage = find_damage(path, manifest) or _find_unpublished(request, run.config, manifest)
+    damage = find_damage(path, manifest)
+    if request.job == "export" and not damage:
+        figures = ModelFigures.model_validate(manifest.figures)
+        versions = Registry(run.config.registry).list_versions()
+        if figures.version not in (version.number for version in versions):
+            damage = [f"version {figures.version} of the model {figures.name} is gone"]
     if damage:
         damaged = request.model_copy(update={"is_damaged": True})
         reason = f"the artifact was damaged: {damage[0]}"
@@ -266,18 +265,8 @@ def _decide(request: Request, run: _Run) -> JobPlan:
     return JobPlan(request, path, True, reason)
 
 
-def _find_unpublished(request: Request, config: PipelineConfig, manifest: Manifest) -> list[str]:
-    """The damage of an export whose published version was removed from the registry."""
-    if request.job != "export":
-        return []
-    figures = ModelFigures.model_validate(manifest.figures)
-    published = {version.number for version in Registry(config.registry).list_versions()}
-    is_gone = figures.version not in published
-    return [f"version {figures.version} of the model {figures.name} is gone"] if is_gone else []
-
-
 def _why_new(request: Request, layout: Layout) -> str:
-    """The reason to run a job: the changes since its newest artifact, or the damage of that one.
+    """Returns the changes since the newest artifact of a job, or its damage.
 
     A damaged data set is named even if there are changes, because it explains a full rebuild.
     """
@@ -298,15 +287,13 @@ def _why_new(request: Request, layout: Layout) -> str:
 def prefetch_for_plan(job: str, config: PipelineConfig) -> None:
     """Starts the reads of a bucket that a plan makes in any case, once in a block of `read_once`.
 
-    An unchanged run consists of hardly anything else: four tasks that each send the store a few
-    dozen requests. Nothing is decided here, so a read that turns out to be unnecessary costs a
-    request. In a folder such reads cost nothing, so none is made.
+    The requests of a plan take most of the time of an unchanged run.
     """
     remember(("prefetch", job), lambda: prefetch(*_list_certain_reads(job, config)))
 
 
 def prefetch_manifests(config: PipelineConfig, manifests: Iterable[str]) -> None:
-    """Starts to read the manifests that earlier tasks have left."""
+    """Starts to read the manifests of earlier tasks, if they are in a bucket."""
     if not config.root.is_local:
         prefetch(*(partial(read_manifest, open_near(config.root, uri)) for uri in manifests))
 
@@ -332,9 +319,9 @@ def _prefetch_artifact(artifact: StorePath) -> None:
 
 
 def _read_newest(artifacts: StorePath) -> None:
-    for path, _ in iterate_manifests(artifacts):
+    path, _ = next(iterate_manifests(artifacts), (None, None))
+    if path:
         _prefetch_artifact(path.parent)
-        return
 
 
 def _read_champion(registry: Registry) -> None:

@@ -1,7 +1,6 @@
-"""Checks that the file system of a storage root has the functions that jobs need, by trying them.
+"""Checks that the file system of a storage root supports locks, renames and flushes.
 
-Jobs rely on locks, renames and flushes. A file system that lacks one of them is refused before a
-job has worked for hours. Hard links are optional. They are used if the file system has them.
+A file system that lacks one of them is refused before a job has worked for hours.
 """
 
 from __future__ import annotations
@@ -23,16 +22,15 @@ from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.lease import check_conditions
 
 _UNSUPPORTED_ERRNOS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EPERM)
-"""The error numbers of a missing function. Other errors are those of a bad disk."""
+"""The error numbers of a missing function. Others point to a bad disk."""
 
 
 def check_storage(config: PipelineConfig) -> None:
     """Tries the storage root and a registry in a folder, if they exist.
 
     Raises:
-      ConfigError: a file system lacks a function. The message names the key with its file and
-        line, the folder and the function.
-      MachineError: a bucket can't be reached. The message names the key, too.
+      ConfigError: a file system lacks a function, or a bucket cannot be used.
+      MachineError: a bucket can't be reached.
     """
     key = f"{config.locate(('storage', 'root'))}: storage.root"
     if config.root.is_local:
@@ -45,16 +43,13 @@ def check_storage(config: PipelineConfig) -> None:
 
 
 def _check_bucket(key: str, root: StorePath) -> None:
-    """Raises ConfigError if a bucket is missing, denies access or has no conditional writes.
-
-    Raises MachineError if it can't be reached.
-    """
-    probe, has_content = root / f".probe.{secrets.token_hex(8)}", False
+    """Raises ConfigError if a bucket is missing, denies access or has no conditional writes."""
+    probe, content = root / f".probe.{secrets.token_hex(8)}", b""
     try:
         probe.create(b"first")
         with contextlib.suppress(FileNotFoundError, UnsafePath, MachineError):
-            has_content = probe.read(max_bytes=5) == b"first"
-        if not has_content:
+            content = probe.read(max_bytes=5)
+        if content != b"first":
             raise ConfigError(
                 f"{root}: the server there is no object store: it accepts a file, and does not "
                 "return it. Correct storage.endpoint."
@@ -135,4 +130,4 @@ _PROBES: dict[str, Callable[[Path], str]] = {
     "fsync of files": lambda folder: _probe_fsync(folder / "lock"),
     "fsync of folders": _probe_fsync,
 }
-"""Each returns the problem of one function, or "", in a folder of its own."""
+"""Each tries one function in a folder, and returns the problem or ""."""

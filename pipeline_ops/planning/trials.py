@@ -1,7 +1,4 @@
-"""Plans of a search: its trials, and the best of them.
-
-The plans are pure. The operators and `trainyard explain` act on the results.
-"""
+"""The trials of a search, and the choice of the best one. Runs no job."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ class Trial(BaseModel):
 
 
 class TrialResult(BaseModel):
-    """The end of a trial: its figure, or the message of a pruned or failed one."""
+    """The figure of a finished trial, or the message of a pruned or failed one."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -59,7 +56,7 @@ class TrialResult(BaseModel):
 
 
 class SearchResult(BaseModel):
-    """All trials of a run, in order, and the number of the one that goes on."""
+    """All trials of a run, in order, and the number of the best one."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
@@ -74,15 +71,14 @@ class SearchResult(BaseModel):
     def format_table(self) -> list[str]:
         """Formats the results as lines for display, the best first."""
         lines = []
-        for result in rank_results(self.results, self.monitor):
-            text = (result.message.strip().splitlines() or ["no message"])[0][:200]
-            figure = text if result.is_pruned else f"failed: {text}"
+        for result in _rank(self.results, self.monitor):
+            trial, text = result.trial, (result.message.strip().splitlines() or ["no message"])[0]
             if result.figure is not None:
                 figure = f"{self.monitor} {result.figure:.4f}"
-            lines.append(
-                f"{'*' if result.trial.number == self.best else ' '} {result.trial.name}  "
-                f"{figure}  {result.trial}"
-            )
+            else:
+                figure = f"{'' if result.is_pruned else 'failed: '}{text[:200]}"
+            mark = "*" if trial.number == self.best else " "
+            lines.append(f"{mark} {trial.name}  {figure}  {trial}")
         return lines
 
 
@@ -92,13 +88,10 @@ def read_search(layout: Layout, run_id: str) -> SearchResult | None:
 
 
 def plan_trials(config: PipelineConfig) -> list[Trial]:
-    """Returns the trials of a config's search, in an order that does not change.
+    """Returns the trials of a config's search, always in the same order.
 
-    Trial number n of a random search does not depend on the number of trials. More trials keep the
-    earlier trainings.
-
-    Raises:
-      ConfigError: there are too many, or Optuna is not installed.
+    A longer random search begins with the same trials, so their trainings are cached. Raises
+    ConfigError if there are too many, or if Optuna is not installed.
     """
     search = config.search
     if search is None:
@@ -121,26 +114,22 @@ def plan_trials(config: PipelineConfig) -> list[Trial]:
     for parameters in draw_parameters(search):
         if parameters not in distinct:
             distinct.append(parameters)
-    return [
-        Trial(number=number, parameters=parameters) for number, parameters in enumerate(distinct)
-    ]
+    return [Trial(number=n, parameters=parameters) for n, parameters in enumerate(distinct)]
 
 
 def plan_pruning(
     config: PipelineConfig, search: Search, number: int, first: Fingerprint
 ) -> PlannedTrial:
-    """Returns how the pruner of a search follows a trial.
+    """Names the study of the pruner that a trial belongs to.
 
-    Trials compete across runs as long as search, data and code are the same, so an unchanged run
-    finds its pruned trials as they were. More trials of a random search join the earlier ones.
-
-    Args:
-      first: the fingerprint of the first trial's training.
+    Runs with the same search, data and code share a study, so an unchanged run finds its pruned
+    trials again. More trials of a random search join it. `first` is the fingerprint of the first
+    trial's training.
     """
-    layout = Layout(config.root, config.pipeline)
     compared = search.model_copy(update={"trials": None}).to_fingerprint_dict()
+    artifact = compute_digest([compared, first.digest])
     return PlannedTrial(
-        study=str(layout.artifact("train", compute_digest([compared, first.digest]))),
+        study=str(Layout(config.root, config.pipeline).artifact("train", artifact)),
         number=number,
         monitor=get_monitor(config),
         min_epochs=search.min_epochs,
@@ -148,10 +137,7 @@ def plan_pruning(
 
 
 def build_trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
-    """Returns the config of the run with the values of one trial.
-
-    Raises ConfigError if they are not valid together. The message names the trial.
-    """
+    """Sets the values of a trial in the config of a run. Raises ConfigError with its name."""
     try:
         return config.with_overrides(trial.parameters)
     except ConfigError as error:
@@ -159,10 +145,7 @@ def build_trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
 
 
 def check_trials(config: PipelineConfig, trials: Sequence[Trial]) -> None:
-    """Checks all trials before the first one trains.
-
-    Raises ConfigError with the name of each trial that cannot be trained.
-    """
+    """Raises ConfigError with all trials whose configs are not valid, before the first trains."""
     problems = []
     for trial in trials:
         try:
@@ -180,11 +163,7 @@ def get_monitor(config: PipelineConfig) -> str:
 
 
 def read_trial_result(trial: Trial, manifest: StorePath, monitor: str) -> TrialResult:
-    """Returns the result of a trial that ended well.
-
-    The figure is that of the epoch whose weights became the model. A figure that is not a number
-    loses to all others.
-    """
+    """Reads the figure of the epoch whose weights became the model. NaN counts as a failure."""
     figures = TrainingFigures.model_validate(read_manifest(manifest).figures)
     figure = figures.history[figures.best_epoch].metrics[monitor]
     if math.isnan(figure):
@@ -193,18 +172,15 @@ def read_trial_result(trial: Trial, manifest: StorePath, monitor: str) -> TrialR
 
 
 def choose_best_trial(results: Sequence[TrialResult], monitor: str) -> SearchResult | None:
-    """Returns the result with the earliest of the best trials, or None if none was finished."""
-    best = rank_results(results, monitor)[0]
+    """Chooses the best trial, and of equal ones the first. None if none was finished."""
+    best = _rank(results, monitor)[0]
     if best.figure is None:
         return None
     return SearchResult(monitor=monitor, results=list(results), best=best.trial.number)
 
 
-def rank_results(results: Sequence[TrialResult], monitor: str) -> list[TrialResult]:
-    """Returns the results with the best first, then the pruned ones, and the failed ones last.
-
-    A loss or an error is better when it is lower, anything else when it is higher.
-    """
+def _rank(results: Sequence[TrialResult], monitor: str) -> list[TrialResult]:
+    """Sorts the results: the best first, then the pruned ones, and the failed ones last."""
     sign = 1 if is_lower_better(monitor) else -1
     return sorted(
         results,

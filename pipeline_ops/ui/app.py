@@ -1,9 +1,8 @@
 """The plugin's pages, by address, and the two forms that change the version in service.
 
-Airflow mounts this application, and its login and permissions decide which user sees which page.
-Airflow does not protect a plugin's routes by itself. Every route here names its rule as a
-dependency, and a test fails for a route without one. Addresses inside a page are relative, so that
-the pages work behind a prefix and a reverse proxy.
+Airflow mounts this application and does not protect its routes. So every route has a dependency on
+Airflow's login or permissions, and a test fails for a route without one. Addresses inside a page
+are relative, so that the pages work behind a prefix and a reverse proxy.
 """
 
 from __future__ import annotations
@@ -77,10 +76,9 @@ def show_model(dag_id: str, user: GetUserDep, session: SessionDep, done: str = "
 
 
 def check_same_origin(request: Request) -> None:
-    """Rejects a form that does not come from a page of this Airflow.
+    """Rejects a form that another site sends with the session's cookie.
 
-    The browser sends the session's cookie along from any site. A program with its token in a header
-    needs no page.
+    A program sends its token in a header instead.
     """
     if "authorization" in request.headers:
         return
@@ -110,7 +108,7 @@ def promote(
     expected: Annotated[str, Form()] = "",
     reason: _Reason = "",
 ) -> RedirectResponse:
-    """Puts a version in service, in place of the one that the user has seen there."""
+    """Puts a version in service. `expected` is the one that the user has seen there."""
     registry = Registry(find_pipeline(dag_id, session).registry)
     registry.promote(version, _sign_reason(reason, user), expected=_parse_version(expected))
     return _log_and_redirect(dag_id, user, session, "promote", version)
@@ -141,7 +139,6 @@ def roll_back(
 
 
 def _parse_version(expected: str) -> int | None:
-    """Parses the number of the version in service; None if there was none."""
     if expected and not expected.isdecimal():
         raise HTTPException(422, "expected must be the number of the version in service, or empty")
     return int(expected) if expected else None
@@ -169,11 +166,7 @@ def _log_and_redirect(
 
 
 def _try_view_model(dag_id: str, session: SessionDep) -> tuple[ModelView | None, str]:
-    """Returns the model of a pipeline, or the problem with it.
-
-    A registry that cannot be read must not hide the others. For a DAG of ours that is not a
-    pipeline, there is neither.
-    """
+    """Returns the model of a pipeline, or the problem with it; neither for another DAG of ours."""
     try:
         return view_model(find_pipeline(dag_id, session)), ""
     except NotFound:
@@ -189,7 +182,7 @@ _PAGES = ("report", "data")
 _Page = Literal["report", "data"]
 _MAX_PAGE_BYTES = 64 << 20
 _STORE_SECONDS = 10
-"""How long a page waits for a store that is away."""
+"""How long a page waits for an unreachable store."""
 
 
 @app.middleware("http")
@@ -205,9 +198,8 @@ async def set_headers_and_patience(
 
 @app.exception_handler(TrainyardError)
 async def show_problem(request: Request, problem: TrainyardError) -> HTMLResponse:
-    depth = (
-        len(Path(request.scope["path"].removeprefix(request.scope.get("root_path", ""))).parts) - 2
-    )
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    depth = len(Path(path).parts) - 2
     response = render("problem.html", "../" * depth, message=str(problem))
     response.status_code = 404 if isinstance(problem, NotFound) else 409
     return response
@@ -251,7 +243,7 @@ def show_report(
 def show_report_content(
     dag_id: str, run_id: str, session: SessionDep, page: _Page = "report"
 ) -> HTMLResponse:
-    """Returns one of those pages as the job has written it."""
+    """Returns a page as the job has written it."""
     run = find_run(dag_id, run_id, session)
     read = _find_page(run, page)
     if read is None:
@@ -260,15 +252,10 @@ def show_report_content(
 
 
 def _find_page(run: PipelineRun, page: str) -> Callable[[int], bytes] | None:
-    """Finds a page of a run, from the artifacts that the run's tasks have left or found.
+    """Finds a page in the artifacts of a run, or in the attempt that has refused the data.
 
-    The page of refused data is in the folder of the attempt instead, where files are read as logs.
-
-    Returns:
-      A function that reads the page up to a number of bytes. None if there is no page.
-
-    Raises:
-      DataError: a record of the run is damaged, or does not name an artifact of the pipeline.
+    Returns a function that reads the page up to a number of bytes, or None. Raises DataError if a
+    record of the run is damaged, or does not name an artifact of the pipeline.
     """
 
     def read_task_manifest(task: str) -> StorePath | None:

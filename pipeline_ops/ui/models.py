@@ -1,8 +1,4 @@
-"""The registry of a model, for its page.
-
-It has the versions with their aliases and metrics, charts of the metrics over the versions, and
-every move.
-"""
+"""The registry of a model, for its page: versions, metrics, charts and moves of aliases."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ _MAX_MOVES = 100
 
 @dataclasses.dataclass(frozen=True)
 class VersionView:
-    """One version. `figures` is None if its manifest cannot be read, for the reason `problem`."""
+    """One version. If its manifest cannot be read, `figures` is None, and `problem` says why."""
 
     number: int
     aliases: list[str]
@@ -84,7 +80,7 @@ def view_model(config: PipelineConfig) -> ModelView:
 
 
 def describe_move(move: AliasMove) -> str:
-    """Describes a move as the end of "at that time, ...": `version 3 came into service`."""
+    """Describes a move: `version 3 came into service`."""
     if move.retired:
         return f"retired {', '.join(map(str, move.retired))}"
     if move.alias == CHAMPION:

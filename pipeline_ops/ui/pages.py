@@ -1,7 +1,4 @@
-"""Renders the plugin's pages.
-
-The templates escape all text. The headers restrict what a browser may do with a page.
-"""
+"""Renders the plugin's pages, whose templates escape all text."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from pipeline_ops.ui.progress import format_duration, format_metric_title
 _TEMPLATES = Path(__file__).parent / "templates"
 
 IN_PIPELINE = "../../"
-"""The way from the address of a pipeline's page to the plugin's root."""
+"""The relative address of the plugin's root, from a pipeline's page."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -34,8 +31,7 @@ SANDBOX = (
 )
 """The policy for a report, which the code of a job has written and is not trusted.
 
-A report has an origin of its own, no script and no request. It can neither read the session's
-cookie nor act with it, however it is opened.
+A report has an origin of its own, no script and no request, so it cannot use the session's cookie.
 """
 
 HEADERS: Mapping[str, str] = {
@@ -51,8 +47,7 @@ FILES: Mapping[str, str] = {
     "style.css": STYLE.read_text(encoding="utf-8")
     + (_TEMPLATES / "ui.css").read_text(encoding="utf-8"),
     "live.js": (_TEMPLATES / "live.js").read_text(encoding="utf-8"),
-    # In a selected entry of the navigation, Airflow swaps the colours of all but an icon. The rim
-    # keeps the icon visible.
+    # The rim keeps the icon visible in a selected entry of Airflow's navigation.
     "models.svg": _ICON.replace("currentColor", "#3f3f46").replace("rimColor", "#ffffff"),
     "models-dark.svg": _ICON.replace("currentColor", "#e4e4e7").replace("rimColor", "#18181b"),
 }
@@ -60,12 +55,7 @@ FILES: Mapping[str, str] = {
 
 
 def render(template: str, base: str, **values: Any) -> HTMLResponse:
-    """Renders a page.
-
-    Args:
-      base: the way from the page's address to the plugin's root, such as `../../`.
-      values: the variables of the template. A missing one is an error.
-    """
+    """Renders a page. `base` is the relative address of the plugin's root, such as `../../`."""
     return HTMLResponse(_environment.get_template(template).render(base=base, **values))
 
 

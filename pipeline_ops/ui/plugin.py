@@ -1,9 +1,8 @@
 """The Airflow plugin behind the entry point `airflow.plugins`.
 
-Its pages are tabs of a run and of a task, and an entry of the navigation. Airflow puts each of them
-into an iframe. The addresses are relative, so that they follow an Airflow behind a prefix. Every
-process of Airflow imports this file, each task among them, so it imports only the base class. The
-pages are imported with their first request.
+Its pages are tabs of a run and of a task, and an entry of the navigation, each in an iframe. The
+addresses are relative, so that they follow an Airflow behind a prefix. Every process of Airflow
+imports this file, so it imports the pages only with their first request.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ async def serve_pages(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class BackgroundServices:
-    """Starts the orphan reaper together with the API server.
-
-    Airflow has no other hook that is called only there.
-    """
+    """Starts the orphan reaper with the API server. Airflow has no other hook for it."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
@@ -91,8 +87,7 @@ class TrainyardPlugin(AirflowPlugin):
     def on_load(cls, *args: Any, **kwargs: Any) -> None:
         """Raises ConfigError in an API server that lacks what the pages import from Airflow.
 
-        Airflow logs the error, lists it among the import errors of plugins, and runs without this
-        plugin.
+        Airflow lists it among the import errors of plugins.
         """
         if _API_SERVER in sys.modules:
             import pipeline_ops.airflow_internals  # noqa: F401

@@ -1,9 +1,8 @@
 """The state of a run, for its page, with the curves of its training.
 
-It has each task with its progress, its workers, shards and quarantine. It is read from the files
-that the jobs leave in the run's folder, without a request to any job. A progress file of days has
-hundreds of thousands of lines. Each line is read once, however often a page asks. Only as many
-points of a curve are kept as a drawing can show.
+It is read from the files that the jobs leave in the run's folder. A progress file of days has
+hundreds of thousands of lines, so each line is read once, and only as many points of a curve are
+kept as a drawing can show.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from markupsafe import Markup
 
 from pipeline_ops.airflow_runs import PipelineRun, TaskState
 from pipeline_ops.artifacts.dataset import DatasetFigures, list_shards
-from pipeline_ops.artifacts.layout import Attempt, list_worker_progress
+from pipeline_ops.artifacts.layout import list_worker_progress
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader, read_last_event
@@ -91,15 +90,12 @@ _MAX_FILES = 64
 
 
 class TrainingCurves:
-    """The content of one progress file: the newest event, the notes, each metric by units done."""
+    """The content of one progress file, with the values of each metric by units done."""
 
     def __init__(self) -> None:
         self.latest: ProgressEvent | None = None
         self.latest_counted: ProgressEvent | None = None
-        """The newest event with a count.
-
-        Events after the training have no steps, but those of the training are still shown.
-        """
+        """The newest event with a count, which events after the training lack."""
         self.notes: list[ProgressEvent] = []
         self.by_metric: dict[str, list[Point]] = defaultdict(list)
         self.problems: list[str] = []
@@ -115,7 +111,7 @@ class TrainingCurves:
             self.latest = event
 
     def copy(self) -> TrainingCurves:
-        """Returns a copy for a reader who does not hold the lock."""
+        """Returns a copy for a reader without the lock."""
         copied = copy.copy(self)
         copied.problems = list(self.problems)
         copied.by_metric = {name: list(points) for name, points in self.by_metric.items()}
@@ -150,17 +146,10 @@ class _CurveReader:
 
 
 _open_reader = functools.lru_cache(_MAX_FILES)(_CurveReader)
-
-
-def read_curves(attempt: Attempt[StorePath]) -> TrainingCurves:
-    """Reads the present content of a job's progress file; empty if there is no file yet."""
-    return _open_reader(attempt.progress).read()
-
-
 _Value = TypeVar("_Value")
 _MAX_PROBLEM = 500
 _MAX_WORKERS = 64
-"""The limit on workers in a table for people. The page shows only the number of the others."""
+"""The limit on workers in the table. The page shows the number of the others."""
 _WAITING = ("", "scheduled", "queued", "none")
 _ACTIVE = ("running", "deferred", "queued", "scheduled", "restarting", "up_for_retry")
 
@@ -201,7 +190,7 @@ class TaskView:
     num_hidden_workers: int
     dataset: DatasetView | None
     problems: list[str]
-    """The files of the task that cannot be read, each with its path. All other files are shown."""
+    """The files of the task that cannot be read, each with its path."""
 
     @property
     def is_waiting(self) -> bool:
@@ -234,12 +223,18 @@ def _view_task(
     file = run.layout.task_record(run.run_id, task_id)
     record = None if state in _ACTIVE else _try_read(problems, lambda: read_record(file))
     attempt = None if record and record.cached else run.layout.newest_attempt(run.run_id, task_id)
-    curves = read_curves(attempt) if attempt else TrainingCurves()
-    workers = list(_view_workers(attempt, now)) if attempt else []
+    curves = _open_reader(attempt.progress).read() if attempt else TrainingCurves()
+    workers = [
+        WorkerView(name, event, max(0.0, now.timestamp() - event.time))
+        for name, path in (list_worker_progress(attempt).items() if attempt else ())
+        if (event := read_last_event(path))
+    ]
+    mapped = instances if len(instances) > 1 else []
+    counts = Counter(task.state or "waiting" for task in mapped)
     return TaskView(
         name=task_id,
         state=state,
-        count=_count_states(instances) if len(instances) > 1 else "",
+        count=", ".join(f"{count} {name}" for name, count in counts.items()),
         seconds=_measure_seconds(instances, now),
         tries=max(task.tries for task in instances),
         record=record,
@@ -263,19 +258,8 @@ def _try_read(problems: list[str], reader: Callable[[], _Value]) -> _Value | Non
         return None
 
 
-def _count_states(instances: list[TaskState]) -> str:
-    counts = Counter(task.state or "waiting" for task in instances)
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
-
-
-def _view_workers(attempt: Attempt[StorePath], now: dt.datetime) -> Iterator[WorkerView]:
-    for name, path in list_worker_progress(attempt).items():
-        if event := read_last_event(path):
-            yield WorkerView(name, event, max(0.0, now.timestamp() - event.time))
-
-
 def _view_dataset(run: PipelineRun, record: TaskRecord | None) -> DatasetView | None:
-    """The data set of a preprocessing; None if there is none, or if it has been removed since."""
+    """Reads the data set of a preprocessing, or returns None if it has been removed since."""
     if record is None or record.manifest is None:
         return None
     path = run.layout.check_manifest("preprocess", record.manifest)

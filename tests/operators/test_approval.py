@@ -4,14 +4,16 @@ shown on a real Airflow in `tests/cli`."""
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import yaml
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from config_files import DIGITS, write_config
+from task_contexts import make_context
 from upstream_artifacts import copy_artifacts
 
 from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import EvaluationFigures
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.operators.approval import ApproveOperator, _format_question
@@ -19,29 +21,17 @@ from pipeline_ops.operators.factory import make_dag
 from pipeline_ops.operators.tasks import ExportOperator
 from pipeline_ops.storage.open_store import open_root
 
-DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
-
 
 def with_approval(folder: Path, root: Path, **approval) -> Path:
     """configs/digits.yaml with another root, and a person to ask."""
-    values = yaml.safe_load(DIGITS.read_text())
-    values["storage"]["root"] = str(root)
-    values["evaluate"]["approval"] = approval or {"timeout_seconds": 60}
-    (folder / "digits.yaml").write_text(yaml.safe_dump(values))
-    return folder / "digits.yaml"
+    approval = approval or {"timeout_seconds": 60}
+    return write_config(folder, {"storage.root": str(root), "evaluate.approval": approval})
 
 
 def context(train: str, evaluate: str) -> dict:
-    manifests = copy_artifacts(
-        Layout(open_root(Path(train).parents[4]), "digits"),
-        "manual__1",
-        {"train": train, "evaluate": evaluate},
-    )
-    return {
-        "ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids]),
-        "dag_run": SimpleNamespace(conf={}),
-        "run_id": "manual__1",
-    }
+    layout = Layout(open_root(Path(train).parents[4]), "digits")
+    manifests = {"train": train, "evaluate": evaluate}
+    return make_context(copy_artifacts(layout, "manual__1", manifests))
 
 
 def test_the_task_stands_before_export_and_other_runs_may_go_on_meanwhile(tmp_path):
@@ -87,15 +77,10 @@ def test_an_approval_that_no_task_of_the_dag_would_ask_for_is_refused(sandbox, t
     with pytest.raises(
         AirflowFailException, match="the DAG has no task that asks. Set it in .*digits.yaml"
     ):
-        ExportOperator(config_file=str(config)).execute(
-            context(train, sandbox.evaluate(train)) | {"task_state_store": {}}
-        )
+        ExportOperator(config_file=str(config)).execute(context(train, sandbox.evaluate(train)))
 
 
 def test_the_question_has_the_verdict_and_no_markdown_of_a_hostile_class(sandbox, tmp_path):
-    from pipeline_ops.artifacts.manifest import read_manifest
-    from pipeline_ops.artifacts.results import EvaluationFigures
-
     train = sandbox.train("good")
     figures = EvaluationFigures.model_validate(read_manifest(sandbox.evaluate(train)).figures)
     hostile = figures.rules[0].model_copy(

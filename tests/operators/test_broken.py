@@ -58,12 +58,9 @@ def test_every_broken_file_of_the_corpus_is_a_dag_and_the_good_one_beside_them_i
 
 
 def test_it_keeps_name_and_tasks_says_what_is_wrong_and_takes_no_run(tmp_path):
-    searched = (
-        named("searched", "epochs: 3", "epoch: 3") + "search: {parameters: {train.seed: [1, 2]}}\n"
-    )
-    dag = make(tmp_path, searched=searched.replace("  gate:", "  approval: {}\n  gate:"))[
-        "searched"
-    ]
+    text = named("searched", "epochs: 3", "epoch: 3").replace("  gate:", "  approval: {}\n  gate:")
+    text += "search: {parameters: {train.seed: [1, 2]}}\n"
+    dag = make(tmp_path, searched=text)["searched"]
     rule = f"{tmp_path}/searched.yaml:8: train.epoch: unknown key; the nearest valid name is"
     assert rule in message(dag)
     assert textwrap.indent(rule, "    ") in dag.doc_md
@@ -125,26 +122,19 @@ def test_the_name_of_trainyards_own_dag_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "rule"),
+    ("line", "rule"),
     [
-        (
-            "pipeline: one\n",
-            f"pipeline: one\ntags: [{'x' * 101}]\n",
-            "one.yaml:2: tags.0: string should have at most 100 characters",
-        ),
-        (
-            "pipeline: one\n",
-            f"pipeline: one\nowner: {'x' * 300}\n",
-            "one.yaml:2: owner: string should have at most 250 characters",
-        ),
+        (f"tags: [{'x' * 101}]", "tags.0: string should have at most 100 characters"),
+        (f"owner: {'x' * 300}", "owner: string should have at most 250 characters"),
     ],
 )
 def test_what_airflow_would_refuse_for_the_whole_file_is_the_pipelines_own_problem(
-    tmp_path, old, new, rule
+    tmp_path, line, rule
 ):
     """F11: Airflow's own checks of a DAG are made where their failure concerns one DAG."""
-    dags = make(tmp_path, one=named("one").replace(old, new), good=named("good"))
-    assert rule in message(dags["one"])
+    one = named("one").replace("pipeline: one\n", f"pipeline: one\n{line}\n")
+    dags = make(tmp_path, one=one, good=named("good"))
+    assert f"one.yaml:2: {rule}" in message(dags["one"])
     assert "broken" not in dags["good"].tags
 
 
@@ -164,27 +154,18 @@ def test_hidden_files_are_none_of_the_configs(tmp_path):
     assert make(tmp_path, good=named("good")).keys() == {"good"}
 
 
-def test_the_second_dag_file_lists_all_problems_and_makes_no_dag(tmp_path, monkeypatch):
+@pytest.mark.parametrize("broken", [(), ("one", "two")])
+def test_the_second_dag_file_lists_all_problems_and_makes_no_dag(tmp_path, monkeypatch, broken):
     """The import error is of a file that has no DAGs, so it marks none stale."""
     from airflow.dag_processing.dagbag import DagBag
 
     (tmp_path / "good.yaml").write_text(named("good"))
-    for name in ("one", "two"):
+    for name in broken:
         (tmp_path / f"{name}.yaml").write_text(named(name, "epochs", "epoch"))
     monkeypatch.setenv("TRAINYARD_CONFIGS", str(tmp_path))
     bag = DagBag(ROOT / "dags", bundle_path=ROOT / "dags", bundle_name="dags")
-    assert bag.dags.keys() == {"good", "one", "two"}
-    assert bag.import_errors.keys() == {"trainyard_broken.py"}
-    assert all(
-        f"{tmp_path}/{name}.yaml:8: train.epoch: unknown key"
-        in bag.import_errors["trainyard_broken.py"]
-        for name in ("one", "two")
-    )
-
-
-def test_without_a_broken_config_nothing_is_reported(tmp_path, monkeypatch):
-    from airflow.dag_processing.dagbag import DagBag
-
-    (tmp_path / "good.yaml").write_text(named("good"))
-    monkeypatch.setenv("TRAINYARD_CONFIGS", str(tmp_path))
-    assert DagBag(ROOT / "dags", bundle_path=ROOT / "dags", bundle_name="dags").import_errors == {}
+    assert bag.dags.keys() == {"good", *broken}
+    assert bag.import_errors.keys() == ({"trainyard_broken.py"} if broken else set())
+    for name in broken:
+        rule = f"{tmp_path}/{name}.yaml:8: train.epoch: unknown key"
+        assert rule in bag.import_errors["trainyard_broken.py"]

@@ -84,7 +84,7 @@ def test_a_task_without_a_claim_has_no_job(layout, tmp_path):
 @pytest.mark.parametrize("content", [b"{", b"null", b'{"attempt": "/etc", "owner": {}}', b"\xff"])
 def test_a_damaged_file_makes_the_task_end_its_newest_job(job, layout, tmp_path, content):
     layout.claim("manual", "train").write(content)
-    assert find_claimed_job(make_run(tmp_path, 2), "train", PLACE).attempt == job.attempt
+    assert find_claimed_job(make_run(tmp_path, 2), "train", PLACE)[0].attempt == job.attempt
     assert find_running_job(make_run(tmp_path, 2), "train", PLACE) is None
     assert read_cancellation_reason(job.attempt) == "another try of its task has begun"
 
@@ -94,4 +94,4 @@ def test_a_claim_is_for_its_owner_only(job, layout):
 
 
 def test_the_tries_of_two_trials_have_claims_of_their_own(job, layout, tmp_path):
-    assert find_claimed_job(make_run(tmp_path, 2), "trial-000", PLACE) is None
+    assert find_claimed_job(make_run(tmp_path, 2), "trial-000", PLACE) == (None, None)

@@ -51,15 +51,21 @@ def test_the_dag_file_imports_nothing_heavy(parsed):
     assert [module for module in parsed["new"] if module.split(".")[0] in HEAVY] == []
 
 
-def bag(tmp_path, monkeypatch, *files: Path):
-    from airflow.dag_processing.dagbag import DagBag
+@pytest.fixture
+def read_dag(monkeypatch):
+    """Reads the DAG of a config as Airflow does."""
 
-    monkeypatch.setenv("TRAINYARD_CONFIGS", ":".join(map(str, files)))
-    return DagBag(ROOT / "dags", bundle_path=ROOT / "dags", bundle_name="dags")
+    def read_dag(file: Path = ROOT / "configs" / "digits.yaml"):
+        from airflow.dag_processing.dagbag import DagBag
+
+        monkeypatch.setenv("TRAINYARD_CONFIGS", str(file))
+        return DagBag(ROOT / "dags", bundle_path=ROOT / "dags", bundle_name="dags").dags[file.stem]
+
+    return read_dag
 
 
-def test_the_tasks_run_one_after_the_other(tmp_path, monkeypatch):
-    dag = bag(tmp_path, monkeypatch, ROOT / "configs" / "digits.yaml").dags["digits"]
+def test_the_tasks_run_one_after_the_other(read_dag):
+    dag = read_dag()
     assert [task.task_id for task in dag.topological_sort()] == [
         "preprocess",
         "train",
@@ -71,13 +77,9 @@ def test_the_tasks_run_one_after_the_other(tmp_path, monkeypatch):
 
 
 def test_the_first_retry_comes_at_once_and_later_ones_outlast_an_airflow_that_comes_back_slowly(
-    tmp_path, monkeypatch
+    read_dag,
 ):
-    train = (
-        bag(tmp_path, monkeypatch, ROOT / "configs" / "digits.yaml")
-        .dags["digits"]
-        .get_task("train")
-    )
+    train = read_dag().get_task("train")
     end = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     failed = {
         "task": train,
@@ -87,37 +89,21 @@ def test_the_first_retry_comes_at_once_and_later_ones_outlast_an_airflow_that_co
         "end_date": end,
         "retry_delay_override": None,
     }
-    waits = [
-        (
-            TaskInstance.next_retry_datetime(SimpleNamespace(try_number=number, **failed)) - end
-        ).total_seconds()
-        for number in (1, 2, 3, 4)
-    ]
-    assert all(
-        low <= wait <= high
-        for wait, (low, high) in zip(
-            waits, [(5, 10), (30, 60), (180, 300), (300, 300)], strict=True
-        )
-    ), waits
+    for number, low, high in ((1, 5, 10), (2, 30, 60), (3, 180, 300), (4, 300, 300)):
+        retry = TaskInstance.next_retry_datetime(SimpleNamespace(try_number=number, **failed))
+        assert low <= (retry - end).total_seconds() <= high, number
 
 
-def test_a_task_has_the_pool_that_its_section_names(tmp_path, monkeypatch):
+def test_a_task_has_the_pool_that_its_section_names(tmp_path, read_dag):
     config = tmp_path / "digits.yaml"
     text = (ROOT / "configs" / "digits.yaml").read_text()
-    config.write_text(
-        text.replace(
-            "  model: digits_cnn",
-            "  model: digits_cnn\n  pool: gpu_hosts",
-        )
-    )
-    dag = bag(tmp_path, monkeypatch, config).dags["digits"]
+    config.write_text(text.replace("  model: digits_cnn", "  model: digits_cnn\n  pool: gpu_hosts"))
+    dag = read_dag(config)
     train, evaluate = dag.get_task("train"), dag.get_task("evaluate")
     assert (train.pool, evaluate.pool) == ("gpu_hosts", "default_pool")
 
 
-def test_a_search_stands_for_train_and_what_comes_after_it_knows_nothing_of_it(
-    tmp_path, monkeypatch
-):
+def test_a_search_stands_for_train_and_what_comes_after_it_knows_nothing_of_it(tmp_path, read_dag):
     file = tmp_path / "searched.yaml"
     file.write_text(
         (ROOT / "configs" / "digits.yaml")
@@ -126,7 +112,7 @@ def test_a_search_stands_for_train_and_what_comes_after_it_knows_nothing_of_it(
         + "\nsearch:\n"
         "  parameters: {train.optimizer.learning_rate: [0.001, 0.01]}\n  max_parallel: 3\n"
     )
-    dag = bag(tmp_path, monkeypatch, file).dags["searched"]
+    dag = read_dag(file)
     upstream = {task.task_id: task.upstream_task_ids for task in dag.tasks}
     assert upstream == {
         "preprocess": set(),
@@ -141,9 +127,9 @@ def test_a_search_stands_for_train_and_what_comes_after_it_knows_nothing_of_it(
     assert dag.get_task("train").trigger_rule == "all_done"
 
 
-def test_the_form_stands_in_the_dag_once_and_not_in_each_of_its_tasks(tmp_path, monkeypatch):
+def test_the_form_stands_in_the_dag_once_and_not_in_each_of_its_tasks(read_dag):
     """Airflow would check every copy whenever the file is read:
     a third of a second for each pipeline."""
-    dag = bag(tmp_path, monkeypatch, ROOT / "configs" / "digits.yaml").dags["digits"]
+    dag = read_dag()
     assert len(dag.params) > 20
     assert [len(task.params) for task in dag.tasks] == [0, 0, 0, 0]

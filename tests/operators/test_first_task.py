@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from config_files import write_config
+from task_contexts import make_context
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.operators.tasks import PreprocessOperator
@@ -27,12 +27,6 @@ def logits(shape, classes):
 def probabilities(shape, classes):
     return Sequential([Input(shape), layers.Flatten(), layers.Dense(classes, "softmax")])
 """
-
-
-class Store(dict):
-    """Airflow's task state store, as a task sees it."""
-
-    set = dict.__setitem__
 
 
 class Events(dict):
@@ -62,21 +56,9 @@ def execute(tmp_path):
         keys |= {name.replace("__", "."): value for name, value in changes.items()}
         operator = PreprocessOperator(config_file=str(write_config(tmp_path / "configs", keys)))
         operator.defer_after_seconds = 240
-        return operator.execute(_context())
+        return operator.execute(make_context({}, id=uuid.uuid4()) | {"outlet_events": Events()})
 
     return execute
-
-
-def _context() -> Mapping[str, Any]:
-    run = SimpleNamespace(conf={}, clear_number=0)
-    task = SimpleNamespace(id=uuid.uuid4(), max_tries=2)
-    return {
-        "ti": task,
-        "dag_run": run,
-        "run_id": "manual__1",
-        "task_state_store": Store(),
-        "outlet_events": Events(),
-    }
 
 
 def attempts(folder: Path) -> int:

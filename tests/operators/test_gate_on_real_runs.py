@@ -19,6 +19,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 from config_files import write_config
 from manifests import list_again
+from task_contexts import make_context
 from upstream_artifacts import copy_artifacts
 
 from pipeline_ops.artifacts.dataset import LABEL, list_shards
@@ -37,10 +38,6 @@ CONFIG = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 NOT_WORSE = {"metric": "accuracy", "max_regression": 0.02, "confidence": 0.95}
 FEW_EPOCHS, MANY_EPOCHS = 3, 16
 """On the hundred test images, about 0.7 and 0.94."""
-
-
-class Store(dict):
-    set = dict.__setitem__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,25 +80,15 @@ class Chain:
         }
         config = write_config(self._root / "configs", author)
         manifests = copy_artifacts(self._layout, run_id, {"preprocess": dataset})
-        context = {
-            "ti": SimpleNamespace(
-                xcom_pull=lambda task_ids: manifests[task_ids], id="1", max_tries=2
-            ),
-            "run_id": run_id,
-            "dag_run": SimpleNamespace(
-                conf={f"train.{key}": value for key, value in train.items()}, clear_number=0
-            ),
-            "outlet_events": defaultdict(
-                lambda: SimpleNamespace(
-                    add=lambda asset, extra: self.announced.append(extra["version"])
-                )
-            ),
-        }
+        conf = {f"train.{key}": value for key, value in train.items()}
+        announce = SimpleNamespace(add=lambda asset, extra: self.announced.append(extra["version"]))
         for operator in (TrainOperator, EvaluateOperator, ExportOperator):
             task = operator(config_file=str(config))
             task.defer_after_seconds = 240.0  # the test has no triggerer
             try:
-                manifests[operator.job] = task.execute(context | {"task_state_store": Store()})
+                context = make_context(manifests, run_id, conf)
+                context["outlet_events"] = defaultdict(lambda: announce)
+                manifests[operator.job] = task.execute(context)
             except AirflowSkipException:
                 assert operator is ExportOperator
         registry, previous = self._registry, self._registry.find_by_alias("previous")

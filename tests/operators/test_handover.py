@@ -5,13 +5,12 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import yaml
 from airflow.sdk.exceptions import AirflowFailException
+from config_files import write_config
 from manifests import make_manifest
+from task_contexts import make_context
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import NAME, write_manifest
@@ -21,17 +20,13 @@ from pipeline_ops.jobs.task_record import TaskRecord, read_record, write_record
 from pipeline_ops.operators.task_run import TaskRun, pull_manifests
 from pipeline_ops.operators.tasks import ExportOperator
 
-DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 RUN = "manual__1"
 TASKS = ("train", "evaluate")
 
 
 @pytest.fixture
 def config(tmp_path) -> PipelineConfig:
-    values = yaml.safe_load(DIGITS.read_text())
-    values["storage"]["root"] = str(tmp_path / "root")
-    (tmp_path / "digits.yaml").write_text(yaml.safe_dump(values))
-    return load_config(tmp_path / "digits.yaml")
+    return load_config(write_config(tmp_path, {"storage.root": str(tmp_path / "root")}))
 
 
 def make_layout(config: PipelineConfig) -> Layout:
@@ -58,17 +53,8 @@ def handed(config) -> dict[str, str]:
     return manifests
 
 
-def context(xcoms: dict) -> dict:
-    return {
-        "ti": SimpleNamespace(xcom_pull=lambda task_ids: xcoms[task_ids], id="1", max_tries=2),
-        "run_id": RUN,
-        "dag_run": SimpleNamespace(conf={}, clear_number=0),
-        "task_state_store": {},
-    }
-
-
 def test_what_the_tasks_have_left_is_handed_on(config, handed):
-    assert pull_manifests(TaskRun(config, context(handed)), TASKS) == handed
+    assert pull_manifests(TaskRun(config, make_context(handed)), TASKS) == handed
 
 
 def test_another_artifact_of_the_same_pipeline_can_not_take_the_place_of_the_one_that_was_made(
@@ -80,7 +66,7 @@ def test_another_artifact_of_the_same_pipeline_can_not_take_the_place_of_the_one
         DataError,
         match=f"the XCom of evaluate is '{better}', but the task has left {handed['evaluate']}",
     ):
-        pull_manifests(TaskRun(config, context(handed | {"evaluate": better})), TASKS)
+        pull_manifests(TaskRun(config, make_context(handed | {"evaluate": better})), TASKS)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +91,7 @@ def test_an_xcom_of_any_kind_is_refused_with_its_task(config, handed, hostile):
     with pytest.raises(
         DataError, match="the XCom of train is .*Clear train to run it again."
     ) as refused:
-        pull_manifests(TaskRun(config, context(handed | {"train": hostile})), TASKS)
+        pull_manifests(TaskRun(config, make_context(handed | {"train": hostile})), TASKS)
     assert len(str(refused.value)) < 1000
 
 
@@ -118,7 +104,7 @@ def test_a_task_that_was_marked_a_success_has_left_nothing(config, handed, nothi
             "Clear train"
         ),
     ):
-        pull_manifests(TaskRun(config, context(handed | {"train": nothing})), TASKS)
+        pull_manifests(TaskRun(config, make_context(handed | {"train": nothing})), TASKS)
 
 
 @pytest.mark.parametrize("state", ["failed", "skipped", None])
@@ -131,7 +117,7 @@ def test_a_task_that_has_no_record_of_a_success_has_left_nothing_whatever_its_xc
     if state:
         write_record(record, TaskRecord(state=state, manifest=handed["train"]))
     with pytest.raises(DataError, match="train has left no manifest"):
-        pull_manifests(TaskRun(config, context(handed)), TASKS)
+        pull_manifests(TaskRun(config, make_context(handed)), TASKS)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +151,7 @@ def test_a_record_can_name_no_other_place_than_that_of_an_artifact_of_its_task(c
             "|train has left no manifest"
         ),
     ):
-        pull_manifests(TaskRun(config, context(handed | {"train": manifest})), TASKS)
+        pull_manifests(TaskRun(config, make_context(handed | {"train": manifest})), TASKS)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +169,7 @@ def test_a_record_can_name_no_other_place_than_that_of_an_artifact_of_its_task(c
 def test_a_damaged_record_is_an_error_at_its_place(config, handed, content):
     make_layout(config).task_record(RUN, "train").write(content)
     with pytest.raises(DataError, match="train.json: not a valid TaskRecord"):
-        pull_manifests(TaskRun(config, context(handed)), TASKS)
+        pull_manifests(TaskRun(config, make_context(handed)), TASKS)
 
 
 class Counter(http.server.BaseHTTPRequestHandler):
@@ -213,6 +199,8 @@ def test_no_address_is_asked_because_of_an_xcom(config, handed, web):
     with pytest.raises(
         AirflowFailException, match="export: DATA: the XCom of evaluate is 'http://"
     ):
-        ExportOperator(config_file=str(config.file)).execute(context(handed | {"evaluate": url}))
+        ExportOperator(config_file=str(config.file)).execute(
+            make_context(handed | {"evaluate": url})
+        )
     assert web.asked == []
     assert read_record(make_layout(config).task_record(RUN, "export")).state == "failed"

@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,16 +18,16 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     TaskDeferred,
 )
-from config_files import write_config
+from config_files import DIGITS, write_config
 from launch.running import config_with_hosts
 from manifests import make_manifest
 from processes import Stopwatch
+from task_contexts import Store, make_context
 from upstream_artifacts import copy_artifacts
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures, ModelEvaluation, RuleVerdict
-from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.cancellation import STORE_KEY, request_cancellation
 from pipeline_ops.jobs.job_handle import JobHandle
@@ -42,20 +41,12 @@ from pipeline_ops.operators.trigger import JobTrigger
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.system.processes import find_group_members
 
-CONFIG = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
-
-
-class Store(dict):
-    """Airflow's task state store, as a task sees it: it outlives a try."""
-
-    set = dict.__setitem__
-
 
 class Run:
     """One task of one run, over several tries."""
 
     def __init__(
-        self, root, manifests, base: Path = CONFIG, author: Mapping[str, Any] | None = None, **conf
+        self, root, manifests, base: Path = DIGITS, author: Mapping[str, Any] | None = None, **conf
     ):
         quick = {
             "storage.root": str(root),
@@ -64,22 +55,14 @@ class Run:
             "train.early_stopping": None,
         }
         self.config = write_config(
-            base.parent if base != CONFIG else root / "configs", quick | dict(author or {}), base
+            base.parent if base != DIGITS else root / "configs", quick | dict(author or {}), base
         )
         self.conf = conf
         self.layout = Layout(open_root(root), "digits")
         self.store, self._manifests = Store(), copy_artifacts(self.layout, "manual__1", manifests)
 
     def context(self) -> dict:
-        task = SimpleNamespace(
-            xcom_pull=lambda task_ids: self._manifests[task_ids], id=uuid.uuid4(), max_tries=2
-        )
-        return {
-            "ti": task,
-            "dag_run": SimpleNamespace(conf=self.conf, clear_number=0),
-            "run_id": "manual__1",
-            "task_state_store": self.store,
-        }
+        return make_context(self._manifests, conf=self.conf, store=self.store, id=uuid.uuid4())
 
     def execute(self, defer_after_seconds: float = 240) -> str:
         """Executes the task. The test has no triggerer, so the task waits long before it defers."""
@@ -313,7 +296,3 @@ def test_a_job_does_not_inherit_airflows_secrets():
         "AIRFLOW_CONN_AWS": "z",
     }
     assert build_job_environment(environment) == {"PATH": "/bin", "PYTHONSAFEPATH": "1"}
-
-
-def test_the_example_config_is_valid():
-    assert load_config(CONFIG).pipeline == "digits"

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from config_files import write_config
 from manifests import make_manifest
+from publishers import make_model_figures
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout
@@ -21,18 +22,7 @@ from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.operators.tasks import OPERATORS
 from pipeline_ops.storage.open_store import open_root
 
-FIGURES = {
-    "export": {
-        "name": "digits",
-        "version": 3,
-        "compared_with": None,
-        "metrics": {},
-        "num_checked": 2,
-        "max_difference": 0.0,
-        "top1_agreement": 1.0,
-        "class_names": ["0"],
-    }
-}
+FIGURES = {"export": make_model_figures(3)}
 
 
 class Run:
@@ -50,13 +40,9 @@ class Run:
         fingerprint = Fingerprint(config={}, inputs=raw or {}, code={}, versions={"job": job})
         folder = self.layout.artifact(job, fingerprint.digest).local
         folder.mkdir(parents=True)
+        count = 4 if job == "preprocess" else None
         files = [
-            ManifestFile(
-                path=f"{job}-{i}",
-                num_bytes=10,
-                crc32c="0" * 8,
-                num_examples=4 if job == "preprocess" else None,
-            )
+            ManifestFile(path=f"{job}-{i}", num_bytes=10, crc32c="0" * 8, num_examples=count)
             for i in range(2)
         ]
         manifest = make_manifest(job, fingerprint, FIGURES.get(job, {}), inputs=inputs, files=files)
@@ -84,21 +70,10 @@ class Run:
         found = manager.ExtractorManager().extract_metadata(
             SimpleNamespace(run_id="run-1"), operator, "success", task_instance
         )
-        adapter = OpenLineageAdapter(
-            OpenLineageClient(
-                transport=FileTransport(FileConfig(log_file_path=str(events), append=True))
-            )
-        )
-        adapter.complete_task(
-            "0" * 8 + "-0000-7000-8000-" + "0" * 12,
-            f"digits.{job}",
-            "2026-11-21T00:00:00+00:00",
-            found,
-            None,
-            None,
-            None,
-            None,
-            "",
+        transport = FileTransport(FileConfig(log_file_path=str(events), append=True))
+        run_id, time = "0" * 8 + "-0000-7000-8000-" + "0" * 12, "2026-11-21T00:00:00+00:00"
+        OpenLineageAdapter(OpenLineageClient(transport=transport)).complete_task(
+            run_id, f"digits.{job}", time, found, None, None, None, None, ""
         )
         return json.loads(events.read_text().splitlines()[-1])
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from airflow.sdk.exceptions import AirflowFailException
+from config_files import write_config
 from manifests import make_manifest
+from task_contexts import make_context
 from upstream_artifacts import copy_artifacts
 
 from pipeline_ops.artifacts.dataset import STATISTICS
@@ -40,7 +41,6 @@ from pipeline_ops.operators.tasks import EvaluateOperator
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.store_path import StorePath
 
-DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 SMTP = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
 EVENTS = ["failed", "gate_not_passed", "drift"]
 
@@ -49,11 +49,13 @@ pytestmark = pytest.mark.usefixtures("user_package")
 
 def notifying(folder: Path, *entries: dict, root: Path | None = None, **more) -> Path:
     """Writes configs/digits.yaml with notifiers."""
-    values = yaml.safe_load(DIGITS.read_text()) | {"notify": list(entries)} | more
-    values["storage"]["root"] = str(root or folder / "root")
-    values["evaluate"] |= {"batch_size": 32, "gate": [{"metric": "accuracy", "at_least": 0.7}]}
-    (folder / "digits.yaml").write_text(yaml.safe_dump(values))
-    return folder / "digits.yaml"
+    changes = {
+        "storage.root": str(root or folder / "root"),
+        "evaluate.batch_size": 32,
+        "evaluate.gate": [{"metric": "accuracy", "at_least": 0.7}],
+        "notify": list(entries),
+    }
+    return write_config(folder, changes | more)
 
 
 @pytest.fixture
@@ -88,22 +90,18 @@ def failed(config: Path, message: str = "train: CONFIG: no", **conf) -> dict:
     }
 
 
+def evaluate(config: Path, sandbox, model: str, run_id: str) -> None:
+    """Runs the task evaluate, which finds the evaluation of a model."""
+    train = sandbox.train(model)
+    sandbox.evaluate(train)
+    manifests = {"preprocess": sandbox.dataset, "train": train}
+    copied = copy_artifacts(Layout(open_root(sandbox.root), "digits"), run_id, manifests)
+    EvaluateOperator(config_file=str(config)).execute(make_context(copied, run_id))
+
+
 def test_a_gate_that_was_not_passed_is_told_with_the_rules_and_a_link(sandbox, tmp_path, mailbox):
     config = notifying(tmp_path, to(mailbox), root=sandbox.root)
-    train = sandbox.train("poor")
-    sandbox.evaluate(train)  # so that the task finds it
-    manifests = copy_artifacts(
-        Layout(open_root(sandbox.root), "digits"),
-        "manual__1+00:00",
-        {"preprocess": sandbox.dataset, "train": train},
-    )
-    context = {
-        "ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests[task_ids]),
-        "dag_run": SimpleNamespace(conf={}),
-        "run_id": "manual__1+00:00",
-        "task_state_store": {},
-    }
-    EvaluateOperator(config_file=str(config)).execute(dict(context))
+    evaluate(config, sandbox, "poor", "manual__1+00:00")
     [letter] = letters(mailbox)
     assert letter["subject"] == "digits: gate not passed in manual__1+00:00"
     assert (letter["pipeline"], letter["run_id"], letter["event"]) == (
@@ -126,21 +124,7 @@ def test_nobody_is_told_of_a_gate_that_was_passed_or_of_what_they_have_not_asked
 ):
     for model, events in (("good", EVENTS), ("poor", ["failed"])):
         config = notifying(tmp_path, to(mailbox, *events), root=sandbox.root)
-        train = sandbox.train(model)
-        sandbox.evaluate(train)
-        manifests = copy_artifacts(
-            Layout(open_root(sandbox.root), "digits"),
-            model,
-            {"preprocess": sandbox.dataset, "train": train},
-        )
-        EvaluateOperator(config_file=str(config)).execute(
-            {
-                "ti": SimpleNamespace(xcom_pull=lambda task_ids, found=manifests: found[task_ids]),
-                "dag_run": SimpleNamespace(conf={}),
-                "run_id": model,
-                "task_state_store": {},
-            }
-        )
+        evaluate(config, sandbox, model, model)
     assert letters(mailbox) == []
 
 
@@ -252,21 +236,9 @@ def test_airflows_own_notifier_sends_a_mail_with_the_link_and_nothing_in_it_is_t
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Post) as server:
         server.mails, server.daemon_threads = [], True
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv(
-            "AIRFLOW_CONN_SMTP_DEFAULT",
-            json.dumps(
-                {
-                    "conn_type": "smtp",
-                    "host": "127.0.0.1",
-                    "port": server.server_address[1],
-                    "extra": {
-                        "disable_ssl": True,
-                        "disable_tls": True,
-                        "from_email": "trainyard@example.org",
-                    },
-                }
-            ),
-        )
+        extra = {"disable_ssl": True, "disable_tls": True, "from_email": "trainyard@example.org"}
+        connection = {"conn_type": "smtp", "host": "127.0.0.1", "port": server.server_address[1]}
+        monkeypatch.setenv("AIRFLOW_CONN_SMTP_DEFAULT", json.dumps(connection | {"extra": extra}))
         arguments = {
             "to": "team@example.org",
             "subject": "{{ notification.title }}",
@@ -293,10 +265,7 @@ def test_airflows_own_notifier_sends_a_mail_with_the_link_and_nothing_in_it_is_t
             {"notifier": "airflow.providers.slak.notifications.SlackNotifier"},
             "ModuleNotFoundError: No module named 'airflow.providers.slak'. Correct it",
         ),
-        (
-            {"notifier": SMTP.replace("Notifier", "Notifer")},
-            "has no attribute 'SmtpNotifer'",
-        ),
+        ({"notifier": SMTP.replace("Notifier", "Notifer")}, "has no attribute 'SmtpNotifer'"),
         ({"notifier": SMTP}, "missing 1 required positional argument: 'to'"),
         (
             {"notifier": "acme_notifier.Mailbox", "arguments": {"folder": "/m", "subjekt": ""}},
@@ -352,14 +321,12 @@ def test_a_dag_that_tells_is_the_same_dag_each_time_it_is_read(tmp_path, mailbox
     from airflow.serialization.serialized_objects import DagSerialization
 
     config = notifying(tmp_path, to(mailbox, *EVENTS, "late"), deadline_seconds=60)
+    dag, again = (make_dag(load_config(config)) for _ in range(2))
     first, second = (
-        json.dumps(
-            DagSerialization.to_dict(make_dag(load_config(config))), sort_keys=True, default=str
-        )
-        for _ in range(2)
+        json.dumps(DagSerialization.to_dict(each), sort_keys=True, default=str)
+        for each in (dag, again)
     )
     assert first == second and " at 0x" not in first
-    dag = make_dag(load_config(config))
     assert dag.deadline[0].interval.total_seconds() == 60
     assert all(task.on_failure_callback for task in dag.tasks)
 

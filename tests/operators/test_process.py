@@ -10,14 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import yaml
 from airflow.sdk.exceptions import TaskDeferralTimeout
+from config_files import DIGITS, write_config
 from launch.running import config_with_hosts
 from manifests import EMPTY_FINGERPRINT
+from task_contexts import Store, make_context
 
 from pipeline_ops.artifacts.layout import Layout, lock_file
 from pipeline_ops.artifacts.source_code import CODE_ROOT
@@ -44,22 +43,12 @@ from pipeline_ops.system.processes import (
     start_detached,
 )
 
-DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
-
-
-class Store(dict):
-    """Airflow's task state store, as a task sees it."""
-
-    set = dict.__setitem__
-
 
 @pytest.fixture
 def operator(tmp_path) -> TrainOperator:
     """The operator of a pipeline whose root is the test's folder."""
-    values = yaml.safe_load(DIGITS.read_text())
-    values["storage"]["root"] = str(tmp_path)
-    (tmp_path / "digits.yaml").write_text(yaml.safe_dump(values))
-    return TrainOperator(config_file=str(tmp_path / "digits.yaml"))
+    file = write_config(tmp_path, {"storage.root": str(tmp_path)})
+    return TrainOperator(config_file=str(file))
 
 
 def running(operator: TrainOperator, task: dict) -> JobHandle | None:
@@ -112,12 +101,9 @@ def context(handle: JobHandle, max_tries: int = 2) -> dict:
         "attempt": handle.attempt.folder.name,
         "owner": {"task_instance": "first", "max_tries": 2, "clear_number": 0},
     }
-    return {
-        "ti": SimpleNamespace(id="second", max_tries=max_tries),
-        "dag_run": SimpleNamespace(conf={}, clear_number=0),
-        "run_id": "run",
-        "task_state_store": Store({STORE_KEY: stored}),
-    }
+    return make_context(
+        {}, "run", store=Store({STORE_KEY: stored}), id="second", max_tries=max_tries
+    )
 
 
 def test_who_is_killed_before_it_has_started_its_job_leaves_a_folder_that_says_so(handle):

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import fsspec
 import pytest
-import yaml
 from airflow.sdk.exceptions import AirflowFailException
 from config_files import write_config
 
@@ -24,14 +23,14 @@ from pipeline_ops.operators.tasks import PreprocessOperator
 from pipeline_ops.storage.atomic import write_atomically
 from pipeline_ops.storage.open_store import open_root
 
-DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
-
 
 def config_with(folder: Path, schedule, path: str = "raw") -> Path:
-    values = yaml.safe_load(DIGITS.read_text()) | {"schedule": schedule}
-    values["storage"]["root"], values["preprocess"]["source"]["path"] = str(folder / "root"), path
-    (folder / "digits.yaml").write_text(yaml.safe_dump(values))
-    return folder / "digits.yaml"
+    changes = {
+        "schedule": schedule,
+        "storage.root": str(folder / "root"),
+        "preprocess.source.path": path,
+    }
+    return write_config(folder, changes)
 
 
 class Watched:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from config_files import write_config
+from task_contexts import make_context
 from upstream_artifacts import copy_artifacts
 
 from pipeline_ops.artifacts.layout import Layout
@@ -22,10 +22,6 @@ from pipeline_ops.storage.open_store import open_root
 
 RATES = [0.001, 0.1, 0.01]
 """In the order of the trials."""
-
-
-class Store(dict):
-    set = dict.__setitem__
 
 
 class Run:
@@ -48,14 +44,7 @@ class Run:
         self.manifests = copy_artifacts(self.layout, run_id, {"preprocess": dataset})
 
     def context(self) -> dict:
-        return {
-            "ti": SimpleNamespace(
-                xcom_pull=lambda task_ids: self.manifests.get(task_ids), id="1", max_tries=2
-            ),
-            "dag_run": SimpleNamespace(conf={}, clear_number=0),
-            "run_id": self.run_id,
-            "task_state_store": Store(),
-        }
+        return make_context(self.manifests, self.run_id)
 
     def search(self) -> list[dict]:
         self.manifests["search"] = SearchOperator(config_file=self.config).execute(self.context())
@@ -99,19 +88,10 @@ def finished(run: Run, sandbox, accuracies: list[float | None]) -> list[str]:
         else:
             made = sandbox.train("good", tag=str(number))
             uri = copy_artifacts(run.layout, "another run", {"train": made})["train"]
-            history = [
-                Epoch(
-                    epoch=0,
-                    step=1,
-                    metrics={"validation_accuracy": accuracy, "validation_loss": 1 - accuracy},
-                    learning_rate=0.1,
-                )
-            ]
+            metrics = {"validation_accuracy": accuracy, "validation_loss": 1 - accuracy}
+            epoch = Epoch(epoch=0, step=1, metrics=metrics, learning_rate=0.1)
             made = read_manifest(uri)
-            figures = made.figures | {
-                "history": [epoch.model_dump() for epoch in history],
-                "best_epoch": 0,
-            }
+            figures = made.figures | {"history": [epoch.model_dump()], "best_epoch": 0}
             write_manifest(Path(uri).parent, made.model_copy(update={"figures": figures}))
             record = TaskRecord(state="success", manifest=uri)
         manifests.append(record.manifest)

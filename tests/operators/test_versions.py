@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
-from config_files import write_config
+from config_files import DIGITS, write_config
 from manifests import make_manifest
 from publishers import make_model_figures
+from task_contexts import make_context
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.fingerprint import Fingerprint
@@ -27,8 +27,6 @@ from pipeline_ops.planning.inputs import find_warm_start
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.open_store import open_root
 
-DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
-
 
 def make_dataset(root: Path, content: str) -> str:
     """Leaves a data set; returns its version."""
@@ -36,13 +34,9 @@ def make_dataset(root: Path, content: str) -> str:
     folder = Layout(open_root(root), "digits").artifact("preprocess", fingerprint.digest).local
     folder.mkdir(parents=True)
     (folder / "train-00000-of-00001.tfrecord").write_text(content)
+    counts = {"num_examples": {"train": 3, "test": 4}, "num_rejected": 0}
     figures = DatasetFigures(
-        class_names=["0"],
-        image_shape=(28, 28, 1),
-        num_examples={"train": 3, "test": 4},
-        labels={},
-        num_rejected=0,
-        rejected_by_reason={},
+        class_names=["0"], image_shape=(28, 28, 1), labels={}, rejected_by_reason={}, **counts
     )
     manifest = make_manifest("preprocess", fingerprint, figures, files=list_files(folder))
     write_manifest(folder, manifest)
@@ -62,13 +56,7 @@ def publish(root: Path, number: int) -> Manifest:
 def preprocess(root: Path, author: Mapping[str, Any] | None = None, **conf) -> str:
     config = write_config(root / "configs", {"storage.root": str(root)} | dict(author or {}))
     conf = {key.replace("__", "."): value for key, value in conf.items()}
-    context = {
-        "ti": SimpleNamespace(),
-        "dag_run": SimpleNamespace(conf=conf),
-        "run_id": "run-1",
-        "task_state_store": {},
-    }
-    return PreprocessOperator(config_file=str(config)).execute(context)
+    return PreprocessOperator(config_file=str(config)).execute(make_context({}, "run-1", conf))
 
 
 def test_a_run_takes_the_data_set_that_it_asks_for_and_preprocesses_nothing(tmp_path):
@@ -94,31 +82,22 @@ def test_a_data_set_is_found_by_the_name_of_its_folder_too(tmp_path):
 
 
 def test_one_that_is_not_there_fails_the_first_task_with_those_that_are(tmp_path):
-    with pytest.raises(
-        AirflowFailException,
-        match="no data set of digits has a version that begins with 000000. There is none yet",
-    ):
+    none = "no data set of digits has a version that begins with 000000. There is none yet"
+    with pytest.raises(AirflowFailException, match=none):
         preprocess(tmp_path, preprocess__dataset="000000")
     version = make_dataset(tmp_path, "first")
-    with pytest.raises(
-        AirflowFailException,
-        match=rf"The data sets are, newest first:\n  {version[:12]}  made .* UTC, 7 examples",
-    ):
+    those = rf"The data sets are, newest first:\n  {version[:12]}  made .* UTC, 7 examples"
+    with pytest.raises(AirflowFailException, match=those):
         preprocess(tmp_path, preprocess__dataset="000000")
 
 
 def test_a_damaged_one_is_not_taken(tmp_path):
     version = make_dataset(tmp_path, "first")
-    next(
-        Layout(open_root(tmp_path), "digits").artifacts("preprocess").local.rglob("*.tfrecord")
-    ).unlink()
+    [shard] = tmp_path.rglob("*.tfrecord")
+    shard.unlink()
+    config = load_config(DIGITS, {"storage.root": str(tmp_path), "preprocess.dataset": version})
     with pytest.raises(DataError, match="is damaged: .*. Leave out preprocess.dataset"):
-        plan_job(
-            "preprocess",
-            load_config(DIGITS, {"storage.root": str(tmp_path), "preprocess.dataset": version}),
-            "run-1",
-            {},
-        )
+        plan_job("preprocess", config, "run-1", {})
 
 
 def test_a_version_of_the_model_is_what_a_training_begins_with(tmp_path):
@@ -132,10 +111,7 @@ def test_a_version_of_the_model_is_what_a_training_begins_with(tmp_path):
     ("source", "wrong"),
     [
         ("version 7", "there is no version 7 of the model digits. Its versions are 1"),
-        (
-            "weights.h5",
-            "there is no .*/configs/weights.h5. Give champion, a published version such as",
-        ),
+        ("weights.h5", "there is no .*/configs/weights.h5. Give champion, a published version"),
     ],
 )
 def test_weights_that_are_not_there_fail_the_first_task_and_nothing_is_preprocessed(
@@ -149,16 +125,9 @@ def test_weights_that_are_not_there_fail_the_first_task_and_nothing_is_preproces
 
 def test_the_form_asks_for_versions_in_its_open_part():
     params = make_form_params(load_config(DIGITS))
-    asked = {
-        key: param.schema["title"] for key, param in params.items() if "section" not in param.schema
-    }
-    assert (
-        asked.items()
-        >= {
-            "train.warm_start": "Initial weights",
-            "preprocess.dataset": "Data set (version)",
-        }.items()
-    )
+    titles = {"train.warm_start": "Initial weights", "preprocess.dataset": "Data set (version)"}
+    for key, title in titles.items():
+        assert params[key].schema["title"] == title and "section" not in params[key].schema
     with pytest.raises(ParamValidationError):
         params["preprocess.dataset"].resolve("newest")
     with pytest.raises(ConfigError, match="preprocess.dataset: must match the pattern"):

@@ -75,27 +75,13 @@ def test_nothing_to_draw_is_said():
 
 
 def test_names_are_escaped():
-    drawing = str(
-        draw_line_chart(
-            "<script>",
-            [Line("<b>", '"><script>', [(1, 1.0), (2, 2.0)])],
-            marked_x=1,
-            marked_label="<i>",
-        )
-    )
+    line = Line("<b>", '"><script>', [(1, 1.0), (2, 2.0)])
+    drawing = str(draw_line_chart("<script>", [line], marked_x=1, marked_label="<i>"))
     assert "<script" not in drawing and "<b>" not in drawing and "<i>" not in drawing
     parse(drawing)
 
 
 def test_a_better_challenger_is_drawn_to_the_right_of_the_champion():
-    dot, ring = (
-        float(
-            next(
-                c
-                for c in parse(draw_interval_chart(0.9, 0.8, 0.7, (0.85, 0.93))).iter("circle")
-                if c.get("class") == name
-            ).get("cx")
-        )
-        for name in ("dot", "ring")
-    )
-    assert dot > ring
+    drawing = parse(draw_interval_chart(0.9, 0.8, 0.7, (0.85, 0.93)))
+    x = {circle.get("class"): float(circle.get("cx")) for circle in drawing.iter("circle")}
+    assert x["dot"] > x["ring"]

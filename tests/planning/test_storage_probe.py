@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
+from config_files import write_config
 
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
@@ -26,18 +26,29 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def config_file(tmp_path) -> Path:
-    values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
-    values["storage"], values["export"]["registry"] = (
-        {"root": str(tmp_path / "root")},
-        str(tmp_path / "registry"),
-    )
-    values["preprocess"]["source"]["path"] = str(tmp_path / "raw")
+    changes = {
+        "storage": {"root": str(tmp_path / "root")},
+        "export.registry": str(tmp_path / "registry"),
+        "preprocess.source.path": str(tmp_path / "raw"),
+    }
     for name in ("root", "registry", "raw/0", "raw/1"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("0/a.png", "1/b.png"):
         (tmp_path / "raw" / name).write_bytes(b"an image")
-    (tmp_path / "digits.yaml").write_text(yaml.safe_dump(values))
-    return tmp_path / "digits.yaml"
+    return write_config(tmp_path, changes)
+
+
+@pytest.fixture
+def use_bucket(config_file, monkeypatch):
+    """Puts the storage root into a bucket at an endpoint."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+
+    def use_bucket(root: str, endpoint: str) -> None:
+        storage = {"storage": {"root": root, "endpoint": endpoint}}
+        write_config(config_file.parent, storage, base=config_file)
+
+    return use_bucket
 
 
 def locate(config_file: Path, key: str) -> str:
@@ -140,18 +151,13 @@ class FailingStore(http.server.BaseHTTPRequestHandler):
     ],
 )
 def test_a_bucket_that_can_not_be_used_is_told_file_line_and_key(
-    config_file, tmp_path, monkeypatch, command, status, kind, problem, capsys
+    config_file, use_bucket, tmp_path, monkeypatch, command, status, kind, problem, capsys
 ):
     """No command starts an Airflow for it, and none ends with a traceback."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
     monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path / "home"))
-    values = yaml.safe_load(config_file.read_text())
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FailingStore) as server:
         threading.Thread(target=server.serve_forever).start()
-        endpoint = f"http://127.0.0.1:{server.server_port}/{status}"
-        values["storage"] = {"root": "s3://bucket/root", "endpoint": endpoint}
-        config_file.write_text(yaml.safe_dump(values))
+        use_bucket("s3://bucket/root", f"http://127.0.0.1:{server.server_port}/{status}")
         try:
             assert main([command, str(config_file)]) == kind("", "").exit_code
         finally:
@@ -166,15 +172,11 @@ def test_a_bucket_that_can_not_be_used_is_told_file_line_and_key(
 @pytest.mark.stores
 @pytest.mark.parametrize("command", ["validate", "explain", "gc"])
 def test_a_store_that_never_answers_is_named_within_half_a_minute(
-    config_file, monkeypatch, command, capsys
+    config_file, use_bucket, command, capsys
 ):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    values = yaml.safe_load(config_file.read_text())
     with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:  # accepts nothing
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        values["storage"] = {"root": f"s3://bucket/{command}", "endpoint": endpoint}
-        config_file.write_text(yaml.safe_dump(values))
+        use_bucket(f"s3://bucket/{command}", endpoint)
         began = time.monotonic()
         assert main([command, str(config_file)]) == ExitCode.RETRY
         assert time.monotonic() - began < 60  # on a busy machine

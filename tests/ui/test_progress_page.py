@@ -17,6 +17,12 @@ def make_event(**values) -> ProgressEvent:
 
 
 @pytest.fixture
+def read_page(client):
+    """Reads the progress page of a run."""
+    return lambda run, **query: client("viewer").get(run.address("progress", **query)).text
+
+
+@pytest.fixture
 def training(run_writer, set_states):
     """A run in the middle of its training."""
     set_states("running", preprocess="success", train="deferred")
@@ -30,17 +36,10 @@ def training(run_writer, set_states):
         )
         for step in range(10, 130, 10)
     ]
-    events[5] = events[5].model_copy(
-        update={
-            "metrics": events[5].metrics | {"validation_loss": 0.05, "validation_accuracy": 0.9}
-        }
-    )
-    note = make_event(
-        done=None,
-        total=None,
-        phase="restart",
-        message="worker 1 was killed by signal 9; restart <1> of 3",
-    )
+    metrics = events[5].metrics | {"validation_loss": 0.05, "validation_accuracy": 0.9}
+    events[5] = events[5].model_copy(update={"metrics": metrics})
+    text = "worker 1 was killed by signal 9; restart <1> of 3"
+    note = make_event(done=None, total=None, phase="restart", message=text)
     workers = {
         "worker 0": [make_event(done=120, rate=20.0, worker=0)],
         "worker 1": [make_event(done=118, rate=20.1, worker=1)],
@@ -49,8 +48,8 @@ def training(run_writer, set_states):
     return run_writer
 
 
-def test_the_progress_of_a_training_is_on_its_page(client, training):
-    page = client("viewer").get(training.address("progress")).text
+def test_the_progress_of_a_training_is_on_its_page(read_page, training):
+    page = read_page(training)
     assert "data-live" in page
     assert "120 of 300" in page
     assert "41.5 steps/s" in page
@@ -64,41 +63,35 @@ def test_the_progress_of_a_training_is_on_its_page(client, training):
     assert "2 in quarantine:</b> not an image (2)" in page
 
 
-def test_the_page_of_one_task_shows_that_task_alone(client, training):
-    page = client("viewer").get(training.address("progress", task_id="train")).text
+def test_the_page_of_one_task_shows_that_task_alone(read_page, training):
+    page = read_page(training, task_id="train")
     assert re.findall(r'<section class="task[^"]*" id="(\w+)"', page) == ["train"]
 
 
-def test_a_page_goes_on_with_what_has_come_since(client, training):
-    client("viewer").get(training.address("progress"))
-    training.attempt(
-        "train", [make_event(done=step, metrics={"loss": 0.01}) for step in range(1, 14)]
-    )
-    assert "13 of 300" in client("viewer").get(training.address("progress")).text
+def test_a_page_goes_on_with_what_has_come_since(read_page, training):
+    read_page(training)
+    events = [make_event(done=step, metrics={"loss": 0.01}) for step in range(1, 14)]
+    training.attempt("train", events)
+    assert "13 of 300" in read_page(training)
 
 
-def test_the_steps_stay_when_the_job_goes_on_to_what_has_none(client, training):
-    client("viewer").get(
-        training.address("progress")
-    )  # so that the next attempt is newer by the clock of the file system
+def test_the_steps_stay_when_the_job_goes_on_to_what_has_none(read_page, training):
+    read_page(training)  # so that the next attempt is newer by the clock of the file system
     steps = [make_event(done=step, metrics={"loss": 0.01}) for step in range(280, 301)]
     training.attempt("train", [*steps, make_event(done=None, total=None, phase="candidate")])
-    page = client("viewer").get(training.address("progress")).text
+    page = read_page(training)
     assert "300 of 300" in page
     assert "<dt>Now</dt><dd>candidate</dd>" in page
 
 
-def test_a_progress_file_with_bad_lines_is_shown_with_what_is_wrong(client, training):
+def test_a_progress_file_with_bad_lines_is_shown_with_what_is_wrong(read_page, training):
     """F16: a metric that is not a number made the page an error 500."""
-    client("viewer").get(
-        training.address("progress")
-    )  # so that the next attempt is newer by the clock of the file system
-    attempt = training.attempt(
-        "train", [make_event(done=7, metrics={"own": float("nan"), "loss": float("inf")})]
-    )
+    read_page(training)  # so that the next attempt is newer by the clock of the file system
+    event = make_event(done=7, metrics={"own": float("nan"), "loss": float("inf")})
+    attempt = training.attempt("train", [event])
     with open(attempt.progress.local, "ab") as file:
         file.write(b'{"time": 1, "phase": "train", "metrics": {"loss": null}}\n<script>\n')
-    page = client("viewer").get(training.address("progress")).text
+    page = read_page(training)
     assert "7 of 300" in page
     assert "progress.jsonl, byte" in page and "metrics.loss: Input should be a valid number" in page
     assert "<script>\n" not in page
@@ -114,27 +107,22 @@ def test_a_run_over_its_error_budget_has_a_progress_page(client, training):
 
 
 def test_a_task_that_waits_for_a_person_says_where_the_answer_is_given(
-    client, run_writer, set_states
+    read_page, run_writer, set_states
 ):
     set_states("running", preprocess="awaiting_input")
-    assert (
-        "This task waits for a decision. See Required Actions above."
-        in client("viewer").get(run_writer.address("progress")).text
-    )
+    hint = "This task waits for a decision. See Required Actions above."
+    assert hint in read_page(run_writer)
 
 
-def test_what_a_failed_task_has_to_say_is_shown(client, run_writer, set_states):
+def test_what_a_failed_task_has_to_say_is_shown(read_page, run_writer, set_states):
     set_states("failed", preprocess="failed")
     run_writer.record("preprocess", state="failed", message="3 files are <no> images", exit_code=65)
-    assert (
-        "3 files are &lt;no&gt; images" in client("viewer").get(run_writer.address("progress")).text
-    )
+    assert "3 files are &lt;no&gt; images" in read_page(run_writer)
 
 
-def test_a_finished_run_is_not_asked_for_again(client, whole_run):
-    whole_run.attempt(
-        "train", [make_event(done=300), make_event(done=None, total=None, phase="candidate")]
-    )
-    page = client("viewer").get(whole_run.address("progress")).text
+def test_a_finished_run_is_not_asked_for_again(read_page, whole_run):
+    later = make_event(done=None, total=None, phase="candidate")
+    whole_run.attempt("train", [make_event(done=300), later])
+    page = read_page(whole_run)
     assert "data-live" not in page
     assert "300 of 300" in page and "candidate" not in page

@@ -7,16 +7,20 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.model_data_rules import validate_model_for_data
 from pipeline_ops.config.notify import check_notifiers
 from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load_config
 from pipeline_ops.config.reading import locate_in_file, parse_value
 from pipeline_ops.config.sources import UserSource
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.raw_data.folder import validate_folder
+from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_folder
 from pipeline_ops.user_code.models import digest_user_code, validate_names
+
+if TYPE_CHECKING:
+    from beam_jobs.sources import SourceData
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -151,3 +155,12 @@ def load_runnable(file: Path, overrides: dict[str, Any] | None = None) -> Pipeli
     validate_model_for_data(config)
     validate_folder(config)
     return config
+
+
+def read_source(config: PipelineConfig) -> SourceData:
+    """Reads the names and annotations of the raw data as the preprocess job does."""
+    from beam_jobs.sources import read_source_data
+
+    preprocess, listings = config.preprocess, Layout(config.root, config.pipeline).listings
+    listing = list_folder(find_raw_folder(config), listings, preprocess.source.file_patterns)
+    return read_source_data(preprocess, listing, config.file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -154,6 +155,22 @@ def load_runnable(file: Path, overrides: dict[str, Any] | None = None) -> Pipeli
     config = load_checked(file, overrides)
     validate_model_for_data(config)
     validate_folder(config)
+    return config
+
+
+def load_text(text: str, name: str, problem: str) -> PipelineConfig:
+    """Reads the YAML of a config that is not written yet, and checks its model against the data.
+
+    The message of a ConfigError begins with `problem`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / name
+        file.write_text(text, encoding="utf-8")
+        try:
+            config = load_checked(file)
+            validate_model_for_data(config)
+        except ConfigError as error:
+            raise ConfigError(f"{problem}:\n{str(error).replace(str(file), name)}") from error
     return config
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from job_chain import run_jobs
@@ -301,29 +299,6 @@ def test_tar_shards_become_a_config_that_runs_through_the_preprocess_job(data, t
     assert comment in data.configs[0].read_text()
     manifest = run_jobs(data.configs[0], tmp_path, "preprocess")["preprocess"]
     assert read_manifest(manifest).figures["class_names"] == ["0", "1"]
-
-
-def test_parquet_files_of_hugging_face_become_a_config_with_their_class_names(data):
-    images = [(data.folder / "x" / name).read_bytes() for name in data.add_images("x", 40)]
-    category = {"names": ["cat", "dog"], "_type": "ClassLabel"}
-    features = {"objects": {"feature": {"category": category}, "_type": "Sequence"}}
-    objects = [{"bbox": [[60.0, 40.0, 20.0, 30.0]], "category": [i % 2]} for i in range(40)]
-    table = pa.table({"image": [{"bytes": each} for each in images], "objects": objects})
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    file = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata(metadata), file)
-    data.add("parquet/train-00000-of-00001.parquet", file.getvalue())
-    config, output = data.write(path="../data/parquet")
-    source = config["preprocess"]["source"]
-    assert source.pop("parts") and source == {
-        "type": "parquet",
-        "path": "../../data/parquet",
-        "task": "detection",
-        "boxes": "objects.bbox",
-        "label": "objects.category",
-        "box_format": "xywh",
-    }
-    assert "2: cat, dog" in output
 
 
 # What is none of these

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from config_files import set_words
 
 from pipeline_ops.cli.main import main
 
@@ -24,8 +25,7 @@ def refuse(config_file, command):
     """Runs a command with overrides, which must end with a status. Returns its errors."""
 
     def refuse(*overrides: str, status: int = 78, name: str = "validate") -> str:
-        words = (word for override in overrides for word in ("--set", override))
-        return command(name, config_file, *words, status=status)
+        return command(name, config_file, *set_words(*overrides), status=status)
 
     return refuse
 

@@ -88,13 +88,9 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
                 )
             },
             "parquet",
-            {
-                "task": "detection",
-                "boxes": "objects.bbox",
-                "label": "objects.category",
-                "box_format": "xywh",
-                "image": "img",
-            },
+            BOXES
+            | {"boxes": "objects.bbox", "label": "objects.category"}
+            | {"box_format": "xywh", "image": "img"},
         ),
         (
             {
@@ -102,13 +98,7 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
                 "a/1.jpg": "",
             },
             "parquet",
-            {
-                "task": "detection",
-                "corners": ["xmin", "ymin", "xmax", "ymax"],
-                "units": "fractions",
-                "image": "file",
-                "images": "a",
-            },
+            BOXES | {"corners": [*CORNERS], "units": "fractions", "image": "file", "images": "a"},
         ),
         (
             {"photos/1.jpg": "", "labels.csv": "File Name;Breed\n1.jpg;cat\n"},
@@ -120,12 +110,9 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
         (
             {"train/1.jpg": "", "train/metadata.jsonl": '{"file_name": "1.jpg", "label": "cat"}'},
             "jsonl",
-            {
-                "manifest": "train/metadata.jsonl",
-                "images": "train",
-                "task": "classification",
-                "columns": {"path": "file_name"},
-            },
+            CLASSES
+            | {"manifest": "train/metadata.jsonl", "images": "train"}
+            | {"columns": {"path": "file_name"}},
         ),
         (
             {
@@ -159,12 +146,7 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
         (
             {"a/1.jpg": "", "b/2.jpg": "", "t.csv": "id,width,label\n1,9,cat\n2,9,dog\n"},
             "csv",
-            {
-                "manifest": "t.csv",
-                "task": "classification",
-                "columns": {"path": "id"},
-                "find_by": "name",
-            },
+            CLASSES | {"manifest": "t.csv", "columns": {"path": "id"}, "find_by": "name"},
         ),
         (
             {
@@ -182,11 +164,8 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
             "csv",
             {
                 "parts": [
-                    {
-                        "manifest": f"images/{split}_labels.csv",
-                        "images": f"images/{split}",
-                        "split": split,
-                    }
+                    {"manifest": f"images/{split}_labels.csv", "images": f"images/{split}"}
+                    | {"split": split}
                     for split in ("test", "train")
                 ],
                 "task": "detection",
@@ -204,11 +183,7 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
             {"task": "detection"},
         ),
         (
-            {
-                "a.tar": make_tar(
-                    a__jpg="", a__json='{"objects": [{"bbox": [1, 2, 3, 4], "class": 1}]}'
-                )
-            },
+            {"a.tar": make_tar(a__jpg="", a__json=json.dumps({"objects": [OBJECT]}))},
             "webdataset",
             {"task": "detection", "boxes": "objects.bbox", "label": "objects.class"},
         ),
@@ -220,11 +195,7 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
         (
             {"val.tar": make_tar(a__jpg="x" * 600, a__txt="cat")},
             "webdataset",
-            {
-                "task": "classification",
-                "parts": [{"files": "val.tar", "split": "validation"}],
-                "annotation": "txt",
-            },
+            CLASSES | {"parts": [{"files": "val.tar", "split": "validation"}], "annotation": "txt"},
         ),
         (
             {

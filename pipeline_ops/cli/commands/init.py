@@ -213,10 +213,7 @@ def make_name(folder: str) -> str:
 
 
 def _read_data(source: dict[str, Any], match: SourceMatch, view: FolderView) -> DataSummary:
-    """Reads the data set as the job would.
-
-    Raises DataError: it cannot be read, or the values that were found are not valid for a source.
-    """
+    """Reads the data set as the job would. Raises DataError for values that no source may have."""
     from pipeline_ops.cli.first_config.data_summary import summarise
 
     place = str(source["path"])

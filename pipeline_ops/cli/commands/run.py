@@ -157,7 +157,7 @@ _Airflow: TypeAlias = tuple[AirflowApi, dict[str, Any], AirflowServer | None]
 
 @contextlib.contextmanager
 def _open_embedded(config: PipelineConfig, console: Console) -> Iterator[_Airflow]:
-    """Yields a session with the embedded Airflow, the DAG, and the server."""
+    """Yields a session with the embedded Airflow, its DAG, and the server."""
     _validate_dag_unchanged(load_config(config.file), config)
     validate_interval(config)
     check_storage(config)

@@ -160,6 +160,7 @@ def test_where_a_person_is_asked_it_says_so(make_artifact, explain):
     )
     after = ("asks", "a person for 60 s (without an answer: reject)")
     assert explain(*approval)["approve"] == after
+    assert "approve" not in explain(*approval, "--set", "evaluate.approval=null")
 
 
 def test_the_ui_says_which_schedules_run_and_which_are_paused():

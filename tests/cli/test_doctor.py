@@ -271,7 +271,7 @@ POD, BUCKET = {"launcher": "kubernetes", "image": "trainyard:1"}, {"root": "s3:/
     ("fault", "check", "text"),
     [
         ({"train": {"epoch": 3}}, "digits.yaml", "the nearest valid name is 'epochs'"),
-        ({"export": {"python": "/no/python"}}, "packages of train jobs", "/no/python cannot be"),
+        ({"export": {"python": "/no/one"}}, "packages of train jobs", "/no/one cannot be used"),
         (plant_missing_package, "packages of train jobs", "keras is not installed"),
         (plant_old_package, "packages of train jobs", "keras is 2.15.0, and "),
         (plant_missing_raw_data, "preprocess.source", "no such folder"),

@@ -15,6 +15,7 @@ from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.commands.scaffold import add_to_catalogue
 
 STAGES, STAGE_TESTS = "beam_jobs/stages", "tests/beam_jobs/stages"
+NO_PACKAGE = "--package acme: not found in the current folder or in src/"
 CASES = [
     ("new-source", "cameras", "configs/cameras.py"),
     ("new-source", "cameras", "configs/test_cameras.py"),
@@ -140,8 +141,8 @@ def test_a_name_that_cannot_be_one_is_refused(project, command, kind, name):
     ("words", "message"),
     [
         ("new-stage brighten", "--package PACKAGE"),
-        ("new-stage brighten --package acme", "--package acme: not found in the current folder or"),
-        ("new-source cameras --package acme", "--package acme: not found in the current folder or"),
+        ("new-stage brighten --package acme", NO_PACKAGE),
+        ("new-source cameras --package acme", NO_PACKAGE),
         ("new-source cameras --folder here", "here: there is no such folder. Give the folder"),
     ],
 )

@@ -86,7 +86,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         {"airflow", "fastapi", "sqlalchemy", "jinja2", "markupsafe", "starlette"},
     ),
     "pipeline_ops/od_api": (up_to("config") | {"od_api", "beam_jobs"}, {"yaml"}),
-    "pipeline_ops/cli/preview_drawing.py": (
+    "pipeline_ops/cli/drawing.py": (
         up_to("planning") | {"cli", "beam_jobs"},
         {"PIL", "cv2"},
     ),

@@ -57,8 +57,7 @@ class AirflowApi:
         self._client.headers["Authorization"] = f"Bearer {token}"
 
     def health(self) -> dict[str, dict[str, Any]]:
-        health: dict[str, dict[str, Any]] = self._call("GET", "/api/v2/monitor/health")
-        return health
+        return self._call("GET", "/api/v2/monitor/health")
 
     def list_import_errors(self, since: float, exclude: str | None = None) -> list[str]:
         """Returns the import errors of the DAG files that were parsed since a Unix time.
@@ -75,7 +74,7 @@ class AirflowApi:
     def dag(self, dag: str) -> dict[str, Any] | None:
         """Returns the DAG; None if there is none, or only a stale one."""
         found = self._call("GET", f"/api/v2/dags/{dag}", accepted=404)
-        return None if found is None or found["is_stale"] else found
+        return None if found.get("is_stale", True) else found
 
     def request_parse(self, file_token: str) -> None:
         path = f"/api/v2/parseDagFile/{quote(file_token, safe='')}"
@@ -99,8 +98,7 @@ class AirflowApi:
         return run_id
 
     def run(self, dag: str, run_id: str) -> dict[str, Any]:
-        run: dict[str, Any] = self._call("GET", _make_run_path(dag, run_id))
-        return run
+        return self._call("GET", _make_run_path(dag, run_id))
 
     def tasks(self, dag: str, run_id: str) -> list[dict[str, Any]]:
         found = self._call("GET", f"{_make_run_path(dag, run_id)}/taskInstances")
@@ -122,21 +120,24 @@ class AirflowApi:
         """Marks a run failed, which ends its tasks."""
         self._call("PATCH", _make_run_path(dag, run_id), {"state": "failed"})
 
-    def _call(self, method: str, path: str, body: Any = None, accepted: int | None = None) -> Any:
-        """Returns the JSON of the response; None for the accepted error status."""
+    def _call(
+        self, method: str, path: str, body: Any = None, accepted: int | None = None
+    ) -> dict[str, Any]:
+        """Returns the JSON object of the response. It is empty for the accepted error status."""
         response = self._send_with_retries(method, path, body)
         if response.status_code == 401 and path != _LOGIN:
             self.log_in()  # a run may take longer than a token lives
             response = self._send_with_retries(method, path, body)
         if response.status_code == accepted:
-            return None
+            return {}
         if response.is_error:
             try:
                 detail = str(response.json().get("detail"))
             except ValueError:
                 detail = response.text[:500]
             raise MachineError(f"Airflow rejected {method} {path}: {response.status_code} {detail}")
-        return response.json() if response.content else None
+        found: dict[str, Any] = response.json() if response.content else {}
+        return found
 
     def _send_with_retries(self, method: str, path: str, body: Any) -> httpx.Response:
         """Repeats a request while the server does not respond. Each may arrive twice."""

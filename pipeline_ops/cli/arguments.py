@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.model_data_rules import validate_model_for_data
 from pipeline_ops.config.notify import check_notifiers
 from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load_config
 from pipeline_ops.config.reading import locate_in_file, parse_value
 from pipeline_ops.config.sources import UserSource
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.raw_data.folder import validate_folder
+from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_folder
 from pipeline_ops.user_code.models import digest_user_code, validate_names
+
+if TYPE_CHECKING:
+    from beam_jobs.sources import SourceData
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -151,3 +156,28 @@ def load_runnable(file: Path, overrides: dict[str, Any] | None = None) -> Pipeli
     validate_model_for_data(config)
     validate_folder(config)
     return config
+
+
+def load_text(text: str, name: str, problem: str) -> PipelineConfig:
+    """Reads the YAML of a config that is not written yet, and checks its model against the data.
+
+    The message of a ConfigError begins with `problem`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / name
+        file.write_text(text, encoding="utf-8")
+        try:
+            config = load_checked(file)
+            validate_model_for_data(config)
+        except ConfigError as error:
+            raise ConfigError(f"{problem}:\n{str(error).replace(str(file), name)}") from error
+    return config
+
+
+def read_source(config: PipelineConfig) -> SourceData:
+    """Reads the names and annotations of the raw data as the preprocess job does."""
+    from beam_jobs.sources import read_source_data
+
+    preprocess, listings = config.preprocess, Layout(config.root, config.pipeline).listings
+    listing = list_folder(find_raw_folder(config), listings, preprocess.source.file_patterns)
+    return read_source_data(preprocess, listing, config.file)

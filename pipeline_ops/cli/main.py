@@ -27,7 +27,7 @@ from pipeline_ops.cli.commands import (
     ui,
     validate,
 )
-from pipeline_ops.cli.stopping import Stopped
+from pipeline_ops.cli.commands.run import Stopped
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.storage.store_options import fail_soon
 from pipeline_ops.system.temp_dirs import use_temporary_folder

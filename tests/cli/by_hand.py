@@ -79,21 +79,16 @@ def make_artifact(
 ) -> str:
     """Makes the artifact of a job with the fingerprint of its plan. Returns its manifest's URI.
 
-    Args:
-      config: the config of the pipeline.
-      job: the name of the job.
-      manifests: URIs of the manifests of the earlier jobs, by job.
-      contents: the content of every file.
-      figures: changes of FIGURES.
+    `manifests` are the URIs of the manifests of the earlier jobs, by job. Each file has the same
+    `contents`. `figures` are changes of FIGURES.
     """
     plan = plan_job(job, config, "run", manifests)
     folder = plan.manifest.parent.local
     folder.mkdir(parents=True)
-    for name in (
-        [build_shard_name(split, 0, 1) for split in ("train", "validation", "test")]
-        if job == "preprocess"
-        else [REPORT, *([PREDICTIONS] if job == "evaluate" else [])]
-    ):
+    names = [REPORT, PREDICTIONS] if job == "evaluate" else [REPORT]
+    if job == "preprocess":
+        names = [build_shard_name(split, 0, 1) for split in ("train", "validation", "test")]
+    for name in names:
         (folder / name).write_bytes(contents)
     write_manifest(
         folder,

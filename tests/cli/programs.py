@@ -52,18 +52,13 @@ _STOP_SECONDS = 60
 class Programs:
     """The programs of one Airflow. Each is a tree of processes that can be killed and restarted.
 
-    Args:
-      folder: holds all files of this Airflow and its jobs.
-      environment: the environment to inherit.
-      configs: the configs whose pipelines become DAGs.
-      commands: the arguments of `airflow` for each program, by name.
-      settings: more environment variables.
-
-    Attributes:
-      interpreter: the one that has Airflow.
+    `folder` holds all files of this Airflow and its jobs. `settings` are variables besides those of
+    `environment`. `configs` become DAGs. `commands` are the arguments of `airflow` for each
+    program, by name.
     """
 
     interpreter: str | Path = sys.executable
+    """The interpreter that has Airflow."""
 
     def __init__(
         self,

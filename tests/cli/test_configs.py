@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from pipeline_ops.cli.main import main
 
@@ -142,45 +141,26 @@ def test_what_is_there_is_cached_and_a_changed_key_is_named(make_artifact, expla
     assert changed["export"] == ("runs", "because train and evaluate run")
 
 
-def test_a_gate_that_was_not_passed_skips_the_export_and_says_why(explain, refuse):
+def test_a_gate_that_was_not_passed_skips_the_export_and_asks_nobody(explain, refuse):
     refuse()
-    assert explain()["export"] == (
-        "skipped",
-        "the gate did not pass: accuracy 0.9 is below 0.975",
-    )
+    skipped = ("skipped", "the gate did not pass: accuracy 0.9 is below 0.975")
+    assert explain()["export"] == skipped
+    assert explain("--set", "evaluate.approval={}")["approve"] == skipped
 
 
-def test_where_a_person_is_asked_it_says_so_and_where_there_is_nothing_to_ask_too(
-    config_file, make_artifact, explain
-):
-    values = yaml.safe_load(config_file.read_text())
-    values["evaluate"]["approval"] = {"timeout_seconds": 60}
-    config_file.write_text(yaml.safe_dump(values, sort_keys=False))
-    before = explain()
+def test_where_a_person_is_asked_it_says_so(make_artifact, explain):
+    approval = ("--set", "evaluate.approval={timeout_seconds: 60}")
+    before = explain(*approval)
     assert list(before) == ["preprocess", "train", "evaluate", "approve", "export"]
-    assert before["approve"] == (
-        "asks",
-        "a person for 60 s, if the gate passes (without an answer: reject)",
-    )
+    asks = "a person for 60 s, if the gate passes (without an answer: reject)"
+    assert before["approve"] == ("asks", asks)
     data = make_artifact("preprocess", {})
-    made = {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}
-    made["evaluate"] = make_artifact("evaluate", made)
-    assert explain()["approve"] == (
-        "asks",
-        "a person for 60 s (without an answer: reject)",
+    make_artifact(
+        "evaluate", {"preprocess": data, "train": make_artifact("train", {"preprocess": data})}
     )
-    assert "approve" not in explain("--set", "evaluate.approval=null")
-
-
-def test_of_a_gate_that_was_not_passed_nobody_is_asked(config_file, explain, refuse):
-    values = yaml.safe_load(config_file.read_text())
-    values["evaluate"]["approval"] = {}
-    config_file.write_text(yaml.safe_dump(values, sort_keys=False))
-    refuse()
-    assert explain()["approve"] == (
-        "skipped",
-        "the gate did not pass: accuracy 0.9 is below 0.975",
-    )
+    after = ("asks", "a person for 60 s (without an answer: reject)")
+    assert explain(*approval)["approve"] == after
+    assert "approve" not in explain(*approval, "--set", "evaluate.approval=null")
 
 
 def test_the_ui_says_which_schedules_run_and_which_are_paused():

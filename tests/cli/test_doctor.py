@@ -65,11 +65,14 @@ class Doctor:
         self.write_hosts("gang", content)
         self.set("train", hosts="gang")
 
-    def examine(self) -> dict[str, str]:
-        """The problems by check, each of which has a cure."""
+    def write(self) -> str:
         file = self.folder / "digits.yaml"
         file.write_text(yaml.safe_dump(self.values))
-        code = main(["doctor", "--json", str(file)])
+        return str(file)
+
+    def examine(self) -> dict[str, str]:
+        """The problems by check, each of which has a cure."""
+        code = main(["doctor", "--json", self.write()])
         found = json.loads(self._capsys.readouterr().out)
         problems = {
             each["check"]: f"{each['problem']}. {each['cure']}"
@@ -101,8 +104,7 @@ def test_a_healthy_pipeline_has_no_problem(doctor):
 
 def test_the_text_is_a_line_for_each_check(doctor, capsys):
     doctor.set("train", python="/no/such/python")
-    (doctor.folder / "digits.yaml").write_text(yaml.safe_dump(doctor.values))
-    assert main(["doctor", str(doctor.folder / "digits.yaml")]) == 75
+    assert main(["doctor", doctor.write()]) == 75
     lines = capsys.readouterr().out.splitlines()
     assert "ok       Python" in lines
     assert any(
@@ -113,16 +115,14 @@ def test_the_text_is_a_line_for_each_check(doctor, capsys):
 
 def test_warnings_are_counted_and_change_no_exit_status(doctor, capsys):
     (doctor.folder / "root").rmdir()
-    (doctor.folder / "digits.yaml").write_text(yaml.safe_dump(doctor.values))
-    assert main(["doctor", str(doctor.folder / "digits.yaml")]) == 0
+    assert main(["doctor", doctor.write()]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("warning  storage.root: ") for line in lines), lines
     assert lines[-1].endswith(" 0 with a problem, 1 with a warning.")
 
 
 def test_the_keys_of_the_json_are_those_of_the_documentation(doctor, capsys):
-    (doctor.folder / "digits.yaml").write_text(yaml.safe_dump(doctor.values))
-    main(["doctor", "--json", str(doctor.folder / "digits.yaml")])
+    main(["doctor", "--json", doctor.write()])
     found = json.loads(capsys.readouterr().out)
     text = (CODE_ROOT / "docs" / "where-jobs-run.md").read_text()
     [example] = re.findall(r"```\n(\{.*?)```", text, re.DOTALL)
@@ -220,21 +220,12 @@ def test_hosts_of_a_gang_are_left_to_a_train_job_elsewhere(doctor, stand_in):
     assert commands and all("-F /supervisor" in command for command in commands)
 
 
-def plant_wrong_yaml(doctor, monkeypatch):
-    doctor.set("train", epoch=3)
-
-
-def plant_missing_interpreter(doctor, monkeypatch):
-    doctor.set("export", python="/no/such/python")
+def plant_old_package(doctor, monkeypatch, versions='{"keras": "2.15.0"}'):
+    doctor.set("train", python=write_program(doctor.folder / "python", f"echo '{versions}'"))
 
 
 def plant_missing_package(doctor, monkeypatch):
-    doctor.set("train", python=write_program(doctor.folder / "python", "echo '{}'"))
-
-
-def plant_old_package(doctor, monkeypatch):
-    versions = '{"keras": "2.15.0"}'
-    doctor.set("train", python=write_program(doctor.folder / "python", f"echo '{versions}'"))
+    plant_old_package(doctor, monkeypatch, versions="{}")
 
 
 def plant_missing_raw_data(doctor, monkeypatch):
@@ -242,12 +233,7 @@ def plant_missing_raw_data(doctor, monkeypatch):
 
 
 def plant_empty_raw_data(doctor, monkeypatch):
-    shutil.rmtree(doctor.folder / "raw")
-    (doctor.folder / "raw").mkdir()
-
-
-def plant_missing_key(doctor, monkeypatch):
-    doctor.set("export", signing_key="no.key")
+    shutil.rmtree(doctor.folder / "raw" / "cat")
 
 
 def plant_kubernetes_executor(doctor, monkeypatch):
@@ -260,25 +246,9 @@ def plant_executor_in_the_settings(doctor, monkeypatch):
     (doctor.folder / "airflow.cfg").write_text(f"[core]\nexecutor = {executor}\n")
 
 
-def plant_missing_hosts_file(doctor, monkeypatch):
-    doctor.set("train", runs_on="lab")
-
-
-def plant_folder_that_a_container_does_not_see(doctor, monkeypatch):
-    doctor.run_on({"launcher": "container", "image": "trainyard"})
-
-
-def plant_image_without_digest(doctor, monkeypatch):
-    doctor.set("storage", root="s3://bucket/root")
-    doctor.run_on({"launcher": "kubernetes", "image": "trainyard:1"})
-
-
 def plant_missing_daemon(doctor, monkeypatch):
     volume = {"folder": str(doctor.folder), "mount": str(doctor.folder)}
-    daemon = f"unix://{doctor.folder}/none.sock"
-    doctor.run_on(
-        {"launcher": "container", "image": "trainyard", "volumes": [volume], "daemon": daemon}
-    )
+    doctor.run_on(CONTAINER | {"volumes": [volume], "daemon": f"unix://{doctor.folder}/none.sock"})
 
 
 def plant_missing_slurm(doctor, monkeypatch):
@@ -289,39 +259,46 @@ def plant_missing_slurm(doctor, monkeypatch):
 def plant_missing_cluster(doctor, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(doctor.folder / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    volume = {"claim": "root", "mount": "/"}
-    image = f"trainyard@sha256:{'0' * 64}"
+    image, volume = f"trainyard@sha256:{'0' * 64}", {"claim": "root", "mount": "/"}
     doctor.run_on({"launcher": "kubernetes", "image": image, "volumes": [volume]})
 
 
-def plant_unknown_store(doctor, monkeypatch):
-    doctor.set("storage", root="ftp://server/root")
+CONTAINER = {"launcher": "container", "image": "trainyard"}
+POD, BUCKET = {"launcher": "kubernetes", "image": "trainyard:1"}, {"root": "s3://bucket/root"}
 
 
 @pytest.mark.parametrize(
-    ("plant", "check", "text"),
+    ("fault", "check", "text"),
     [
-        (plant_wrong_yaml, "digits.yaml", "the nearest valid name is 'epochs'"),
-        (plant_missing_interpreter, "packages of train jobs", "/no/such/python cannot be used"),
+        ({"train": {"epoch": 3}}, "digits.yaml", "the nearest valid name is 'epochs'"),
+        ({"export": {"python": "/no/one"}}, "packages of train jobs", "/no/one cannot be used"),
         (plant_missing_package, "packages of train jobs", "keras is not installed"),
         (plant_old_package, "packages of train jobs", "keras is 2.15.0, and "),
         (plant_missing_raw_data, "preprocess.source", "no such folder"),
         (plant_empty_raw_data, "preprocess.source", "raw"),
-        (plant_missing_key, "export.signing_key", "no.key is missing"),
+        ({"export": {"signing_key": "no.key"}}, "export.signing_key", "no.key is missing"),
         (plant_kubernetes_executor, "Airflow's executor", "`runs_on: NAME`"),
         (plant_executor_in_the_settings, "Airflow's executor", "`runs_on: NAME`"),
-        (plant_missing_hosts_file, "digits.yaml", "train.runs_on: "),
-        (plant_folder_that_a_container_does_not_see, "digits.yaml", "which is not seen there"),
-        (plant_image_without_digest, "digits.yaml", "has no digest"),
+        ({"train": {"runs_on": "lab"}}, "digits.yaml", "train.runs_on: "),
+        ({"hosts": CONTAINER}, "digits.yaml", "which is not seen there"),
+        ({"hosts": POD, "storage": BUCKET}, "digits.yaml", "has no digest"),
         (plant_missing_daemon, "hosts/lab.yaml", "none.sock"),
         (plant_missing_slurm, "hosts/lab.yaml", "sbatch is not installed"),
         (plant_missing_cluster, "hosts/lab.yaml", "there is no access to Kubernetes"),
-        (plant_unknown_store, "digits.yaml", "must be a folder, or a URI"),
+        ({"storage": {"root": "ftp://server/root"}}, "digits.yaml", "must be a folder, or a URI"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_planted_fault_is_found(doctor, monkeypatch, plant, check, text):
-    plant(doctor, monkeypatch)
+def test_a_planted_fault_is_found(doctor, monkeypatch, fault, check, text):
+    """A fault is a function, or values of sections of the config and of a hosts file."""
+    if callable(fault):
+        fault(doctor, monkeypatch)
+    else:
+        for section, values in fault.items():
+            if section == "hosts":
+                doctor.run_on(values)
+            else:
+                doctor.set(section, **values)
     problems = doctor.examine()
     assert [problem for name, problem in problems.items() if name.endswith(check)], problems
     assert any(text in problem for problem in problems.values()), problems
@@ -329,12 +306,9 @@ def test_a_planted_fault_is_found(doctor, monkeypatch, plant, check, text):
 
 def test_validate_refuses_jobs_that_would_end_with_their_pods(doctor, monkeypatch, capsys):
     plant_kubernetes_executor(doctor, monkeypatch)
-    file = doctor.folder / "digits.yaml"
-    file.write_text(yaml.safe_dump(doctor.values))
-    assert main(["validate", str(file)]) == 78
-    assert "digits.yaml:12: preprocess runs with Airflow's KubernetesExecutor" in (
-        message := capsys.readouterr().err
-    )
+    assert main(["validate", doctor.write()]) == 78
+    message = capsys.readouterr().err
+    assert "digits.yaml:12: preprocess runs with Airflow's KubernetesExecutor" in message
     assert "Write `runs_on: NAME` into `preprocess`" in message
 
 

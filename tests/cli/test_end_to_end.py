@@ -19,6 +19,7 @@ import yaml
 from airflow_ui import needs_chromium, open_browser
 from cli.journey import approve, assert_refused, fill_in, follow_progress, read_report, roll_back
 from cli.trainyard_command import Trainyard, cached_tasks, find_job_processes, parse_summary
+from config_files import set_words
 from listeners import ListenerMonitor, filter_non_loopback
 from PIL import Image
 from processes import Stopwatch, is_running, wait_until
@@ -62,24 +63,6 @@ def ui(trainyard, first_run):
 
 def test_the_first_run_publishes_version_1(first_run, trainyard):
     summary = parse_summary(first_run)
-    assert list(summary) == [
-        "pipeline",
-        "run_id",
-        "state",
-        "seconds",
-        "tasks",
-        "dataset",
-        "training",
-        "search",
-        "metrics",
-        "baseline",
-        "overfitting",
-        "gate",
-        "model",
-        "report",
-        "predictions",
-        "store",
-    ]
     assert summary["state"] == "success"
     assert {name: task["state"] for name, task in summary["tasks"].items()} == dict.fromkeys(
         JOBS, "success"
@@ -157,23 +140,14 @@ def test_with_a_warm_start_the_second_training_begins_with_the_first_ones_weight
 
     The third run repeats the second one.
     """
-    words = (
-        "--set",
-        "train.warm_start=champion",
-        "--set",
-        "export.model=warm",
-        "--set",
-        "train.seed=5",
-    )
+    words = set_words("train.warm_start=champion", "export.model=warm", "train.seed=5")
     first, second, third = (
         trainyard.run(*words, "--set", f"train.epochs={epochs}") for epochs in (3, 4, 4)
     )
     assert "there is no champion yet. Starts from random weights." in first.stderr
     assert parse_summary(first)["training"]["warm_start"] is None
-    begun, version_1 = (
-        parse_summary(second),
-        str(trainyard.folder / "storage" / "models" / "warm" / "1" / "manifest.json"),
-    )
+    begun = parse_summary(second)
+    version_1 = str(trainyard.folder / "storage" / "models" / "warm" / "1" / "manifest.json")
     assert begun["training"]["warm_start"] == version_1
     assert f"starts from the weights of {version_1}" in second.stderr, "while it trains"
     assert f"Start     from the weights of {version_1}\n" in second.stderr, "when it has ended"
@@ -196,13 +170,9 @@ def test_unusable_files_over_the_budget_fail_the_run_and_are_named(ui, trainyard
     shutil.copytree(trainyard.folder / "raw", tmp_path / "raw")
     broken = sorted((tmp_path / "raw" / "3").iterdir())[0]
     broken.write_bytes(broken.read_bytes()[:60])
-    no_budget = (
-        "--set",
-        "preprocess.rejects.max_count=0",
-        "--set",
-        "preprocess.rejects.max_fraction=0",
-    )
-    process = trainyard.run("--set", f"preprocess.source.path={tmp_path / 'raw'}", *no_budget)
+    raw = f"preprocess.source.path={tmp_path / 'raw'}"
+    no_budget = ("preprocess.rejects.max_count=0", "preprocess.rejects.max_fraction=0")
+    process = trainyard.run(*set_words(raw, *no_budget))
     assert process.returncode == 65
     assert f"3/{broken.name}" in process.stderr
     assert "job.log" in process.stderr
@@ -218,15 +188,8 @@ def test_a_run_that_is_stopped_in_the_middle_leaves_no_process_and_no_temporary_
 ):
     """After SIGKILL, the next run ends what is left."""
     aside = {**survivors.environment, "TRAINYARD_HOME": str(tmp_path)}
-    argv = [
-        sys.executable,
-        "-m",
-        "pipeline_ops.cli.main",
-        "run",
-        str(trainyard.config),
-        "--set",
-        "train.epochs=2000",
-    ]
+    argv = [sys.executable, "-m", "pipeline_ops.cli.main", "run", str(trainyard.config)]
+    argv += set_words("train.epochs=2000")
     process = subprocess.Popen(argv, env=aside, stdout=subprocess.PIPE, text=True)
     assert any(re.search(r"\d/\d+ steps", line) for line in process.stdout)
     assert len(survivors.look()) > 8
@@ -243,15 +206,8 @@ def test_a_run_that_is_stopped_in_the_middle_leaves_no_process_and_no_temporary_
 
 @pytest.mark.parametrize("state", ["running", pytest.param("deferred", marks=pytest.mark.airflow)])
 def test_marking_the_task_failed_ends_its_processes_within_5_seconds(ui, trainyard, state):
-    words = [
-        "run",
-        str(trainyard.config),
-        "--set",
-        "train.epochs=3000",
-        "--set",
-        "train.early_stopping=null",
-    ]
-    process = trainyard.start(*words, stdout=subprocess.PIPE)
+    words = set_words("train.epochs=3000", "train.early_stopping=null")
+    process = trainyard.start("run", str(trainyard.config), *words, stdout=subprocess.PIPE)
     seen, at_least = {"running": ("train +running", 3), "deferred": (r"\d/\d+ steps", 5)}[
         state
     ]  # launcher, agent, fork server, two workers
@@ -284,22 +240,10 @@ def test_marking_the_task_failed_ends_its_processes_within_5_seconds(ui, trainya
 @pytest.mark.airflow
 @pytest.mark.parametrize("victim", ["launcher", "worker"])
 def test_a_killed_process_of_the_training_costs_a_restart_and_not_the_run(ui, trainyard, victim):
-    words = [
-        "--set",
-        "train.epochs=15",
-        "--set",
-        "train.early_stopping=null",
-        "--set",
-        f"train.seed={100 + len(victim)}",
-    ]
-    process = trainyard.start(
-        "run",
-        str(trainyard.config),
-        "--json",
-        *words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    seed = f"train.seed={100 + len(victim)}"
+    words = set_words("train.epochs=15", "train.early_stopping=null", seed)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = trainyard.start("run", str(trainyard.config), "--json", *words, **streams)
     assert any(re.search(r"\d/\d+ steps", line) for line in process.stderr)
     with AirflowApi(*ui) as api:
         api.log_in()
@@ -328,18 +272,10 @@ def asking(ui, trainyard):
     def rewrite(text: str, asks: bool) -> None:
         trainyard.config.write_text(text)
         api.request_parse(api.dag("digits")["file_token"])
-        wait_until(
-            lambda: (
-                (
-                    "approve"
-                    in {
-                        task["task_id"]
-                        for task in api._call("GET", "/api/v2/dags/digits/tasks")["tasks"]
-                    }
-                )
-                == asks
-            )
-        )
+        wait_until(lambda: ("approve" in list_tasks()) == asks)
+
+    def list_tasks() -> list[str]:
+        return [each["task_id"] for each in api._call("GET", "/api/v2/dags/digits/tasks")["tasks"]]
 
     plain = trainyard.config.read_text()
     values = yaml.safe_load(plain)
@@ -355,14 +291,10 @@ def asking(ui, trainyard):
 def test_a_person_with_nothing_but_a_browser_retrains_watches_approves_and_rolls_back(
     asking, first_run, trainyard
 ):
-    layout, registry = (
-        Layout(open_root(trainyard.folder / "storage"), "digits"),
-        Registry(trainyard.folder / "storage" / "models" / "digits"),
-    )
-    before, dataset = (
-        registry.find_champion().number,
-        dataset_version(layout, parse_summary(first_run)["run_id"]),
-    )
+    storage = trainyard.folder / "storage"
+    layout, registry = Layout(open_root(storage), "digits"), Registry(storage / "models" / "digits")
+    before = registry.find_champion().number
+    dataset = dataset_version(layout, parse_summary(first_run)["run_id"])
     with open_browser(asking) as person:
         person.log_in()
         form = person.open_form("digits")
@@ -408,7 +340,7 @@ def dataset_version(layout: Layout, run_id: str) -> str:
 
 @pytest.mark.airflow
 def test_a_run_says_where_pictures_of_a_new_data_set_and_of_predictions_are(ui, trainyard):
-    words = ("--set", "preprocess.split.seed=5", "--set", "train.epochs=1")
+    words = set_words("preprocess.split.seed=5", "train.epochs=1")
     outputs = []
     for _ in range(2):
         process = trainyard.start("run", str(trainyard.config), *words, stdout=subprocess.PIPE)

@@ -22,14 +22,8 @@ from pipeline_ops.config.preprocess import Split
 from pipeline_ops.jobs.model_check import StepTimes
 
 
-def choose(
-    sizes: list[tuple[int, int]],
-    task: Any = "classification",
-    train: int = 800,
-    sides: tuple[float, ...] = (),
-    has_gpu: bool = False,
-) -> FirstSettings:
-    return choose_settings(describe(sizes, task, train, sides), has_gpu)
+def choose(*data: Any, has_gpu: bool = False, **more: Any) -> FirstSettings:
+    return choose_settings(describe(*data, **more), has_gpu)
 
 
 def describe(

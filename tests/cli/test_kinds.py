@@ -29,6 +29,8 @@ TASK = {"id": 1, "data": {"image": "/data/upload/1/a.jpg"}, "annotations": []}
 RECTANGLE = {"type": "rectanglelabels", "value": {"x": 1, "rectanglelabels": ["cat"]}}
 CHOICE = {"type": "choices", "value": {"choices": ["cat"]}}
 CVAT = '<?xml version="1.0"?>\n<annotations>\n  <image id="0" name="a &amp; b.jpg" width="4">{}</image>\n</annotations>'  # noqa: E501
+COCO = json.dumps({"images": [{"file_name": "1.jpg"}], "annotations": [], "categories": []})
+CLASSES, BOXES = {"task": "classification"}, {"task": "detection"}
 NO_TAR = "x.tar is no tar file, or is damaged"
 
 
@@ -73,10 +75,7 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
         (
             {"train-0-of-1.parquet": make_table(image=[b"x"], label=["cat"])},
             "parquet",
-            {
-                "task": "classification",
-                "parts": [{"files": "train-?-of-1.parquet", "split": "train"}],
-            },
+            CLASSES | {"parts": [{"files": "train-?-of-1.parquet", "split": "train"}]},
         ),
         (
             {
@@ -89,13 +88,9 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
                 )
             },
             "parquet",
-            {
-                "task": "detection",
-                "boxes": "objects.bbox",
-                "label": "objects.category",
-                "box_format": "xywh",
-                "image": "img",
-            },
+            BOXES
+            | {"boxes": "objects.bbox", "label": "objects.category"}
+            | {"box_format": "xywh", "image": "img"},
         ),
         (
             {
@@ -103,43 +98,55 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
                 "a/1.jpg": "",
             },
             "parquet",
-            {
-                "task": "detection",
-                "corners": ["xmin", "ymin", "xmax", "ymax"],
-                "units": "fractions",
-                "image": "file",
-                "images": "a",
-            },
+            BOXES | {"corners": [*CORNERS], "units": "fractions", "image": "file", "images": "a"},
         ),
         (
             {"photos/1.jpg": "", "labels.csv": "File Name;Breed\n1.jpg;cat\n"},
             "csv",
-            {
-                "manifest": "labels.csv",
-                "images": "photos",
-                "task": "classification",
-                "columns": {"path": "File Name", "label": "Breed"},
-            },
+            {"manifest": "labels.csv", "images": "photos"}
+            | CLASSES
+            | {"columns": {"path": "File Name", "label": "Breed"}},
         ),
         (
             {"train/1.jpg": "", "train/metadata.jsonl": '{"file_name": "1.jpg", "label": "cat"}'},
             "jsonl",
+            CLASSES
+            | {"manifest": "train/metadata.jsonl", "images": "train"}
+            | {"columns": {"path": "file_name"}},
+        ),
+        (
             {
-                "manifest": "train/metadata.jsonl",
-                "images": "train",
-                "task": "classification",
-                "columns": {"path": "file_name"},
+                f"{folder}{split}2017{file}": COCO if folder else ""
+                for split in ("train", "val")
+                for folder, file in (
+                    ("", "/1.jpg"),
+                    ("annotations/instances_", ".json"),
+                    ("annotations/captions_", ".json"),
+                )
             },
+            "coco",
+            {
+                "parts": [
+                    {"annotations": f"annotations/instances_{name}.json", "images": name}
+                    | {"split": split}
+                    for name, split in (("train2017", "train"), ("val2017", "validation"))
+                ]
+            },
+        ),
+        (
+            {"a/1.jpg": "", "b.csv": "path,xmin,ymin,xmax,ymax,label\n1.jpg,.1,.1,.4,.5,cat"},
+            "csv",
+            {"manifest": "b.csv", "images": "a", "units": "fractions"} | BOXES,
+        ),
+        (
+            {"a/1.jpg": "", "b.jsonl": '{"path": "1.jpg", "boxes": [{"xmin": 4, "label": "cat"}]}'},
+            "jsonl",
+            {"manifest": "b.jsonl", "images": "a"} | BOXES,
         ),
         (
             {"a/1.jpg": "", "b/2.jpg": "", "t.csv": "id,width,label\n1,9,cat\n2,9,dog\n"},
             "csv",
-            {
-                "manifest": "t.csv",
-                "task": "classification",
-                "columns": {"path": "id"},
-                "find_by": "name",
-            },
+            CLASSES | {"manifest": "t.csv", "columns": {"path": "id"}, "find_by": "name"},
         ),
         (
             {
@@ -157,11 +164,8 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
             "csv",
             {
                 "parts": [
-                    {
-                        "manifest": f"images/{split}_labels.csv",
-                        "images": f"images/{split}",
-                        "split": split,
-                    }
+                    {"manifest": f"images/{split}_labels.csv", "images": f"images/{split}"}
+                    | {"split": split}
                     for split in ("test", "train")
                 ],
                 "task": "detection",
@@ -179,11 +183,7 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
             {"task": "detection"},
         ),
         (
-            {
-                "a.tar": make_tar(
-                    a__jpg="", a__json='{"objects": [{"bbox": [1, 2, 3, 4], "class": 1}]}'
-                )
-            },
+            {"a.tar": make_tar(a__jpg="", a__json=json.dumps({"objects": [OBJECT]}))},
             "webdataset",
             {"task": "detection", "boxes": "objects.bbox", "label": "objects.class"},
         ),
@@ -195,11 +195,7 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
         (
             {"val.tar": make_tar(a__jpg="x" * 600, a__txt="cat")},
             "webdataset",
-            {
-                "task": "classification",
-                "parts": [{"files": "val.tar", "split": "validation"}],
-                "annotation": "txt",
-            },
+            CLASSES | {"parts": [{"files": "val.tar", "split": "validation"}], "annotation": "txt"},
         ),
         (
             {

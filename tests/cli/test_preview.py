@@ -67,12 +67,8 @@ def test_the_same_examples_are_shown_every_time_and_as_many_as_asked(config, cap
 
 
 def test_the_copies_of_augment_stand_side_by_side(config, capsys):
-    _, picture = run(
-        config,
-        capsys,
-        "--set",
-        "preprocess.stages=[decode, {augment: {copies: 2, rotate90: true}}]",
-    )
+    stages = "preprocess.stages=[decode, {augment: {copies: 2, rotate90: true}}]"
+    _, picture = run(config, capsys, "--set", stages)
     assert 4 * 260 < picture.shape[1] < 5 * 260
 
 

@@ -15,6 +15,7 @@ from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.commands.scaffold import add_to_catalogue
 
 STAGES, STAGE_TESTS = "beam_jobs/stages", "tests/beam_jobs/stages"
+NO_PACKAGE = "--package acme: not found in the current folder or in src/"
 CASES = [
     ("new-source", "cameras", "configs/cameras.py"),
     ("new-source", "cameras", "configs/test_cameras.py"),
@@ -127,11 +128,8 @@ def test_nothing_is_overwritten_and_nothing_written_beside_it(
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        *(
-            ("new-stage", name)
-            for name in ("Brighten", "a-b", "class", "resize", "stage", "2d", "")
-        ),
-        *(("new-source", name) for name in ("Cameras", "a-b", "class", "voc", "json", "2d", "")),
+        *(("new-stage", name) for name in ("Big", "a-b", "class", "resize", "stage", "2d", "")),
+        *(("new-source", name) for name in ("Big", "a-b", "class", "voc", "json", "2d", "")),
     ],
 )
 def test_a_name_that_cannot_be_one_is_refused(project, command, kind, name):
@@ -142,25 +140,16 @@ def test_a_name_that_cannot_be_one_is_refused(project, command, kind, name):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["new-stage", "brighten"], "--package PACKAGE"),
-        (
-            ["new-stage", "brighten", "--package", "acme"],
-            "--package acme: not found in the current folder or in src/",
-        ),
-        (
-            ["new-source", "cameras", "--folder", "elsewhere"],
-            "elsewhere: there is no such folder. Give the folder",
-        ),
-        (
-            ["new-source", "cameras", "--package", "acme"],
-            "--package acme: not found in the current folder or in src/",
-        ),
+        ("new-stage brighten", "--package PACKAGE"),
+        ("new-stage brighten --package acme", NO_PACKAGE),
+        ("new-source cameras --package acme", NO_PACKAGE),
+        ("new-source cameras --folder here", "here: there is no such folder. Give the folder"),
     ],
 )
 def test_a_place_that_is_not_there_is_refused_with_the_way_to_a_package(
     project, command, words, message
 ):
-    assert message in command(*words, status=78)
+    assert message in command(*words.split(), status=78)
 
 
 def test_a_long_import_is_wrapped():

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from config_files import write_config, write_digits
+from config_files import set_words, write_config, write_digits
 
 RATE = "train.optimizer.learning_rate"
 
@@ -86,13 +86,8 @@ def test_what_was_tried_is_not_tried_again_and_explain_knows_it(first, trainyard
     verdicts = {line.split()[0]: line.split()[1] for line in explained}
     assert verdicts["trial-000"] == verdicts["trial-001"] == "cached"
     assert verdicts["trial-002"] == verdicts["train"] == "runs"
-    again = trainyard(
-        "run",
-        str(trainyard.config),
-        "--json",
-        "--set",
-        f"search.parameters={{{RATE}: [0.05, 0.0001]}}",
-    )
+    words = set_words(f"search.parameters={{{RATE}: [0.05, 0.0001]}}")
+    again = trainyard("run", str(trainyard.config), "--json", *words)
     summary = json.loads(again.stdout.splitlines()[-1])
     assert {name for name, task in summary["tasks"].items() if task["cached"]} >= {
         "preprocess",
@@ -105,13 +100,12 @@ def test_what_was_tried_is_not_tried_again_and_explain_knows_it(first, trainyard
 
 
 def test_a_pruned_trial_is_skipped_and_explain_knows_it(first, trainyard):
-    changes = {
-        "train.epochs": "20",  # the pruner needs an epoch after the one it decides on
-        "search.pruner": "asha",
-        "search.max_parallel": "1",
-        "search.parameters": f"{{{RATE}: [0.05, 1e-7]}}",
-    }
-    words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    words = set_words(
+        "train.epochs=20",  # the pruner needs an epoch after the one it decides on
+        "search.pruner=asha",
+        "search.max_parallel=1",
+        f"search.parameters={{{RATE}: [0.05, 1e-7]}}",
+    )
     done = trainyard("run", str(trainyard.config), "--json", *words)
     summary = json.loads(done.stdout.splitlines()[-1])
     trials = summary["search"]["trials"]

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from config_files import set_words
 
 from pipeline_ops.cli.main import main
 
@@ -35,8 +36,7 @@ def pictures(config_file) -> Path:
 
 
 def deep(capsys, file: Path, *overrides: str) -> tuple[int, str]:
-    words = [word for override in overrides for word in ("--set", override)]
-    code = main(["validate", str(file), "--deep", *words])
+    code = main(["validate", str(file), "--deep", *set_words(*overrides)])
     output = capsys.readouterr()
     return code, output.out + output.err
 

@@ -11,10 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from config_files import set_words
 
 from pipeline_ops.cli.main import main
 
 COCO = "{type: coco, path: raw, parts: [{annotations: a.json}]}"
+BOXES = ("train.best_checkpoint=null", "evaluate.gate=[{metric: map_50, at_least: 0.1}]")
+RAW_PATH = "Correct preprocess.source.path in "
 
 
 @pytest.fixture
@@ -22,8 +25,7 @@ def refuse(config_file, command):
     """Runs a command with overrides, which must end with a status. Returns its errors."""
 
     def refuse(*overrides: str, status: int = 78, name: str = "validate") -> str:
-        words = (word for override in overrides for word in ("--set", override))
-        return command(name, config_file, *words, status=status)
+        return command(name, config_file, *set_words(*overrides), status=status)
 
     return refuse
 
@@ -32,16 +34,9 @@ def refuse(config_file, command):
 @pytest.mark.parametrize(
     "value, message",
     [
-        (
-            "rwa",
-            "/rwa: no such folder; the nearest valid name is 'raw'. Correct "
-            "preprocess.source.path in ",
-        ),
-        ("raw/0/a.png", "raw/0/a.png: is a file, not a folder. Correct preprocess.source.path in "),
-        (
-            "nothing",
-            "/nothing: is empty. Put the raw data there, or correct preprocess.source.path in ",
-        ),
+        ("rwa", f"/rwa: no such folder; the nearest valid name is 'raw'. {RAW_PATH}"),
+        ("raw/0/a.png", f"raw/0/a.png: is a file, not a folder. {RAW_PATH}"),
+        ("empty", f"/empty: is empty. Put the raw data there, or {RAW_PATH.replace('C', 'c')}"),
         (
             "raw/0",
             "raw/0: its files lie in no folder. Put the images of each class into a folder of its "
@@ -52,7 +47,7 @@ def refuse(config_file, command):
 def test_a_folder_without_raw_data_is_refused_before_anything_runs(
     config_file, refuse, name, value, message
 ):
-    (config_file.parent / "nothing").mkdir()
+    (config_file.parent / "empty").mkdir()
     assert message in refuse(f"preprocess.source.path={value}", status=65, name=name)
 
 
@@ -73,32 +68,22 @@ def test_a_folder_that_cannot_be_read_is_refused(config_file):
 
 
 @pytest.mark.parametrize(
-    "source, missing",
+    "more, file, key",
     [
-        (
-            COCO,
-            "raw/a.json: no such file. Correct preprocess.source.parts.0.annotations in ",
-        ),
-        (
-            "{type: csv, path: raw, manifest: m.csv, task: detection}",
-            "raw/m.csv: no such file. Correct preprocess.source.manifest in ",
-        ),
-        (
-            "{type: tfrecord, path: raw, task: detection, label_map: m.pbtxt, "
-            "parts: [{files: '*'}]}",
-            "raw/m.pbtxt: no such file. Correct preprocess.source.label_map in ",
-        ),
+        ("type: coco, parts: [{annotations: m}]", "m", "parts.0.annotations"),
+        ("type: csv, manifest: m.csv, task: detection", "m.csv", "manifest"),
+        ("type: tfrecord, task: detection, label_map: m, parts: [{files: '*'}]", "m", "label_map"),
     ],
 )
-def test_a_file_that_the_source_names_must_be_there(refuse, source, missing):
-    assert missing in refuse(
-        f"preprocess.source={source}",
+def test_a_file_that_the_source_names_must_be_there(refuse, more, file, key):
+    errors = refuse(
+        f"preprocess.source={{path: raw, {more}}}",
         "train.model=center_detector",
-        "train.best_checkpoint=null",
         "preprocess.stages=[decode, {resize: {height: 32, width: 32}}]",
-        "evaluate.gate=[{metric: map_50, at_least: 0.1}]",
+        *BOXES,
         status=65,
     )
+    assert f"raw/{file}: no such file. Correct preprocess.source.{key} in " in errors
 
 
 @pytest.mark.parametrize(
@@ -115,11 +100,7 @@ def test_a_file_that_the_source_names_must_be_there(refuse, source, missing):
             "preprocess.source.task detection is for detection, and",
         ),
         (
-            [
-                "train.model=retinanet",
-                "train.best_checkpoint=null",
-                "evaluate.gate=[{metric: map_50, at_least: 0.1}]",
-            ],
+            ["train.model=retinanet", *BOXES],
             "preprocess.source.type image_folder is for classification, and train.model retinanet "
             "is for detection. Set train.model to a classifier",
         ),
@@ -153,44 +134,34 @@ def test_the_place_is_a_line_where_the_file_has_the_value(config_file, refuse):
 
 
 @pytest.mark.parametrize(
-    "key, value, message",
+    ("key", "name", "nearest"),
     [
-        (
-            "train.model",
-            "my_nets:smal",
-            "train.model: my_nets:smal: {folder}/my_nets.py defines no 'smal'; the nearest valid "
-            "name is 'small'",
-        ),
-        (
-            "train.loss",
-            "my_nets:los",
-            "train.loss: my_nets:los: {folder}/my_nets.py defines no 'los'; the nearest valid "
-            "name is 'loss'",
-        ),
-        (
-            "train.metrics",
-            "[my_nets:lost]",
-            "train.metrics.0: my_nets:lost: {folder}/my_nets.py defines no 'lost'; the nearest "
-            "valid name is 'loss'",
-        ),
-        (
-            "train.callbacks",
-            "[my_nets:Watsh]",
-            "train.callbacks.0: my_nets:Watsh: {folder}/my_nets.py defines no 'Watsh'; the "
-            "nearest valid name",
-        ),
-        ("train.model", "broken:build", "train.model: {folder}/broken.py:1: not valid Python: "),
+        ("train.model", "smal", "small"),
+        ("train.loss", "los", "loss"),
+        ("train.metrics.0", "lost", "loss"),
+        ("train.callbacks.0", "Watsh", "Watch"),
     ],
 )
 def test_a_misspelt_function_is_refused_with_the_nearest_name_and_without_running_the_module(
-    config_file, refuse, key, value, message
+    config_file, refuse, key, name, nearest
 ):
-    (config_file.parent / "my_nets.py").write_text(
+    file = config_file.parent / "my_nets.py"
+    file.write_text(
         "raise SystemExit\ndef small(shape, classes): ...\nif True:\n    from somewhere import "
         "thing as loss\nclass Watch: ...\n"
     )
-    (config_file.parent / "broken.py").write_text("def build(:\n")
-    assert message.format(folder=config_file.parent) in refuse(f"{key}={value}")
+    override = f"{key}=my_nets:{name}"
+    if key.endswith(".0"):
+        override = f"{key[:-2]}=[my_nets:{name}]"
+    assert (
+        f"{key}: my_nets:{name}: {file} defines no '{name}'; the nearest valid name is '{nearest}'"
+    ) in refuse(override)
+
+
+def test_a_module_that_is_not_valid_python_is_refused_with_its_line(config_file, refuse):
+    file = config_file.parent / "broken.py"
+    file.write_text("def build(:\n")
+    assert f"train.model: {file}:1: not valid Python: " in refuse("train.model=broken:build")
 
 
 @pytest.mark.parametrize(

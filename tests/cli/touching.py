@@ -10,27 +10,18 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-_ACCESS, _MODIFY, _ATTRIB, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE, _OPEN = (
-    0x1,
-    0x2,
-    0x4,
-    0x40,
-    0x80,
-    0x100,
-    0x200,
-    0x20,
-)
-_IS_FOLDER, _OVERFLOW = 0x40000000, 0x4000
+_OVERFLOW = 0x4000
 _NAMES = {
-    _ACCESS: "read",
-    _MODIFY: "written",
-    _ATTRIB: "changed",
-    _MOVED_FROM: "moved away",
-    _MOVED_TO: "moved here",
-    _CREATE: "made",
-    _DELETE: "removed",
-    _OPEN: "opened",
+    0x1: "read",
+    0x2: "written",
+    0x4: "changed",
+    0x20: "opened",
+    0x40: "moved away",
+    0x80: "moved here",
+    0x100: "made",
+    0x200: "removed",
 }
+"""The bits of an event, of `sys/inotify.h`."""
 _EVENT = struct.Struct("iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -61,10 +52,8 @@ class TouchMonitor:
         while data := self._read():
             while data:
                 watch, mask, _, size = _EVENT.unpack_from(data)
-                name, data = (
-                    data[_EVENT.size : _EVENT.size + size].rstrip(b"\0"),
-                    data[_EVENT.size + size :],
-                )
+                end = _EVENT.size + size
+                name, data = data[_EVENT.size : end].rstrip(b"\0"), data[end:]
                 assert not mask & _OVERFLOW, "more has happened than the kernel keeps"
                 if watch in self._folders:
                     path = self._folders[watch] / os.fsdecode(name)

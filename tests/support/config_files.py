@@ -41,3 +41,8 @@ def write_digits(folder: Path) -> None:
     """Writes the raw images of `configs/digits.yaml`."""
     argv = [sys.executable, "-m", "pipeline_ops.examples.digits", folder]
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+
+
+def set_words(*overrides: str) -> list[str]:
+    """The words of a command for some overrides, such as `train.epochs=3`."""
+    return [word for override in overrides for word in ("--set", override)]

@@ -7,12 +7,11 @@ training. It reaches no host for that.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.artifacts.manifest import read_manifest
@@ -46,8 +45,7 @@ if TYPE_CHECKING:
 _PLACEHOLDER_RUN_ID = "explain"  # the run id takes no part in a fingerprint
 
 
-@dataclasses.dataclass(frozen=True)
-class Forecast:
+class Forecast(NamedTuple):
     """The action of one task: `runs`, `cached` or `skipped`; for `approve`, `asks` or `skipped`."""
 
     task: str
@@ -76,12 +74,12 @@ def explain(arguments: argparse.Namespace) -> int:
     if arguments.hosts:
         print("\n\n".join(_describe_hosts(config)))
         return 0
-    for forecast in forecast_run(config):
-        print(f"{forecast.task:<11}{forecast.action:<8}{forecast.reason}")
+    for task, action, reason in _forecast_run(config):
+        print(f"{task:<11}{action:<8}{reason}")
     return 0
 
 
-def forecast_run(config: PipelineConfig) -> Iterator[Forecast]:
+def _forecast_run(config: PipelineConfig) -> Iterator[Forecast]:
     """Yields a forecast for each task, in order.
 
     A task whose inputs do not exist yet cannot be planned. Its forecast is `runs`, though it may

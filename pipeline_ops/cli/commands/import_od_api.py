@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from pipeline_ops.cli.arguments import (
     Commands,
     add_command,
     add_output,
-    load_checked,
+    load_text,
     make_int_parser,
 )
 from pipeline_ops.errors import ConfigError
@@ -49,16 +48,8 @@ def import_od_api(arguments: argparse.Namespace) -> int:
     name = output.stem if output else ""
     converted = convert(arguments.pipeline_config, arguments.num_examples, name)
     text = converted.to_yaml()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"{converted.sections['pipeline']}.yaml"
-        file.write_text(text, encoding="utf-8")
-        try:
-            load_checked(file)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{arguments.pipeline_config}: cannot be converted. The resulting YAML is "
-                f"invalid:\n{str(error).replace(f'{file}:', 'line ')}"
-            ) from error
+    problem = f"{arguments.pipeline_config}: cannot be converted. The resulting YAML is invalid"
+    load_text(text, f"{converted.sections['pipeline']}.yaml", problem)
     if output is None:
         print(text, end="")
         return 0

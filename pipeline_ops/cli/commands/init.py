@@ -21,12 +21,11 @@ from pipeline_ops.cli.arguments import (
     Commands,
     add_command,
     add_output,
-    load_checked,
+    load_text,
     make_int_parser,
 )
 from pipeline_ops.cli.first_config.settings import choose_settings, fit_to_budget
 from pipeline_ops.cli.templates import render_template
-from pipeline_ops.config.model_data_rules import validate_model_for_data
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.jobs.model_check import (
     ModelCheckRequest,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from pipeline_ops.cli.first_config.data_summary import DataSummary
     from pipeline_ops.cli.first_config.folder_view import FolderView
     from pipeline_ops.cli.first_config.recognition import SourceMatch
-    from pipeline_ops.config.pipeline import PipelineConfig
 
 _MAX_REJECTS_SHOWN = 10
 _MIN_TEST_IMAGES = 20
@@ -133,7 +131,8 @@ def init(arguments: argparse.Namespace) -> int:
         weights=_make_config_path(weights, weights, output) if weights else "",
     )
     text, budget = render(settings=settings, budget=None), None
-    config = _load_text(text, output)
+    problem = f"{output}: was not written, because the config would be invalid"
+    config = load_text(text, output.name, problem)
     shape = (settings.height, settings.width, settings.channels)
     if weights:
         make_path_input(weights.absolute())
@@ -214,10 +213,7 @@ def make_name(folder: str) -> str:
 
 
 def _read_data(source: dict[str, Any], match: SourceMatch, view: FolderView) -> DataSummary:
-    """Reads the data set as the job would.
-
-    Raises DataError: it cannot be read, or the values that were found are not valid for a source.
-    """
+    """Reads the data set as the job would. Raises DataError for values that no source may have."""
     from pipeline_ops.cli.first_config.data_summary import summarise
 
     place = str(source["path"])
@@ -244,22 +240,6 @@ def _read_data(source: dict[str, Any], match: SourceMatch, view: FolderView) -> 
         ) from None
 
 
-def _load_text(text: str, output: Path) -> PipelineConfig:
-    """Raises ConfigError for a value that a config does not allow."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / output.name
-        file.write_text(text, encoding="utf-8")
-        try:
-            config = load_checked(file)
-            validate_model_for_data(config)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{output}: was not written, because the config would be invalid:\n"
-                f"{str(error).replace(str(file), output.name)}"
-            ) from error
-    return config
-
-
 def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete: bool) -> None:
     from pipeline_ops.cli.first_config.folder_view import count
 
@@ -271,13 +251,11 @@ def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete
         *(("sampled", remark) for remark in data.remarks),
     ]
     if (num_test := data.num_images["test"]) < _MIN_TEST_IMAGES:
-        rows.append(
-            (
-                "too few",
-                f"one of {count(num_test, 'test image')} changes the gate's figure by "
-                f"{1 / num_test:.0%}, so the gate says little. Add images",
-            )
+        text = (
+            f"one of {count(num_test, 'test image')} changes the gate's figure by "
+            f"{1 / num_test:.0%}, so the gate says little. Add images"
         )
+        rows.append(("too few", text))
     if not is_complete:
         rows.append(("sampled", "only a part of the names in the folder was listed"))
     if data.found.rejected:

@@ -49,7 +49,7 @@ def preview(arguments: argparse.Namespace) -> int:
     Writes one PNG file. Runs no pipeline.
     """
     config = load_checked(arguments.config, parse_overrides(arguments.overrides))
-    from pipeline_ops.cli.preview_drawing import draw_preview
+    from pipeline_ops.cli.drawing import draw_preview
 
     png, outcomes = draw_preview(config, arguments.stage, arguments.examples)
     output = arguments.output or Path(f"{config.pipeline}-preview.png")

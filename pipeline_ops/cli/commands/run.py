@@ -11,10 +11,11 @@ import contextlib
 import getpass
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.cli.airflow_api import AirflowApi, make_run_id
@@ -40,7 +41,6 @@ from pipeline_ops.cli.run_view import (
     print_result,
     terminal_view,
 )
-from pipeline_ops.cli.stopping import Stopped, handle_stop_signals
 from pipeline_ops.cli.summary import summarize_run
 from pipeline_ops.config.fields import READ_WITH_THE_DAG, collect_fields, get_value
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
@@ -64,6 +64,41 @@ _DAG_SECONDS = 180
 """An Airflow that is healthy may not have read its DAG files yet."""
 _PER_RUN_SECTIONS = ("search.", "evaluate.approval.")
 """Sections whose values tasks read in each run. Only their presence is part of the DAG."""
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(BaseException):
+    """A request to stop. Like KeyboardInterrupt, it is not an Exception."""
+
+    def __init__(self, signal_number: int):
+        super().__init__(signal_number)
+        self.exit_status = 128 + signal_number
+
+
+@contextlib.contextmanager
+def handle_stop_signals() -> Iterator[None]:
+    """Raises Stopped for SIGINT, SIGTERM and SIGHUP within the context.
+
+    A second signal is ignored, so that the cleanup is not interrupted. Signals that the caller has
+    set to be ignored, as nohup does, stay ignored.
+    """
+
+    def stop(signal_number: int, _frame: Any) -> NoReturn:
+        for ignored in _STOP_SIGNALS:
+            signal.signal(ignored, signal.SIG_IGN)
+        raise Stopped(signal_number)
+
+    previous_handlers = {
+        signal_number: signal.signal(signal_number, stop)
+        for signal_number in _STOP_SIGNALS
+        if signal.getsignal(signal_number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for signal_number, handler in previous_handlers.items():
+            signal.signal(signal_number, handler)
 
 
 def add_parser(commands: Commands) -> None:
@@ -122,7 +157,7 @@ _Airflow: TypeAlias = tuple[AirflowApi, dict[str, Any], AirflowServer | None]
 
 @contextlib.contextmanager
 def _open_embedded(config: PipelineConfig, console: Console) -> Iterator[_Airflow]:
-    """Yields a session with the embedded Airflow, the DAG, and the server."""
+    """Yields a session with the embedded Airflow, its DAG, and the server."""
     _validate_dag_unchanged(load_config(config.file), config)
     validate_interval(config)
     check_storage(config)
@@ -225,7 +260,7 @@ def _run_once(
 def print_examples(console: Console, layout: Layout, run_id: str, record: TaskRecord) -> None:
     """Draws training examples of a new data set. A failure is one line, and the run goes on."""
     try:
-        from pipeline_ops.cli.example_drawing import draw_examples
+        from pipeline_ops.cli.drawing import draw_examples
 
         with wait_at_most(0):
             picture = draw_examples(open_near(layout.root, str(record.manifest)))

@@ -16,9 +16,8 @@ from pipeline_ops.cli.arguments import (
     list_config_files,
     load_checked,
 )
-from pipeline_ops.cli.commands.run import connect
+from pipeline_ops.cli.commands.run import connect, handle_stop_signals
 from pipeline_ops.cli.run_view import make_console
-from pipeline_ops.cli.stopping import handle_stop_signals
 from pipeline_ops.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -57,8 +57,8 @@ class DecodedSample:
 
     `sizes` are heights and widths in pixels. `box_sides` are the shorter sides of the boxes, as
     fractions of the longer side of their image. `num_rejected` is the expected number in the whole
-    data set. `decode_seconds` is the mean time of an image. `bits` are those that the values of
-    files of 16 bits use, or 16 if there are no such files.
+    data set. `decode_seconds` is the mean time of an image. `bits` is the number of bits that files
+    of 16 bits use, or 16 if there are none.
     """
 
     sizes: Sequence[tuple[int, int]]
@@ -148,10 +148,7 @@ def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
 def _choose_split(
     records: Sequence[Record], source: str, factor: float
 ) -> tuple[Split, dict[str, int]]:
-    """Returns the shares of the splits, and the number of records in each.
-
-    Raises DataError if the data set is too small for three splits.
-    """
+    """Returns the shares of the splits, and the number of records in each."""
     has_free = any(record.split is None for record in records)
     is_small = has_free and len(records) * factor < _STRATIFIED_BELOW
     names, task = collect_class_names(records), infer_task(records)

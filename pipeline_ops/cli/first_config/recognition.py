@@ -380,7 +380,7 @@ def _find_columns(header: Sequence[str]) -> dict[str, str]:
         for name in header:
             if re.sub(r"[\s-]", "_", name.lower()) in (ours, *others):
                 columns.setdefault(ours, name)
-    rest = [name for name in header if name not in columns.values()]
+    rest = [name for name in header if name not in ("boxes", *columns.values())]
     if "label" not in columns and len(rest) == 1:
         columns["label"] = rest[0]
     return columns

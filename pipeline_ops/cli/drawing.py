@@ -1,41 +1,65 @@
-"""A picture of the effect of stages: raw examples on the left, their results on the right.
+"""Pictures of examples, with labels and boxes.
 
-Labels and boxes are drawn. The preview reads only the raw files that it shows, and writes only the
-picture. `trainyard preview` calls it, the job does not. All examples are treated as training
-examples, so that `augment` shows its copies.
+`trainyard preview` shows the effect of stages: raw examples on the left, their results on the
+right. All are treated as training examples, so that `augment` shows its copies. `trainyard run`
+shows examples of a new data set, from the beginnings of its shards. TensorFlow is not imported.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
 
 import cv2
 from PIL import Image, ImageDraw
 
+from beam_jobs.io.example import parse
 from beam_jobs.io.raw import read_raw
+from beam_jobs.io.tfrecord_files import scan_records
 from beam_jobs.planning.plan import hash_key
 from beam_jobs.stages import BoundStage, run_stages
 from beam_jobs.stages.stage import Example, Rejected
-from pipeline_ops.cli.deep_validation import read_source
+from pipeline_ops.artifacts.dataset import (
+    BOX_EDGES,
+    BOX_LABEL,
+    ENCODED,
+    KEY,
+    LABEL,
+    DatasetFigures,
+    list_removed_positions,
+    list_shards,
+)
+from pipeline_ops.artifacts.manifest import Manifest, locate_file, read_manifest
+from pipeline_ops.cli.arguments import read_source
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.pages.drawing import (
     CELL_PIXELS,
     GAP_PIXELS,
+    LARGE_CELL_PIXELS,
     TEXT_PIXELS,
     LabelledBox,
     count_boxes,
+    decode_image,
     draw_cell,
     draw_grid,
     load_font,
 )
+from pipeline_ops.storage.store_path import StorePath
 
 _STEP_PIXELS = CELL_PIXELS + GAP_PIXELS
 _MAX_RESULTS_SHOWN = 4
 """Maximum number of results that are shown of one example."""
+_NUM_EXAMPLES = 9
+_NUM_PARSED = 64
+"""The number of examples among which those with different classes are looked for."""
+_MAX_BYTES = 4 << 20
+"""Bytes to read of a shard."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,3 +183,53 @@ def _draw_example(example: Example | None, key: str, caption: str) -> Image.Imag
     text = ", ".join([f"{width}x{height}", content, *([caption] if caption else [])])
     image = Image.fromarray(example.image[:, :, 0] if channels == 1 else example.image)
     return draw_cell(image, boxes, key, text, color)
+
+
+def draw_examples(dataset: StorePath) -> bytes:
+    """Draws up to nine training examples of a data set as a PNG file, by the path of its manifest.
+
+    They show as many classes as possible. A data set always gives the same picture.
+    """
+    manifest = read_manifest(dataset)
+    figures = DatasetFigures.model_validate(manifest.figures)
+    examples = list(islice(_read_examples(dataset, manifest), _NUM_PARSED))
+    if not examples:
+        raise DataError(f"{dataset}: no training example can be read from the data set")
+    label = BOX_LABEL if figures.task == "detection" else LABEL
+    chosen = _choose([set(example[label]) for example in examples])
+    return draw_grid([_draw_parsed(examples[i], figures) for i in chosen], columns=3)
+
+
+def _read_examples(dataset: StorePath, manifest: Manifest) -> Iterator[dict[str, list[Any]]]:
+    shards, removed = list_shards(manifest, "train"), list_removed_positions(manifest, "train")
+    for shard, positions in zip(shards, removed, strict=True):
+        start = locate_file(dataset, shard).read_range(0, min(shard.num_bytes, _MAX_BYTES))
+        for position, (_, record) in enumerate(scan_records(io.BytesIO(start), len(start))):
+            if isinstance(record, bytes) and position not in positions:
+                yield parse(record)
+
+
+def _choose(labels: Sequence[set[int]]) -> list[int]:
+    """Prefers examples with a class that no earlier one has. Returns their positions in order."""
+    seen: set[int] = set()
+    is_new = []
+    for found in labels:
+        is_new.append(bool(found - seen))
+        seen |= found
+    ranked = sorted(range(len(labels)), key=lambda i: not is_new[i])
+    return sorted(ranked[:_NUM_EXAMPLES])
+
+
+def _draw_parsed(example: dict[str, list[Any]], figures: DatasetFigures) -> Any:
+    image, names = decode_image(example[ENCODED][0]), figures.class_names
+    boxes = []
+    if figures.task == "detection":
+        edges = zip(*(example[edge] for edge in BOX_EDGES), strict=True)
+        labels = (names[label] for label in example[BOX_LABEL])
+        boxes = [LabelledBox(box, label) for box, label in zip(edges, labels, strict=True)]
+        content = count_boxes(len(boxes))
+    else:
+        content = names[example[LABEL][0]]
+    size = f"{image.width}x{image.height}, " if image else ""
+    key = example[KEY][0].decode("utf-8", "backslashreplace")
+    return draw_cell(image, boxes, key, f"{size}{content}", side=LARGE_CELL_PIXELS)

@@ -31,7 +31,7 @@ class Trainyard:
             "train.on_divergence": {"max_loss": 100.0},
             "train.optimizer": {"name": "sgd", "learning_rate": 0.01},
             "train.best_checkpoint": {"monitor": "validation_accuracy"},
-            "search": {"parameters": {RATE: [0.0001, 10.0, 0.05]}, "max_parallel": 2},
+            "search": {"parameters": {RATE: [0.0001, 10.0, 0.05]}},
             "evaluate.gate": [{"metric": "accuracy", "at_least": 0.2}],
         }
         self.config = write_config(folder, changes)
@@ -103,7 +103,6 @@ def test_a_pruned_trial_is_skipped_and_explain_knows_it(first, trainyard):
     words = set_words(
         "train.epochs=20",  # the pruner needs an epoch after the one it decides on
         "search.pruner=asha",
-        "search.max_parallel=1",
         f"search.parameters={{{RATE}: [0.05, 1e-7]}}",
     )
     done = trainyard("run", str(trainyard.config), "--json", *words)
@@ -121,7 +120,7 @@ def test_a_pruned_trial_is_skipped_and_explain_knows_it(first, trainyard):
 def test_validate_says_what_will_be_tried_and_names_a_trial_that_can_not_be(trainyard):
     fine = trainyard("validate", str(trainyard.config))
     assert (
-        "search     3 trials (grid) over train.optimizer.learning_rate; 2 at a time; "
+        "search     3 trials (grid) over train.optimizer.learning_rate; 1 at a time; "
         "the trial with the best validation_accuracy is used"
     ) in fine.stdout
     wrong = trainyard(
@@ -129,3 +128,10 @@ def test_validate_says_what_will_be_tried_and_names_a_trial_that_can_not_be(trai
     )
     assert wrong.returncode == 78
     assert "trial-001 (optimizer.learning_rate -1)" in wrong.stderr + wrong.stdout
+
+
+def test_the_number_of_trials_at_a_time_is_part_of_the_dag(trainyard):
+    words = set_words("search.max_parallel=2")
+    refused = trainyard("run", str(trainyard.config), *words)
+    assert refused.returncode == 78
+    assert "--set search.max_parallel: cannot be set for a single run" in refused.stderr

@@ -96,7 +96,7 @@ def test_every_page_of_the_other_teams_pipelines_is_forbidden(scene):
     """Checks every route of the application. Without a login, all routes are refused."""
     with untouched(scene), scene.teams.anonymous() as anonymous:
         for method, path in routes():
-            address = "/trainyard" + path.replace("{dag_id}", "b_digits")
+            address = "/trainyard" + path.format(dag_id="b_digits", name="style", suffix="css")
             query, form = {"run_id": scene.finished_b.run_id}, FORM if method == "POST" else None
             assert (
                 anonymous.request(

@@ -316,8 +316,11 @@ def _validate_dag_unchanged(file_config: PipelineConfig, config: PipelineConfig)
         and (scalar_key := key.partition("[]")[0])
         and get_value(file_config, scalar_key) != get_value(config, scalar_key)
     ]
-    if (file_config.search is None) != (config.search is None):
-        changed.append("search")
+    before, after = file_config.search, config.search
+    if before is None or after is None:
+        changed += ["search"] if before is not after else []
+    elif before.max_parallel != after.max_parallel:
+        changed.append("search.max_parallel")
     if file_config.evaluate.approval is None and config.evaluate.approval is not None:
         changed.append("evaluate.approval")
     if changed:

@@ -7,9 +7,9 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check --no-input
 # uv does not read pip's settings of an index, a proxy or certificates. Those of the environment come last and win.
-LIKE_PIP := $$($(PIP) config list | sort -r | sed -nE \
-    -e 's/^[^=]*\.index-url=/export UV_DEFAULT_INDEX=/p' -e 's/^[^=]*\.extra-index-url=/export UV_INDEX=/p' \
-    -e 's/^[^=]*\.find-links=/export UV_FIND_LINKS=/p' -e 's/^[^=]*\.trusted-host=/export UV_INSECURE_HOST=/p' \
+LIKE_PIP := $$($(PIP) config list | sort -r | sed -nE -e 's/\\n/ /g' \
+    -e 's/^[^=]*\.index.url=/export UV_DEFAULT_INDEX=/p' -e 's/^[^=]*\.extra.index.url=/export UV_INDEX=/p' \
+    -e 's/^[^=]*\.find.links=/export UV_FIND_LINKS=/p' -e 's/^[^=]*\.trusted.host=/export UV_INSECURE_HOST=/p' \
     -e 's/^[^=]*\.cert=/export SSL_CERT_FILE=/p' -e 's/^[^=]*\.proxy=/export ALL_PROXY=/p')
 INSTALL := eval "$(LIKE_PIP)"; $(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --compile-bytecode
 RAW := .trainyard/raw/digits

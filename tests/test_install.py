@@ -14,23 +14,28 @@ PYTHON = f"""#!/bin/sh
 case "$*" in *"config list"*) exec {sys.executable} "$@";; esac
 """
 UV = '#!/bin/sh\nenv > "$(dirname "$0")/environment"\n'
-SETTINGS = """[global]
-index-url = https://packages.example/simple
-extra-index-url = https://more.example/simple
-find-links = /srv/wheels
-cert = /etc/company.pem
-proxy = http://proxy.example:3128
-"""
+SETTINGS = {
+    "UV_DEFAULT_INDEX": ("INDEX_URL", "https://packages.example/pypi"),
+    "UV_INDEX": ("EXTRA_INDEX_URL", "https://more.example/pypi https://other.example/pypi"),
+    "UV_FIND_LINKS": ("FIND_LINKS", "wheels"),
+    "UV_INSECURE_HOST": ("TRUSTED_HOST", "more.example"),
+    "SSL_CERT_FILE": ("CERT", "company.pem"),
+    "ALL_PROXY": ("PROXY", "http://proxy.example:3128"),
+}
+"""The variables of uv, and the settings of pip by their names in the environment."""
 
 
-@pytest.mark.parametrize("variable", [{}, {"PIP_INDEX_URL": "https://mine.example/simple"}])
+@pytest.mark.parametrize("variable", [{}, {"PIP_INDEX_URL": "https://mine.example/pypi"}])
 def test_uv_gets_the_settings_of_pip_and_those_of_the_environment_win(tmp_path, variable):
     programs = tmp_path / "venv" / "bin"
     programs.mkdir(parents=True)
     for name, text in (("python", PYTHON), ("uv", UV)):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
-    (tmp_path / "pip.conf").write_text(SETTINGS)
+    lines = ["[global]"]
+    for setting, value in SETTINGS.values():  # several values are on lines of their own
+        lines.append(f"{setting.lower().replace('_', '-')} = " + value.replace(" ", "\n    "))
+    (tmp_path / "pip.conf").write_text("\n".join(lines))
     others = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     environment = others | {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")} | variable
     subprocess.run(
@@ -43,10 +48,5 @@ def test_uv_gets_the_settings_of_pip_and_those_of_the_environment_win(tmp_path, 
     found = dict(
         line.partition("=")[::2] for line in (programs / "environment").read_text().splitlines()
     )
-    assert {
-        "UV_DEFAULT_INDEX": variable.get("PIP_INDEX_URL", "https://packages.example/simple"),
-        "UV_INDEX": "https://more.example/simple",
-        "UV_FIND_LINKS": "/srv/wheels",
-        "SSL_CERT_FILE": "/etc/company.pem",
-        "ALL_PROXY": "http://proxy.example:3128",
-    }.items() <= found.items()
+    for name, (setting, value) in SETTINGS.items():
+        assert found[name] == variable.get(f"PIP_{setting}", value)

@@ -35,7 +35,7 @@ def project(tmp_path: Path, monkeypatch) -> Path:
 
 @pytest.fixture
 def repository(project) -> Path:
-    """As much of this repository as a stage and its test need."""
+    """Copies the part of this repository that a stage and its test need."""
     for folder in ("beam_jobs", "pipeline_ops", "tests/beam_jobs"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(CODE_ROOT / folder, project / folder, ignore=ignore)

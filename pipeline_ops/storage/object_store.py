@@ -68,8 +68,11 @@ class ObjectStore:
 
     def _to_object(self, key: str) -> str:
         """The name of an object in the bucket."""
+        return self._join(key and parse_relative_path(key))
+
+    def _join(self, name: str) -> str:
         prefix = self.root.partition("://")[2].partition("/")[2]
-        return "/".join(filter(None, [prefix, key and parse_relative_path(key)]))
+        return "/".join(filter(None, [prefix, name]))
 
     def read(self, key: str, max_bytes: int) -> bytes:
         content = remember(
@@ -86,24 +89,29 @@ class ObjectStore:
         return io.BytesIO(self.read(key, max_bytes))
 
     def read_range(self, key: str, start: int, num_bytes: int) -> bytes:
-        if num_bytes == 0:
-            return b""
+        return self.read_object(parse_relative_path(key), start, num_bytes)[0] if num_bytes else b""
 
-        def get() -> bytes:
+    def read_object(self, name: str, start: int, num_bytes: int) -> tuple[bytes, Entry | None]:
+        """A part of an object, whose name need not be a path of ours, and the entry of the object.
+
+        The entry is None if the object ends before the part. Raises FileNotFoundError.
+        """
+        path = self._join(name)
+
+        def get() -> tuple[bytes, Entry | None]:
             try:
-                return bytes(
-                    obstore.get_range(
-                        self._client, self._to_object(key), start=start, length=num_bytes
-                    )
+                found = obstore.get(
+                    self._client, path, options={"range": (start, start + num_bytes)}
                 )
+                return bytes(found.bytes()), _to_entry(found.meta, path.rpartition("/")[0])
             except obstore.exceptions.GenericError as error:
                 if not is_empty_range(error):
                     raise
-                return b""
+                return b"", None
 
-        content = self._ask(key, get)
+        content, entry = self._ask(name, get)
         count_usage(read=len(content))
-        return content
+        return content, entry
 
     def read_blocks(self, key: str) -> Iterator[bytes]:
         return self._read_from_start(key, None)
@@ -114,24 +122,11 @@ class ObjectStore:
         The first request asks for a part, too: its answer has the size of the whole file.
         """
 
-        def get_first() -> tuple[bytes, int]:
-            try:
-                found = obstore.get(
-                    self._client, self._to_object(key), options={"range": (0, BLOCK_BYTES)}
-                )
-                return bytes(found.bytes()), found.meta["size"]
-            except obstore.exceptions.GenericError as error:
-                if not is_empty_range(error):
-                    raise
-                return b"", 0
-
-        content, size = self._ask(key, get_first)
-        count_usage(read=len(content))
-        if not content:
+        content, entry = self.read_object(parse_relative_path(key), 0, BLOCK_BYTES)
+        if entry is None:
             return
         yield content
-        if max_bytes is not None:
-            size = min(size, max_bytes + 1)
+        size = entry.num_bytes if max_bytes is None else min(entry.num_bytes, max_bytes + 1)
         starts = range(BLOCK_BYTES, size, BLOCK_BYTES)
         if not starts:
             return
@@ -300,4 +295,6 @@ class ObjectStore:
 
 def _to_entry(meta: ObjectMeta, folder: str) -> Entry:
     name = meta["path"].removeprefix(f"{folder}/") if folder else meta["path"]
-    return Entry(name, meta["size"], meta["last_modified"].timestamp())
+    modified = meta["last_modified"].timestamp()
+    version = (meta["e_tag"] or str(modified)).strip('"')
+    return Entry(name, meta["size"], modified, version=version)

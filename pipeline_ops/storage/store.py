@@ -33,12 +33,15 @@ class Entry:
       num_bytes: the size; 0 for a folder.
       modified: seconds since 1970, by the store's clock; 0 for a folder of a bucket.
       is_folder: whether it holds other entries.
+      version: changes with every write of an object: its etag, or the time if it has none. "" for
+        a file or folder of a file system.
     """
 
     name: str
     num_bytes: int
     modified: float
     is_folder: bool = False
+    version: str = ""
 
 
 class LogWriter(Protocol):

@@ -24,10 +24,10 @@ from pipeline_ops.errors import MachineError, TrainyardError
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_raw_key
 from pipeline_ops.storage.open_store import open_bucket
 from pipeline_ops.storage.snapshot import map_requests
-from pipeline_ops.storage.store import Entry
+from pipeline_ops.storage.store_path import Entry
 
 if TYPE_CHECKING:
-    from pipeline_ops.storage.object_store import ObjectStore
+    from pipeline_ops.storage.object_store import ObjectPath
 
 _BUFFER_BYTES = 8 << 20
 _PARALLEL = 16
@@ -55,7 +55,7 @@ class RemoteFolder:
           ConfigError: there is no such bucket, or the credentials do not allow listing.
           MachineError: the store can't be reached.
         """
-        entries = self._store.walk("")
+        entries = self._root.walk()
         folders = {entry.name.rpartition("/")[0] for entry in entries}
         files = (_to_raw_file(entry) for entry in entries if not _is_marker(entry, folders))
         return tuple(sorted((file for file in files if file), key=lambda file: file.key))
@@ -66,7 +66,7 @@ class RemoteFolder:
         if parent.endswith("/"):  # the URI of a bucket
             return None
         with contextlib.suppress(TrainyardError):
-            siblings = [entry.name for entry in open_bucket(parent).list_folder("")]
+            siblings = [entry.name for entry in open_bucket(parent).list_folder()]
             if similar := difflib.get_close_matches(name, siblings, n=1):
                 return f"{parent}/{similar[0]}"
         return None
@@ -97,7 +97,7 @@ class RemoteFolder:
             return b""
         name = unquote_to_bytes(file.key).decode()
         try:
-            content, found = self._store.read_object(name, offset, num_bytes)
+            content, found = (self._root / name).read_version(offset, num_bytes)
         except FileNotFoundError as error:
             raise MachineError(
                 f"cannot read {file.key}, which existed when the run started: {error}. Retry."
@@ -107,7 +107,7 @@ class RemoteFolder:
         return content
 
     @property
-    def _store(self) -> ObjectStore:
+    def _root(self) -> ObjectPath:
         return open_bucket(self.uri)
 
 

@@ -17,7 +17,7 @@ from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.registry.model_store import VersionWriter
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.version import Version
-from pipeline_ops.storage.object_client import _make_client
+from pipeline_ops.storage.object_store import _make_client
 from pipeline_ops.system import lease
 
 

@@ -25,7 +25,7 @@ from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.cli.embedded_airflow import OWNER_ONLY, PROGRAMS, make_bundle
 from pipeline_ops.planning.job_kinds import JOBS
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import open_root
 
 CANARY = "canary-7f3a9b"

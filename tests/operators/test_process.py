@@ -32,7 +32,7 @@ from pipeline_ops.operators.job_start import prepare_job, start_job
 from pipeline_ops.operators.task_run import TaskRun, find_running_job
 from pipeline_ops.operators.tasks import TrainOperator
 from pipeline_ops.planning.plan import JobPlan, plan_job
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.system.lease import hold_lease
 from pipeline_ops.system.processes import (

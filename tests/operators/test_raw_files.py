@@ -19,7 +19,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.operators.assets import RawFilesTrigger, is_new
 from pipeline_ops.operators.factory import make_dag
 from pipeline_ops.operators.tasks import PreprocessOperator
-from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.open_store import open_root
 
 

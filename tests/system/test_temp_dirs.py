@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.own_folders import open_private_folder, remove_folder
+from pipeline_ops.storage.local_files import open_private_folder, remove_folder
 from pipeline_ops.system.temp_dirs import (
     get_scratch_path,
     sweep,
@@ -26,7 +26,7 @@ from pipeline_ops.system.temp_dirs import (
 
 _WRITE_AND_WAIT = """
 import sys, tempfile
-from pipeline_ops.storage.own_folders import open_private_folder, remove_folder
+from pipeline_ops.storage.local_files import open_private_folder, remove_folder
 from pipeline_ops.system.temp_dirs import use_temporary_folder
 with use_temporary_folder("test"):
     tempfile.mkstemp()

@@ -1,10 +1,8 @@
 """Retention: what a pipeline keeps below the storage root, and what `trainyard gc` removes.
 
-The decision is pure. `inventory.py` lists what lies there, `needs.py` says what is needed and why,
-and `candidates.py` names the rest. Then `collector.py` acts, in two phases. The first call marks a
-candidate with the time, in `<root>/gc/<pipeline>.json`. A later call removes it, if the mark is
-older than the grace period, and if it is still a candidate and was not touched since. All times are
-those of the store.
+The decision is pure. `inventory.py` lists what lies there, and `needs.py` says what is needed and
+why, and names the rest. Then `collector.py` removes the rest, except for what was written or used
+within the grace period. All times are those of the store.
 
 Why this is safe beside runs:
 
@@ -21,7 +19,7 @@ Why this is safe beside runs:
 - A file that any present manifest references stays, even if that manifest is not needed.
 - A collector that is killed leaves an artifact without a manifest, which counts as absent. The next
   call removes the rest. Two collectors exclude each other by a lease. One that was paused while
-  another took over sees the same marks, and checks each of them again at the removal.
+  another took over looks at each candidate again before its removal.
 
 Only what shows that this program has written it is ever removed: a run with a readable record or
 request, an artifact with a manifest or a lock, and names that hold a fingerprint, at the places of

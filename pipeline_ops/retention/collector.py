@@ -1,34 +1,39 @@
-"""One call of `trainyard gc` for one pipeline: decides, marks, and removes what is due."""
+"""One call of `trainyard gc` for one pipeline: decides, and removes what is old enough."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
 
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import Manifest
+from pipeline_ops.artifacts.layout import Layout, lock_file, usage_file, work_folder
+from pipeline_ops.artifacts.manifest import MAX_BYTES, NAME, Manifest
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.storage import Keep
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.retention.candidates import KINDS, Candidate, find_candidates
-from pipeline_ops.retention.inventory import Inventory, take_inventory
-from pipeline_ops.retention.marks import Mark, read_marks, update_marks, write_marks
+from pipeline_ops.retention.inventory import Inventory, StoredArtifact, take_inventory
 from pipeline_ops.retention.needs import (
     DAY_SECONDS,
+    KINDS,
     WAITING_SECONDS,
+    Candidate,
     Needs,
     Policy,
+    collect_references,
+    find_candidates,
     find_needs,
 )
-from pipeline_ops.retention.removal import Remover, Total
+from pipeline_ops.storage.snapshot import read_once
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system import lease as lease_module
 from pipeline_ops.system.lease import hold_lease
+from pipeline_ops.system.locks import ResourceHeld
 
 _LOCK_SECONDS = 600.0
 _DECISION_SECONDS = 600.0
-"""The time after which what is needed is found out again."""
+"""The needs are computed again after this time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +43,8 @@ class Options:
     Attributes:
       is_dry_run: writes and removes nothing.
       older_than_days: replaces `storage.keep.days`.
-      grace_seconds: the time between a mark and the removal.
-      read_clock: the time for marks and ages. By default the store's.
+      grace_seconds: the time for which everything stays after its last change or use.
+      read_clock: the time for ages. By default the store's.
     """
 
     is_dry_run: bool = False
@@ -49,8 +54,20 @@ class Options:
 
 
 @dataclasses.dataclass
+class Total:
+    """A number of files, and their bytes."""
+
+    num_files: int = 0
+    num_bytes: int = 0
+
+    def add(self, num_files: int, num_bytes: int) -> None:
+        self.num_files += num_files
+        self.num_bytes += num_bytes
+
+
+@dataclasses.dataclass
 class Report:
-    """The findings and deeds of one call, by kind. `waiting` are the marked ones that were left."""
+    """The findings and deeds of one call, by kind. `waiting` is not needed, and too young to go."""
 
     kept: Total = dataclasses.field(default_factory=Total)
     waiting: dict[str, Total] = dataclasses.field(default_factory=dict)
@@ -62,7 +79,7 @@ class Report:
     foreign: list[str] = dataclasses.field(default_factory=list)
     """The paths of what nothing shows to be Trainyard's. It stays."""
     paths: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    """The marked paths with their rules, as they were before the removal."""
+    """The candidates with their rules, as they were before the removal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +92,7 @@ class _Decision:
 
 
 def collect(config: PipelineConfig, options: Options) -> Report:
-    """Marks what a pipeline does not need, and removes what was marked long enough ago.
+    """Removes what a pipeline does not need, and what was not touched within the grace period.
 
     Raises:
       MachineError: another collector works on this root, or the store failed.
@@ -85,8 +102,7 @@ def collect(config: PipelineConfig, options: Options) -> Report:
     layout = Layout(config.root, config.pipeline)
     if options.is_dry_run:
         decision = _decide(config, layout, options, time.time())
-        marks = update_marks(read_marks(layout), decision.candidates, decision.now)
-        return _make_report(decision, marks)
+        return _make_report(decision, decision.candidates)
     with hold_lease(layout.root / "gc" / "lock", f"trainyard gc in {layout.root}", _LOCK_SECONDS):
         removed: dict[str, Total] = {}
         while True:
@@ -96,16 +112,14 @@ def collect(config: PipelineConfig, options: Options) -> Report:
 
 
 def explain_path(config: PipelineConfig, path: str, options: Options) -> str:
-    """Says why a path below the root stays, or since when it is marked."""
+    """Says why a path below the root stays, or from when on it is removed."""
     layout = Layout(config.root, config.pipeline)
     key = path.removeprefix(f"{layout.root}/").strip("/")
     decision = _decide(config, layout, options, time.time())
-    marks = read_marks(layout)
     for candidate in decision.candidates:
         if _is_below(key, candidate.path) or key in {file.name for file in candidate.content.files}:
-            mark = marks.get(candidate.path)
-            since = f"marked since {_format_time(mark.since)}" if mark else "not yet marked"
-            text = f"{candidate.path}: {candidate.rule}. It is {since}."
+            due = _format_time(candidate.touched + options.grace_seconds)
+            text = f"{candidate.path}: {candidate.rule}. It is removed from {due} on."
             if referenced := _find_kept_files(candidate, key):
                 text += f" {', '.join(referenced)} will stay: other artifacts reference it."
             return text
@@ -137,27 +151,24 @@ def _collect_once(
     start = time.monotonic()
     now = (options.read_clock or _read_store_clock)(layout.root)
     decision = _decide(config, layout, options, now)
-    marks = update_marks(read_marks(layout), decision.candidates, now)
-    write_marks(layout, marks)
-    report, remover = _make_report(decision, marks), Remover(layout, decision.inventory)
-    is_complete = True
+    before = now - options.grace_seconds
+    remover, waiting = Remover(layout, decision.inventory, before), list[Candidate]()
+    problems, is_complete = list[str](), True
     for candidate in decision.candidates:
-        mark = marks[candidate.path]
-        if mark.since == now or now - mark.since < options.grace_seconds:
-            continue
-        if time.monotonic() - start > _DECISION_SECONDS:
-            is_complete = False
-            break
-        try:
-            total = remover.remove(candidate, mark)
-        except DataError as error:
-            report.problems.append(str(error))
-            continue
+        total = None
+        is_complete = is_complete and time.monotonic() - start <= _DECISION_SECONDS
+        if is_complete and candidate.touched < before:
+            try:
+                total = remover.remove(candidate)
+            except DataError as error:
+                problems.append(str(error))
         if total:
-            del marks[candidate.path]
             removed.setdefault(candidate.kind, Total()).add(total.num_files, total.num_bytes)
-    write_marks(layout, marks)
-    report.waiting, report.removed = _sum_waiting(decision.candidates, marks), removed
+        else:
+            waiting.append(candidate)
+    report = _make_report(decision, waiting)
+    report.problems += problems
+    report.removed = removed
     return report, is_complete
 
 
@@ -249,34 +260,28 @@ def _read_store_clock(root: StorePath) -> float:
     return entry.modified if entry else time.time()
 
 
-def _make_report(decision: _Decision, marks: dict[str, Mark]) -> Report:
+def _make_report(decision: _Decision, waiting: list[Candidate]) -> Report:
     report = Report(
         problems=list(decision.needs.problems),
         others=list(decision.others),
         foreign=list(decision.inventory.foreign),
     )
-    marked = {file.name for each in decision.candidates for file in each.content.files}
+    unneeded = {file.name for each in decision.candidates for file in each.content.files}
     inventory = decision.inventory
     contents = [each.content for each in inventory.runs] + list(inventory.shared)
     for artifact in inventory.artifacts:
         contents += [artifact.content, *artifact.companions.values()]
     for content in contents:
         for file in content.files:
-            if file.name not in marked:
+            if file.name not in unneeded:
                 report.kept.add(1, file.num_bytes)
-    report.waiting = _sum_waiting(decision.candidates, marks)
+    for kind in KINDS:
+        for candidate in waiting:
+            if candidate.kind == kind:
+                total = report.waiting.setdefault(kind, Total())
+                total.add(len(candidate.content.files), candidate.content.num_bytes)
     report.paths = [(each.path, each.rule) for each in decision.candidates]
     return report
-
-
-def _sum_waiting(candidates: list[Candidate], marks: dict[str, Mark]) -> dict[str, Total]:
-    waiting: dict[str, Total] = {}
-    for kind in KINDS:
-        for each in candidates:
-            if each.kind == kind and each.path in marks:
-                total = waiting.setdefault(kind, Total())
-                total.add(len(each.content.files), each.content.num_bytes)
-    return waiting
 
 
 def _find_kept_files(candidate: Candidate, key: str) -> list[str]:
@@ -294,3 +299,104 @@ def _is_below(path: str, folder: str) -> bool:
 
 def _format_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds)) + " UTC"
+
+
+class Remover:
+    """Removes candidates, each after another look: what was touched since `before` stays.
+
+    Artifacts are to be given newest first: what a removed manifest has referenced is free for the
+    ones after it.
+    """
+
+    def __init__(self, layout: Layout, inventory: Inventory, before: float):
+        self._layout, self._root, self._before = layout, layout.root, before
+        self._present = {each.key: each for each in inventory.artifacts if each.manifest}
+
+    def remove(self, candidate: Candidate) -> Total | None:
+        """Removes a candidate. Returns None if it is in use, or was touched in the meantime."""
+        try:
+            if candidate.artifact:
+                return self._remove_of_artifact(candidate, candidate.artifact)
+        except ResourceHeld:
+            return None
+        return self._remove_files(self._root / candidate.path)
+
+    def _remove_of_artifact(self, candidate: Candidate, artifact: StoredArtifact) -> Total | None:
+        folder = self._layout.artifact(artifact.job, artifact.fingerprint)
+        resource = f"the {artifact.job} of {self._layout.pipeline} {artifact.fingerprint}"
+        # In a bucket it takes a while to see that a holder on another host is dead.
+        wait_seconds = 0.0 if folder.is_local else lease_module.LEASE_SECONDS + 10
+        with hold_lease(lock_file(folder), resource, wait_seconds) as lease:
+            if candidate.kind == "artifact":
+                if not self._withdraw(folder):
+                    return None
+                del self._present[artifact.key]
+            elif not artifact.made and (folder / NAME).exists():
+                return None  # it was made in the meantime
+            if candidate.kind in ("artifact", "remains", "upload"):
+                removed = self._remove_unlisted_files(artifact, self._root / candidate.path)
+            elif candidate.kind == "lock":
+                removed = Total()
+            else:
+                removed = self._remove_files(self._root / candidate.path)
+            if removed and candidate.kind == "artifact":
+                work_folder(folder).remove_tree()
+            if removed is not None and not _is_there(folder, work_folder(folder)):
+                usage_file(folder).remove()
+                removed.add(1, 0)  # the lock
+                lease.discard()
+        return removed
+
+    def _remove_unlisted_files(self, artifact: StoredArtifact, folder: StorePath) -> Total | None:
+        """Removes the files of an artifact that no present manifest lists."""
+        present = (each for each in self._present.values() if each.job == artifact.job)
+        listed = collect_references(present).get(artifact.job, set())
+        job, removed = self._layout.artifacts(artifact.job), Total()
+        for file in folder.walk():
+            place = folder / file.name
+            if place.key.removeprefix(f"{job.key}/") not in listed:
+                if file.modified >= self._before:
+                    return None
+                place.remove()
+                removed.add(1, file.num_bytes)
+        if not folder.walk():
+            folder.remove_tree()
+        return removed
+
+    def _remove_files(self, place: StorePath) -> Total | None:
+        """Removes a file, or a folder with everything in it, that was not touched."""
+        if entry := place.stat():
+            if entry.modified >= self._before:
+                return None
+            place.remove()
+            return Total(1, entry.num_bytes)
+        with read_once():  # in a bucket, exactly the files that were looked at are removed
+            files = place.walk()
+            if any(file.modified >= self._before for file in files):
+                return None
+            place.remove_tree()
+        return Total(len(files), sum(file.num_bytes for file in files))
+
+    def _withdraw(self, artifact: StorePath) -> bool:
+        """Removes the manifest of an artifact, unless it was used in the meantime.
+
+        A run that records its use in between may have found the manifest. It is then put back.
+        """
+        manifest = artifact / NAME
+        if self._was_used(artifact):
+            return False
+        content = manifest.read(MAX_BYTES)
+        manifest.remove()
+        if self._was_used(artifact):
+            with contextlib.suppress(FileExistsError):
+                manifest.create(content)
+            return False
+        return True
+
+    def _was_used(self, artifact: StorePath) -> bool:
+        times = (path.stat() for path in (artifact / NAME, usage_file(artifact)))
+        return any(entry and entry.modified >= self._before for entry in times)
+
+
+def _is_there(*folders: StorePath) -> bool:
+    return any(folder.walk() for folder in folders)

@@ -1,6 +1,6 @@
 """Removes what dead jobs have left on this host: folders of jobs, and cached files.
 
-Both are used by processes of this host only, so no mark is needed. What a living job of this user
+Both are used by processes of this host only, so their age is enough. What a living job of this user
 works in, and what any process uses, stays.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline_ops.config.train import InputOptions
 from pipeline_ops.jobs.local_inputs import open_host_cache
 from pipeline_ops.jobs.workspace import find_jobs_folder
-from pipeline_ops.retention.removal import Total
+from pipeline_ops.retention.collector import Total
 from pipeline_ops.storage.digest import compute_digest
 from pipeline_ops.storage.local_files import remove_own_folder
 from pipeline_ops.system.processes import ATTEMPT_VARIABLE, find_environment_values

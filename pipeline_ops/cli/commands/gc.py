@@ -9,9 +9,8 @@ from pathlib import Path
 from pipeline_ops.cli.arguments import Commands, add_command, add_configs, list_config_files
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import DataError, ExitCode
-from pipeline_ops.retention.collector import Options, Report, collect, explain_path
+from pipeline_ops.retention.collector import Options, Report, Total, collect, explain_path
 from pipeline_ops.retention.host_leftovers import remove_host_leftovers
-from pipeline_ops.retention.removal import Total
 
 _MAX_FOREIGN_SHOWN = 5
 _UNITS = {"d": 86400, "h": 3600}
@@ -36,23 +35,23 @@ def add_parser(commands: Commands) -> None:
         metavar="AGE",
         type=_parse_seconds,
         default=86400.0,
-        help="Time between the mark and the removal, for example 12h. Default: 1d. A shorter one "
-        "is safe while no run is active.",
+        help="Leave what was written or used within this time, for example 12h. Default: 1d. A "
+        "shorter one is safe while no run is active.",
     )
     parser.add_argument(
-        "--why", metavar="PATH", help="Print why one path stays, or since when it is marked."
+        "--why", metavar="PATH", help="Print why one path stays, or from when on it is removed."
     )
 
 
 def gc(arguments: argparse.Namespace) -> int:
     """Remove runs and artifacts that nothing needs.
 
-    The first call marks what storage.keep does not ask for and nothing needs. A call
-    that comes later than the grace period removes it. Without storage.keep and
-    --older-than, only leftovers of killed jobs are removed.
+    What storage.keep does not ask for and nothing needs is removed, if it was neither
+    written nor used within the grace period. Without storage.keep and --older-than, only
+    leftovers of killed jobs are removed.
 
     Examples:
-      trainyard gc                             mark and remove, for all configs
+      trainyard gc                             remove it, for all configs
       trainyard gc digits.yaml --dry-run       show it, and change nothing
       trainyard gc digits.yaml --older-than 30d
                                                keep the runs of the last 30 days
@@ -86,7 +85,7 @@ def format_report(config: PipelineConfig, report: Report, is_dry_run: bool = Fal
     lines = [
         f"{config.pipeline}: {config.root}",
         f"  stays: {_format_total(report.kept)}",
-        *_format_totals("marked" if not is_dry_run else "would be marked", report.waiting),
+        *_format_totals("not needed" if is_dry_run else "too young", report.waiting),
         *_format_totals("removed", report.removed),
         *(f"  no artifact is removed, because {problem}" for problem in report.problems),
         *(f"  a problem of others: {problem}" for problem in report.others),

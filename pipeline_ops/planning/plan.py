@@ -161,12 +161,11 @@ def _plan_evaluate(run: _Run) -> JobPlan:
 
 
 def _plan_export(run: _Run) -> JobPlan:
-    config, inputs, key = run.config, run.inputs("export"), run.config.export.signing_key
+    config, inputs = run.config, run.inputs("export")
     # Without the format, optional packages of another pipeline change no fingerprint.
     packages = _ONNX if "onnx" in config.export.formats else ()
     fingerprint = _fingerprint("export", run, _digests(inputs), packages=packages)
-    signing_key = key and str(config.resolve_path(key))
-    resolved = {"registry": str(config.registry), "signing_key": signing_key}
+    resolved = {"registry": str(config.registry)}
     return _decide(_request("export", run, fingerprint, inputs, resolved), run)
 
 

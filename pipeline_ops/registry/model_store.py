@@ -49,7 +49,7 @@ class ModelStore(Protocol):
         """The folder of a version. The folder need not exist."""
 
     def read_file(self, number: int, name: str) -> bytes | None:
-        """The content of a version's manifest or signature. None if there is none."""
+        """The content of a version's file. None if there is none."""
 
     def publishing(self) -> contextlib.AbstractContextManager[AddVersion]:
         """Holds the store while a version is added. Removes the leftovers of killed publishers.

@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline_ops.artifacts.manifest import MAX_BYTES, NAME, SIGNATURE, ManifestFile, fetch_file
+from pipeline_ops.artifacts.manifest import MAX_BYTES, NAME, ManifestFile, fetch_file
 from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
 from pipeline_ops.jobs.local_inputs import open_host_cache
@@ -136,8 +136,6 @@ class ObjectModelStore:
     def _upload(self, number: int, made: Path, lease: Lease) -> None:
         content, target = (made / NAME).read_bytes(), self.folder / str(number)
         paths = [file.path for file in parse_version(content, str(target)).files]
-        if (made / SIGNATURE).exists():
-            paths.append(SIGNATURE)
         map_requests(lambda path: (target / path).upload(made / path), paths)
         try:
             lease.commit(target / NAME, content)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline_ops.artifacts.damage import check_files, open_listed
-from pipeline_ops.artifacts.manifest import NAME, SIGNATURE, Manifest, parse_manifest
+from pipeline_ops.artifacts.manifest import NAME, Manifest, parse_manifest
 from pipeline_ops.errors import DataError
-from pipeline_ops.registry.minisign import PublicKey
 from pipeline_ops.registry.model_store import ModelStore
 from pipeline_ops.storage.atomic import write_atomically, write_blocks
 from pipeline_ops.storage.checksums import read_blocks
@@ -65,23 +64,16 @@ class Version:
         check_files(folder / NAME, manifest, manifest.files)
         return folder
 
-    def copy_to(self, target: Path, key: PublicKey | None = None) -> None:
+    def copy_to(self, target: Path) -> None:
         """Copies the version into an empty local folder.
 
         Each file is checked during the copy, so that no file can change after its check.
 
-        Args:
-          target: the folder.
-          key: verifies the signature, which covers the manifest, and so all files.
-
         Raises:
-          DataError: a file does not match the manifest, or the version is not signed by the key.
+          DataError: a file does not match the manifest.
           MachineError: the disk failed.
         """
         content = self._read_manifest_bytes()
-        signature = self.store.read_file(self.number, SIGNATURE)
-        if key:
-            key.verify(content, signature, self.uri)
         source = self.store.fetch(self.number)
         for file in parse_version(content, self.uri).files:
             with open_listed(source, file) as opened:
@@ -93,8 +85,6 @@ class Version:
                 )
         release_entry(source)
         write_atomically(target / NAME, content)
-        if signature is not None:
-            write_atomically(target / SIGNATURE, signature)
 
     def _read_manifest_bytes(self) -> bytes:
         content = self.store.read_file(self.number, NAME)

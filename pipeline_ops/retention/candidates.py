@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal, get_args
 
-from pipeline_ops.artifacts.manifest import NAME, SIGNATURE, Manifest
+from pipeline_ops.artifacts.manifest import NAME, Manifest
 from pipeline_ops.retention.inventory import Content, Inventory, StoredArtifact
 from pipeline_ops.retention.needs import DAY_SECONDS, Needs, Policy
 
@@ -87,8 +87,8 @@ def collect_references(artifacts: Iterable[StoredArtifact]) -> dict[str, set[str
 
 def list_stored_files(fingerprint: str, manifest: Manifest) -> set[str]:
     """The places of an artifact's files, relative to the folder of the job's artifacts."""
-    own = {f"{fingerprint}/{name}" for name in (NAME, SIGNATURE)}
-    return own | {file.stored_at or f"{fingerprint}/{file.path}" for file in manifest.files}
+    listed = {file.stored_at or f"{fingerprint}/{file.path}" for file in manifest.files}
+    return {f"{fingerprint}/{NAME}", *listed}
 
 
 def _find_leftovers(

@@ -276,7 +276,6 @@ POD, BUCKET = {"launcher": "kubernetes", "image": "trainyard:1"}, {"root": "s3:/
         (plant_old_package, "packages of train jobs", "keras is 2.15.0, and "),
         (plant_missing_raw_data, "preprocess.source", "no such folder"),
         (plant_empty_raw_data, "preprocess.source", "raw"),
-        ({"export": {"signing_key": "no.key"}}, "export.signing_key", "no.key is missing"),
         (plant_kubernetes_executor, "Airflow's executor", "`runs_on: NAME`"),
         (plant_executor_in_the_settings, "Airflow's executor", "`runs_on: NAME`"),
         ({"train": {"runs_on": "lab"}}, "digits.yaml", "train.runs_on: "),

@@ -18,7 +18,7 @@ from pipeline_ops.export.trained_model import read_trained_model
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.registry.version import Version
+from pipeline_ops.registry.versions import Version
 
 
 def export(job: Job) -> ExitCode:

@@ -32,6 +32,7 @@ from pipeline_ops.planning.inputs import (
 from pipeline_ops.planning.job_kinds import KINDS, find_job_code
 from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_interval
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.versions import list_numbers
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.snapshot import prefetch, read_once, remember
 from pipeline_ops.storage.store_path import StorePath
@@ -309,7 +310,7 @@ def _list_certain_reads(job: str, config: PipelineConfig) -> Iterator[Callable[[
             yield partial(_read_champion, registry)
         if job != "train" or config.train.warm_start:
             yield registry.read_aliases
-            yield registry.store.list_numbers
+            yield partial(list_numbers, registry.folder)
 
 
 def _prefetch_artifact(artifact: StorePath) -> None:

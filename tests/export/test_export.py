@@ -249,7 +249,7 @@ def test_a_registry_on_s3_is_published_to_compared_with_and_promoted_in(sandbox,
     evaluation = sandbox.evaluate(train, **place)
     again = sandbox.plan("export", train, evaluation, **place)
     assert again.is_cached and numbers(sandbox) == []
-    registry.store.remove(2)
+    registry.get_version(2).remove()
     assert sandbox.plan("export", train, evaluation, **place).damage == (
         "version 2 of the model digits is gone",
     )

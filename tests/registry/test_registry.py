@@ -16,6 +16,7 @@ from pipeline_ops.artifacts.manifest import NAME, list_files, write_manifest
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.aliases import move
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.versions import list_numbers
 
 
 def moves(registry: Registry) -> list[int]:
@@ -293,10 +294,10 @@ def test_a_champion_that_was_retired_is_skipped_by_a_roll_back(registry):
 def test_a_retirement_that_was_killed_before_it_removed_anything_is_finished_by_the_next(registry):
     for digest in "abc":
         publish(registry, digest)
-    move(registry.store, lambda present: present.with_retired([1, 2], "decided, not done"))
+    move(registry.folder, lambda present: present.with_retired([1, 2], "decided, not done"))
     assert [version.number for version in registry.list_versions()] == [3]
     assert registry.retire(1, "again") == [1, 2]
-    assert registry.store.list_numbers() == [3]
+    assert list_numbers(registry.folder) == [3]
 
 
 def test_a_folder_that_nobody_published_is_never_retired(folder, caplog):

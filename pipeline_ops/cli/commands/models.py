@@ -17,7 +17,7 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.aliases import CHAMPION
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.registry.version import read_manifests
+from pipeline_ops.registry.versions import read_manifests
 from pipeline_ops.storage.staging import staging_folder
 from pipeline_ops.system.locks import exclusive_lock
 

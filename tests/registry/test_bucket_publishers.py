@@ -22,8 +22,8 @@ from publishers import (
 
 from pipeline_ops.artifacts.manifest import NAME, ManifestFile
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.registry.object_model_store import ObjectModelStore
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.versions import list_numbers
 from pipeline_ops.storage.checksums import compute_checksums
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
@@ -54,8 +54,7 @@ class WatchedRegistry(Registry):
 
     def __init__(self, location: str, before: Callable[[int], None]):
         super().__init__(location)
-        store = ObjectModelStore(StorePath(WatchedStore(location, before)))
-        object.__setattr__(self, "store", store)
+        object.__setattr__(self, "folder", StorePath(WatchedStore(location, before)))
 
 
 def publish_promote_and_retire_until(location: str, digest: str, last: int):
@@ -145,7 +144,7 @@ def test_a_publisher_that_loses_its_lease_at_any_operation_neither_doubles_nor_o
         published = {each: [version.number for version in found[each]] for each in found}
         assert published[content] == [answers.get()], moment
         assert len(published["same "]) <= 1 and own in (None, *published["same "]), moment
-        assert publish(registry, "next ").number > max(registry.store.list_numbers()[:-1])
+        assert publish(registry, "next ").number > max(list_numbers(registry.folder)[:-1])
         assert list_leftovers(registry) == [], moment
     assert moment > 15
 
@@ -164,10 +163,15 @@ def test_a_publisher_whose_number_was_given_up_is_told_and_leaves_nothing_to_see
 
 
 def test_a_version_stays_if_a_slow_publisher_takes_it_for_abandoned(s3_uri):
-    registry = Registry(s3_uri)
+    """The manifest is created after the listing that the slow one decides by."""
+    late, registry = Registry(s3_uri), Registry(s3_uri)
     publish(registry, "a")
-    registry.store._give_up(1)
-    assert [version.number for version in registry.list_versions()] == [1]
+    outdated = [each for each in registry.folder.walk() if each.name != f"1/{NAME}"]
+    store = WatchedStore(s3_uri, before=lambda number: None)
+    store.walk = lambda key: outdated
+    object.__setattr__(late, "folder", StorePath(store))
+    assert publish(late, "b").number == 2
+    assert [version.number for version in registry.list_versions()] == [1, 2]
     assert find_damaged(registry) == []
 
 

@@ -51,8 +51,7 @@ from pipeline_ops.storage.read_errors import (
     to_exit_code,
 )
 from pipeline_ops.storage.staging import remove_own_folder
-from pipeline_ops.storage.store import read_usage
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.store_path import StorePath, read_usage
 from pipeline_ops.system.lease import Lease, hold_lease
 from pipeline_ops.system.temp_dirs import use_temporary_folder
 

@@ -14,8 +14,7 @@ from pipeline_ops.artifacts.manifest import find_file, read_manifest
 from pipeline_ops.artifacts.results import REPORT
 from pipeline_ops.storage.atomic import format_json
 from pipeline_ops.storage.parsing import read_json_as
-from pipeline_ops.storage.store import StoreUsage
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.store_path import StorePath, StoreUsage
 
 
 class TaskRecord(BaseModel):

@@ -37,8 +37,7 @@ from pipeline_ops.storage.own_folders import open_private_folder
 from pipeline_ops.storage.read_errors import to_exit_code
 from pipeline_ops.storage.snapshot import map_requests
 from pipeline_ops.storage.staging import remove_own_folder, staging_folder
-from pipeline_ops.storage.store import LogWriter
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.store_path import LogWriter, StorePath
 from pipeline_ops.system.lease import Lease
 
 

@@ -53,8 +53,7 @@ from pipeline_ops.storage.atomic import format_json, write_atomically
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.snapshot import map_requests
 from pipeline_ops.storage.staging import remove_staging_folders, staging_folder
-from pipeline_ops.storage.store import Entry
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.store_path import Entry, StorePath
 from pipeline_ops.system.lease import Lease, hold_lease
 
 PUBLISH_SECONDS = 600.0

@@ -98,8 +98,8 @@ type: image_folder -> type: coco, parts: [{annotations: a, split: val}]
 type: image_folder -> type: voc, class_names: [a, b, a]
     preprocess.source.class_names: must name each class once, got a more than once
 path: raw -> path: 'gz://bucket/raw'
-    preprocess.source.path: must be a local folder, or a URI of an object store such as
-    s3://bucket/folder, got gz://bucket/raw
+    preprocess.source.path: must be a local folder, or a URI with s3, gs, az, http, https, such
+    as s3://bucket/folder, got gz://bucket/raw
 type: image_folder -> type: tfds, parts: [{name: train}], builder: 'voc==1'
     preprocess.source.builder: must match the pattern
 pipeline: small -> pipeline: small\ntrain: {}

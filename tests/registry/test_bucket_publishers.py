@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import itertools
 import multiprocessing
 import os
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,36 +26,29 @@ from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import list_numbers
 from pipeline_ops.storage.checksums import compute_checksums
+from pipeline_ops.storage.object_store import ObjectPath
 from pipeline_ops.storage.open_store import open_root
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.store_path import Entry, StorePath
 
 
-class WatchedStore:
-    """A store that calls a function before each of its operations, with their number."""
+@dataclasses.dataclass(frozen=True)
+class WatchedPath(ObjectPath):
+    """A place in a store that calls a function before each operation, with its number."""
 
-    def __init__(self, root: str, before: Callable[[int], None]):
-        self.root = root
-        self._store, self._before = open_root(root).store, before
-        self._count, self._lock = 0, threading.Lock()
+    before: Callable[[int], None] = print
+    count: Iterator[int] = dataclasses.field(default_factory=lambda: itertools.count(1))
 
-    def __getattr__(self, name: str):
-        operation = getattr(self._store, name)
-
-        def watched(*arguments):
-            with self._lock:
-                self._count += 1
-                self._before(self._count)
-            return operation(*arguments)
-
-        return watched
+    def _ask(self, *arguments, **options):
+        self.before(next(self.count))
+        return super()._ask(*arguments, **options)
 
 
 class WatchedRegistry(Registry):
-    """A registry in a bucket, through a `WatchedStore`."""
+    """A registry in a bucket, through a `WatchedPath`."""
 
     def __init__(self, location: str, before: Callable[[int], None]):
         super().__init__(location)
-        object.__setattr__(self, "folder", StorePath(WatchedStore(location, before)))
+        object.__setattr__(self, "folder", WatchedPath(location, before=before))
 
 
 def publish_promote_and_retire_until(location: str, digest: str, last: int):
@@ -73,7 +67,7 @@ def publish_promote_and_retire_until(location: str, digest: str, last: int):
 def list_leftovers(registry: Registry) -> list[str]:
     """The files of numbers that have no version."""
     whole = [str(version.number) for version in registry.list_versions()]
-    names = [entry.name for entry in open_root(registry.location).walk()]
+    names = [entry.name for entry in registry.folder.walk()]
     return [
         name
         for name in names
@@ -89,7 +83,7 @@ def find_damaged(registry: Registry) -> list[str]:
         f"{version.number}/{file.path}"
         for version in registry.list_versions()
         for file in version.read_manifest().files
-        if not _has_content(open_root(version.folder) / file.path, file)
+        if not _has_content(version.place / file.path, file)
     ]
 
 
@@ -162,15 +156,18 @@ def test_a_publisher_whose_number_was_given_up_is_told_and_leaves_nothing_to_see
     assert publish(registry, "late").number == 2
 
 
+class OutdatedPath(ObjectPath):
+    """A place whose listing was made before the manifest of version 1."""
+
+    def walk(self) -> list[Entry]:
+        return [entry for entry in super().walk() if entry.name != f"1/{NAME}"]
+
+
 def test_a_version_stays_if_a_slow_publisher_takes_it_for_abandoned(s3_uri):
-    """The manifest is created after the listing that the slow one decides by."""
-    late, registry = Registry(s3_uri), Registry(s3_uri)
+    slow, registry = Registry(s3_uri), Registry(s3_uri)
     publish(registry, "a")
-    outdated = [each for each in registry.folder.walk() if each.name != f"1/{NAME}"]
-    store = WatchedStore(s3_uri, before=lambda number: None)
-    store.walk = lambda key: outdated
-    object.__setattr__(late, "folder", StorePath(store))
-    assert publish(late, "b").number == 2
+    object.__setattr__(slow, "folder", OutdatedPath(s3_uri))
+    assert publish(slow, "b").number == 2
     assert [version.number for version in registry.list_versions()] == [1, 2]
     assert find_damaged(registry) == []
 

@@ -20,7 +20,7 @@ from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.local_store import LocalPath
 
 KINDS = (
     "local",
@@ -58,14 +58,14 @@ def test_a_job_whose_process_cannot_be_recorded_does_not_run(tmp_path, monkeypat
     with open_kind("local", tmp_path) as kind:
         job = KindJob(kind, "wait")
 
-        def refuse(self: StorePath, data: bytes) -> None:
+        def refuse(self: LocalPath, data: bytes) -> None:
             if self.name == job.attempt.process.name:
                 raise MachineError(f"{self}: no space left")
             write(self, data)
 
-        write = StorePath.write
+        write = LocalPath.write
         with monkeypatch.context() as patch, pytest.raises(MachineError, match="no space left"):
-            patch.setattr(StorePath, "write", refuse)
+            patch.setattr(LocalPath, "write", refuse)
             job.start()
         wait_until(lambda: job.list_processes() == [], 10)
 

@@ -40,7 +40,7 @@ from pipeline_ops.evaluation.measures import find_largest_drift, read_drift
 from pipeline_ops.evaluation.report import ReportData, read_rejected
 from pipeline_ops.evaluation.report_charts import describe_overfitting
 from pipeline_ops.jobs.runner import Job, run_job
-from pipeline_ops.storage.atomic import write_atomically, write_json
+from pipeline_ops.storage.local_files import write_atomically, write_json
 from pipeline_ops.storage.open_store import open_root
 
 

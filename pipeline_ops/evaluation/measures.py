@@ -16,7 +16,7 @@ from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import Inputs
 from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
-from pipeline_ops.storage.atomic import read_json
+from pipeline_ops.storage.local_files import read_json
 
 _NUM_WARMUP_CALLS, _NUM_TIMED_CALLS, _MAX_TIMED_IMAGES = 5, 50, 50
 

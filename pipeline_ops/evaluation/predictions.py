@@ -24,7 +24,7 @@ from pipeline_ops.evaluation.pictures import NUM_PREDICTIONS, NUM_SHOWN, rank_ke
 from pipeline_ops.evaluation.scores import compute_label_ranks
 from pipeline_ops.evaluation.slices import compute_slice_values, join_slice_values
 from pipeline_ops.input.saved_model_client import EncodedBatch, SavedModelClient
-from pipeline_ops.storage.atomic import translate_write_errors
+from pipeline_ops.storage.local_files import translate_write_errors
 
 Output = tuple[np.ndarray, np.ndarray]
 """The answers of a model to a batch: probabilities float32 [N, C] and classes int64 [N]."""

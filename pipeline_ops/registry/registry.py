@@ -34,8 +34,8 @@ from pipeline_ops.registry.versions import (
     list_numbers,
     read_manifests,
 )
+from pipeline_ops.storage.local_files import warn_unowned_folder
 from pipeline_ops.storage.open_store import open_root
-from pipeline_ops.storage.own_folders import warn_unowned_folder
 from pipeline_ops.storage.store_path import StorePath
 
 _log = logging.getLogger(__name__)

@@ -49,10 +49,14 @@ from pipeline_ops.artifacts.manifest import (
 from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
 from pipeline_ops.jobs.local_inputs import open_host_cache
-from pipeline_ops.storage.atomic import format_json, write_atomically
+from pipeline_ops.storage.local_files import (
+    format_json,
+    remove_staging_folders,
+    staging_folder,
+    write_atomically,
+)
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.snapshot import map_requests
-from pipeline_ops.storage.staging import remove_staging_folders, staging_folder
 from pipeline_ops.storage.store_path import Entry, StorePath
 from pipeline_ops.system.lease import Lease, hold_lease
 

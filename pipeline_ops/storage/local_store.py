@@ -15,24 +15,21 @@ from pathlib import Path
 from typing import IO, Self
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.atomic import (
-    create_atomically,
-    describe_os_error,
-    open_atomically,
-    translate_write_errors,
-    write_blocks,
-)
 from pipeline_ops.storage.checksums import Checksums, read_blocks
-from pipeline_ops.storage.safe_paths import (
+from pipeline_ops.storage.local_files import (
     UnsafePath,
+    describe_os_error,
     open_below,
     open_folder,
     open_folder_below,
+    open_new_below,
+    open_or_make_folder,
     parse_relative_path,
     read_below,
-    write_below,
+    remove_by_rename_in,
+    translate_write_errors,
+    write_blocks,
 )
-from pipeline_ops.storage.staging import remove_by_rename_in
 from pipeline_ops.storage.store_path import MAX_RECORD_BYTES, Entry, StorePath
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -75,23 +72,19 @@ class LocalPath(StorePath):
             yield from read_blocks(file)
 
     def write(self, data: bytes, mode: int = 0o666) -> None:
-        path = self._checked
-        with translate_write_errors(path):
-            try:
-                write_below(self.folder, self.key, data, mode)
-            except FileNotFoundError:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_below(self.folder, self.key, data, mode)
+        with open_new_below(self.folder, self.key, mode) as file:
+            file.write(data)
 
     def create(self, data: bytes) -> None:
-        create_atomically(self._new, data)
+        with open_new_below(self.folder, self.key, must_be_new=True) as file:
+            file.write(data)
 
     def upload(self, file: Path) -> None:
-        with file.open("rb") as reader, open_atomically(self._new) as writer:
+        with file.open("rb") as reader, self.open_for_writing() as writer:
             writer.writelines(read_blocks(reader))
 
     def open_for_writing(self) -> contextlib.AbstractContextManager[IO[bytes]]:
-        return open_atomically(self._new)
+        return open_new_below(self.folder, self.key)
 
     def download(self, target: Path, num_bytes: int) -> Checksums:
         with open_below(self.folder, self.key) as file:
@@ -136,10 +129,13 @@ class LocalPath(StorePath):
                 remove_by_rename_in(name, parent)
 
     def open_log(self) -> LocalLogWriter:
-        path = self._new
-        with translate_write_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return LocalLogWriter(path, os.fdopen(os.open(path, _APPEND, 0o644), "ab", buffering=0))
+        folder, _, name = parse_relative_path(self.key).rpartition("/")
+        with (
+            translate_write_errors(self.local),
+            open_or_make_folder(self.folder, folder) as parent,
+        ):
+            descriptor = os.open(name, _APPEND, 0o644, dir_fd=parent)
+        return LocalLogWriter(self.local, os.fdopen(descriptor, "ab", buffering=0))
 
     def read_log(self, offset: int, max_bytes: int) -> bytes:
         try:
@@ -154,19 +150,6 @@ class LocalPath(StorePath):
                 return start, os.pread(file.fileno(), num_bytes, start)
         except FileNotFoundError:
             return 0, b""
-
-    @property
-    def _checked(self) -> Path:
-        return self.folder / parse_relative_path(self.key)
-
-    @property
-    def _new(self) -> Path:
-        """The path of a file to write. Raises UnsafePath if a folder above it is a link."""
-        path = self._checked
-        if folder := self.key.rpartition("/")[0]:
-            with contextlib.suppress(FileNotFoundError), open_folder_below(self.folder, folder):
-                pass
-        return path
 
     @contextlib.contextmanager
     def _open_folder(self, key: str) -> Iterator[int | None]:

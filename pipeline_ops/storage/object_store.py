@@ -29,11 +29,15 @@ import obstore
 from obstore.store import from_url
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.atomic import translate_write_errors, write_blocks
 from pipeline_ops.storage.checksums import Checksums
+from pipeline_ops.storage.local_files import (
+    UnsafePath,
+    parse_relative_path,
+    translate_write_errors,
+    write_blocks,
+)
 from pipeline_ops.storage.object_errors import is_empty_range, translate_errors
 from pipeline_ops.storage.outage import StoreAway, repeat_while_away
-from pipeline_ops.storage.safe_paths import UnsafePath, parse_relative_path
 from pipeline_ops.storage.snapshot import map_requests, remember
 from pipeline_ops.storage.store_options import StoreOptions
 from pipeline_ops.storage.store_path import (

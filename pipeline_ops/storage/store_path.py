@@ -64,7 +64,7 @@ class StorePath(abc.ABC):
     """A file or folder in a store. It need not exist.
 
     `LocalPath` and `ObjectPath` are the two kinds. `key` is the relative path below the root of the
-    store, as `safe_paths.parse_relative_path` accepts it. The root itself is the key "".
+    store, as `parse_relative_path` accepts it. The root itself is the key "".
     """
 
     key: str

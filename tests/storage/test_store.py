@@ -15,9 +15,9 @@ import pytest
 
 from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.storage.checksums import compute_checksums
+from pipeline_ops.storage.local_files import UnsafePath
 from pipeline_ops.storage.object_store import SEGMENT_BYTES, ObjectPath
 from pipeline_ops.storage.open_store import open_path, open_root
-from pipeline_ops.storage.safe_paths import UnsafePath
 from pipeline_ops.storage.snapshot import read_once
 from pipeline_ops.storage.store_options import StoreOptions
 from pipeline_ops.storage.store_path import BLOCK_BYTES, StorePath, read_usage

@@ -48,7 +48,6 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/jobs/places": (up_to("jobs"), {"docker", "kubernetes", "urllib3", "websocket"}),
     "pipeline_ops/jobs/study.py": (up_to("jobs"), {"optuna"}),
     "pipeline_ops/jobs": (up_to("jobs"), set()),
-    "pipeline_ops/registry/minisign.py": (up_to("storage"), {"cryptography"}),
     "pipeline_ops/registry": (up_to("registry"), set()),
     "pipeline_ops/retention": (up_to("retention"), set()),
     "pipeline_ops/planning": (up_to("planning"), set()),

@@ -28,14 +28,12 @@ from pipeline_ops.storage.parsing import describe_validation_error
 from pipeline_ops.storage.store_path import StorePath
 
 NAME = "manifest.json"
-SIGNATURE = f"{NAME}.minisig"
-"""The signature of a published version. The manifest lists every other file next to it."""
 MAX_BYTES = 64 << 20
 MAX_FILES = 200_000
 
 
 def _validate_listed_path(path: str) -> str:
-    if path in (NAME, SIGNATURE):
+    if path == NAME:
         raise UnsafePath(f"{path} cannot be among the files that a manifest lists")
     return path
 
@@ -172,7 +170,7 @@ def list_files(folder: Path, described: Iterable[ManifestFile] = ()) -> list[Man
     )
     if missing := known.keys() - {*paths}:
         raise MachineError(f"{folder / min(missing)} was removed after it was written. Retry.")
-    return map_in_threads(describe, (path for path in paths if path not in (NAME, SIGNATURE)))
+    return map_in_threads(describe, (path for path in paths if path != NAME))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -187,13 +185,8 @@ def read_manifest(path: Path | StorePath) -> Manifest:
       DataError: there is no manifest, or it is invalid.
       MachineError: the manifest cannot be read.
     """
-    return parse_manifest(read_manifest_bytes(path), str(path))
-
-
-def read_manifest_bytes(path: Path | StorePath) -> bytes:
-    """Reads a manifest without parsing it, because a signature covers its bytes."""
     try:
-        return (path if isinstance(path, StorePath) else open_path(path)).read(MAX_BYTES)
+        content = (path if isinstance(path, StorePath) else open_path(path)).read(MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"{path}: there is no such manifest. Run the task that makes it again."
@@ -202,6 +195,7 @@ def read_manifest_bytes(path: Path | StorePath) -> bytes:
         raise MachineError(
             f"{path} cannot be read: {error.strerror}. Repair the disk, then retry."
         ) from error
+    return parse_manifest(content, str(path))
 
 
 def parse_manifest(content: bytes, uri: str | Path) -> Manifest:

@@ -85,15 +85,6 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_verify(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument(
-        "--verify",
-        metavar="PUBLIC_KEY",
-        type=Path,
-        help=f"{verb} only versions that are signed with this key, a minisign public key file.",
-    )
-
-
 def make_int_parser(low: int, high: int | None = None) -> Callable[[str], int]:
     """Returns a `type` of an argument that takes whole numbers in this range."""
 

@@ -24,7 +24,6 @@ from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.jobs.task_record import find_report
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.trials import read_search
-from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.store_path import StorePath, StoreUsage
 
@@ -62,7 +61,7 @@ def summarize_run(config: PipelineConfig, run: RunStatus) -> dict[str, Any]:
             "name": figures.name if figures else config.export.model,
             "version": figures and figures.version,
             # The folder for TensorFlow Serving or `tf.saved_model.load`.
-            "uri": figures and Registry(config.registry).store.get_uri(figures.version),
+            "uri": figures and str(config.registry / str(figures.version)),
         },
         "report": report and str(report),
         "predictions": predictions and str(predictions),

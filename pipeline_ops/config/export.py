@@ -52,12 +52,6 @@ class Export(TaskSection):
     )
     """The location where versions are published: a folder, or a URI in an object store such as
     s3://bucket/models. Null is models/ below storage.root."""
-    signing_key: str | None = fixed_field(
-        None, "it names a secret key", is_operational=True, min_length=1, is_advanced=True
-    )
-    """The file of a secret key that `minisign -G -W` has made. Each new version is signed by it.
-    `trainyard models fetch --verify` and `trainyard serve --verify` check the signature with the
-    public key. With null, versions are not signed."""
     keep_versions: int | None = operational_field(None, ge=1, is_advanced=True)
     """Number of newest versions that stay after a publication. Null keeps all. A version that an
     alias names always stays."""

@@ -365,7 +365,7 @@ _PATHS: Mapping[str, Sequence[str]] = {
     "preprocess": ["preprocess.source.path"],
     "train": [],
     "evaluate": [],
-    "export": ["export.registry", "export.signing_key"],
+    "export": ["export.registry"],
 }
 """The keys of paths that a job reads besides the storage."""
 

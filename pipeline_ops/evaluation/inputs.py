@@ -35,7 +35,7 @@ from pipeline_ops.artifacts.results import (
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.local_inputs import use_local_inputs
 from pipeline_ops.jobs.request import Request
-from pipeline_ops.registry.registry import fetch_version
+from pipeline_ops.registry.versions import fetch_version
 from pipeline_ops.storage.open_store import open_path
 
 _DESCRIPTION = (QUARANTINE, INDEX, STATISTICS)

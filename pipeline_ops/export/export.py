@@ -9,8 +9,6 @@ in service again.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pipeline_ops.artifacts.results import EvaluationFigures, FormatFigures
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import ExitCode
@@ -19,9 +17,8 @@ from pipeline_ops.export.staged_version import stage_version
 from pipeline_ops.export.trained_model import read_trained_model
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.jobs.runner import Job, run_job
-from pipeline_ops.registry.minisign import read_secret_key
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.registry.version import Version
+from pipeline_ops.registry.versions import Version
 
 
 def export(job: Job) -> ExitCode:
@@ -33,8 +30,6 @@ def export(job: Job) -> ExitCode:
     """
     request, progress = job.request, job.progress
     config, model = Export.model_validate(request.config), read_trained_model(request)
-    if config.signing_key:
-        read_secret_key(Path(config.signing_key))  # a wrong key fails before anything is made
     registry = Registry(request.config["registry"])
     staged = stage_version(job, config, model)
     progress.report("publish", message="; ".join(_describe(each) for each in staged.formats))

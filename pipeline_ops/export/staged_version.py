@@ -10,14 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.artifacts.manifest import (
-    NAME,
-    SIGNATURE,
-    Manifest,
-    ManifestFile,
-    list_files,
-    write_manifest,
-)
+from pipeline_ops.artifacts.manifest import Manifest, ManifestFile, list_files, write_manifest
 from pipeline_ops.artifacts.results import (
     SAVED_MODEL,
     FormatFigures,
@@ -36,14 +29,8 @@ from pipeline_ops.export.warmup import write_warmup
 from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.jobs.runner import Job
-from pipeline_ops.registry.minisign import read_secret_key
 from pipeline_ops.storage.digest import compute_digest
-from pipeline_ops.storage.local_files import (
-    copy_file,
-    link_file,
-    remove_own_folder,
-    write_atomically,
-)
+from pipeline_ops.storage.local_files import copy_file, link_file, remove_own_folder
 
 _WARMUP_BATCHES = (1, 8)
 """The numbers of images in the requests that TensorFlow Serving warms a version up with."""
@@ -109,10 +96,6 @@ class StagedVersion:
                 figures=self.build_figures(number).model_dump(mode="json"),
             ),
         )
-        if config.signing_key:
-            key = read_secret_key(Path(config.signing_key))
-            signature = key.sign((folder / NAME).read_bytes(), f"{config.model}/{number}/{NAME}")
-            write_atomically(folder / SIGNATURE, signature)
 
     def _validate_saved_model(self, files: list[ManifestFile]) -> None:
         found = {file.path: (file.crc32c, file.sha256) for file in files}

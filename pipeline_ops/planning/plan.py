@@ -32,6 +32,7 @@ from pipeline_ops.planning.inputs import (
 from pipeline_ops.planning.job_kinds import KINDS, find_job_code
 from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_interval
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.versions import list_numbers
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.snapshot import prefetch, read_once, remember
 from pipeline_ops.storage.store_path import StorePath
@@ -161,12 +162,11 @@ def _plan_evaluate(run: _Run) -> JobPlan:
 
 
 def _plan_export(run: _Run) -> JobPlan:
-    config, inputs, key = run.config, run.inputs("export"), run.config.export.signing_key
+    config, inputs = run.config, run.inputs("export")
     # Without the format, optional packages of another pipeline change no fingerprint.
     packages = _ONNX if "onnx" in config.export.formats else ()
     fingerprint = _fingerprint("export", run, _digests(inputs), packages=packages)
-    signing_key = key and str(config.resolve_path(key))
-    resolved = {"registry": str(config.registry), "signing_key": signing_key}
+    resolved = {"registry": str(config.registry)}
     return _decide(_request("export", run, fingerprint, inputs, resolved), run)
 
 
@@ -310,7 +310,7 @@ def _list_certain_reads(job: str, config: PipelineConfig) -> Iterator[Callable[[
             yield partial(_read_champion, registry)
         if job != "train" or config.train.warm_start:
             yield registry.read_aliases
-            yield registry.store.list_numbers
+            yield partial(list_numbers, registry.folder)
 
 
 def _prefetch_artifact(artifact: StorePath) -> None:

@@ -11,6 +11,7 @@ without those that were rolled back.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -18,14 +19,16 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from pipeline_ops.errors import ConfigError, DataError, MachineError
-from pipeline_ops.registry.model_store import ModelStore
+from pipeline_ops.registry.versions import list_names
+from pipeline_ops.storage.local_files import describe_os_error
 from pipeline_ops.storage.parsing import parse_json_as
-from pipeline_ops.storage.store_path import MAX_RECORD_BYTES
+from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.store_path import StorePath
 
 CHAMPION, PREVIOUS = "champion", "previous"
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -69,7 +72,7 @@ class Aliases(BaseModel):
     last: AliasMove | None = None
 
     def find_names(self, version: int) -> list[str]:
-        """The aliases of a version."""
+        """Returns the aliases of a version."""
         return sorted(alias for alias, number in self.names.items() if number == version)
 
     def with_champion(self, version: int, reason: str) -> Aliases:
@@ -82,11 +85,7 @@ class Aliases(BaseModel):
         return self._apply(CHAMPION, version, reason, names=names, succession=[*earlier, version])
 
     def with_alias(self, alias: str, version: int | None, reason: str) -> Aliases:
-        """Sets or removes an alias.
-
-        Raises:
-          ConfigError: the name is invalid, or users can't set it.
-        """
+        """Sets or removes an alias. Raises ConfigError for a name that users can't set."""
         if not NAME_PATTERN.fullmatch(alias):
             raise ConfigError(
                 "an alias must begin with a lower-case letter and hold only lower-case letters, "
@@ -121,7 +120,6 @@ class Aliases(BaseModel):
         retired_now: Sequence[int] = (),
         **changes: object,
     ) -> Aliases:
-        """The state after a move that changes these fields."""
         last = AliasMove(
             alias=alias,
             version=version,
@@ -143,48 +141,46 @@ class AliasHistory:
     problems: list[str]
 
 
+class _EmptyRecord(DataError):
+    """A record that another process may be about to fill."""
+
+
 def parse_record(content: bytes, source: str) -> Aliases:
     """Parses a record. Raises DataError with the source if it is invalid."""
-    if len(content) > MAX_RECORD_BYTES:
-        raise DataError(f"{source}: ignored, because it has more than {MAX_RECORD_BYTES} bytes")
     try:
         return parse_json_as(Aliases, content, source)
     except DataError as error:
-        raise DataError(f"{error}. This record of aliases is ignored. Remove it.") from None
+        kind = DataError if content else _EmptyRecord
+        raise kind(f"{error}. This record of aliases is ignored. Remove it.") from None
 
 
-def read_aliases(store: ModelStore) -> Aliases:
+def read_aliases(model: StorePath) -> Aliases:
     """Returns the aliases of the latest record that can be read."""
-    return _read_latest(store).aliases
+    return _read_latest(model / _FOLDER).aliases
 
 
-def read_records(store: ModelStore, newest: int | None = None) -> AliasHistory:
+def read_history(model: StorePath, newest: int | None = None) -> AliasHistory:
     """Reads all records, or the newest ones. An unreadable record is one problem."""
-    names, records = store.list_records(_FOLDER), AliasHistory([], [])
+    names, history = _list_records(model / _FOLDER), AliasHistory([], [])
     names = names[-newest:] if newest else names
-    for name, content in zip(names, store.read_records(_FOLDER, names), strict=True):
-        parsed = _parse_record_or_error(store, name, content)
-        if isinstance(parsed, DataError):
-            records.problems.append(str(parsed))
-        elif parsed.last:
-            records.moves.append(parsed.last)
-    return records
+    for found in map_requests(_read_record, [model / _FOLDER / name for name in names]):
+        if isinstance(found, DataError):
+            history.problems.append(str(found))
+        elif found.last:
+            history.moves.append(found.last)
+    return history
 
 
-def move(store: ModelStore, decide: Callable[[Aliases], Aliases]) -> Aliases:
+def move(model: StorePath, decide: Callable[[Aliases], Aliases]) -> Aliases:
     """Makes one move, or none if `decide` returns its argument.
 
-    Args:
-      store: the store of the model.
-      decide: maps the present state to the new one. It is called again if another process has moved
-        in the meantime, and may raise.
-
-    Raises:
-      MachineError: other processes move all the time.
-      DataError: there is a record with the highest number, which none of ours has.
+    `decide` maps the present state to the new one, and may raise. It is called again if another
+    process has moved in the meantime. Raises MachineError if that goes on, and DataError if a
+    record has the highest possible number.
     """
+    folder = model / _FOLDER
     for attempt in range(2 * _TRIES):
-        latest = _read_latest(store)
+        latest = _read_latest(folder)
         if latest.is_pending and attempt < _TRIES:  # later, its writer counts as killed
             time.sleep(_PENDING_SECONDS)
             continue
@@ -193,60 +189,55 @@ def move(store: ModelStore, decide: Callable[[Aliases], Aliases]) -> Aliases:
             return decided
         if latest.number == _MAX_NUMBER:
             raise DataError(
-                f"{store.location}/{_FOLDER}/{_MAX_NUMBER}.json has the highest number, so the "
+                f"{folder}/{_MAX_NUMBER}.json has the highest number, so the "
                 "aliases cannot be moved. Remove the file, or give it the number after the last "
                 "other one."
             )
-        try:
-            content = f"{decided.model_dump_json(indent=2)}\n".encode()
-            store.create_record(_FOLDER, f"{latest.number + 1:08d}.json", content)
-        except FileExistsError:
-            continue
-        return decided
-    raise MachineError(f"{store.location}: other processes keep moving its aliases. Retry later.")
+        content = f"{decided.model_dump_json(indent=2)}\n".encode()
+        with contextlib.suppress(FileExistsError):
+            (folder / f"{latest.number + 1:08d}.json").create(content)
+            return decided
+    raise MachineError(f"{model}: other processes keep moving its aliases. Retry later.")
 
 
-@dataclasses.dataclass(frozen=True)
-class _LatestRecord:
-    """The latest record.
-
-    `number` is 0 before the first record, `is_pending` shows whether the record is still empty, and
-    `aliases` is the present state.
-    """
-
+class _LatestRecord(NamedTuple):
     number: int
+    """The highest number of a record, 0 before the first one."""
     is_pending: bool
+    """Whether the record with this number is still empty."""
     aliases: Aliases
+    """The state of the latest readable record."""
 
 
-def _read_latest(store: ModelStore) -> _LatestRecord:
-    names = [name for name in store.list_records(_FOLDER) if _RECORD.fullmatch(name)]
+def _read_latest(folder: StorePath) -> _LatestRecord:
+    names = [name for name in _list_records(folder) if _RECORD.fullmatch(name)]
     number, is_pending = (int(names[-1][:8]) if names else 0), False
     for name in reversed(names):
-        [content] = store.read_records(_FOLDER, [name])
-        is_pending |= content == b"" and name == names[-1]
-        parsed = _parse_record_or_error(store, name, content)
-        if isinstance(parsed, Aliases):
-            return _LatestRecord(number, is_pending, parsed)
-        _warn_once(str(parsed))
+        found = _read_record(folder / name)
+        if isinstance(found, Aliases):
+            return _LatestRecord(number, is_pending, found)
+        is_pending |= isinstance(found, _EmptyRecord) and name == names[-1]
+        _warn_once(str(found))
     return _LatestRecord(number, is_pending, Aliases())
 
 
-def _parse_record_or_error(
-    store: ModelStore, name: str, content: bytes | DataError
-) -> Aliases | DataError:
-    source = f"{store.location}/{_FOLDER}/{name}"
-    if isinstance(content, DataError):
-        return content
-    if not _RECORD.fullmatch(name):
+def _list_records(folder: StorePath) -> list[str]:
+    """Lists the names of records, and of foreign files but not of temporary ones."""
+    return [name for name in list_names(folder) if not name.startswith(".")]
+
+
+def _read_record(record: StorePath) -> Aliases | DataError:
+    if not _RECORD.fullmatch(record.name):
         return DataError(
-            f"{source}: not a record of aliases, because its name is not eight digits and .json. "
+            f"{record}: not a record of aliases, because its name is not eight digits and .json. "
             "It is ignored. Remove it."
         )
     try:
-        return parse_record(content, source)
+        return parse_record(record.read(), str(record))
     except DataError as error:
         return error
+    except (FileNotFoundError, PermissionError) as error:
+        return DataError(f"cannot read {record}: {describe_os_error(error)}")
 
 
 @functools.cache  # once for each message

@@ -7,7 +7,7 @@
                                                 `previous` or any other alias
 
 A reader that polls sees a version whole or not at all. Aliases move last of all, by one small
-record. `model_store.py` describes the storage, and `aliases.py` the moves.
+record. `versions.py` describes the storage, and `aliases.py` the moves.
 
 The export job publishes, promotes and retires. The command line and a DAG move aliases manually. A
 server must follow an alias: the highest number is the newest version, but not always the one in
@@ -23,16 +23,19 @@ from collections.abc import Collection
 from pathlib import Path
 from types import EllipsisType
 
-from pipeline_ops.artifacts.manifest import NAME, Input, Manifest
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry import aliases
 from pipeline_ops.registry.aliases import CHAMPION, PREVIOUS, Aliases, AliasHistory
-from pipeline_ops.registry.local_model_store import LocalModelStore
-from pipeline_ops.registry.model_store import ModelStore, VersionWriter
-from pipeline_ops.registry.object_model_store import ObjectModelStore
-from pipeline_ops.registry.version import Version, read_manifests
+from pipeline_ops.registry.versions import (
+    Version,
+    VersionWriter,
+    add_version,
+    hold_publication,
+    list_numbers,
+    read_manifests,
+)
 from pipeline_ops.storage.local_files import warn_unowned_folder
-from pipeline_ops.storage.open_store import is_remote, open_root
+from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
 
 _log = logging.getLogger(__name__)
@@ -45,30 +48,19 @@ class Registry:
     location: str | Path | StorePath
 
     @functools.cached_property
-    def store(self) -> ModelStore:
-        """The versions in a folder or in a bucket. Raises ConfigError for another URI."""
-        location = str(self.location).rstrip("/")
-        if not is_remote(location):
-            return LocalModelStore(Path(location))
+    def folder(self) -> StorePath:
+        """The location as the root of its store. Raises ConfigError for an unknown kind of URI."""
         options = self.location.options if isinstance(self.location, StorePath) else None
-        return ObjectModelStore(open_root(location, options))
+        return open_root(str(self.location).rstrip("/"), options)
 
     def list_versions(self) -> list[Version]:
-        """The versions, oldest first, without unfinished and retired ones."""
-        return [Version(number, self.store) for number in self._list_numbers(self.read_aliases())]
-
-    def _list_numbers(self, present: Aliases) -> list[int]:
-        return [number for number in self.store.list_numbers() if number not in present.retired]
+        """Lists the versions, oldest first, without unfinished and retired ones."""
+        return [self._locate(number) for number in self._list_numbers(self.read_aliases())]
 
     def get_version(self, number: int, present: Aliases | None = None) -> Version:
-        """The version with a number.
+        """Returns the version with a number, or raises ConfigError that lists the existing ones.
 
-        Args:
-          number: the number.
-          present: the aliases now, if the caller has read them.
-
-        Raises:
-          ConfigError: there is no such version. The message lists the existing versions.
+        The aliases are read unless the caller passes them.
         """
         numbers = self._list_numbers(present or self.read_aliases())
         if number not in numbers:
@@ -76,29 +68,27 @@ class Registry:
                 f"{self.location}: there is no version {number}. "
                 f"Existing versions: {', '.join(map(str, numbers)) or 'none'}."
             )
-        return Version(number, self.store)
+        return self._locate(number)
 
     def read_aliases(self) -> Aliases:
-        return aliases.read_aliases(self.store)
+        return aliases.read_aliases(self.folder)
 
     def find_champion(self) -> Version | None:
-        """The version in service."""
+        """Returns the version in service."""
         return self.find_by_alias(CHAMPION)
 
     def find_by_alias(self, alias: str) -> Version | None:
-        """The version that an alias names. None if it names none."""
-        number = self.read_aliases().names.get(alias)
-        return None if number is None else self.get_version(number)
+        """Returns the version that an alias names, or None."""
+        present = self.read_aliases()
+        number = present.names.get(alias)
+        return None if number is None else self.get_version(number, present)
 
     def read_history(self, newest: int | None = None) -> AliasHistory:
-        """Every move, or those of the newest records, and the problems of unreadable records.
-
-        In a bucket, each record costs a request.
-        """
-        return aliases.read_records(self.store, newest)
+        """Reads all moves, or those of the newest records. Each costs a request in a bucket."""
+        return aliases.read_history(self.folder, newest)
 
     def find_earlier_services(self, numbers: Collection[int]) -> list[int]:
-        """Those of some versions that came into service, in this order.
+        """Returns which of the versions came into service, in this order.
 
         If all of them are newer than every version that was moved, no move is read.
         """
@@ -112,7 +102,7 @@ class Registry:
         ]
 
     def find_by_training(self, training_digest: str) -> list[Version]:
-        """The versions that hold the model of a training's artifact.
+        """Returns the versions that hold the model of a training's artifact.
 
         There are several if the model was published in other formats later. A version with an
         unreadable manifest is reported and left out.
@@ -128,37 +118,22 @@ class Registry:
     def publish(self, training_digest: str, fill: VersionWriter, contents: str = "") -> Version:
         """Adds a version, or returns the existing one of the same training with the same contents.
 
-        It moves no alias. One publisher waits for the other. Readers never see a part of a version.
-
-        Args:
-          training_digest: the digest of the training's artifact.
-          fill: writes the version. Its manifest has `contents` among its figures.
-          contents: identifies the published formats. Other formats of a model are another version.
-
-        Raises:
-          MachineError: another publisher does not finish, or has taken over from this one.
+        `contents` identifies the published formats, and is among the figures of the manifest that
+        `fill` writes: other formats of a model are another version. No alias moves. One publisher
+        waits for the other. Raises MachineError if another publisher does not finish, or has taken
+        over from this one.
         """
-        with self.store.publishing() as add:
-            same = [
-                version
-                for version in self.find_by_training(training_digest)
-                if version.read_manifest().figures.get("contents", "") == contents
-            ]
-            if same:
-                return same[0]
-            return Version(add(self._find_next_number(), fill), self.store)
+        with hold_publication(self.folder) as lease:
+            for version in self.find_by_training(training_digest):
+                if version.read_manifest().figures.get("contents", "") == contents:
+                    return version
+            return add_version(self.folder, lease, self._find_highest_moved() + 1, fill)
 
     def promote(self, number: int, reason: str, expected: int | None | EllipsisType = ...) -> None:
         """Puts a version in service.
 
-        Args:
-          number: the version.
-          reason: the reason, kept in the history.
-          expected: the champion that the decision was made against. If omitted, any.
-
-        Raises:
-          ConfigError: there is no such version.
-          DataError: the champion is no longer the expected one, so the decision is out of date.
+        Raises ConfigError if there is no such version, and DataError if the champion is no longer
+        the one that the version was chosen over (`expected`; by default any).
         """
 
         def decide(present: Aliases) -> Aliases:
@@ -172,7 +147,7 @@ class Registry:
                 )
             return present if current == number else present.with_champion(number, reason)
 
-        aliases.move(self.store, decide)
+        aliases.move(self.folder, decide)
 
     def roll_back(self, reason: str = "") -> Version:
         """Puts the previous champion back in service. Raises ConfigError if there was none.
@@ -193,13 +168,12 @@ class Registry:
                 present.names[PREVIOUS], f"{move_reason}: {reason}" if reason else move_reason
             )
 
-        return Version(aliases.move(self.store, decide).names[CHAMPION], self.store)
+        return self._locate(aliases.move(self.folder, decide).names[CHAMPION])
 
     def set_alias(self, alias: str, number: int | None, reason: str) -> None:
-        """Makes an alias name a version, or none.
+        """Makes an alias name a version, or removes it.
 
-        Raises:
-          ConfigError: users can't set the name, or there is no such version.
+        Raises ConfigError if users can't set the name, or there is no such version.
         """
 
         def decide(present: Aliases) -> Aliases:
@@ -208,17 +182,15 @@ class Registry:
             changed = present.with_alias(alias, number, reason)
             return present if changed.names == present.names else changed
 
-        aliases.move(self.store, decide)
+        aliases.move(self.folder, decide)
 
     def retire(self, keep: int, reason: str) -> list[int]:
         """Removes all versions except the newest `keep` and those that an alias names.
 
         A move decides which versions are retired, and they are removed after that. If an alias
         moves to a version at the same time, it comes first and keeps the version, or it comes too
-        late and is refused. The next call finishes a removal that was killed.
-
-        Returns:
-          The numbers of the removed versions.
+        late and is refused. The next call finishes a removal that was killed. Returns the numbers
+        of the removed versions.
         """
 
         def decide(present: Aliases) -> Aliases:
@@ -230,58 +202,41 @@ class Registry:
             ]
             return present.with_retired(to_retire, reason) if to_retire else present
 
-        retired = aliases.move(self.store, decide).retired
-        removed = [
-            number
-            for number in self.store.list_numbers()
-            if number in retired and self._is_exported(number)
-        ]
+        retired = aliases.move(self.folder, decide).retired
+        present = (number for number in list_numbers(self.folder) if number in retired)
+        removed = [number for number in present if self._is_exported(number)]
         for number in removed:
-            self.store.remove(number)
+            self._locate(number).remove()
         return removed
+
+    def _locate(self, number: int) -> Version:
+        return Version(self.folder / str(number))
+
+    def _list_numbers(self, present: Aliases) -> list[int]:
+        return [number for number in list_numbers(self.folder) if number not in present.retired]
 
     def _is_exported(self, number: int) -> bool:
         """Returns whether an export has published the version.
 
         Another folder with a number for a name is reported and never removed.
         """
-        manifest = _try_read_manifest(Version(number, self.store))
-        if manifest and manifest.job == "export":
-            return True
-        warn_unowned_folder(self.store.get_uri(number))
+        version = self._locate(number)
+        try:
+            if version.read_manifest().job == "export":
+                return True
+        except DataError as error:
+            _log.warning("%s", error)
+        warn_unowned_folder(version.folder)
         return False
 
-    def _find_next_number(self) -> int:
-        """A number that was never in service or retired, even if that folder has been removed."""
+    def _find_highest_moved(self) -> int:
+        """Returns the highest number that was ever in service, had an alias or was retired."""
         present = self.read_aliases()
-        known = [*present.succession, *present.names.values(), *present.retired]
         if present.highest is None:
-            known += [move.version or 0 for move in self.read_history().moves]
+            moved = [move.version or 0 for move in self.read_history().moves]
         else:
-            known.append(present.highest)
-        return 1 + max([*self.store.list_numbers(), *known], default=0)
-
-
-def fetch_version(entry: Input) -> Input:
-    """A version among a job's inputs, with the URI of a local copy if it is in a bucket.
-
-    Raises:
-      DataError: the version is gone or damaged.
-    """
-    if not is_remote(entry.uri):
-        return entry
-    location, number, _ = entry.uri.rsplit("/", 2)
-    folder = Registry(location).store.fetch(int(number))
-    return entry.model_copy(update={"uri": str(folder / NAME)})
-
-
-def _try_read_manifest(version: Version) -> Manifest | None:
-    """The version's manifest. None if it is unreadable. The log then shows the reason."""
-    try:
-        return version.read_manifest()
-    except DataError as error:
-        _log.warning("%s", error)
-        return None
+            moved = [present.highest]
+        return max([0, *moved, *present.succession, *present.names.values(), *present.retired])
 
 
 def _format_version(number: int | None) -> str:

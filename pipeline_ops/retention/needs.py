@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
 from pipeline_ops.artifacts.layout import parse_artifact_uri
-from pipeline_ops.artifacts.manifest import NAME, SIGNATURE, Manifest
+from pipeline_ops.artifacts.manifest import NAME, Manifest
 from pipeline_ops.config.storage import Keep
 from pipeline_ops.retention.inventory import Content, Inventory, StoredArtifact, StoredRun
 
@@ -278,7 +278,7 @@ def collect_references(artifacts: Iterable[StoredArtifact]) -> dict[str, set[str
 
 def list_stored_files(fingerprint: str, manifest: Manifest) -> set[str]:
     """The places of an artifact's files, relative to the folder of the job's artifacts."""
-    own = {f"{fingerprint}/{name}" for name in (NAME, SIGNATURE)}
+    own = {f"{fingerprint}/{NAME}"}
     return own | {file.stored_at or f"{fingerprint}/{file.path}" for file in manifest.files}
 
 

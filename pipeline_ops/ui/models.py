@@ -12,7 +12,7 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.pages.charts import Point
 from pipeline_ops.registry.aliases import CHAMPION, PREVIOUS, AliasMove
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.registry.version import read_manifests
+from pipeline_ops.registry.versions import read_manifests
 from pipeline_ops.ui.progress import Chart, draw_version_charts
 
 _MAX_VERSIONS = 200

@@ -15,7 +15,6 @@ from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import (
     MAX_BYTES,
     NAME,
-    SIGNATURE,
     Input,
     Manifest,
     list_files,
@@ -183,7 +182,6 @@ def manifest_json(**changes) -> dict:
         "a\0b",
         "x" * 2000,
         NAME,
-        SIGNATURE,
     ],
 )
 def test_a_path_that_leaves_the_folder_is_refused_where_the_manifest_is_read(tmp_path, path):

@@ -260,7 +260,6 @@ def plant_missing_cluster(doctor, monkeypatch):
         ({"package": '{"keras": "2.15.0"}'}, "packages of train jobs", "keras is 2.15.0, and "),
         ({"remove": "raw"}, "preprocess.source", "no such folder"),
         ({"remove": "raw/cat"}, "preprocess.source", "raw"),
-        ({"export": {"signing_key": "no.key"}}, "export.signing_key", "no.key is missing"),
         (plant_kubernetes_executor, "Airflow's executor", "`runs_on: NAME`"),
         (plant_executor_in_the_settings, "Airflow's executor", "`runs_on: NAME`"),
         ({"train": {"runs_on": "lab"}}, "digits.yaml", "train.runs_on: "),

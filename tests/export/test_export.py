@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from export.exports import numbers, planned
-from signing_keys import make_pair
 
 from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.manifest import NAME, Input, list_files, read_manifest, write_manifest
 from pipeline_ops.artifacts.results import REFERENCE_OUTPUTS, ModelFigures
-from pipeline_ops.errors import ConfigError, DataError, ExitCode
+from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.planning.plan import JobPlan
-from pipeline_ops.registry.minisign import read_public_key
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_root
 
@@ -48,20 +46,6 @@ def test_a_version_has_the_layout_that_tensorflow_serving_loads(sandbox):
     assert ModelFigures.model_validate(
         version.read_manifest().figures
     ) == ModelFigures.model_validate(read_manifest(folder / NAME).figures)
-
-
-def test_a_version_is_signed_by_the_key_that_the_config_names(sandbox, tmp_path):
-    public, secret = make_pair(tmp_path / "keys")
-    code, _ = sandbox.run(planned(sandbox, "good", export__signing_key=str(secret)))
-    assert code == ExitCode.SUCCESS
-    sandbox.registry.find_champion().copy_to(tmp_path / "copy", read_public_key(public))
-    assert (tmp_path / "copy" / "saved_model.pb").exists()
-
-
-def test_a_key_that_can_not_sign_is_refused_before_anything_is_made(sandbox, tmp_path):
-    with pytest.raises(ConfigError, match="cannot read a secret key: no such file"):
-        sandbox.run(planned(sandbox, "good", export__signing_key=str(tmp_path / "no-key")))
-    assert numbers(sandbox) == []
 
 
 def test_the_manifest_of_a_version_says_where_it_comes_from_and_how_well_it_was_checked(sandbox):
@@ -265,7 +249,7 @@ def test_a_registry_on_s3_is_published_to_compared_with_and_promoted_in(sandbox,
     evaluation = sandbox.evaluate(train, **place)
     again = sandbox.plan("export", train, evaluation, **place)
     assert again.is_cached and numbers(sandbox) == []
-    registry.store.remove(2)
+    registry.get_version(2).remove()
     assert sandbox.plan("export", train, evaluation, **place).damage == (
         "version 2 of the model digits is gone",
     )

@@ -119,7 +119,7 @@ def remains(registry: Registry) -> list[str]:
             for entry in registry.location.iterdir()
             if entry.name not in whole | {".publish.lock"}
         ]
-    names = [entry.name for entry in registry.store.folder.walk()]
+    names = [entry.name for entry in registry.folder.walk()]
     return [
         name
         for name in names

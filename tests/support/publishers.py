@@ -14,9 +14,8 @@ from manifests import make_manifest
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import Input, list_files, write_manifest
 from pipeline_ops.artifacts.results import ModelFigures
-from pipeline_ops.registry.model_store import VersionWriter
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.registry.version import Version
+from pipeline_ops.registry.versions import Version, VersionWriter
 from pipeline_ops.storage.object_store import _make_client
 from pipeline_ops.system import lease
 

@@ -226,7 +226,6 @@ NOT_DRAWN = {
     "preprocess.stages[].": "`TABLE` has whole lists of stages",
     "evaluate.approval.": "a person has to answer",
     "export.registry": "group stores has registries in buckets",
-    "export.signing_key": "tests/registry has signed versions",
     "export.model": "it is the name of the pipeline",
 }
 """Keys, or the beginnings or ends of keys, that are not drawn, with the reason."""

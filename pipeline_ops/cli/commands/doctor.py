@@ -112,13 +112,6 @@ def find_all(file: Path | None) -> Iterator[Finding]:
     cure = f"Correct preprocess.source in {config.file}."
     yield from _examine("preprocess.source", _check_raw_data(config), cure)
     yield from check_engine(config)
-    if config.export.signing_key and not config.export.runs_on:
-        key = config.resolve_path(config.export.signing_key)
-        problem = (
-            "" if os.access(key, os.R_OK) else f"{key} is missing, or this user may not read it"
-        )
-        cure = "Make a key (docs/publish-and-serve.md), or correct export.signing_key."
-        yield Finding(check="export.signing_key", problem=problem, cure=cure if problem else "")
     yield from check_places(config)
     yield from check_gang_ports(config)
 

@@ -10,22 +10,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline_ops.artifacts.damage import check_files
-from pipeline_ops.artifacts.manifest import (
-    NAME,
-    SIGNATURE,
-    Manifest,
-    read_manifest,
-    read_manifest_bytes,
-)
+from pipeline_ops.artifacts.manifest import Manifest
 from pipeline_ops.artifacts.results import ModelFigures
-from pipeline_ops.cli.arguments import Commands, add_command, add_config, add_verify
+from pipeline_ops.cli.arguments import Commands, add_command, add_config
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.aliases import CHAMPION
-from pipeline_ops.registry.minisign import read_public_key
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.registry.version import read_manifests
+from pipeline_ops.registry.versions import read_manifests
 from pipeline_ops.storage.local_files import staging_folder
 from pipeline_ops.system.locks import exclusive_lock
 
@@ -78,7 +70,6 @@ def add_parser(commands: Commands) -> None:
     add_config(parser)
     parser.add_argument("version", metavar="VERSION", help="Version number or alias.")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="Folder to copy into.")
-    add_verify(parser, "Accept")
 
 
 def _add_move(
@@ -206,20 +197,13 @@ def fetch(arguments: argparse.Namespace) -> int:
             f"{registry.location}: no version has the alias {given}. "
             f"Existing aliases: {', '.join(registry.read_aliases().names) or 'none'}."
         )
-    key = arguments.verify and read_public_key(arguments.verify)
     target = arguments.folder.resolve() / str(version.number)
     if not target.exists():
         with (
             exclusive_lock(target.with_name(".fetch.lock"), f"copies into {target.parent}", 60.0),
             staging_folder(target) as staging,
         ):
-            version.copy_to(staging, key)
-    elif key:
-        file = target / SIGNATURE
-        signature = file.read_bytes() if file.is_file() else None
-        key.verify(read_manifest_bytes(target / NAME), signature, str(target))
-        manifest = read_manifest(target / NAME)
-        check_files(target / NAME, manifest, manifest.files)
+            version.copy_to(staging)
     print(target)
     return 0
 

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from pipeline_ops.cli.arguments import Commands, add_command, add_verify
+from pipeline_ops.cli.arguments import Commands, add_command
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.registry.aliases import CHAMPION
@@ -26,7 +26,6 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--registry", metavar="URI", help="Registry of the model: a folder, or s3://bucket/models."
     )
-    add_verify(parser, "Serve")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -88,7 +87,6 @@ def serve(arguments: argparse.Namespace) -> int:
         *(f"--{option}={value}" for option, value in options.items()),
         f"--port={arguments.port}",
         *(f"--allow-host={host}" for host in arguments.allow_host),
-        *([f"--verify={arguments.verify.resolve()}"] if arguments.verify else []),
     ]
     sys.stdout.flush()
     os.execve(argv[0], argv, os.environ | make_store_environment(versions))  # noqa: S606

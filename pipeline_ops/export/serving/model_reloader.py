@@ -21,10 +21,7 @@ from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.export.serving.rest import TensorSpec
-from pipeline_ops.registry.minisign import PublicKey
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.registry.version import Version
-from pipeline_ops.storage.local_files import remove_own_folder, staging_folder
 from pipeline_ops.storage.open_store import is_remote
 from pipeline_ops.storage.read_errors import make_read_error, summarize_error
 from pipeline_ops.system.disk_cache import release_entry
@@ -38,10 +35,6 @@ class AliasSource:
 
     registry: Registry
     alias: str
-    copies: Path
-    """The folder of copies of signed versions, which are verified while they are made."""
-    key: PublicKey | None = None
-    """The key that versions must be signed with. Others are refused."""
 
     @property
     def poll_seconds(self) -> float:
@@ -56,7 +49,7 @@ class AliasSource:
 
     def fetch_folder(self, number: int) -> tuple[Path, list[str]]:
         version = self.registry.get_version(number)
-        local = version.fetch() if self.key is None else self._copy_verified(version)
+        local = version.fetch()
         try:
             figures = ModelFigures.model_validate(read_manifest(local / NAME).figures)
         except ValidationError as error:
@@ -65,12 +58,6 @@ class AliasSource:
                 f"({error.error_count()} errors). Promote another version."
             ) from None
         return local, figures.class_names
-
-    def _copy_verified(self, version: Version) -> Path:
-        remove_own_folder(self.copies)
-        with staging_folder(self.copies / str(version.number)) as staging:
-            version.copy_to(staging, self.key)
-        return self.copies / str(version.number)
 
 
 class LoadedModel:

@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 from collections.abc import Collection
-from pathlib import Path
 
 import uvicorn
 
@@ -26,9 +25,7 @@ from pipeline_ops.export.serving.http_limits import Limits
 from pipeline_ops.export.serving.http_protocol import StrictProtocol
 from pipeline_ops.export.serving.model_reloader import AliasSource, ModelReloader
 from pipeline_ops.export.serving.service import Service
-from pipeline_ops.registry.minisign import read_public_key
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.system.temp_dirs import use_temporary_folder
 
 _BACKLOG = 128
 
@@ -90,21 +87,14 @@ def main() -> int:
     parser.add_argument("--model", required=True, help="location of the model in a registry")
     parser.add_argument("--name", required=True, help="name of the model in requests")
     parser.add_argument("--alias", default="champion", help="alias or number of the version")
-    parser.add_argument(
-        "--verify", type=Path, help="file of a public key that must have signed the version"
-    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8501)
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    # Like Ctrl-C, so that the folder of copies is removed.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    key = arguments.verify and read_public_key(arguments.verify)
-    with use_temporary_folder("serve") as folder:
-        registry = Registry(arguments.model)
-        source = AliasSource(registry, arguments.alias, folder / "copies", key)
-        return _serve(arguments, ModelReloader(source))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # exit code 0, as after Ctrl-C
+    source = AliasSource(Registry(arguments.model), arguments.alias)
+    return _serve(arguments, ModelReloader(source))
 
 
 def _serve(arguments: argparse.Namespace, reloader: ModelReloader) -> int:

@@ -1,4 +1,4 @@
-"""A server in a thread of the test, with limits of its own and a model that needs no TensorFlow."""
+"""A server in a thread of the test, with a model that needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from pipeline_ops.export.serving.http_limits import Limits
 from pipeline_ops.export.serving.rest import TensorSpec
 from pipeline_ops.export.serving.server import Server, listen
 from pipeline_ops.export.serving.service import Service
@@ -57,13 +56,8 @@ class Running:
     def __init__(self, server: Server, model: Model, port: int):
         self.server, self.model, self.port = server, model, port
 
-    def connect(self, receive_buffer: int | None = None) -> socket.socket:
-        connection = socket.socket()
-        if receive_buffer:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        connection.settimeout(30)
-        connection.connect(("127.0.0.1", self.port))
-        return connection
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), 30)
 
     def send(self, request: bytes) -> bytes:
         """Everything that comes back until the server closes the connection."""
@@ -80,11 +74,11 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(allowed_names: tuple[str, ...] = (), **limits: float) -> Iterator[Running]:
+def running(*allowed_hosts: str) -> Iterator[Running]:
     loaded = Loaded()
     listener = listen("127.0.0.1", 0)
     service = Service("digits", "champion", loaded)
-    server = Server(listener, service, allowed_names, Limits(**limits))
+    server = Server(listener, service, allowed_hosts or ("*",))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -95,15 +89,8 @@ def running(allowed_names: tuple[str, ...] = (), **limits: float) -> Iterator[Ru
         thread.join()
 
 
-def post(body: bytes, headers: bytes = b"", length: int | None = None) -> bytes:
-    length = len(body) if length is None else length
-    return (
-        b"POST /v1/models/digits:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
-        % length
-        + headers
-        + b"\r\n"
-        + body
-    )
+def post(body: bytes, headers: bytes = b"") -> bytes:
+    return post_as(b"Content-Length: %d\r\n" % len(body) + headers, body)
 
 
 def post_as(framing: bytes, body: bytes) -> bytes:

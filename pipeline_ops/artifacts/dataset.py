@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
 from pipeline_ops.config.model_catalogue import Task
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 
 SPLITS = ("train", "validation", "test")
 QUARANTINE = "quarantine.jsonl"

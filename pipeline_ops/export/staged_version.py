@@ -29,7 +29,7 @@ from pipeline_ops.export.warmup import write_warmup
 from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.jobs.runner import Job
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import copy_file, link_file, remove_own_folder
 
 _WARMUP_BATCHES = (1, 8)

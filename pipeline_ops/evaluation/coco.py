@@ -1,19 +1,16 @@
 """COCO's metrics of a detector: twelve figures, figures by class, precision-recall curves.
 
 The matching is faster-coco-eval's, in C++. The extra `train` installs it. The figures equal
-those of pycocotools (tests compare them). Pure: true boxes and detections in, figures out. Running
-the models is the caller's part.
+those of pycocotools (tests compare them). Pure: true boxes and detections in, figures out.
 
-Legend: T true boxes, D detections, C classes, R the 101 recalls of `scores.RECALL_THRESHOLDS`.
+Legend: T true boxes, D detections, C classes, R the 101 recalls of `metrics.RECALL_THRESHOLDS`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -60,10 +57,8 @@ class DetectionClassMetrics:
     """
 
     name: str
-    num_boxes: int
     average_precision: float | None
     average_precision_50: float | None
-    average_recall: float | None
     precisions: np.ndarray | None
 
 
@@ -84,6 +79,38 @@ def evaluate_detections(
       ConfigError: faster-coco-eval is not installed.
       DataError: a box or a score is not finite, or an image or a class does not exist.
     """
+    for kind, boxes in (("true box", truths), ("detection", detections)):
+        _validate_boxes(kind, boxes, num_images, len(class_names))
+    # There is a dictionary for each of a hundred thousand boxes, and all are in use. Scanning them
+    # for garbage again and again takes a quarter of the time.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        precision, recall = _run_coco(truths, detections, num_images, class_names)
+    finally:
+        if was_enabled:
+            gc.enable()
+    return DetectionEvaluation(
+        _compute_coco_metrics(precision, recall),
+        [
+            DetectionClassMetrics(
+                name,
+                _mean(precision[:, :, index, _ALL_SIZES, -1]),
+                _mean(at_50 := precision[_IOU_50, :, index, _ALL_SIZES, -1]),
+                at_50 if (at_50 > -1).all() else None,
+            )
+            for index, name in enumerate(class_names)
+        ],
+    )
+
+
+def _run_coco(
+    truths: GroundTruths, detections: DetectionTable, num_images: int, class_names: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns precision [overlaps, R, C, sizes, limits] and recall [overlaps, C, sizes, limits].
+
+    Both are -1 where there is nothing to find.
+    """
     try:
         import faster_coco_eval
     except ImportError as error:
@@ -91,73 +118,24 @@ def evaluate_detections(
             f"COCO's figures need the package faster-coco-eval ({error}). "
             "Install the extra train: pip install '.[train]' in a clone of Trainyard."
         ) from None
-    for kind, boxes in (("true box", truths), ("detection", detections)):
-        _validate_boxes(kind, boxes, num_images, len(class_names))
-    with _without_garbage_collection():
-        evaluator = _match(faster_coco_eval, truths, detections, num_images, class_names)
-    precision, recall = (np.asarray(evaluator.eval[name]) for name in ("precision", "recall"))
-    counts = np.bincount(truths.classes[~truths.is_crowd], minlength=len(class_names))
-    return DetectionEvaluation(
-        _compute_coco_metrics(precision, recall),
-        [
-            _compute_class_figures(
-                name, int(counts[index]), precision[:, :, index], recall[:, index]
-            )
-            for index, name in enumerate(class_names)
-        ],
-    )
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Disables garbage collection.
-
-    There is a dictionary for each of a hundred thousand boxes, and all are in use. Scanning them
-    again and again takes a quarter of the time.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _match(
-    library: ModuleType,
-    truths: GroundTruths,
-    detections: DetectionTable,
-    num_images: int,
-    class_names: Sequence[str],
-) -> Any:
-    """Runs the library's evaluator and returns it."""
-    annotations = [
-        {
-            **result,
-            "id": number,  # from 1, because 0 would mean "no match"
-            "area": result["bbox"][2] * result["bbox"][3],
-            "iscrowd": int(is_crowd),
-        }
-        for number, (result, is_crowd) in enumerate(
-            zip(_to_results(truths), truths.is_crowd.tolist(), strict=True), 1
-        )
-    ]
-    results = [
-        result | {"score": score}
-        for result, score in zip(_to_results(detections), detections.scores.tolist(), strict=True)
-    ]
-    truth = library.COCO(
+    annotations, results = _to_results(truths), _to_results(detections)
+    for number, annotation in enumerate(annotations):
+        annotation["id"] = number + 1  # 0 would mean "no match"
+        annotation["area"] = annotation["bbox"][2] * annotation["bbox"][3]
+        annotation["iscrowd"] = int(truths.is_crowd[number])
+    for result, score in zip(results, detections.scores.tolist(), strict=True):
+        result["score"] = score
+    truth = faster_coco_eval.COCO(
         {
             "images": [{"id": index} for index in range(num_images)],
             "annotations": annotations,
             "categories": [{"id": index, "name": name} for index, name in enumerate(class_names)],
         }
     )
-    evaluator = library.COCOeval_faster(truth, truth.loadRes(results), "bbox")
+    evaluator = faster_coco_eval.COCOeval_faster(truth, truth.loadRes(results), "bbox")
     evaluator.evaluate()
     evaluator.accumulate()
-    return evaluator
+    return np.asarray(evaluator.eval["precision"]), np.asarray(evaluator.eval["recall"])
 
 
 def _validate_boxes(
@@ -177,25 +155,18 @@ def _validate_boxes(
 
 
 def _to_results(boxes: GroundTruths | DetectionTable) -> list[dict[str, Any]]:
-    columns = boxes.images.tolist(), boxes.classes.tolist(), _to_xywh(boxes.boxes).tolist()
+    """Converts boxes to COCO's records, whose boxes are xmin, ymin, width, height."""
+    ymin, xmin, ymax, xmax = np.asarray(boxes.boxes, np.float64).reshape(-1, 4).T
+    xywh = np.stack([xmin, ymin, xmax - xmin, ymax - ymin], axis=1)
+    columns = boxes.images.tolist(), boxes.classes.tolist(), xywh.tolist()
     return [
         {"image_id": image, "category_id": category, "bbox": box}
         for image, category, box in zip(*columns, strict=True)
     ]
 
 
-def _to_xywh(boxes: np.ndarray) -> np.ndarray:
-    """Converts ymin xmin ymax xmax to COCO's xmin ymin width height."""
-    ymin, xmin, ymax, xmax = np.asarray(boxes, np.float64).reshape(-1, 4).T
-    return np.stack([xmin, ymin, xmax - xmin, ymax - ymin], axis=1)
-
-
 def _compute_coco_metrics(precision: np.ndarray, recall: np.ndarray) -> dict[str, float | None]:
-    """Returns the twelve figures in COCO's order, under the names that most papers use.
-
-    `precision` is [overlaps, R, C, sizes, limits], `recall` is [overlaps, C, sizes, limits]. Both
-    are -1 where there is nothing to find.
-    """
+    """Returns the twelve figures in COCO's order, under the names that most papers use."""
     sizes = {"small": _SMALL, "medium": _MEDIUM, "large": _LARGE}
     return {
         "map": _mean(precision[..., _ALL_SIZES, -1]),
@@ -208,24 +179,6 @@ def _compute_coco_metrics(precision: np.ndarray, recall: np.ndarray) -> dict[str
         },
         **{f"mar_{name}": _mean(recall[..., size, -1]) for name, size in sizes.items()},
     }
-
-
-def _compute_class_figures(
-    name: str, num_boxes: int, precision: np.ndarray, recall: np.ndarray
-) -> DetectionClassMetrics:
-    """Returns the figures of one class.
-
-    `precision` is [overlaps, R, sizes, limits], `recall` is [overlaps, sizes, limits].
-    """
-    at_50 = precision[_IOU_50, :, _ALL_SIZES, -1]
-    return DetectionClassMetrics(
-        name,
-        num_boxes,
-        _mean(precision[:, :, _ALL_SIZES, -1]),
-        _mean(at_50),
-        _mean(recall[:, _ALL_SIZES, -1]),
-        at_50 if (at_50 > -1).all() else None,
-    )
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -103,7 +103,7 @@ def _select_subjects(rule: Rule, evidence: Evidence) -> Iterator[Subject]:
                 group.num_examples,
                 _read_metric(group.challenger, rule.metric),
                 _read_metric(group.champion, rule.metric),
-                group.compute_differences(rule.metric),
+                group.differences.get(rule.metric),
                 group.baseline.get(rule.metric),
             )
 
@@ -115,7 +115,7 @@ def _select_class_subjects(rule: Rule, requested: str, whole: Group) -> Iterator
             f"evaluate.gate: of_class: there is no class {requested!r} "
             f"({suggest_name(requested, names)})."
         )
-    differences = whole.compute_differences(rule.metric)
+    differences = whole.differences.get(rule.metric)
     for index, figures in enumerate(whole.challenger.classes):
         if requested in ("*", figures.name):
             champion = whole.champion.classes[index] if whole.champion else None

@@ -24,9 +24,9 @@ from measuring import format_spread, make_parser
 from beam_jobs.io.example import pack
 from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
 from pipeline_ops.config.evaluate import Slice
-from pipeline_ops.evaluation.baseline import answer_class_shares
+from pipeline_ops.evaluation.classifier import answer_class_shares
 from pipeline_ops.evaluation.coco import DetectionTable, GroundTruths, evaluate_detections
-from pipeline_ops.evaluation.groups import build_slice_groups, build_whole_group
+from pipeline_ops.evaluation.groups import build_group, build_slice_groups
 from pipeline_ops.evaluation.metrics import evaluate_model
 from pipeline_ops.evaluation.predictions import predict_all
 from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
@@ -120,19 +120,17 @@ def by_us(model: SavedModelClient, shard: str, count: int, scratch: Path) -> flo
         read_encoded_batches([shard], BATCH),
         count,
         CLASSES,
+        TOP_K,
         [Slice(by="folder")],
-        24,
         scratch,
         lambda done: None,
     )
     (evaluation, _), (baseline, _) = (
-        evaluate_model(answers.labels, model, names, TOP_K)
-        for model in (answers.models[0], answer_class_shares(answers.labels, CLASSES))
+        evaluate_model(answers.labels, model, names)
+        for model in (answers.models[0], answer_class_shares(answers.labels, CLASSES, TOP_K))
     )
-    build_whole_group(
-        answers.labels, answers.models, [evaluation], baseline.metrics, TOP_K
-    ).compute_intervals()
-    build_slice_groups(answers.labels, answers.models, answers.slices, names, TOP_K)
+    build_group(answers.labels, answers.models, [evaluation], baseline=baseline.metrics)
+    build_slice_groups(answers.labels, answers.models, answers.slices, names)
     return evaluation.metrics["accuracy"]
 
 

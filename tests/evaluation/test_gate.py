@@ -7,11 +7,8 @@ import pytest
 from pipeline_ops.artifacts.results import ClassFigures, ModelEvaluation, RuleVerdict
 from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.evaluation.bootstrap import BootstrapSamples
 from pipeline_ops.evaluation.gate import Evidence, judge
 from pipeline_ops.evaluation.groups import Group
-
-NOTHING_DRAWN = BootstrapSamples({}, {})
 
 
 def evidence(
@@ -29,15 +26,7 @@ def evidence(
         for metrics in (challenger, champion)
     ]
     return Evidence(
-        Group(
-            "",
-            "",
-            100,
-            *models,
-            NOTHING_DRAWN,
-            None if champion is None else NOTHING_DRAWN,
-            baseline or {},
-        ),
+        Group(100, *models, baseline=baseline or {}),
         no_champion_reason=why,
         **more,
     )
@@ -287,7 +276,7 @@ def test_a_rule_for_every_class_has_a_verdict_for_each_and_one_without_examples_
             class_figures("emu", 0.0, 0),
         ],
     )
-    whole = Group("", "", 20, model, None, NOTHING_DRAWN, None)
+    whole = Group(20, model)
     verdicts = judge([Rule(metric="recall", of_class="*", at_least=0.8)], Evidence(whole))
     assert [(v.subject, v.passed) for v in verdicts] == [
         ("class cat", True),

@@ -17,8 +17,8 @@ from pipeline_ops.artifacts.manifest import (
 )
 from pipeline_ops.artifacts.results import METRICS, REPORT
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.inputs import Dataset
-from pipeline_ops.evaluation.leaks import find_leaks
+from pipeline_ops.evaluation.inputs import Artifact, Inputs
+from pipeline_ops.evaluation.lineage import find_leaks
 from pipeline_ops.storage.open_store import open_root
 
 
@@ -75,14 +75,10 @@ def test_an_index_that_can_not_be_read_is_refused(sandbox, tmp_path):
     uri = with_index(sandbox.dataset, tmp_path / "broken", ("a.png", "1" * 32, "test"))
     (tmp_path / "broken" / INDEX).write_bytes(b"no gzip")
     with pytest.raises(DataError, match=r"index\.jsonl\.gz: the index cannot be read"):
-        find_leaks(
-            Dataset(
-                uri, read_manifest(uri), DatasetFigures.model_validate(read_manifest(uri).figures)
-            ),
-            None,
-            0,
-            open_root(tmp_path),
-        )
+        manifest = read_manifest(uri)
+        figures = DatasetFigures.model_validate(manifest.figures)
+        inputs = Inputs(Artifact(uri, manifest, figures), None, None)
+        find_leaks(inputs, 0, open_root(tmp_path))
 
 
 def test_test_images_that_the_champion_was_trained_on_are_counted(sandbox, tmp_path):

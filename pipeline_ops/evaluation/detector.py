@@ -5,7 +5,7 @@ pixels of the images as the data set has them. COCO's figures (`coco.py`) cover 
 treat each class by itself. Mistakes are counted at one score threshold, the one with the largest
 F1: found, confused, missed, false alarm.
 
-Legend: T true boxes, D detections of one image. Boxes [., 4] are ymin xmin ymax xmax.
+Legend: C classes; T true boxes and D detections of one image. Boxes [., 4] are ymin xmin ymax xmax.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ import numpy as np
 from pipeline_ops.artifacts.results import ModelEvaluation
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.coco import (
-    DetectionEvaluation,
-    DetectionTable,
-    GroundTruths,
-    evaluate_detections,
-)
+from pipeline_ops.evaluation.coco import DetectionEvaluation, ImageDetections, evaluate_boxes
 from pipeline_ops.evaluation.groups import Group
 from pipeline_ops.evaluation.inputs import Inputs
 from pipeline_ops.evaluation.metrics import Curves, compute_class_figures
@@ -45,20 +40,6 @@ _DEFAULT_SCORE = 0.5
 """The threshold where no detection is right."""
 _SIZES = {"small": 32.0**2, "medium": 96.0**2, "large": float("inf")}
 """COCO's sizes: the area in pixels, each below its limit."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageDetections:
-    """The answer of one model to one image: boxes float [D, 4] as fractions, classes, scores."""
-
-    boxes: np.ndarray
-    classes: np.ndarray
-    scores: np.ndarray
-
-    def filter_by_score(self, min_score: float) -> ImageDetections:
-        """Returns the detections with at least this score."""
-        kept = self.scores >= min_score
-        return ImageDetections(self.boxes[kept], self.classes[kept], self.scores[kept])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +90,7 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
     measures = measure_models(config, inputs, clients)
     models = [
         ModelEvaluation(
-            metrics=_list_known_metrics(evaluation),
+            metrics=evaluation.metrics,
             classes=[
                 figures.model_copy(update={"average_precision": coco.average_precision})
                 for figures, coco in zip(
@@ -129,7 +110,7 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
             len(scenes),
             models[0],
             models[1] if models[1:] else None,
-            baseline=_list_known_metrics(baseline),
+            baseline=baseline.metrics,
         ),
         evaluations,
         mistakes[0][1],
@@ -137,10 +118,6 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         detections[0],
         thresholds[0],
     )
-
-
-def _list_known_metrics(evaluation: DetectionEvaluation) -> dict[str, float]:
-    return {name: value for name, value in evaluation.metrics.items() if value is not None}
 
 
 def build_detector_metrics(found: DetectorFindings) -> dict[str, Any]:
@@ -195,32 +172,6 @@ def answer_mean_boxes(scenes: Sequence[TrueBoxes]) -> list[ImageDetections]:
     return [answer] * len(scenes)
 
 
-def evaluate_boxes(
-    scenes: Sequence[TrueBoxes],
-    detections: Sequence[ImageDetections],
-    size: tuple[int, int],
-    names: Sequence[str],
-) -> DetectionEvaluation:
-    """Computes COCO's figures from the answers of one model. `size` is height and width."""
-
-    def join(
-        images: Sequence[TrueBoxes] | Sequence[ImageDetections],
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        indexes = np.repeat(np.arange(len(images)), [len(each.boxes) for each in images])
-        boxes = np.concatenate([np.empty((0, 4)), *(each.boxes for each in images)])
-        classes = np.concatenate([np.empty(0, int), *(each.classes for each in images)])
-        return indexes, boxes * np.array([*size, *size], np.float64), classes.astype(int)
-
-    is_crowd = np.concatenate([np.empty(0, bool), *(scene.is_crowd for scene in scenes)])
-    scores = np.concatenate([np.empty(0), *(found.scores for found in detections)])
-    return evaluate_detections(
-        GroundTruths(*join(scenes), is_crowd.astype(bool)),
-        DetectionTable(*join(detections), scores),
-        len(scenes),
-        names,
-    )
-
-
 def match(truth: TrueBoxes, detected: ImageDetections) -> tuple[np.ndarray, np.ndarray]:
     """Matches the detections of one image with its true boxes.
 
@@ -252,13 +203,13 @@ def _compute_overlaps(boxes: np.ndarray, truth: TrueBoxes) -> np.ndarray:
     low = np.maximum(boxes[:, None, :2], truth.boxes[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], truth.boxes[None, :, 2:])
     inter = np.prod(np.clip(high - low, 0, None), axis=-1)
-    areas, true_areas = compute_areas(boxes)[:, None], compute_areas(truth.boxes)[None]
+    areas, true_areas = _compute_areas(boxes)[:, None], _compute_areas(truth.boxes)[None]
     whole = np.where(truth.is_crowd[None], areas, areas + true_areas - inter)
     overlaps: np.ndarray = np.divide(inter, whole, out=np.zeros(inter.shape), where=whole > 0)
     return overlaps
 
 
-def compute_areas(boxes: np.ndarray) -> np.ndarray:
+def _compute_areas(boxes: np.ndarray) -> np.ndarray:
     areas: np.ndarray = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
     return areas
 
@@ -307,23 +258,19 @@ def count_mistakes(
     were taken for class j. The last row counts false alarms, the last column missed boxes.
     """
     confusion = np.zeros((num_classes + 1, num_classes + 1), int)
-    by_size = {name: [0, 0] for name in _SIZES}
+    by_size = np.zeros((len(_SIZES), 2), int)
     for scene, answer in zip(scenes, detections, strict=True):
         detected = answer.filter_by_score(min_score)
         truth_indexes, is_ignored = match(scene, detected)
         predicted = np.full(len(scene.boxes), num_classes)
         is_matched = truth_indexes >= 0
         predicted[truth_indexes[is_matched]] = detected.classes[is_matched]
-        areas = compute_areas(scene.boxes) * size[0] * size[1]
-        for i in np.flatnonzero(~scene.is_crowd):
-            confusion[scene.classes[i], predicted[i]] += 1
-            count = by_size[classify_size(float(areas[i]))]
-            count[0] += 1
-            count[1] += int(predicted[i] == scene.classes[i])
-        for i in np.flatnonzero(~is_matched & ~is_ignored):
-            confusion[num_classes, detected.classes[i]] += 1
-    return confusion, by_size
-
-
-def classify_size(area_pixels: float) -> str:
-    return next(name for name, limit in _SIZES.items() if area_pixels < limit)
+        counted = ~scene.is_crowd
+        classes, predicted = scene.classes[counted], predicted[counted]
+        np.add.at(confusion, (classes, predicted), 1)
+        np.add.at(confusion, (num_classes, detected.classes[~is_matched & ~is_ignored]), 1)
+        areas = _compute_areas(scene.boxes[counted]) * size[0] * size[1]
+        sizes = np.digitize(areas, list(_SIZES.values()))
+        np.add.at(by_size, (sizes, 0), 1)
+        np.add.at(by_size, (sizes, 1), classes == predicted)
+    return confusion, dict(zip(_SIZES, by_size.tolist(), strict=True))

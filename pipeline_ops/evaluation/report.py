@@ -36,7 +36,8 @@ from pipeline_ops.artifacts.results import (
 )
 from pipeline_ops.config.evaluate import LOWER_IS_BETTER
 from pipeline_ops.evaluation.classifier import ClassifierFindings
-from pipeline_ops.evaluation.detector import DetectorFindings, ImageDetections, match
+from pipeline_ops.evaluation.coco import ImageDetections
+from pipeline_ops.evaluation.detector import DetectorFindings, match
 from pipeline_ops.evaluation.lineage import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import NUM_SAMPLES, RECALL_THRESHOLDS, Curves
 from pipeline_ops.evaluation.predictions import NUM_PREDICTIONS, NUM_SHOWN, rank_key

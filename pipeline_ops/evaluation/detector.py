@@ -19,7 +19,12 @@ import numpy as np
 from pipeline_ops.artifacts.results import ModelEvaluation
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.coco import DetectionEvaluation, ImageDetections, evaluate_boxes
+from pipeline_ops.evaluation.coco import (
+    DetectionClassMetrics,
+    DetectionEvaluation,
+    ImageDetections,
+    evaluate_boxes,
+)
 from pipeline_ops.evaluation.groups import Group
 from pipeline_ops.evaluation.inputs import Inputs
 from pipeline_ops.evaluation.metrics import Curves, compute_class_figures
@@ -58,6 +63,10 @@ class DetectorFindings:
     detections: list[ImageDetections]
     min_score: float
     """The recommended score threshold, which pictures and counts have."""
+
+    @property
+    def classes(self) -> list[DetectionClassMetrics]:
+        return self.evaluations[0].classes
 
     @property
     def curves(self) -> list[Curves]:

@@ -28,16 +28,12 @@ _MAX_LINE = 200
 _MAX_NAMED_LEAKS = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """One artifact: its role in this evaluation, and its provenance."""
+class Origin(NamedTuple):
+    """One artifact and its role in this evaluation."""
 
     name: str
     location: str
-    digest: str
-    versions: dict[str, str]
-    num_sources: int
-    seeds: dict[str, int]
+    manifest: Manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,14 +100,8 @@ def trace_lineage(request: Request, inputs: Inputs) -> Lineage:
 def _build_origin(name: str, uri: str, manifest: Manifest, root: str) -> Origin:
     folder = uri.rpartition("/")[0]
     is_below = folder.startswith(f"{root}/")
-    return Origin(
-        name,
-        folder.removeprefix(f"{root}/") if is_below else folder.rpartition("/")[2],
-        manifest.digest,
-        manifest.fingerprint.versions,
-        len(manifest.fingerprint.code),
-        manifest.seeds,
-    )
+    location = folder.removeprefix(f"{root}/") if is_below else folder.rpartition("/")[2]
+    return Origin(name, location, manifest)
 
 
 def _find_changes(request: Request, inputs: Inputs, older: Manifest) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from markupsafe import Markup
@@ -30,7 +30,6 @@ from pipeline_ops.artifacts.results import (
     EvaluationFigures,
     ModelEvaluation,
     RuleVerdict,
-    SliceFigures,
     TrainingFigures,
     compare_with_baseline,
 )
@@ -86,6 +85,7 @@ _METRIC_NAMES = {
 }
 Chart = tuple[str, list[Line], Markup]
 """Title, curves and drawing."""
+RowT = TypeVar("RowT")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,13 +118,37 @@ def read_rejected(quarantine: Path) -> list[dict[str, str]]:
 
 def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData) -> str:
     """Returns the page as text to be written in UTF-8."""
-    here, figures = Path(__file__).parent, data.figures
+    here, figures, names = Path(__file__).parent, data.figures, data.dataset.class_names
+    challenger, shown_rules, more_rules = figures.challenger, *_split_rules(figures.rules)
+    values: dict[str, Any]
     if isinstance(found, ClassifierFindings):
-        template, top_k, values = "classifier.html", found.top_k, _describe_classifier(found, data)
+        template, top_k = "classifier.html", found.top_k
+        average_precisions = {each.name: each.average_precision for each in challenger.classes}
+        pairs = _find_confused_pairs(challenger, names)
+        values = {
+            "num_samples": NUM_SAMPLES,
+            "metric_texts": {name: describe_metric(name, top_k) for name in _METRIC_NAMES},
+            "lower_is_better": LOWER_IS_BETTER,
+            "scale_start": _find_scale_start(
+                value
+                for model in (challenger, figures.champion)
+                for name, value in (model.metrics if model else {}).items()
+                if name not in LOWER_IS_BETTER
+            ),
+            "slice_scale_start": _find_scale_start(
+                value
+                for part in figures.slices
+                for value in (part.challenger["accuracy"], part.intervals["accuracy"][0])
+            ),
+            "draw_interval_chart": draw_interval_chart,
+            "calibration_chart": _draw_calibration_chart(challenger, figures.champion),
+            "pairs": pairs[:_MAX_PAIRS],
+            "num_mistakes": sum(pair["count"] for pair in pairs),
+        }
     else:
-        template, top_k, values = "detector.html", 0, _describe_detector(found, data)
-    shown_rules, more_rules = _split_rules(figures.rules)
-    is_readable = len(data.dataset.class_names) <= _MAX_MATRIX_CLASSES
+        template, top_k = "detector.html", 0
+        average_precisions = {each.name: each.average_precision_50 for each in found.classes}
+        values = {"pictures": mark_mistakes(found.scenes, found.detections, found.min_score, names)}
     return render_page(
         here / template,
         [here / "report.css"],
@@ -136,9 +160,13 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         rules=shown_rules,
         more_rules=more_rules,
         splits=SPLITS,
-        class_names=data.dataset.class_names,
-        confusion=figures.challenger.confusion if is_readable else None,
+        class_names=names,
+        shown_classes=limit_class_rows(
+            list(range(len(names))), lambda index: challenger.classes[index].recall
+        ),
+        confusion=challenger.confusion if len(names) <= _MAX_MATRIX_CLASSES else None,
         training_charts=_draw_training_charts(data.training),
+        score_charts=_draw_precision_recall_charts(found.curves, average_precisions),
         baseline=_describe_baseline(figures),
         used_epoch=_describe_used_epoch(data.training),
         last_metrics=_compare_with_last_metrics(data, top_k),
@@ -185,52 +213,6 @@ def _describe_baseline(figures: EvaluationFigures) -> str:
     return f"{text} (it always answers {most_frequent.name})."
 
 
-def _describe_classifier(found: ClassifierFindings, data: ReportData) -> dict[str, Any]:
-    """Returns the values of `classifier.html`."""
-    figures = data.figures
-    challenger, champion = figures.challenger, figures.champion
-    class_rows = [
-        {"challenger": row, "champion": champion and champion.classes[index]}
-        for index, row in enumerate(challenger.classes)
-    ]
-    pairs = _find_confused_pairs(challenger, data.dataset.class_names)
-    return {
-        "num_samples": NUM_SAMPLES,
-        "metrics": _build_metric_rows(figures, found.top_k),
-        "score_charts": [
-            *_draw_precision_recall_charts(
-                found.curves, {row.name: row.average_precision for row in challenger.classes}
-            ),
-            _draw_calibration_chart(challenger, champion),
-        ],
-        "slices": _build_slice_tables(figures.slices),
-        "classes": limit_class_rows(class_rows, lambda row: row["challenger"].recall),
-        "pairs": pairs[:_MAX_PAIRS],
-        "num_mistakes": sum(pair["count"] for pair in pairs),
-        "is_small": max(data.dataset.image_shape[:2]) <= 96,
-    }
-
-
-def _describe_detector(found: DetectorFindings, data: ReportData) -> dict[str, Any]:
-    """Returns the values of `detector.html`."""
-    names, (first, *others) = data.dataset.class_names, found.evaluations
-    class_rows = [
-        {
-            "counts": counts,
-            "coco": first.classes[index],
-            "champion": others[0].classes[index].average_precision_50 if others else None,
-        }
-        for index, counts in enumerate(data.figures.challenger.classes)
-    ]
-    return {
-        "score_charts": _draw_precision_recall_charts(
-            found.curves, {each.name: each.average_precision_50 for each in first.classes}
-        ),
-        "classes": limit_class_rows(class_rows, lambda row: row["counts"].recall),
-        "pictures": mark_mistakes(found.scenes, found.detections, found.min_score, names),
-    }
-
-
 def describe_metric(metric: str, top_k: int) -> tuple[str, str]:
     """Returns the name and the meaning of a metric."""
     name, meaning = _METRIC_NAMES.get(metric, (metric.replace("_", " "), ""))
@@ -242,71 +224,11 @@ def get_metric_direction(metric: str) -> int:
     return -1 if metric in LOWER_IS_BETTER else 1
 
 
-def _build_metric_rows(figures: EvaluationFigures, top_k: int) -> list[dict[str, Any]]:
-    """Returns a row for each metric. Higher-is-better metrics are drawn on one scale."""
-    challenger = figures.challenger.metrics
-    champion = figures.champion.metrics if figures.champion else {}
-    low = _find_scale_start(
-        value
-        for model in (challenger, champion)
-        for name, value in model.items()
-        if name not in LOWER_IS_BETTER
-    )
-    rows = []
-    for metric in (name for name in _METRIC_NAMES if name in challenger):
-        name, meaning = describe_metric(metric, top_k)
-        interval = figures.challenger.intervals.get(metric)
-        row = _compare_values(challenger[metric], champion.get(metric), interval, low) | {
-            "name": name,
-            "meaning": meaning,
-            "direction": get_metric_direction(metric),
-            "baseline": figures.baseline.get(metric),
-            "difference_interval": figures.differences.get(metric),
-        }
-        if metric in LOWER_IS_BETTER:
-            row["chart"] = ""
-        rows.append(row)
-    return rows
-
-
-def _build_slice_tables(slices: Sequence[SliceFigures]) -> dict[str, list[dict[str, Any]]]:
-    """Returns rows by slice: accuracy by value, all on one scale."""
-    low = _find_scale_start(
-        value
-        for part in slices
-        for value in (part.challenger["accuracy"], part.intervals["accuracy"][0])
-    )
-    tables: dict[str, list[dict[str, Any]]] = {}
-    for part in slices:
-        champion = part.champion["accuracy"] if part.champion else None
-        row = {
-            "name": part.value,
-            "num_examples": part.num_examples,
-            "macro_f1": part.challenger["macro_f1"],
-        } | _compare_values(part.challenger["accuracy"], champion, part.intervals["accuracy"], low)
-        tables.setdefault(part.name, []).append(row)
-    return tables
-
-
 def _find_scale_start(values: Iterable[float]) -> float:
     return min(0.95, max(0.0, min(values, default=1.0) - 0.05))
 
 
-def _compare_values(
-    value: float, champion: float | None, interval: tuple[float, float] | None, low: float
-) -> dict[str, Any]:
-    return {
-        "value": value,
-        "champion": champion,
-        "interval": interval,
-        "difference": None if champion is None else value - champion,
-        "chart": draw_interval_chart(value, champion, low, interval),
-    }
-
-
-def limit_class_rows(
-    rows: list[dict[str, Any]], order: Callable[[dict[str, Any]], float]
-) -> list[dict[str, Any]]:
+def limit_class_rows(rows: list[RowT], order: Callable[[RowT], float]) -> list[RowT]:
     """Returns all rows, or the first `MAX_CLASS_ROWS` in this order if there are more."""
     return rows if len(rows) <= MAX_CLASS_ROWS else sorted(rows, key=order)[:MAX_CLASS_ROWS]
 

@@ -18,11 +18,11 @@ from markupsafe import Markup
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.artifacts.manifest import Manifest, find_file, read_manifest
 from pipeline_ops.artifacts.results import METRICS, TEST_SPLIT, EvaluationFigures, TrainingFigures
+from pipeline_ops.config.evaluate import LOWER_IS_BETTER
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.lineage import describe_changes
 from pipeline_ops.evaluation.report import (
     describe_metric,
-    get_metric_direction,
     limit_class_rows,
     to_recall_points,
 )
@@ -115,7 +115,7 @@ def build_metric_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str,
             "first": first_model.metrics[name],
             "second": value,
             "difference": value - first_model.metrics[name],
-            "direction": get_metric_direction(name),
+            "direction": -1 if name in LOWER_IS_BETTER else 1,
             "first_interval": first_model.intervals.get(name),
             "second_interval": second_model.intervals.get(name),
         }

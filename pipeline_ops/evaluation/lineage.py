@@ -7,6 +7,7 @@ of the storage.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import NamedTuple
@@ -80,20 +81,16 @@ def trace_lineage(request: Request, inputs: Inputs) -> Lineage:
         if artifact
     ]
     since_champion = since_last_run = None
-    try:
-        if inputs.champion:
+    if inputs.champion:
+        with contextlib.suppress(DataError, KeyError):
             since_champion = ChangesSince(_find_changes(request, inputs, inputs.champion.manifest))
-    except (DataError, KeyError):
-        pass
-    try:
-        if last := request.inputs.get(LAST_EVALUATION):
+    if last := request.inputs.get(LAST_EVALUATION):
+        with contextlib.suppress(DataError, KeyError, ValueError):
             evaluation = read_manifest(open_path(last.uri))
             changes = _find_changes(request, inputs, evaluation)
             changes["evaluate"] = describe_changes(request.fingerprint, evaluation.fingerprint)
             metrics = EvaluationFigures.model_validate(evaluation.figures).challenger.metrics
             since_last_run = ChangesSince(changes, metrics)
-    except (DataError, KeyError, ValueError):
-        pass
     return Lineage(origins, request.fingerprint.digest, since_champion, since_last_run)
 
 
@@ -181,12 +178,10 @@ def find_leaks(inputs: Inputs, allowed: int, root: StorePath) -> Leaks:
             "Set preprocess.duplicates to remove_exact."
         )
     champion_index = None
-    try:
-        if inputs.champion:
+    if inputs.champion:
+        with contextlib.suppress(DataError, KeyError):
             _, dataset = _trace_training(inputs.champion.manifest, root)
             champion_index = _find_index(dataset.uri)
-    except (DataError, KeyError):
-        pass
     if champion_index is None:
         return Leaks(len(leaked), None)
     return Leaks(len(leaked), len(_find_in_training(tests, champion_index)))

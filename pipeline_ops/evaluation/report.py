@@ -219,11 +219,6 @@ def describe_metric(metric: str, top_k: int) -> tuple[str, str]:
     return name.format(k=top_k), meaning.format(k=top_k)
 
 
-def get_metric_direction(metric: str) -> int:
-    """Returns 1 if higher is better, -1 if lower is better."""
-    return -1 if metric in LOWER_IS_BETTER else 1
-
-
 def _find_scale_start(values: Iterable[float]) -> float:
     return min(0.95, max(0.0, min(values, default=1.0) - 0.05))
 

@@ -119,36 +119,17 @@ def read_rejected(quarantine: Path) -> list[dict[str, str]]:
 def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData) -> str:
     """Returns the page as text to be written in UTF-8."""
     here, figures, names = Path(__file__).parent, data.figures, data.dataset.class_names
-    challenger, shown_rules, more_rules = figures.challenger, *_split_rules(figures.rules)
-    values: dict[str, Any]
+    challenger = figures.challenger
+    shown_rules, more_rules = _split_rules(figures.rules)
     if isinstance(found, ClassifierFindings):
         template, top_k = "classifier.html", found.top_k
         average_precisions = {each.name: each.average_precision for each in challenger.classes}
-        pairs = _find_confused_pairs(challenger, names)
-        values = {
-            "num_samples": NUM_SAMPLES,
-            "metric_texts": {name: describe_metric(name, top_k) for name in _METRIC_NAMES},
-            "lower_is_better": LOWER_IS_BETTER,
-            "scale_start": _find_scale_start(
-                value
-                for model in (challenger, figures.champion)
-                for name, value in (model.metrics if model else {}).items()
-                if name not in LOWER_IS_BETTER
-            ),
-            "slice_scale_start": _find_scale_start(
-                value
-                for part in figures.slices
-                for value in (part.challenger["accuracy"], part.intervals["accuracy"][0])
-            ),
-            "draw_interval_chart": draw_interval_chart,
-            "calibration_chart": _draw_calibration_chart(challenger, figures.champion),
-            "pairs": pairs[:_MAX_PAIRS],
-            "num_mistakes": sum(pair["count"] for pair in pairs),
-        }
+        values = _describe_classifier(figures, names, top_k)
     else:
         template, top_k = "detector.html", 0
         average_precisions = {each.name: each.average_precision_50 for each in found.classes}
-        values = {"pictures": mark_mistakes(found.scenes, found.detections, found.min_score, names)}
+        pictures = mark_mistakes(found.scenes, found.detections, found.min_score, names)
+        values = {"pictures": pictures}
     return render_page(
         here / template,
         [here / "report.css"],
@@ -173,6 +154,35 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         to_data_uri=to_data_uri,
         **values,
     )
+
+
+def _describe_classifier(
+    figures: EvaluationFigures, names: list[str], top_k: int
+) -> dict[str, Any]:
+    """Returns the variables that only `classifier.html` has."""
+    pairs = _find_confused_pairs(figures.challenger, names)
+    models = [figures.challenger, *([figures.champion] if figures.champion else [])]
+    return {
+        "num_samples": NUM_SAMPLES,
+        "metric_texts": {name: describe_metric(name, top_k) for name in _METRIC_NAMES},
+        "lower_is_better": LOWER_IS_BETTER,
+        "draw_interval_chart": draw_interval_chart,
+        # Metrics share one scale, and so do slices.
+        "scale_start": _find_scale_start(
+            value
+            for model in models
+            for name, value in model.metrics.items()
+            if name not in LOWER_IS_BETTER
+        ),
+        "slice_scale_start": _find_scale_start(
+            value
+            for part in figures.slices
+            for value in (part.challenger["accuracy"], part.intervals["accuracy"][0])
+        ),
+        "calibration_chart": _draw_calibration_chart(models),
+        "pairs": pairs[:_MAX_PAIRS],
+        "num_mistakes": sum(pair["count"] for pair in pairs),
+    }
 
 
 def _split_rules(rules: Sequence[RuleVerdict]) -> tuple[list[RuleVerdict], list[RuleVerdict]]:
@@ -358,13 +368,14 @@ def to_recall_points(curves: Mapping[str, Any]) -> list[tuple[float, float]]:
     return list(zip(RECALL_THRESHOLDS.tolist(), mean.tolist(), strict=True))
 
 
-def _draw_calibration_chart(challenger: ModelEvaluation, champion: ModelEvaluation | None) -> Chart:
-    lines = [Line("perfect", "training", [(0.0, 0.0), (1.0, 1.0)])]
-    for (name, style), model in reversed(tuple(zip(_MODELS, (challenger, champion), strict=True))):
-        if model:
-            points = [(each.confidence, each.accuracy) for each in model.calibration]
-            lines.append(Line(name, style, points))
-    total = sum(each.count for each in challenger.calibration)
+def _draw_calibration_chart(models: Sequence[ModelEvaluation]) -> Chart:
+    lines = [
+        Line(name, style, [(each.confidence, each.accuracy) for each in model.calibration])
+        for (name, style), model in zip(_MODELS, models, strict=False)
+    ]
+    lines = [Line("perfect", "training", [(0.0, 0.0), (1.0, 1.0)]), *lines[::-1]]
+    bins = models[0].calibration
+    total = sum(each.count for each in bins)
     bars = [
         Bar(
             each.low,
@@ -373,7 +384,7 @@ def _draw_calibration_chart(challenger: ModelEvaluation, champion: ModelEvaluati
             f"{each.count} answers of probability {each.low:.2f} to {each.high:.2f}, "
             f"{each.accuracy:.1%} of them right",
         )
-        for each in challenger.calibration
+        for each in bins
     ]
     title = "Share of right answers by probability of the answer"
     return "Calibration", lines, draw_share_chart(title, "probability of the answer", lines, bars)

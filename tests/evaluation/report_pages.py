@@ -45,10 +45,7 @@ def make_findings(
     cameras = {"camera": np.where(labels % 2, "front", "back")}
     return ClassifierFindings(
         whole=build_group(
-            labels,
-            answers,
-            [evaluation for evaluation, _ in evaluated],
-            baseline=baseline.metrics,
+            labels, answers, [evaluation for evaluation, _ in evaluated], baseline=baseline.metrics
         ),
         slices=build_slice_groups(labels, answers, cameras, names),
         curves=[curves for _, curves in evaluated],

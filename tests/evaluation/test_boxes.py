@@ -147,11 +147,7 @@ def test_a_detector_without_images_answers_a_mean_box_for_each_class_in_the_cent
 
 def test_the_baseline_of_a_detector_finds_the_boxes_that_lie_as_all_do():
     """Class a is in the centre of two images of three, class b in a corner of the third one."""
-    scenes = [
-        make_scene([LARGE], [0]),
-        make_scene([LARGE], [0]),
-        make_scene([SMALL], [1]),
-    ]
+    scenes = [make_scene([LARGE], [0]), make_scene([LARGE], [0]), make_scene([SMALL], [1])]
     found = evaluate_boxes(scenes, answer_mean_boxes(scenes), (100, 100), ["a", "b"]).metrics
     # All boxes of a have one score. The false alarm is the last one of them.
     assert (found["map"], found["map_50"], found["mar_100"]) == pytest.approx((0.5, 0.5, 0.5))

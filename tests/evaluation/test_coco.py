@@ -248,15 +248,9 @@ def by_pycocotools(
 @pytest.mark.parametrize("name", SETS)
 def test_the_figures_are_those_of_pycocotools(name):
     made = SETS[name]()
-    ours, theirs = (
-        evaluate(*made),
-        by_pycocotools(*made),
-    )
+    ours, theirs = (evaluate(*made), by_pycocotools(*made))
     np.testing.assert_allclose(
-        [ours.metrics.get(name, -1.0) for name in NAMES],
-        theirs.stats,
-        rtol=0,
-        atol=1e-9,
+        [ours.metrics.get(name, -1.0) for name in NAMES], theirs.stats, rtol=0, atol=1e-9
     )
     precision = theirs.eval["precision"]
     for index, figures in enumerate(ours.classes):
@@ -285,15 +279,9 @@ def test_the_figures_are_those_of_pycocotools_on_many_random_sets(seed):
         noise=float(generator.uniform(0, 20)),
         extra=int(generator.integers(0, 150)),
     )
-    ours, theirs = (
-        evaluate(*made),
-        by_pycocotools(*made),
-    )
+    ours, theirs = (evaluate(*made), by_pycocotools(*made))
     np.testing.assert_allclose(
-        [ours.metrics.get(name, -1.0) for name in NAMES],
-        theirs.stats,
-        rtol=0,
-        atol=1e-9,
+        [ours.metrics.get(name, -1.0) for name in NAMES], theirs.stats, rtol=0, atol=1e-9
     )
 
 

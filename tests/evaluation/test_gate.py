@@ -25,11 +25,7 @@ def evidence(
         else ModelEvaluation(metrics=metrics, classes=[], confusion=[], measures=metrics)
         for metrics in (challenger, champion)
     ]
-    return Evidence(
-        Group(100, *models, baseline=baseline or {}),
-        no_champion_reason=why,
-        **more,
-    )
+    return Evidence(Group(100, *models, baseline=baseline or {}), no_champion_reason=why, **more)
 
 
 def judge_values(rule: Rule, challenger: float, champion: float | None) -> RuleVerdict:
@@ -145,10 +141,7 @@ def test_a_rule_is_judged_with_its_numbers(rule, challenger, champion, passed, t
                 "accuracy 1.0000 cannot show skill: on this test split, a model that has not "
                 f"looked at the images {reason}. Add test images of other classes, or use at_least",
             )
-            for baseline, reason in (
-                (1.0, "is perfect"),
-                (None, "has no value"),
-            )
+            for baseline, reason in ((1.0, "is perfect"), (None, "has no value"))
         ),
     ],
 )

@@ -53,20 +53,8 @@ def two_models(right: int, only_first: int, only_second: int, wrong: int) -> Gro
             True,
         ),  # a tie that 100 examples cannot show
         ((90, 1, 1, 8), {"max_regression": 0.005}, "passes", True, True),
-        (
-            (800, 20, 120, 60),
-            {"max_regression": 0.02},
-            "passes",
-            False,
-            False,
-        ),  # clearly worse
-        (
-            (800, 120, 20, 60),
-            {"min_improvement": 0.02},
-            "fails",
-            True,
-            False,
-        ),  # clearly better
+        ((800, 20, 120, 60), {"max_regression": 0.02}, "passes", False, False),  # clearly worse
+        ((800, 120, 20, 60), {"min_improvement": 0.02}, "fails", True, False),  # clearly better
         (
             (900, 14, 10, 76),
             {"min_improvement": 0.0},

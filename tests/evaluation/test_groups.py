@@ -71,8 +71,7 @@ def test_a_slice_of_too_many_values_is_refused():
 
 
 @pytest.mark.parametrize(
-    "values",
-    [["below 8", "8 to 32", "32 to 96", "96 and more"], [MISSING_VALUE, "day", "night"]],
+    "values", [["below 8", "8 to 32", "32 to 96", "96 and more"], [MISSING_VALUE, "day", "night"]]
 )
 def test_ranges_stand_in_the_order_of_their_numbers_and_other_values_in_that_of_their_names(values):
     labels = np.zeros(len(values), int)

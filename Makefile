@@ -98,9 +98,8 @@ bench: install-dev data ## compare the chain with a plain script, the preprocess
 UV := uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 IMAGE := $(UV) -c requirements-dev.txt pyproject.toml
 WITHOUT_AIRFLOW := $(IMAGE) --excludes docker/locks/without-airflow.in
-STORES := --extra s3 --extra gs --extra azure
 CLIENTS := --extra docker --extra kubernetes
-JOBS := $(STORES) $(CLIENTS) --extra serving --extra preprocess --extra train --extra onnx --extra slim
+JOBS := $(CLIENTS) --extra serving --extra preprocess --extra train --extra onnx --extra slim
 
 lock: ## lock the dependencies again (needs uv)
 	echo uv | $(UV) -o requirements-install.txt -
@@ -108,12 +107,12 @@ lock: ## lock the dependencies again (needs uv)
 	$(UV) --extra dev -o requirements-dev.txt pyproject.toml
 	$(UV) -c requirements-dev.txt -o docker/locks/build.txt docker/locks/build.in
 	$(UV) -c requirements-dev.txt -o tests/docker/moto.txt tests/docker/moto.in
-	$(IMAGE) docker/locks/airflow.in $(STORES) $(CLIENTS) --extra openlineage --extra search \
+	$(IMAGE) docker/locks/airflow.in $(CLIENTS) --extra openlineage --extra search \
 	    -o docker/locks/airflow.txt
 	$(WITHOUT_AIRFLOW) $(JOBS) -o docker/locks/jobs.txt
 	$(WITHOUT_AIRFLOW) $(JOBS) --override docker/locks/gpu.in -o docker/locks/jobs-gpu.txt
 	$(WITHOUT_AIRFLOW) docker/locks/serving.in --extra serving -o docker/locks/serving.txt
-	$(WITHOUT_AIRFLOW) $(STORES) --extra preprocess -o docker/locks/beam-worker.txt
+	$(WITHOUT_AIRFLOW) --extra preprocess -o docker/locks/beam-worker.txt
 
 # A Python is only good if it starts (a version manager's shim may not) and can make an environment.
 GOOD := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))

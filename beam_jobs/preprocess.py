@@ -40,7 +40,7 @@ from pipeline_ops.jobs.runner import Job
 from pipeline_ops.jobs.workspace import ArtifactDraft
 from pipeline_ops.raw_data.folder import list_folder, resolve_raw_folder
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import open_root
 
 _UNUSED_MODULES = (

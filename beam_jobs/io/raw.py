@@ -85,7 +85,8 @@ def translate_read_errors(key: str) -> Iterator[None]:
 def read_beginning(file: RawFile, folder: RawFolder, num_bytes: int) -> bytes:
     """The first `num_bytes` of a file."""
     if isinstance(folder, RemoteFolder):
-        return folder.read_beginning(file, num_bytes)
+        [content] = folder.read_parts([(file, 0, min(num_bytes, file.num_bytes))])
+        return content
     with translate_read_errors(file.key), open(file.to_path(folder), "rb") as opened:
         return opened.read(num_bytes)
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import IO, BinaryIO
 
 from pipeline_ops.artifacts.manifest import ManifestFile
-from pipeline_ops.storage.atomic import translate_write_errors
 from pipeline_ops.storage.checksums import ChecksumAccumulator
+from pipeline_ops.storage.local_files import translate_write_errors
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.storage.tfrecord import compute_masked_crc, frame_record
 

@@ -26,7 +26,7 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.runner import Job
 from pipeline_ops.jobs.workspace import ArtifactDraft
-from pipeline_ops.storage.atomic import read_json, write_atomically, write_json
+from pipeline_ops.storage.local_files import read_json, write_atomically, write_json
 from pipeline_ops.storage.read_errors import make_read_error
 
 _SHOWN_REJECTS = 24

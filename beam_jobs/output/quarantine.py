@@ -27,7 +27,7 @@ from pipeline_ops.config.preprocess import Rejects
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.runner import Job
 from pipeline_ops.raw_data.raw_file import RawFile
-from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.store_path import StorePath
 
 _MAX_NAMED_RECORDS = 10

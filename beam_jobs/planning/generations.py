@@ -42,7 +42,7 @@ from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.jobs.workspace import ArtifactDraft
 from pipeline_ops.raw_data.raw_file import format_digest
-from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.read_errors import make_read_error
 
 _COMPRESSION = 1  # a line is mostly digests, which do not compress at any level

@@ -7,27 +7,33 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 
-import s3fs
+import httpx
+import obstore
+from obstore.store import S3Store
 
 from pipeline_ops.examples.digits import write_digits
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.snapshot import map_requests
 
 
 def copy_digits(uri: str) -> None:
-    files = s3fs.S3FileSystem()
-    bucket = uri.removeprefix("s3://").partition("/")[0]
-    if not files.exists(bucket):
-        files.mkdir(bucket)
+    bucket = S3Store(uri.removeprefix("s3://").partition("/")[0])
+    made = httpx.put(obstore.sign(bucket, "PUT", "", timedelta(minutes=1)))
+    if made.status_code != httpx.codes.CONFLICT:  # it is there
+        made.raise_for_status()
+    target = open_root(uri)
     with tempfile.TemporaryDirectory() as folder:
         digits = Path(folder) / "digits"
         write_digits(digits)
-        count = sum(file.is_file() for file in digits.rglob("*"))
-        if len(files.find(uri)) == count:
-            print(f"{uri}: the {count} images are there.")
+        files = [file.relative_to(digits) for file in digits.rglob("*") if file.is_file()]
+        if len(target.walk()) == len(files):
+            print(f"{uri}: the {len(files)} images are there.")
             return
-        files.put(f"{digits}/", f"{uri}/", recursive=True)
-        print(f"{uri}: {count} images written.")
+        map_requests(lambda file: (target / str(file)).upload(digits / file), files, parallel=16)
+        print(f"{uri}: {len(files)} images written.")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ from typing import IO
 from pipeline_ops.artifacts.manifest import NAME, Manifest, ManifestFile, read_manifest
 from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.storage.checksums import compute_checksums, map_in_threads
+from pipeline_ops.storage.local_files import open_below, withdraw_folder
 from pipeline_ops.storage.open_store import open_root
-from pipeline_ops.storage.safe_paths import open_below
-from pipeline_ops.storage.staging import withdraw_folder
 from pipeline_ops.storage.store_path import StorePath
 
 

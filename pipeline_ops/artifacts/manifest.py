@@ -20,12 +20,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
-from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.checksums import Checksums, compute_checksums, map_in_threads
 from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.local_files import RelativePath, UnsafePath, open_below, write_json
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.parsing import describe_validation_error
-from pipeline_ops.storage.safe_paths import RelativePath, UnsafePath, open_below
 from pipeline_ops.storage.store_path import StorePath
 
 NAME = "manifest.json"

@@ -48,7 +48,7 @@ from pipeline_ops.cli.airflow_api import AirflowApi, parse_timestamp
 from pipeline_ops.config.pipeline import find_config_files
 from pipeline_ops.config.run_conf import TRUSTED_CONF
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.system.host import adopt_orphans, die_with_parent

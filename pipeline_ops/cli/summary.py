@@ -26,8 +26,7 @@ from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.trials import read_search
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_near
-from pipeline_ops.storage.store import StoreUsage
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.store_path import StorePath, StoreUsage
 
 
 def summarize_run(config: PipelineConfig, run: RunStatus) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from pydantic import Field, Tag, field_validator, model_validator
 from pipeline_ops.config.fields import Section, advanced_field, operational_field
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.open_store import validate_no_credentials
+from pipeline_ops.storage.store_options import READ_SCHEMES
 
 
 def find_module_path(group: str, name: str) -> str | None:
@@ -120,22 +121,15 @@ class Source(Section):
             )
         validate_no_credentials(value)
         scheme, separator, _ = value.partition("://")
-        if separator and not _is_known_scheme(scheme):
+        if separator and scheme not in ("file", *READ_SCHEMES):
             raise ValueError(
-                "must be a local folder, or a URI of an object store "
+                f"must be a local folder, or a URI with {', '.join(READ_SCHEMES)}, "
                 f"such as s3://bucket/folder, got {value}"
             )
         return value
 
 
 _INTERVAL_FORMAT = re.compile(r"(%[A-Za-z%]|[^%{}])*")
-
-
-def _is_known_scheme(scheme: str) -> bool:
-    """Returns whether fsspec knows a scheme. Its driver need not be installed."""
-    from fsspec.registry import known_implementations  # here: few configs name a store
-
-    return scheme in known_implementations
 
 
 def _find_fields(path: str) -> set[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from pipeline_ops.config.fields import SAME_FOR_ALL_RUNS, Section, fixed_field
+from pipeline_ops.storage.local_files import parse_relative_path
 from pipeline_ops.storage.open_store import validate_no_credentials
-from pipeline_ops.storage.safe_paths import parse_relative_path
 from pipeline_ops.storage.store_options import SCHEMES
 
 

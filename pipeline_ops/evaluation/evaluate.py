@@ -43,7 +43,7 @@ from pipeline_ops.evaluation.report import (
     render_report,
 )
 from pipeline_ops.jobs.runner import Job, run_job
-from pipeline_ops.storage.atomic import read_json, write_atomically, write_json
+from pipeline_ops.storage.local_files import read_json, write_atomically, write_json
 from pipeline_ops.storage.open_store import open_root
 
 

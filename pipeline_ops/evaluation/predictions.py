@@ -30,7 +30,7 @@ from pipeline_ops.input.saved_model_client import (
     SavedModelClient,
     read_encoded_batches,
 )
-from pipeline_ops.storage.atomic import translate_write_errors
+from pipeline_ops.storage.local_files import translate_write_errors
 
 NUM_SHOWN = 24
 """Mistakes, and surprises, that a report shows as pictures."""

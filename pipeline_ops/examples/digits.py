@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline_ops.errors import DataError, TrainyardError
-from pipeline_ops.storage.staging import staging_folder
+from pipeline_ops.storage.local_files import staging_folder
 from pipeline_ops.system.locks import exclusive_lock
 
 if TYPE_CHECKING:

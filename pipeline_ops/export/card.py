@@ -20,7 +20,7 @@ from pipeline_ops.artifacts.results import EvaluationFigures, FormatFigures, Tra
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.request import Request
-from pipeline_ops.storage.atomic import write_atomically, write_json
+from pipeline_ops.storage.local_files import write_atomically, write_json
 from pipeline_ops.storage.open_store import open_path
 
 CARD_JSON, CARD_MARKDOWN = "model_card.json", "MODEL_CARD.md"

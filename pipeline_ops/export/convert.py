@@ -31,7 +31,7 @@ from pipeline_ops.export.formats import (
     require_onnx_extra,
 )
 from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
-from pipeline_ops.storage.atomic import translate_write_errors
+from pipeline_ops.storage.local_files import translate_write_errors
 from pipeline_ops.storage.read_errors import to_exit_code
 
 _BATCH = 32

@@ -13,7 +13,7 @@ from pipeline_ops.artifacts.results import METRICS, PUBLICATION, REPORT, ModelFi
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.errors import DataError
 from pipeline_ops.pages.page import render_part
-from pipeline_ops.storage.atomic import read_json, write_atomically, write_json
+from pipeline_ops.storage.local_files import read_json, write_atomically, write_json
 
 _FORMAT_TITLES = {
     "saved_model": "SavedModel",

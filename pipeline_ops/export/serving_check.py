@@ -28,7 +28,7 @@ from pipeline_ops.export.check import AgreementRule, References, compare
 from pipeline_ops.export.serving.model_reloader import FixedModel, LoadedModel
 from pipeline_ops.export.serving.server import Server
 from pipeline_ops.export.serving.service import Service
-from pipeline_ops.storage.safe_paths import open_folder
+from pipeline_ops.storage.local_files import open_folder
 
 _RESPONSE_TIMEOUT_SECONDS = 60.0
 _NUM_CHECKED = 16

@@ -37,9 +37,13 @@ from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.jobs.runner import Job
 from pipeline_ops.registry.minisign import read_secret_key
-from pipeline_ops.storage.atomic import copy_file, link_file, write_atomically
 from pipeline_ops.storage.digest import compute_digest
-from pipeline_ops.storage.staging import remove_own_folder
+from pipeline_ops.storage.local_files import (
+    copy_file,
+    link_file,
+    remove_own_folder,
+    write_atomically,
+)
 
 _WARMUP_BATCHES = (1, 8)
 """The numbers of images in the requests that TensorFlow Serving warms a version up with."""

@@ -31,7 +31,7 @@ from pipeline_ops.jobs.places.local import is_local, read_identity
 from pipeline_ops.jobs.request import Status, read_request, read_status, write_status
 from pipeline_ops.jobs.runner import INIT_VARIABLE
 from pipeline_ops.jobs.workspace import make_local_folder, ship_leftovers
-from pipeline_ops.storage.atomic import format_json
+from pipeline_ops.storage.local_files import format_json
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import OUT_OF_MEMORY, adopt_orphans, count_memory_kills

@@ -19,7 +19,7 @@ from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.request import Request
-from pipeline_ops.storage.atomic import translate_write_errors, write_atomically
+from pipeline_ops.storage.local_files import translate_write_errors, write_atomically
 from pipeline_ops.user_code.models import digest_user_code
 from pipeline_ops.user_code.sources import digest_source_code
 from pipeline_ops.user_code.stages import digest_stage_code

@@ -38,9 +38,9 @@ from pipeline_ops.artifacts.record_lengths import RECORD_LENGTHS, parse_record_l
 from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.request import Request
-from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.checksums import ChecksumAccumulator, compute_checksums
 from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import is_remote, open_path
 from pipeline_ops.storage.parsing import parse_json_as
 from pipeline_ops.storage.snapshot import map_requests

@@ -27,8 +27,8 @@ from pipeline_ops.config.model_data_rules import find_size_problem, validate_tas
 from pipeline_ops.config.reading import locate_in_file
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.storage.atomic import format_json, read_json
 from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.local_files import format_json, read_json
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.interpreter import read_versions
 from pipeline_ops.user_code.models import digest_user_code

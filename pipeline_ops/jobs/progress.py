@@ -18,9 +18,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline_ops.errors import DataError
-from pipeline_ops.storage.atomic import translate_write_errors
+from pipeline_ops.storage.local_files import UnsafePath, translate_write_errors
 from pipeline_ops.storage.parsing import parse_json_as
-from pipeline_ops.storage.safe_paths import UnsafePath
 from pipeline_ops.storage.store_path import StorePath
 
 _MAX_LINE_BYTES = 1 << 18

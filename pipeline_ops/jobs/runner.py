@@ -43,16 +43,18 @@ from pipeline_ops.jobs.workspace import (
     open_workspace,
     read_planned_request,
 )
-from pipeline_ops.storage.atomic import describe_os_error, translate_write_errors
+from pipeline_ops.storage.local_files import (
+    describe_os_error,
+    remove_own_folder,
+    translate_write_errors,
+)
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.read_errors import (
     has_disk_error_message,
     summarize_error,
     to_exit_code,
 )
-from pipeline_ops.storage.staging import remove_own_folder
-from pipeline_ops.storage.store import read_usage
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.store_path import StorePath, read_usage
 from pipeline_ops.system.lease import Lease, hold_lease
 from pipeline_ops.system.temp_dirs import use_temporary_folder
 

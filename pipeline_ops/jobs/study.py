@@ -189,7 +189,7 @@ class StoreJournal(BaseJournalBackend):
         )
         files = [self._folder / _name_entry(number) for number in numbers]
         self._next = log_number_from + len(files)
-        for file, content in zip(files, map_requests(StorePath.read, files), strict=True):
+        for file, content in zip(files, map_requests(lambda file: file.read(), files), strict=True):
             self.newest = file
             yield parse_json_as(dict[str, Any], content, file)
 

@@ -12,10 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from pipeline_ops.artifacts.layout import Layout, parse_artifact_uri
 from pipeline_ops.artifacts.manifest import find_file, read_manifest
 from pipeline_ops.artifacts.results import REPORT
-from pipeline_ops.storage.atomic import format_json
+from pipeline_ops.storage.local_files import format_json
 from pipeline_ops.storage.parsing import read_json_as
-from pipeline_ops.storage.store import StoreUsage
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.store_path import StorePath, StoreUsage
 
 
 class TaskRecord(BaseModel):

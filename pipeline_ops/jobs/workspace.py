@@ -29,16 +29,20 @@ from pipeline_ops.artifacts.manifest import NAME, Manifest, ManifestFile, list_f
 from pipeline_ops.errors import DataError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.job_code import write_user_files
 from pipeline_ops.jobs.request import Request, compute_request_digest, read_request
-from pipeline_ops.storage.atomic import format_json, make_write_error, write_atomically
 from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.local_files import (
+    format_json,
+    make_write_error,
+    open_private_folder,
+    remove_own_folder,
+    staging_folder,
+    write_atomically,
+)
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.outage import StoreAway
-from pipeline_ops.storage.own_folders import open_private_folder
 from pipeline_ops.storage.read_errors import to_exit_code
 from pipeline_ops.storage.snapshot import map_requests
-from pipeline_ops.storage.staging import remove_own_folder, staging_folder
-from pipeline_ops.storage.store import LogWriter
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.store_path import LogWriter, StorePath
 from pipeline_ops.system.lease import Lease
 
 

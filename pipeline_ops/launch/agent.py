@@ -49,10 +49,14 @@ from pipeline_ops.jobs.gang_protocol import (
     Message,
 )
 from pipeline_ops.jobs.workspace import copy_request, make_local_folder
-from pipeline_ops.storage.atomic import read_json, translate_write_errors, write_json
 from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.local_files import (
+    read_json,
+    remove_own_folder,
+    translate_write_errors,
+    write_json,
+)
 from pipeline_ops.storage.open_store import open_root
-from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.system.host import (
     CLOSE_PORTS,
     OUT_OF_MEMORY,

@@ -46,7 +46,7 @@ from pipeline_ops.launch.plan import (
     compute_gang_size,
     get_status_path,
 )
-from pipeline_ops.storage.atomic import translate_write_errors, write_json
+from pipeline_ops.storage.local_files import translate_write_errors, write_json
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.system.host import CLOSE_PORTS, OPEN_PORTS

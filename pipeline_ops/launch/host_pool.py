@@ -36,7 +36,7 @@ from pipeline_ops.launch.agent import (
 )
 from pipeline_ops.launch.launchers import Launcher
 from pipeline_ops.launch.plan import Host
-from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.local_files import write_atomically
 
 _POLL_SECONDS = 0.2
 _RETRY_SECONDS = 5.0

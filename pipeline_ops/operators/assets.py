@@ -45,7 +45,7 @@ from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.raw_data.folder import find_raw_folder, read_folder_state, resolve_raw_folder
-from pipeline_ops.storage.atomic import format_json
+from pipeline_ops.storage.local_files import format_json
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_options import StoreOptions, wait_at_most

@@ -34,7 +34,7 @@ from pipeline_ops.planning.trials import (
     plan_trials,
     read_trial_result,
 )
-from pipeline_ops.storage.atomic import format_json
+from pipeline_ops.storage.local_files import format_json
 from pipeline_ops.storage.store_path import StorePath
 
 if TYPE_CHECKING:

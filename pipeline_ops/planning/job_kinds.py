@@ -21,8 +21,8 @@ from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, FORK_SERVER_MODULE
 from pipeline_ops.jobs.local_inputs import open_host_cache
-from pipeline_ops.storage.atomic import write_json
 from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.local_files import write_json
 
 JOBS = ("preprocess", "train", "evaluate", "export")
 """All jobs, in the order in which a DAG runs them."""

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.storage.local_files import UnsafePath, remove_own_folder
 from pipeline_ops.storage.open_store import is_remote
-from pipeline_ops.storage.safe_paths import UnsafePath
-from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.lease import check_conditions
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pipeline_ops.errors import DataError
-from pipeline_ops.storage.atomic import describe_os_error
+from pipeline_ops.storage.local_files import describe_os_error
 
 MAX_FILE_BYTES = 16 << 30
 MAX_DEPTH = 100

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import IO
 
 from pipeline_ops.errors import DataError, MachineError
-from pipeline_ops.storage.atomic import describe_os_error
+from pipeline_ops.storage.local_files import describe_os_error
 from pipeline_ops.storage.store_path import StorePath
 
 MAX_BYTES = 4 << 30

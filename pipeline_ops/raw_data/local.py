@@ -30,7 +30,7 @@ from pipeline_ops.raw_data.raw_file import (
     to_file_version,
     to_raw_key,
 )
-from pipeline_ops.storage.atomic import describe_os_error
+from pipeline_ops.storage.local_files import describe_os_error
 from pipeline_ops.storage.store_path import StorePath
 
 _UNSETTLED_NS = 2_000_000_000

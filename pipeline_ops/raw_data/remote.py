@@ -4,51 +4,33 @@ A listing reads no object. The store's etag identifies a content. For most S3 ob
 of the content, and it always changes when the object is written again. The digest of a file is
 therefore one of its etag and size. A data set that moves from a local folder to a store counts as
 new. Equal objects are recognized only if their etags are equal. Some stores do not guarantee that,
-and S3 does not if it encrypts with KMS or received an object in parts. If a store has no etags, the
-time of the last write is used.
+and S3 does not if it encrypts with KMS or received an object in parts.
+
+Endpoint and credentials are those of the environment, as for the storage root. A web server must
+list its files by WebDAV.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import difflib
-import hashlib
 import io
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from pipeline_ops.errors import DataError, MachineError
-from pipeline_ops.raw_data.fsspec_driver import (
-    describe_place,
-    get_file_system,
-    translate_errors,
-)
+from pipeline_ops.errors import MachineError, TrainyardError
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_raw_key
-from pipeline_ops.storage.outage import repeat_while_away
+from pipeline_ops.storage.open_store import open_bucket
+from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.store_path import Entry
 
 if TYPE_CHECKING:
-    import fsspec
+    from pipeline_ops.storage.object_store import ObjectPath
 
-_ETAG_KEYS = (
-    "ETag",
-    "etag",
-    "md5Hash",
-    "generation",
-    "LastModified",
-    "last_modified",
-    "updated",
-    "mtime",
-    "created",
-)
-"""The drivers' names for the etag of an object, the best first."""
 _BUFFER_BYTES = 8 << 20
-_MD5 = re.compile("[0-9a-f]{32}")
-_BEYOND_END = re.compile("range.* not satisfiable", re.IGNORECASE)
-"""What all stores answer, after HTTP's status 416, if an object is shorter than it was."""
+_PARALLEL = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,79 +52,38 @@ class RemoteFolder:
         """Lists the objects below, sorted by key. Names that begin with a dot are not data.
 
         Raises:
-          ConfigError: the driver or the credentials are missing, or the credentials do not allow
-            listing.
-          DataError: there is no such bucket.
+          ConfigError: there is no such bucket, or the credentials do not allow listing.
           MachineError: the store can't be reached.
         """
-        root = f"{self._path}/"
-        # Otherwise a web server that is down has no files.
-        strictly = {"on_error": "raise"} if self.uri.startswith("http") else {}
-
-        def find() -> dict[str, dict[str, Any]]:
-            with translate_errors(self.uri):
-                found: dict[str, dict[str, Any]] = self._driver.find(root, detail=True, **strictly)
-                return found
-
-        try:
-            found = repeat_while_away(describe_place(self.uri), find)
-        except FileNotFoundError as error:
-            raise DataError(
-                f"{describe_place(self.uri)}: {error}. Correct preprocess.source.path."
-            ) from None
-        files = (
-            _to_raw_file(path.removeprefix(root), entry)
-            for path, entry in found.items()
-            if entry["type"] == "file" and path.startswith(root)
-        )
+        entries = self._root.walk()
+        folders = {entry.name.rpartition("/")[0] for entry in entries}
+        files = (_to_raw_file(entry) for entry in entries if not _is_marker(entry, folders))
         return tuple(sorted((file for file in files if file), key=lambda file: file.key))
 
     def find_similar_uri(self) -> str | None:
         """The most similar URI in the same parent, for a message about a wrong prefix."""
-        parent, _, name = self._path.rpartition("/")
-        try:
-            paths = self._driver.ls(parent, detail=False)
-        except Exception:  # of many kinds, and the caller's message is complete without a URI
+        parent, _, name = self.uri.rpartition("/")
+        if parent.endswith("/"):  # the URI of a bucket
             return None
-        siblings = [path.rstrip("/").rpartition("/")[2] for path in paths]
-        similar = difflib.get_close_matches(name, siblings, n=1)
-        return self.uri.removesuffix(name) + similar[0] if similar else None
+        with contextlib.suppress(TrainyardError):
+            siblings = [entry.name for entry in open_bucket(parent).list_folder()]
+            if similar := difflib.get_close_matches(name, siblings, n=1):
+                return f"{parent}/{similar[0]}"
+        return None
 
     def read(self, files: Sequence[RawFile]) -> list[bytes]:
-        """The content of some files, fetched together.
+        """The content of some files, fetched together. Raises as `read_parts`."""
+        return self.read_parts([(file, 0, file.num_bytes) for file in files])
+
+    def read_parts(self, parts: Sequence[tuple[RawFile, int, int]]) -> list[bytes]:
+        """Parts of files, each with its offset and size, fetched together.
 
         Raises:
           ConfigError: the credentials do not allow reading.
           MachineError: a file is gone or has changed since it was listed, or the store can't be
             reached.
         """
-
-        def read() -> list[bytes]:
-            contents = self._fetch(files)
-            contents |= self._fetch(
-                [file for file in files if isinstance(contents[file.key], FileNotFoundError)]
-            )  # a store may have been wrong
-            return [self._check_content(file, contents[file.key]) for file in files]
-
-        return repeat_while_away(describe_place(self.uri), read)
-
-    def read_parts(self, parts: Sequence[tuple[RawFile, int, int]]) -> list[bytes]:
-        """Parts of files, each with its offset and size, fetched together.
-
-        Nothing checks that the files are still the listed ones. Raises as `read`.
-        """
-        filled = [part for part in parts if part[2]]  # no bytes are no range
-        paths = [self._to_object_path(file) for file, _, _ in filled]
-        starts = [offset for _, offset, _ in filled]
-        ends = [offset + size for _, offset, size in filled]
-
-        def read() -> list[bytes]:
-            with translate_errors(self.uri):
-                found = self._driver.cat_ranges(paths, starts, ends, on_error="return")
-            return [self._unwrap(part[0], each) for part, each in zip(filled, found, strict=True)]
-
-        found = iter(repeat_while_away(describe_place(self.uri), read) if filled else [])
-        return [next(found) if size else b"" for _, _, size in parts]
+        return map_requests(lambda part: self._read_part(*part), parts, _PARALLEL)
 
     def open(self, file: RawFile) -> io.BufferedReader:
         """Opens a file that is too large for memory. Raises as `read_parts` while it is read.
@@ -151,76 +92,23 @@ class RemoteFolder:
         """
         return io.BufferedReader(_RemoteFile(self, file), _BUFFER_BYTES)
 
-    def _fetch(self, files: Sequence[RawFile]) -> dict[str, bytes | Exception]:
-        """Fetches contents or errors, by key.
-
-        It uses ranges, because a driver then takes a name literally, including brackets, and does
-        not ask for the size first.
-        """
-        filled = [file for file in files if file.num_bytes]  # an empty object has no range
-        with translate_errors(self.uri):
-            found = self._driver.cat_ranges(
-                [self._to_object_path(file) for file in filled],
-                0,
-                [file.num_bytes for file in filled],
-                on_error="return",
-            )
-        return {file.key: b"" for file in files} | {
-            file.key: content for file, content in zip(filled, found, strict=True)
-        }
-
-    def read_beginning(self, file: RawFile, num_bytes: int) -> bytes:
-        """Reads up to `num_bytes` of a file, without checking that it is still the listed one."""
-
-        def read() -> bytes:
-            with _translate_missing_file(file), translate_errors(self / file.key):
-                content: bytes = self._driver.cat_file(
-                    self._to_object_path(file), start=0, end=min(num_bytes, file.num_bytes)
-                )
-                return content
-
-        return repeat_while_away(describe_place(self.uri), read)
-
-    def _check_content(self, file: RawFile, content: bytes | Exception) -> bytes:
-        found = self._unwrap(file, content)
-        with _translate_missing_file(file), translate_errors(self / file.key):
-            if not self._is_unchanged(file, found):
-                raise make_change_error(file.key)
-        return found
-
-    def _unwrap(self, file: RawFile, content: bytes | Exception) -> bytes:
-        """Raises the error that the driver has returned instead of a content."""
-        if isinstance(content, Exception) and _BEYOND_END.search(str(content)):
+    def _read_part(self, file: RawFile, offset: int, num_bytes: int) -> bytes:
+        if num_bytes == 0:  # no bytes are no range
+            return b""
+        name = unquote_to_bytes(file.key).decode()
+        try:
+            content, found = (self._root / name).read_version(offset, num_bytes)
+        except FileNotFoundError as error:
+            raise MachineError(
+                f"cannot read {file.key}, which existed when the run started: {error}. Retry."
+            ) from error
+        if found is None or len(content) != num_bytes or found.version != file.version:
             raise make_change_error(file.key)
-        with _translate_missing_file(file), translate_errors(self / file.key):
-            if isinstance(content, Exception):
-                raise content
         return content
 
-    def _is_unchanged(self, file: RawFile, content: bytes) -> bool:
-        """Compares the content with the etag if the etag is its MD5.
-
-        Otherwise it asks the store for the etag again, after the content was read.
-        """
-        if len(content) != file.num_bytes:
-            return False
-        if _MD5.fullmatch(str(file.version)):
-            md5 = hashlib.md5(content, usedforsecurity=False)
-            if md5.hexdigest() == file.version:
-                return True
-        return _find_etag(self._driver.info(self._to_object_path(file))) == file.version
-
     @property
-    def _driver(self) -> fsspec.AbstractFileSystem:
-        return get_file_system(self.uri)
-
-    @property
-    def _path(self) -> str:
-        """The path as the driver writes it."""
-        return str(self._driver._strip_protocol(self.uri)).rstrip("/")
-
-    def _to_object_path(self, file: RawFile) -> str:
-        return f"{self._path}/{unquote_to_bytes(file.key).decode()}"
+    def _root(self) -> ObjectPath:
+        return open_bucket(self.uri)
 
 
 class _RemoteFile(io.RawIOBase):
@@ -257,25 +145,13 @@ def make_change_error(key: str) -> MachineError:
     return MachineError(f"{key} has changed since the run started. Retry.")
 
 
-@contextlib.contextmanager
-def _translate_missing_file(file: RawFile) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise MachineError(
-            f"cannot read {file.key}, which existed when the run started: {error}. Retry."
-        ) from error
+def _is_marker(entry: Entry, folders: set[str]) -> bool:
+    """Returns whether an empty object only stands for a folder, as consoles of stores make them."""
+    return entry.num_bytes == 0 and (entry.name in folders or "." not in entry.name)
 
 
-def _to_raw_file(path: str, entry: Mapping[str, Any]) -> RawFile | None:
-    if path.endswith("/") or any(part.startswith(".") for part in path.split("/")):
+def _to_raw_file(entry: Entry) -> RawFile | None:
+    if any(part.startswith(".") for part in entry.name.split("/")):
         return None
-    etag = _find_etag(entry)
-    digest = compute_digest(f"{entry['size']} {etag}".encode())
-    return RawFile(to_raw_key(path.encode()), entry["size"], digest, etag)
-
-
-def _find_etag(entry: Mapping[str, Any]) -> str:
-    """The etag in a driver's description of an object."""
-    etag = next((entry[name] for name in _ETAG_KEYS if entry.get(name)), "")
-    return str(etag.timestamp() if isinstance(etag, datetime.datetime) else etag).strip('"')
+    digest = compute_digest(f"{entry.num_bytes} {entry.version}".encode())
+    return RawFile(to_raw_key(entry.name.encode()), entry.num_bytes, digest, entry.version)

@@ -15,9 +15,15 @@ from pipeline_ops.registry.model_store import (
     VersionWriter,
     is_version_name,
 )
-from pipeline_ops.storage.atomic import create_atomically, describe_os_error
-from pipeline_ops.storage.safe_paths import UnsafePath, read_below
-from pipeline_ops.storage.staging import remove_by_rename, remove_staging_folders, staging_folder
+from pipeline_ops.storage.local_files import (
+    UnsafePath,
+    create_atomically,
+    describe_os_error,
+    read_below,
+    remove_by_rename,
+    remove_staging_folders,
+    staging_folder,
+)
 from pipeline_ops.storage.store_path import MAX_RECORD_BYTES
 from pipeline_ops.system.locks import exclusive_lock
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.storage.atomic import describe_os_error
+from pipeline_ops.storage.local_files import describe_os_error
 
 _KEY, _PREHASHED = b"Ed", b"ED"
 _UNENCRYPTED = b"\0\0"

@@ -39,8 +39,7 @@ from pipeline_ops.registry.model_store import (
     is_version_name,
 )
 from pipeline_ops.registry.version import parse_version
-from pipeline_ops.storage.atomic import format_json, write_atomically
-from pipeline_ops.storage.safe_paths import UnsafePath
+from pipeline_ops.storage.local_files import UnsafePath, format_json, write_atomically
 from pipeline_ops.storage.snapshot import map_requests
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.lease import Lease, hold_lease

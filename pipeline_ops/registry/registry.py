@@ -31,8 +31,8 @@ from pipeline_ops.registry.local_model_store import LocalModelStore
 from pipeline_ops.registry.model_store import ModelStore, VersionWriter
 from pipeline_ops.registry.object_model_store import ObjectModelStore
 from pipeline_ops.registry.version import Version, read_manifests
+from pipeline_ops.storage.local_files import warn_unowned_folder
 from pipeline_ops.storage.open_store import is_remote, open_root
-from pipeline_ops.storage.own_folders import warn_unowned_folder
 from pipeline_ops.storage.store_path import StorePath
 
 _log = logging.getLogger(__name__)

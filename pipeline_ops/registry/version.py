@@ -11,8 +11,8 @@ from pipeline_ops.artifacts.manifest import NAME, SIGNATURE, Manifest, parse_man
 from pipeline_ops.errors import DataError
 from pipeline_ops.registry.minisign import PublicKey
 from pipeline_ops.registry.model_store import ModelStore
-from pipeline_ops.storage.atomic import write_atomically, write_blocks
 from pipeline_ops.storage.checksums import read_blocks
+from pipeline_ops.storage.local_files import write_atomically, write_blocks
 from pipeline_ops.storage.snapshot import map_requests
 from pipeline_ops.system.disk_cache import release_entry
 

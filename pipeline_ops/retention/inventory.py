@@ -14,8 +14,7 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.request import Request, read_request
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
 from pipeline_ops.storage.snapshot import map_requests
-from pipeline_ops.storage.store import Entry
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.store_path import Entry, StorePath
 
 PROTECTION = "keep"
 """The file in a run's folder that protects the run. Its content has no meaning."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.errors import DataError
 from pipeline_ops.retention.candidates import Candidate
-from pipeline_ops.storage.atomic import format_json
+from pipeline_ops.storage.local_files import format_json
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath
 

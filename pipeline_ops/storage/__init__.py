@@ -1,8 +1,8 @@
 """The store: everything that the chain keeps, below one root, in a folder or in a bucket.
 
-`Store` (`store.py`) is the interface. `LocalStore` is a folder: renames, links and `flock`.
-`ObjectStore` is a bucket of S3, Google Cloud Storage or Azure: conditional writes. A `StorePath` is
-one place in a store, and is all that most callers need. Both kinds keep the same promises:
+A `StorePath` is one place in a store. `LocalPath` is one in a folder: renames, links and `flock`.
+`ObjectPath` is one in a bucket of S3, Google Cloud Storage or Azure: conditional writes. Both kinds
+keep the same promises:
 
 | promise             | folder                       | bucket                                    |
 |---------------------|------------------------------|-------------------------------------------|

@@ -1,4 +1,4 @@
-"""A store in a folder of this host's file systems, which other hosts may share.
+"""A place in a folder of this host's file systems, which other hosts may share.
 
 No path below the folder may contain a link, so no one who can write there leads a reader or writer
 to another file.
@@ -12,81 +12,86 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.atomic import (
-    create_atomically,
-    describe_os_error,
-    open_atomically,
-    translate_write_errors,
-    write_blocks,
-)
 from pipeline_ops.storage.checksums import Checksums, read_blocks
-from pipeline_ops.storage.safe_paths import (
+from pipeline_ops.storage.local_files import (
     UnsafePath,
+    describe_os_error,
     open_below,
     open_folder,
     open_folder_below,
+    open_new_below,
+    open_or_make_folder,
     parse_relative_path,
     read_below,
-    write_below,
+    remove_by_rename_in,
+    translate_write_errors,
+    write_blocks,
 )
-from pipeline_ops.storage.staging import remove_by_rename_in
-from pipeline_ops.storage.store import Entry
+from pipeline_ops.storage.store_path import MAX_RECORD_BYTES, Entry, StorePath
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalStore:
-    """The files below a folder. See `store.Store` for the methods."""
+class LocalPath(StorePath):
+    """A file or folder below a `folder`. See `StorePath` for the methods."""
 
     folder: Path
+    key: str = ""
 
     @property
-    def root(self) -> str:
+    def root_uri(self) -> str:
         return str(self.folder)
 
     @property
     def options(self) -> None:
         return None
 
-    def read(self, key: str, max_bytes: int) -> bytes:
-        return read_below(self.folder, key, max_bytes)
+    @property
+    def local(self) -> Path:
+        return self.folder / self.key
 
-    def open(self, key: str, max_bytes: int) -> contextlib.AbstractContextManager[IO[bytes]]:
-        return open_below(self.folder, key, max_bytes)
+    def _replace_key(self, key: str) -> Self:
+        return dataclasses.replace(self, key=key)
 
-    def read_range(self, key: str, start: int, num_bytes: int) -> bytes:
-        with open_below(self.folder, key) as file:
+    def read(self, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
+        return read_below(self.folder, self.key, max_bytes)
+
+    def open(self, max_bytes: int) -> contextlib.AbstractContextManager[IO[bytes]]:
+        return open_below(self.folder, self.key, max_bytes)
+
+    def read_range(self, start: int, num_bytes: int) -> bytes:
+        with open_below(self.folder, self.key) as file:
             return os.pread(file.fileno(), num_bytes, start)
 
-    def read_blocks(self, key: str) -> Iterator[bytes]:
-        with open_below(self.folder, key) as file:
+    def read_blocks(self) -> Iterator[bytes]:
+        with open_below(self.folder, self.key) as file:
             yield from read_blocks(file)
 
-    def write(self, key: str, data: bytes, mode: int = 0o666) -> None:
-        with translate_write_errors(self._to_path(key)):
-            try:
-                write_below(self.folder, key, data, mode)
-            except FileNotFoundError:
-                self._to_path(key).parent.mkdir(parents=True, exist_ok=True)
-                write_below(self.folder, key, data, mode)
+    def write(self, data: bytes, mode: int = 0o666) -> None:
+        with open_new_below(self.folder, self.key, mode) as file:
+            file.write(data)
 
-    def create(self, key: str, data: bytes) -> None:
-        create_atomically(self._to_new_path(key), data)
+    def create(self, data: bytes) -> None:
+        with open_new_below(self.folder, self.key, must_be_new=True) as file:
+            file.write(data)
 
-    def upload(self, key: str, file: Path) -> None:
-        with file.open("rb") as reader, open_atomically(self._to_new_path(key)) as writer:
+    def upload(self, file: Path) -> None:
+        with file.open("rb") as reader, self.open_for_writing() as writer:
             writer.writelines(read_blocks(reader))
 
-    def download(self, key: str, target: Path, num_bytes: int) -> Checksums:
-        with open_below(self.folder, key) as file:
+    def open_for_writing(self) -> contextlib.AbstractContextManager[IO[bytes]]:
+        return open_new_below(self.folder, self.key)
+
+    def download(self, target: Path, num_bytes: int) -> Checksums:
+        with open_below(self.folder, self.key) as file:
             return write_blocks(read_blocks(file, num_bytes), target)
 
-    def stat(self, key: str) -> Entry | None:
-        folder, _, name = parse_relative_path(key).rpartition("/")
+    def stat(self) -> Entry | None:
+        folder, _, name = parse_relative_path(self.key).rpartition("/")
         with self._open_folder(folder) as parent:
             if parent is None:
                 return None
@@ -96,65 +101,55 @@ class LocalStore:
                 return None
         return Entry(name, found.st_size, found.st_mtime) if stat.S_ISREG(found.st_mode) else None
 
-    def list_folder(self, key: str) -> list[Entry]:
-        with self._open_folder(key) as folder:
+    def list_folder(self) -> list[Entry]:
+        with self._open_folder(self.key) as folder:
             return _list_folder(folder) if folder is not None else []
 
-    def find_in_folders(self, key: str, name: str) -> list[Entry]:
-        folders = [entry.name for entry in self.list_folder(key) if entry.is_folder]
-        paths = [f"{folder}/{parse_relative_path(name)}" for folder in folders]
-        found = ((path, self.stat(f"{key}/{path}" if key else path)) for path in paths)
-        return [dataclasses.replace(entry, name=path) for path, entry in found if entry]
+    def find_in_folders(self, name: str) -> list[Entry]:
+        names = [f"{entry.name}/{name}" for entry in self.list_folder() if entry.is_folder]
+        found = ((each, (self / each).stat()) for each in names)
+        return [dataclasses.replace(entry, name=each) for each, entry in found if entry]
 
-    def walk(self, key: str) -> list[Entry]:
-        with self._open_folder(key) as folder:
-            found = _walk(folder, self.folder / key, "") if folder is not None else ()
+    def walk(self) -> list[Entry]:
+        with self._open_folder(self.key) as folder:
+            found = _walk(folder, self.local, "") if folder is not None else ()
             return sorted(found, key=lambda entry: entry.name)
 
-    def remove(self, key: str) -> None:
-        folder, _, name = parse_relative_path(key).rpartition("/")
+    def remove(self) -> None:
+        folder, _, name = parse_relative_path(self.key).rpartition("/")
         with self._open_folder(folder) as parent:
             if parent is not None:
-                path = self._to_path(key)
-                with translate_write_errors(path), contextlib.suppress(FileNotFoundError):
+                with translate_write_errors(self.local), contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=parent)
 
-    def remove_tree(self, key: str) -> None:
-        folder, _, name = parse_relative_path(key).rpartition("/")
+    def remove_tree(self) -> None:
+        folder, _, name = parse_relative_path(self.key).rpartition("/")
         with self._open_folder(folder) as parent:
             if parent is not None:
                 remove_by_rename_in(name, parent)
 
-    def open_log(self, key: str) -> LocalLogWriter:
-        path = self._to_new_path(key)
-        with translate_write_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return LocalLogWriter(path, os.fdopen(os.open(path, _APPEND, 0o644), "ab", buffering=0))
+    def open_log(self) -> LocalLogWriter:
+        folder, _, name = parse_relative_path(self.key).rpartition("/")
+        with (
+            translate_write_errors(self.local),
+            open_or_make_folder(self.folder, folder) as parent,
+        ):
+            descriptor = os.open(name, _APPEND, 0o644, dir_fd=parent)
+        return LocalLogWriter(self.local, os.fdopen(descriptor, "ab", buffering=0))
 
-    def read_log(self, key: str, offset: int, max_bytes: int) -> bytes:
+    def read_log(self, offset: int, max_bytes: int) -> bytes:
         try:
-            return self.read_range(key, offset, max_bytes)
+            return self.read_range(offset, max_bytes)
         except FileNotFoundError:
             return b""
 
-    def read_log_end(self, key: str, num_bytes: int) -> tuple[int, bytes]:
+    def read_log_end(self, num_bytes: int) -> tuple[int, bytes]:
         try:
-            with open_below(self.folder, key) as file:
+            with open_below(self.folder, self.key) as file:
                 start = max(0, os.fstat(file.fileno()).st_size - num_bytes)
                 return start, os.pread(file.fileno(), num_bytes, start)
         except FileNotFoundError:
             return 0, b""
-
-    def _to_path(self, key: str) -> Path:
-        return self.folder / parse_relative_path(key)
-
-    def _to_new_path(self, key: str) -> Path:
-        """The path of a file to write. Raises UnsafePath if a folder above it is a link."""
-        path = self._to_path(key)
-        if folder := key.rpartition("/")[0]:
-            with contextlib.suppress(FileNotFoundError), open_folder_below(self.folder, folder):
-                pass
-        return path
 
     @contextlib.contextmanager
     def _open_folder(self, key: str) -> Iterator[int | None]:

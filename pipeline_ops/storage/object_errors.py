@@ -22,6 +22,7 @@ _QUERY = re.compile(r"\?[^\s)]+")
 _CODE, _MESSAGE = re.compile("<Code>([^<]+)</Code>"), re.compile("<Message>([^<]+)</Message>")
 """The parts of an answer in XML."""
 _CAUSES = {
+    "/latest/api/token": "there are no credentials in the environment, and the machine has no role",
     "connectionrefused": "the connection was refused",
     "invalidcertificate": "its certificate is not signed by a known authority",
     "kind: timeout": "it did not answer in time",
@@ -35,6 +36,8 @@ _PATH = re.compile(r'[Pp]ath "([^"]*)"')
 """The key in the message about an invalid one."""
 _BUCKET_MISSING = re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
 _NOT_FOUND = re.compile(r"status code: 404\b")
+_NO_LISTING = re.compile("PROPFIND.*status code: (405|501)", re.DOTALL)
+"""The answer of a web server without WebDAV."""
 _AWAY = re.compile(r"HTTP error|status code: (408|429|500|502|503|504)\b")
 """No answer, or one of a store that cannot work now."""
 _FULL = re.compile("507 |QuotaExceeded|InsufficientStorage|StorageFull|XMinioStorageFull")
@@ -77,6 +80,11 @@ def _translate(error: Exception, uri: str, root: str, can_be_missing: bool) -> E
     text = _shorten(error)
     if _BUCKET_MISSING.search(str(error)):
         return ConfigError(f"{root}: there is no such bucket: {text}. Create it, or name another.")
+    if _NO_LISTING.search(str(error)):
+        return ConfigError(
+            f"{uri}: the web server does not list its files by WebDAV",
+            "Turn WebDAV's PROPFIND on, or copy the files into a folder or a bucket.",
+        )
     if isinstance(error, exceptions.InvalidPathError):
         return _describe_invalid_key(error, uri)
     if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):

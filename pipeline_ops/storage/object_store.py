@@ -1,10 +1,12 @@
-"""A store in a bucket of S3, Google Cloud Storage or Azure, through obstore.
+"""A place in a bucket of S3, Google Cloud Storage or Azure, through obstore.
 
 There are no renames and no locks. A put is whole or absent, and a conditional put creates a file
-once. `object_log.py` has files that grow.
+once. Requests are repeated, also through an outage of minutes (`outage.py`). obstore takes
+credentials from the environment, as the tools of each cloud do.
 
-Requests are repeated, also through an outage of minutes (`outage.py`). obstore takes credentials
-from the environment, as the tools of each cloud do.
+A file that grows, such as a log, is a folder of segments, each named after the offset of its first
+byte. Only the last one changes: it is put again with each addition until it is full. A reader
+therefore needs one listing, and one request for each segment that it has not read.
 """
 
 from __future__ import annotations
@@ -15,213 +17,238 @@ import dataclasses
 import functools
 import io
 import itertools
+import os
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import obstore
+from obstore.store import from_url
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.atomic import write_blocks
 from pipeline_ops.storage.checksums import Checksums
-from pipeline_ops.storage.object_client import open_client
-from pipeline_ops.storage.object_errors import is_empty_range, translate_errors
-from pipeline_ops.storage.object_log import (
-    ObjectLogWriter,
-    open_object_log,
-    read_object_log,
-    read_object_log_end,
+from pipeline_ops.storage.local_files import (
+    UnsafePath,
+    parse_relative_path,
+    translate_write_errors,
+    write_blocks,
 )
+from pipeline_ops.storage.object_errors import is_empty_range, translate_errors
 from pipeline_ops.storage.outage import StoreAway, repeat_while_away
-from pipeline_ops.storage.safe_paths import UnsafePath, parse_relative_path
 from pipeline_ops.storage.snapshot import map_requests, remember
-from pipeline_ops.storage.store import BLOCK_BYTES, Entry, count_usage
 from pipeline_ops.storage.store_options import StoreOptions
+from pipeline_ops.storage.store_path import (
+    BLOCK_BYTES,
+    MAX_RECORD_BYTES,
+    Entry,
+    StorePath,
+    count_usage,
+)
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
+SEGMENT_BYTES = 1 << 18
+"""The size beyond which a segment of a file that grows is full."""
+_SEGMENT_DIGITS = 16
 _PARALLEL_READS = 4
 _UPLOAD_MISSING = "NoSuchUpload"
 """The answer if the last request of an upload is repeated, or the parts are gone."""
+_CONNECTION_SECONDS = 900.0
+"""The time after which a connection is read again, because its credentials may have changed."""
 _Answer = TypeVar("_Answer")
 
 
 @dataclasses.dataclass(frozen=True)
-class ObjectStore:
-    """The objects below a URI. See `store.Store` for the methods.
+class ObjectPath(StorePath):
+    """An object, or the objects below a prefix. See `StorePath` for the methods.
 
     Attributes:
-      root: the URI, such as `s3://bucket/prefix`.
+      root_uri: the URI of the root, such as `s3://bucket/prefix`.
       options: how to reach it.
+      key: the relative path below the root.
     """
 
-    root: str
+    root_uri: str = ""
     options: StoreOptions = StoreOptions()
+    key: str = ""
+
+    def _replace_key(self, key: str) -> Self:
+        return dataclasses.replace(self, key=key)
+
+    @property
+    def local(self) -> Path:
+        raise ValueError(f"{self} is not on this host's disk")
+
+    @property
+    def _bucket(self) -> str:
+        return "/".join(self.root_uri.split("/", 3)[:3])
 
     @property
     def _client(self) -> Any:
         """The client of the bucket, which all roots in it share."""
-        bucket = "/".join(self.root.split("/", 3)[:3])
-        endpoint = self.options.find_endpoint(bucket)
-        return open_client(bucket, self.options.model_copy(update={"endpoint": endpoint}))
+        endpoint = self.options.find_endpoint(self._bucket)
+        return open_client(self._bucket, self.options.model_copy(update={"endpoint": endpoint}))
 
-    def _to_object(self, key: str) -> str:
-        """The name of an object in the bucket."""
-        prefix = self.root.partition("://")[2].partition("/")[2]
-        return "/".join(filter(None, [prefix, key and parse_relative_path(key)]))
+    @property
+    def _object(self) -> str:
+        """The name of the object in the bucket."""
+        return self._join(self.key and parse_relative_path(self.key))
 
-    def read(self, key: str, max_bytes: int) -> bytes:
+    def _join(self, key: str) -> str:
+        prefix = self.root_uri.partition("://")[2].partition("/")[2]
+        return "/".join(filter(None, [prefix, key]))
+
+    def read(self, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
         content = remember(
-            ("read", self._to_uri(key), max_bytes),
-            lambda: b"".join(self._read_from_start(key, max_bytes)),
+            ("read", str(self), max_bytes), lambda: b"".join(self._read_from_start(max_bytes))
         )
         if len(content) > max_bytes:
-            raise UnsafePath(
-                f"{self._to_uri(key)} is too large. At most {max_bytes} bytes are allowed."
-            )
+            raise UnsafePath(f"{self} is too large. At most {max_bytes} bytes are allowed.")
         return content
 
-    def open(self, key: str, max_bytes: int) -> contextlib.AbstractContextManager[IO[bytes]]:
-        return io.BytesIO(self.read(key, max_bytes))
+    def open(self, max_bytes: int) -> contextlib.AbstractContextManager[IO[bytes]]:
+        return io.BytesIO(self.read(max_bytes))
 
-    def read_range(self, key: str, start: int, num_bytes: int) -> bytes:
-        if num_bytes == 0:
-            return b""
+    def read_range(self, start: int, num_bytes: int) -> bytes:
+        parse_relative_path(self.key)
+        return self.read_version(start, num_bytes)[0] if num_bytes else b""
 
-        def get() -> bytes:
+    def read_version(self, start: int, num_bytes: int) -> tuple[bytes, Entry | None]:
+        """A part of an object, and the entry of the object that was read.
+
+        The key need not be a path of ours. The entry is None if the object ends before the part.
+        Raises FileNotFoundError.
+        """
+        name = self._join(self.key)
+
+        def get() -> tuple[bytes, Entry | None]:
             try:
-                return bytes(
-                    obstore.get_range(
-                        self._client, self._to_object(key), start=start, length=num_bytes
-                    )
-                )
+                options: Any = {"range": (start, start + num_bytes)}
+                found = obstore.get(self._client, name, options=options)
+                return bytes(found.bytes()), _to_entry(found.meta, name.rpartition("/")[0])
             except obstore.exceptions.GenericError as error:
                 if not is_empty_range(error):
                     raise
-                return b""
+                return b"", None
 
-        content = self._ask(key, get)
+        content, entry = self._ask(get)
         count_usage(read=len(content))
-        return content
+        return content, entry
 
-    def read_blocks(self, key: str) -> Iterator[bytes]:
-        return self._read_from_start(key, None)
+    def read_blocks(self) -> Iterator[bytes]:
+        return self._read_from_start(None)
 
-    def _read_from_start(self, key: str, max_bytes: int | None) -> Iterator[bytes]:
+    def _read_from_start(self, max_bytes: int | None) -> Iterator[bytes]:
         """Yields the content, or more than `max_bytes` of it, in parts that are read in parallel.
 
         The first request asks for a part, too: its answer has the size of the whole file.
         """
-
-        def get_first() -> tuple[bytes, int]:
-            try:
-                found = obstore.get(
-                    self._client, self._to_object(key), options={"range": (0, BLOCK_BYTES)}
-                )
-                return bytes(found.bytes()), found.meta["size"]
-            except obstore.exceptions.GenericError as error:
-                if not is_empty_range(error):
-                    raise
-                return b"", 0
-
-        content, size = self._ask(key, get_first)
-        count_usage(read=len(content))
-        if not content:
+        parse_relative_path(self.key)
+        content, entry = self.read_version(0, BLOCK_BYTES)
+        if entry is None:
             return
         yield content
-        if max_bytes is not None:
-            size = min(size, max_bytes + 1)
+        size = entry.num_bytes if max_bytes is None else min(entry.num_bytes, max_bytes + 1)
         starts = range(BLOCK_BYTES, size, BLOCK_BYTES)
         if not starts:
             return
         with concurrent.futures.ThreadPoolExecutor(_PARALLEL_READS) as pool:
             pending = [
-                pool.submit(self.read_range, key, start, BLOCK_BYTES)
+                pool.submit(self.read_range, start, BLOCK_BYTES)
                 for start in starts[:_PARALLEL_READS]
             ]
             for start in starts:
                 content = pending.pop(0).result()
                 later = start + _PARALLEL_READS * BLOCK_BYTES
                 if later < size:
-                    pending.append(pool.submit(self.read_range, key, later, BLOCK_BYTES))
+                    pending.append(pool.submit(self.read_range, later, BLOCK_BYTES))
                 yield content
 
-    def write(self, key: str, data: bytes, mode: int = 0o666) -> None:
-        self._put(key, data, "overwrite")
+    def write(self, data: bytes, mode: int = 0o666) -> None:
+        self._put(data, "overwrite")
 
-    def create(self, key: str, data: bytes) -> None:
+    def create(self, data: bytes) -> None:
         try:
-            self._put(key, data, "create")
+            self._put(data, "create")
         except FileExistsError:
-            if not self._has_content(key, data):
+            if not self._has_content(data):
                 raise
             # It is this put's own, whose answer was lost.
 
-    def _has_content(self, key: str, data: bytes) -> bool:
+    def _has_content(self, data: bytes) -> bool:
         try:
-            return self.read(key, len(data)) == data
+            return self.read(len(data)) == data
         except (FileNotFoundError, UnsafePath):
             return False
 
-    def _put(self, key: str, data: bytes, mode: Literal["create", "overwrite"]) -> None:
+    def _put(self, data: bytes, mode: Literal["create", "overwrite"]) -> None:
         def put() -> None:
-            obstore.put(self._client, self._to_object(key), data, mode=mode, use_multipart=False)
+            obstore.put(self._client, self._object, data, mode=mode, use_multipart=False)
 
-        self._ask(key, put, can_be_missing=False)
+        self._ask(put, can_be_missing=False)
         count_usage(written=len(data))
 
-    def upload(self, key: str, file: Path) -> None:
+    def upload(self, file: Path) -> None:
         num_bytes = file.stat().st_size
 
         def put() -> None:
             try:
-                obstore.put(self._client, self._to_object(key), file, max_concurrency=4)
+                obstore.put(self._client, self._object, file, max_concurrency=4)
             except (obstore.exceptions.BaseError, OSError) as error:
                 if _UPLOAD_MISSING not in str(error):
                     raise
-                raise StoreAway(f"{self._to_uri(key)}: the store has ended the upload") from error
+                raise StoreAway(f"{self}: the store has ended the upload") from error
 
         try:
-            self._ask(key, put, can_be_missing=False)
+            self._ask(put, can_be_missing=False)
         except MachineError as error:  # the answer may be lost
-            if not self._has_file(key, file):
-                raise MachineError(f"{self._to_uri(key)} was not uploaded: {error}") from error
+            if not self._has_file(file):
+                raise MachineError(f"{self} was not uploaded: {error}") from error
         count_usage(requests=1 + num_bytes // (5 << 20), written=num_bytes)
 
-    def _has_file(self, key: str, file: Path) -> bool:
-        found = self._stat(key)
+    def _has_file(self, file: Path) -> bool:
+        found = self._stat()
         if found is None or found.num_bytes != file.stat().st_size:
             return False
         with open(file, "rb") as opened:
-            return all(opened.read(len(block)) == block for block in self.read_blocks(key))
+            return all(opened.read(len(block)) == block for block in self.read_blocks())
 
-    def download(self, key: str, target: Path, num_bytes: int) -> Checksums:
-        blocks = self._read_from_start(key, num_bytes)
+    @contextlib.contextmanager
+    def open_for_writing(self) -> Iterator[IO[bytes]]:
+        with tempfile.NamedTemporaryFile(prefix=f"{self.name}-") as temporary:
+            with translate_write_errors(Path(tempfile.gettempdir(), self.name)):
+                yield temporary
+                temporary.flush()
+            self.upload(Path(temporary.name))
+
+    def download(self, target: Path, num_bytes: int) -> Checksums:
+        blocks = self._read_from_start(num_bytes)
         first = next(blocks, b"")  # now, because a missing file is no problem of the disk
         return write_blocks(itertools.chain([first], blocks), target)
 
-    def stat(self, key: str) -> Entry | None:
-        return remember(("stat", self._to_uri(key)), lambda: self._stat(key))
+    def stat(self) -> Entry | None:
+        return remember(("stat", str(self)), self._stat)
 
-    def _stat(self, key: str) -> Entry | None:
+    def _stat(self) -> Entry | None:
         try:
-            meta = self._ask(key, lambda: obstore.head(self._client, self._to_object(key)))
+            meta = self._ask(lambda: obstore.head(self._client, self._object))
         except FileNotFoundError:
             return None
         finally:
             count_usage()
-        return _to_entry(meta, self._to_object(key).rpartition("/")[0])
+        return _to_entry(meta, self._object.rpartition("/")[0])
 
-    def list_folder(self, key: str) -> list[Entry]:
-        return remember(("list", self._to_uri(key)), lambda: self._list_folder(key))
+    def list_folder(self) -> list[Entry]:
+        return remember(("list", str(self)), self._list_folder)
 
-    def _list_folder(self, key: str) -> list[Entry]:
-        folder = self._to_object(key)
+    def _list_folder(self) -> list[Entry]:
+        folder = self._object
         found = self._ask(
-            key,
-            lambda: obstore.list_with_delimiter(self._client, folder or None),
-            can_be_missing=False,
+            lambda: obstore.list_with_delimiter(self._client, folder or None), can_be_missing=False
         )
         count_usage(requests=1 + len(found["objects"]) // 1000)
         folders = (prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"])
@@ -229,75 +256,152 @@ class ObjectStore:
         entries += [Entry(name, 0, 0.0, is_folder=True) for name in folders]
         return sorted(entries, key=lambda entry: entry.name)
 
-    def find_in_folders(self, key: str, name: str) -> list[Entry]:
-        folders = [each.name for each in self.list_folder(key) if each.is_folder]
-        paths = [f"{folder}/{name}" for folder in folders if not folder.startswith(".")]
-        return remember(("find", self._to_uri(key), name), lambda: self._stat_all(key, paths))
+    def find_in_folders(self, name: str) -> list[Entry]:
+        folders = [each.name for each in self.list_folder() if each.is_folder]
+        names = [f"{folder}/{name}" for folder in folders if not folder.startswith(".")]
+        return remember(("find", str(self), name), lambda: self._stat_all(names))
 
-    def _stat_all(self, key: str, paths: list[str]) -> list[Entry]:
+    def _stat_all(self, names: list[str]) -> list[Entry]:
         """The existing ones among some files below a folder."""
-        keys = [f"{key}/{path}" if key else path for path in paths]
-        found = dict(zip(keys, map_requests(self._stat, keys, parallel=16), strict=True))
-        for each in found:
-            remember(("stat", self._to_uri(each)), functools.partial(found.get, each))
-        entries = zip(paths, found.values(), strict=True)
-        return [dataclasses.replace(entry, name=path) for path, entry in entries if entry]
+        files = [self / name for name in names]
+        found = dict(zip(files, map_requests(type(self)._stat, files, parallel=16), strict=True))
+        for file in found:
+            remember(("stat", str(file)), functools.partial(found.get, file))
+        entries = zip(names, found.values(), strict=True)
+        return [dataclasses.replace(entry, name=name) for name, entry in entries if entry]
 
-    def walk(self, key: str) -> list[Entry]:
-        return remember(("walk", self._to_uri(key)), lambda: self._walk(key))
+    def walk(self) -> list[Entry]:
+        return remember(("walk", str(self)), self._walk)
 
-    def _walk(self, key: str) -> list[Entry]:
-        folder = self._to_object(key)
+    def _walk(self) -> list[Entry]:
+        folder = self._object
         found = self._ask(
-            key,
             lambda: obstore.list(self._client, folder or None, chunk_size=1000).collect(),
             can_be_missing=False,
         )
         count_usage(requests=1 + len(found) // 1000)
         return sorted((_to_entry(meta, folder) for meta in found), key=lambda entry: entry.name)
 
-    def remove(self, key: str) -> None:
-        self._delete([key])
+    def remove(self) -> None:
+        self._delete([self._object])
 
-    def remove_tree(self, key: str) -> None:
-        self._delete([f"{parse_relative_path(key)}/{entry.name}" for entry in self.walk(key)])
+    def remove_tree(self) -> None:
+        folder = self._object
+        self._delete([f"{folder}/{entry.name}" for entry in self.walk()])
 
-    def _delete(self, keys: list[str]) -> None:
-        if not keys:
+    def _delete(self, objects: list[str]) -> None:
+        if not objects:
             return
-        objects = [self._to_object(key) for key in keys]
         try:
-            self._ask(keys[0], lambda: obstore.delete(self._client, objects))
+            self._ask(lambda: obstore.delete(self._client, objects))
         except FileNotFoundError:  # the first missing one ends the request
-            if len(keys) > 1:
-                map_requests(self.remove, keys)
-        count_usage(requests=1 + len(keys) // 1000)
+            if len(objects) > 1:
+                map_requests(lambda each: self._delete([each]), objects)
+        count_usage(requests=1 + len(objects) // 1000)
 
-    def open_log(self, key: str) -> ObjectLogWriter:
-        return open_object_log(self, parse_relative_path(key))
+    def open_log(self) -> ObjectLogWriter:
+        segments = self._list_segments()
+        offset = max(segments, default=0)
+        tail = self._to_segment(offset).read_range(0, segments[offset]) if segments else b""
+        return ObjectLogWriter(self, offset, tail)
 
-    def read_log(self, key: str, offset: int, max_bytes: int) -> bytes:
-        return read_object_log(self, parse_relative_path(key), offset, max_bytes)
+    def read_log(self, offset: int, max_bytes: int) -> bytes:
+        return self._read_segments(self._list_segments(), offset, offset + max_bytes)
 
-    def read_log_end(self, key: str, num_bytes: int) -> tuple[int, bytes]:
-        return read_object_log_end(self, parse_relative_path(key), num_bytes)
+    def read_log_end(self, num_bytes: int) -> tuple[int, bytes]:
+        segments = self._list_segments()
+        end = max((start + size for start, size in segments.items()), default=0)
+        offset = max(0, end - num_bytes)
+        return offset, self._read_segments(segments, offset, end)
 
-    def _to_uri(self, key: str) -> str:
-        return f"{self.root}/{key}" if key else self.root
+    def _read_segments(self, segments: dict[int, int], offset: int, end: int) -> bytes:
+        found = []
+        for start, num_bytes in sorted(segments.items()):
+            begin, stop = max(start, offset), min(start + num_bytes, end)
+            if begin < stop:
+                found.append(self._to_segment(start).read_range(begin - start, stop - begin))
+        return b"".join(found)
 
-    def _ask(self, key: str, send: Callable[[], _Answer], can_be_missing: bool = True) -> _Answer:
+    def _list_segments(self) -> dict[int, int]:
+        """The size of each segment of a file that grows, by its offset."""
+        return {
+            int(entry.name): entry.num_bytes
+            for entry in self.list_folder()
+            if len(entry.name) == _SEGMENT_DIGITS and entry.name.isdecimal()
+        }
+
+    def _to_segment(self, offset: int) -> Self:
+        return self / f"{offset:0{_SEGMENT_DIGITS}d}"
+
+    def _ask(self, send: Callable[[], _Answer], can_be_missing: bool = True) -> _Answer:
         """Sends a request, again while the store is away. Translates its errors."""
-        bucket = "/".join(self.root.split("/", 3)[:3])
-        endpoint = self.options.find_endpoint(bucket)
+        endpoint = self.options.find_endpoint(self._bucket)
         at = f" at {endpoint}" if endpoint else ""
 
         def send_once() -> _Answer:
-            with translate_errors(self._to_uri(key), f"{self.root}{at}", can_be_missing):
+            with translate_errors(str(self), f"{self.root_uri}{at}", can_be_missing):
                 return send()
 
-        return repeat_while_away(f"{bucket}{at}", send_once)
+        return repeat_while_away(f"{self._bucket}{at}", send_once)
+
+
+@dataclasses.dataclass
+class ObjectLogWriter:
+    """The last segment of a file that grows: its offset, and its content."""
+
+    file: ObjectPath
+    offset: int
+    segment: bytes
+
+    @property
+    def size(self) -> int:
+        return self.offset + len(self.segment)
+
+    def append(self, data: bytes) -> None:
+        if len(self.segment) >= SEGMENT_BYTES:
+            self.offset, self.segment = self.size, b""
+        extended = self.segment + data
+        self.file._to_segment(self.offset).write(extended)
+        self.segment = extended  # only now: after an error, the caller appends the same data again
 
 
 def _to_entry(meta: ObjectMeta, folder: str) -> Entry:
     name = meta["path"].removeprefix(f"{folder}/") if folder else meta["path"]
-    return Entry(name, meta["size"], meta["last_modified"].timestamp())
+    modified = meta["last_modified"].timestamp()
+    version = (meta["e_tag"] or str(modified)).strip('"')
+    return Entry(name, meta["size"], modified, version=version)
+
+
+_has_forked = False
+_making = threading.Lock()
+
+
+def open_client(bucket: str, options: StoreOptions) -> Any:
+    """The client of a bucket, one for each process.
+
+    Raises:
+      RuntimeError: this process was forked from one with a client. A request would hang for ever.
+      ConfigError: the options or the credentials can't be used.
+    """
+    if _has_forked:
+        raise RuntimeError(
+            f"{bucket}: a forked process can't use its parent's client. Start a new process."
+        )
+    period = time.monotonic() // _CONNECTION_SECONDS if options.connection else 0
+    with _making:
+        return _make_client(bucket, options, period)
+
+
+@functools.lru_cache(maxsize=64)
+def _make_client(bucket: str, options: StoreOptions, _period: float) -> Any:
+    with translate_errors(bucket, bucket):
+        return from_url(bucket, **options.make_arguments(bucket))
+
+
+def _forbid_requests() -> None:
+    global _has_forked, _making
+    _making = threading.Lock()  # another thread of the parent may have held it
+    _has_forked = bool(_make_client.cache_info().currsize)
+
+
+os.register_at_fork(after_in_child=_forbid_requests)

@@ -11,14 +11,17 @@ import functools
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage.local_store import LocalStore
-from pipeline_ops.storage.store import Store
+from pipeline_ops.storage.local_store import LocalPath
 from pipeline_ops.storage.store_options import SCHEMES, StoreOptions
 from pipeline_ops.storage.store_path import StorePath
+
+if TYPE_CHECKING:
+    from pipeline_ops.storage.object_store import ObjectPath
 
 STORES_VARIABLE = "TRAINYARD_STORES"
 
@@ -79,8 +82,15 @@ def open_root(root: str | Path, options: StoreOptions | None = None) -> StorePat
       ConfigError: the URI is not one of a bucket.
     """
     if not is_remote(root):
-        return StorePath(LocalStore(Path(os.path.abspath(str(root).removeprefix("file://")))))
-    return StorePath(_open_bucket(str(root).rstrip("/"), options))
+        return LocalPath(Path(os.path.abspath(str(root).removeprefix("file://"))))
+    uri = str(root).rstrip("/")
+    scheme, _, rest = uri.partition("://")
+    if scheme not in SCHEMES or not rest or "::" in uri:
+        raise ConfigError(
+            f"{uri[:200]!r} is not a place for artifacts. Use a folder, or a URI such as "
+            f"{', '.join(f'{each}://bucket/folder' for each in SCHEMES)}."
+        )
+    return open_bucket(uri, options)
 
 
 def open_path(uri: str | Path, options: StoreOptions | None = None) -> StorePath:
@@ -103,14 +113,12 @@ def open_near(root: StorePath, uri: str) -> StorePath:
     return open_path(uri, root.options if uri.startswith(f"{root}/") else None)
 
 
-def _open_bucket(root: str, options: StoreOptions | None) -> Store:
-    scheme, _, rest = root.partition("://")
-    if scheme not in SCHEMES or not rest or "::" in root:
-        raise ConfigError(
-            f"{root[:200]!r} is not a place for artifacts. Use a folder, or a URI such as "
-            f"{', '.join(f'{each}://bucket/folder' for each in SCHEMES)}."
-        )
-    # Here, because most processes use a folder only.
-    from pipeline_ops.storage.object_store import ObjectStore
+def open_bucket(root: str, options: StoreOptions | None = None) -> ObjectPath:
+    """The root of a URI, also of one on a web server, where it can only be read.
 
-    return ObjectStore(root, _find_options(root) if options is None else options)
+    Takes the arguments of `open_root`.
+    """
+    # Here, because most processes use a folder only.
+    from pipeline_ops.storage.object_store import ObjectPath
+
+    return ObjectPath(root, _find_options(root) if options is None else options)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.connections import read_credentials
 
+_WEB_SCHEMES = ("http", "https")
 _ENDPOINT_VARIABLES = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": (),
@@ -27,6 +28,8 @@ _ENDPOINT_VARIABLES = {
 _ENDPOINT_KEYS = {"s3": "endpoint", "gs": "base_url", "az": "endpoint"}
 SCHEMES = tuple(_ENDPOINT_VARIABLES)
 """The schemes of the buckets that a store can be in."""
+READ_SCHEMES = (*SCHEMES, *_WEB_SCHEMES)
+"""The schemes of the places that can be read."""
 _MAX_RETRIES, _RETRY_SECONDS, _REQUEST_SECONDS = 10, 5, 300
 """The limits of the client. An outage that is longer is waited for in `outage.py`."""
 _BACKOFF = {
@@ -114,21 +117,23 @@ class StoreOptions(BaseModel):
 
     def find_endpoint(self, root: str) -> str | None:
         """The endpoint for a root, from these options or from the environment."""
-        names = _ENDPOINT_VARIABLES[root.partition("://")[0]]
+        names = _ENDPOINT_VARIABLES.get(root.partition("://")[0], ())
         return self.endpoint or next(filter(None, map(os.environ.get, names)), None)
 
     def make_arguments(self, root: str) -> dict[str, Any]:
         """The arguments of obstore's clients. Raises ConfigError for an unreadable CA file."""
         scheme, credentials = root.partition("://")[0], self.read_credentials(root)
-        names = _ENDPOINT_VARIABLES[scheme]
+        names = _ENDPOINT_VARIABLES.get(scheme, ())
         named = next((credentials.pop(name) for name in names if name in credentials), None)
         endpoint = self.endpoint or named or self.find_endpoint(root)
+        config = credentials | ({_ENDPOINT_KEYS[scheme]: endpoint} if endpoint else {})
         client: dict[str, Any] = {
             "timeout": dt.timedelta(seconds=_REQUEST_SECONDS),
             "read_timeout": dt.timedelta(seconds=_patience.silence),
         }
-        if scheme == "gs" or (endpoint or "").startswith("http://"):
-            client["allow_http"] = True  # an account of Google names its own endpoint
+        # An account of Google names its own endpoint.
+        if scheme in ("gs", "http") or (endpoint or "").startswith("http://"):
+            client["allow_http"] = True
         if self.ca_file:
             try:
                 client["root_certificate"] = Path(self.ca_file).read_bytes()
@@ -138,7 +143,7 @@ class StoreOptions(BaseModel):
                     "file with certificates in PEM format."
                 ) from None
         return {
-            "config": credentials | ({_ENDPOINT_KEYS[scheme]: endpoint} if endpoint else {}),
+            **({} if scheme in _WEB_SCHEMES else {"config": config}),
             "client_options": client,
             "retry_config": {
                 "max_retries": _MAX_RETRIES,

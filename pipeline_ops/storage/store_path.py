@@ -1,152 +1,245 @@
-"""One place in a store, with the operations on it.
+"""The interface of a store: one file or folder in it, with the operations on it.
 
-It looks like a `pathlib.Path` where the two agree. Unlike a path, it holds the root that it was
-made below: no operation leaves this root or follows a link below it.
+The package's docstring has the promises. A `StorePath` looks like a `pathlib.Path` where the two
+agree. Unlike a path, it holds the root that it was made below: no operation leaves this root or
+follows a link below it.
+
+FileNotFoundError and FileExistsError mean what they say. All other problems are errors of ours:
+ConfigError if the bucket, its rights or the credentials have to be changed, and MachineError if
+a retry may help.
 """
 
 from __future__ import annotations
 
-import contextlib
+import abc
 import dataclasses
 import posixpath
-import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol, Self
 
-from pipeline_ops.storage.atomic import open_atomically, translate_write_errors
 from pipeline_ops.storage.checksums import Checksums
-from pipeline_ops.storage.local_store import LocalStore
-from pipeline_ops.storage.store import Entry, LogWriter, Store
 from pipeline_ops.storage.store_options import StoreOptions
 
+BLOCK_BYTES = 4 << 20
+"""The size of the parts in which large files are read."""
 MAX_RECORD_BYTES = 4 << 20
 """The size limit for a small file that one process writes and another one reads."""
 
 
 @dataclasses.dataclass(frozen=True)
-class StorePath:
-    """A file or folder in a store. It need not exist.
+class Entry:
+    """One file or folder in a listing.
 
     Attributes:
-      store: the store.
-      key: the relative path below the store's root. The root itself is "".
+      name: relative to the place that was listed.
+      num_bytes: the size; 0 for a folder.
+      modified: seconds since 1970, by the store's clock; 0 for a folder of a bucket.
+      is_folder: whether it holds other entries.
+      version: changes with every write of an object: its etag, or the time if it has none. "" for
+        a file or folder of a file system.
     """
 
-    store: Store
-    key: str = ""
+    name: str
+    num_bytes: int
+    modified: float
+    is_folder: bool = False
+    version: str = ""
 
-    def __str__(self) -> str:
-        return f"{self.store.root}/{self.key}" if self.key else self.store.root
 
-    def __truediv__(self, name: str) -> StorePath:
-        return dataclasses.replace(self, key=f"{self.key}/{name}" if self.key else str(name))
+class LogWriter(Protocol):
+    """Appends to one file. A file has one writer."""
 
     @property
-    def root(self) -> StorePath:
+    def size(self) -> int:
+        """The present size of the file in bytes."""
+
+    def append(self, data: bytes) -> None:
+        """Adds bytes to the end. Readers see all of them or none."""
+
+
+class StorePath(abc.ABC):
+    """A file or folder in a store. It need not exist.
+
+    `LocalPath` and `ObjectPath` are the two kinds. `key` is the relative path below the root of the
+    store, as `parse_relative_path` accepts it. The root itself is the key "".
+    """
+
+    key: str
+
+    @property
+    @abc.abstractmethod
+    def root_uri(self) -> str:
+        """The path or URI of the root, without a slash at the end."""
+
+    @property
+    @abc.abstractmethod
+    def options(self) -> StoreOptions | None:
+        """How to reach its bucket. None for a place in a folder."""
+
+    @property
+    @abc.abstractmethod
+    def local(self) -> Path:
+        """The path on this host. Raises ValueError for a place in a bucket."""
+
+    @abc.abstractmethod
+    def _replace_key(self, key: str) -> Self:
+        """Returns another place of the same store."""
+
+    def __str__(self) -> str:
+        return f"{self.root_uri}/{self.key}" if self.key else self.root_uri
+
+    def __truediv__(self, name: str) -> Self:
+        return self._replace_key(f"{self.key}/{name}" if self.key else str(name))
+
+    @property
+    def is_local(self) -> bool:
+        """Returns whether it is in a folder of this host's file systems."""
+        return self.options is None
+
+    @property
+    def root(self) -> Self:
         """The root of its store."""
-        return dataclasses.replace(self, key="")
+        return self._replace_key("")
 
     @property
     def name(self) -> str:
         return posixpath.basename(str(self))
 
     @property
-    def parent(self) -> StorePath:
+    def parent(self) -> Self:
         """The folder that holds it. Raises ValueError for the root, which is the limit."""
         if not self.key:
             raise ValueError(f"{self} is the root of its store")
-        return dataclasses.replace(self, key=self.key.rpartition("/")[0])
+        return self._replace_key(self.key.rpartition("/")[0])
 
-    def with_name(self, name: str) -> StorePath:
+    def with_name(self, name: str) -> Self:
         return self.parent / name
 
-    @property
-    def is_local(self) -> bool:
-        """Returns whether it is in a folder of this host's file systems."""
-        return isinstance(self.store, LocalStore)
-
-    @property
-    def options(self) -> StoreOptions | None:
-        """How to reach its bucket. None for a place in a folder."""
-        return self.store.options
-
-    @property
-    def local(self) -> Path:
-        """The path on this host. Raises ValueError for a place in a bucket."""
-        if not isinstance(self.store, LocalStore):
-            raise ValueError(f"{self} is not on this host's disk")
-        return self.store.folder / self.key
-
+    @abc.abstractmethod
     def read(self, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
-        return self.store.read(self.key, max_bytes)
+        """The content of a file. Raises UnsafePath if it is larger than allowed, or a link."""
 
+    @abc.abstractmethod
     def open(self, max_bytes: int) -> AbstractContextManager[IO[bytes]]:
-        return self.store.open(self.key, max_bytes)
+        """Opens a file for reading from its beginning. Raises like `read`."""
 
+    @abc.abstractmethod
     def read_range(self, start: int, num_bytes: int) -> bytes:
-        return self.store.read_range(self.key, start, num_bytes)
+        """A part of a file: fewer bytes at its end, and none beyond it."""
 
+    @abc.abstractmethod
     def read_blocks(self) -> Iterator[bytes]:
-        return self.store.read_blocks(self.key)
+        """The content of a large file, in parts."""
 
+    @abc.abstractmethod
     def write(self, data: bytes, mode: int = 0o666) -> None:
-        self.store.write(self.key, data, mode)
+        """Writes a file, or replaces it. `mode` has no meaning in a bucket."""
 
+    @abc.abstractmethod
     def create(self, data: bytes) -> None:
-        self.store.create(self.key, data)
+        """Writes a new file. Of several writers at the same time, one succeeds.
 
+        Raises:
+          FileExistsError: there is such a file with another content. If the content is the same,
+            the file may be this call's own, whose answer was lost. Writers that must know who was
+            first therefore write different contents.
+        """
+
+    @abc.abstractmethod
     def upload(self, file: Path) -> None:
-        self.store.upload(self.key, file)
+        """Copies a local file of any size into the store. Replaces a file of that name."""
 
-    @contextlib.contextmanager
-    def open_for_writing(self) -> Iterator[IO[bytes]]:
+    @abc.abstractmethod
+    def open_for_writing(self) -> AbstractContextManager[IO[bytes]]:
         """Opens a large file that gets its name when the block ends without an error.
 
         The file of a bucket is in the temporary folder until then. Raises MachineError.
         """
-        if self.is_local:
-            with open_atomically(self.local) as file:
-                yield file
-            return
-        with tempfile.NamedTemporaryFile(prefix=f"{self.name}-") as temporary:
-            with translate_write_errors(Path(tempfile.gettempdir(), self.name)):
-                yield temporary
-                temporary.flush()
-            self.upload(Path(temporary.name))
 
+    @abc.abstractmethod
     def download(self, target: Path, num_bytes: int) -> Checksums:
-        return self.store.download(self.key, target, num_bytes)
+        """Copies a file into a new local file.
 
+        It should have `num_bytes`. If it is longer, the copy ends soon after them.
+        """
+
+    @abc.abstractmethod
     def stat(self) -> Entry | None:
-        return self.store.stat(self.key)
+        """The file. None if there is none, or a folder."""
 
     def exists(self) -> bool:
         """Returns whether it is a file."""
         return self.stat() is not None
 
+    @abc.abstractmethod
     def list_folder(self) -> list[Entry]:
-        return self.store.list_folder(self.key)
+        """The files and folders directly in a folder, by name. Empty if there is no such folder."""
 
+    @abc.abstractmethod
     def find_in_folders(self, name: str) -> list[Entry]:
-        """The files of one name in the folders directly below, in any order."""
-        return self.store.find_in_folders(self.key, name)
+        """The files `*/<name>` below a folder, in any order, as `walk` would return them."""
 
+    @abc.abstractmethod
     def walk(self) -> list[Entry]:
-        return self.store.walk(self.key)
+        """All files below a folder, by name. Links are not followed."""
 
+    @abc.abstractmethod
     def remove(self) -> None:
-        self.store.remove(self.key)
+        """Removes a file. A missing one is ignored."""
 
+    @abc.abstractmethod
     def remove_tree(self) -> None:
-        self.store.remove_tree(self.key)
+        """Removes a folder with everything in it. A missing one is ignored."""
 
+    @abc.abstractmethod
     def open_log(self) -> LogWriter:
-        return self.store.open_log(self.key)
+        """Opens a file for appending, and creates it if it is missing."""
 
+    @abc.abstractmethod
     def read_log(self, offset: int, max_bytes: int) -> bytes:
-        return self.store.read_log(self.key, offset, max_bytes)
+        """Bytes of an appended file from an offset on. Empty at its end, or without a file."""
 
+    @abc.abstractmethod
     def read_log_end(self, num_bytes: int) -> tuple[int, bytes]:
-        return self.store.read_log_end(self.key, num_bytes)
+        """The last bytes of an appended file, and the offset of the first of them.
+
+        (0, b"") if there is no such file.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreUsage:
+    """A number of requests to buckets, and the bytes that went each way.
+
+    Repetitions by the client itself are not counted.
+    """
+
+    requests: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def __add__(self, other: StoreUsage) -> StoreUsage:
+        return StoreUsage(
+            self.requests + other.requests,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
+        )
+
+
+_lock = threading.Lock()
+_usage = StoreUsage()
+
+
+def count_usage(requests: int = 1, read: int = 0, written: int = 0) -> None:
+    """Adds to the count of this process."""
+    global _usage
+    with _lock:
+        _usage += StoreUsage(requests, read, written)
+
+
+def read_usage() -> StoreUsage:
+    """The count of this process so far."""
+    return _usage

@@ -22,13 +22,15 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline_ops.storage.atomic import make_write_error
-from pipeline_ops.storage.own_folders import (
+from pipeline_ops.storage.local_files import (
     FOLDER_FLAGS,
+    make_write_error,
     open_private_folder,
+    remove_by_rename,
+    remove_own_folder,
+    staging_folder,
     warn_unowned_folder,
 )
-from pipeline_ops.storage.staging import remove_by_rename, remove_own_folder, staging_folder
 from pipeline_ops.system.locks import exclusive_lock, try_lock, wait_for_shared_lock
 
 

@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import IO
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.atomic import describe_os_error, make_write_error, translate_write_errors
-from pipeline_ops.storage.own_folders import get_descriptor_path
+from pipeline_ops.storage.local_files import (
+    describe_os_error,
+    get_descriptor_path,
+    make_write_error,
+    translate_write_errors,
+)
 
 
 class ResourceHeld(MachineError):

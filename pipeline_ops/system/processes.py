@@ -22,7 +22,7 @@ import psutil
 import pydantic
 import pydantic.dataclasses
 
-from pipeline_ops.storage.atomic import translate_write_errors
+from pipeline_ops.storage.local_files import translate_write_errors
 
 _STATE, _START_TICKS = 0, 19  # fields of /proc/<pid>/stat after the command's name
 _DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)

@@ -30,11 +30,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.atomic import make_write_error
 from pipeline_ops.storage.digest import compute_digest
-from pipeline_ops.storage.own_folders import (
+from pipeline_ops.storage.local_files import (
     FOLDER_FLAGS,
     empty_folder,
+    make_write_error,
     open_private_folder,
     warn_unowned_folder,
 )

@@ -18,7 +18,7 @@ from pipeline_ops.config.model_catalogue import is_user_function
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.jobs.model_check import ModelCheckRequest
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.local_files import write_json
 
 _missing = ""
 try:

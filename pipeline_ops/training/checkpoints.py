@@ -43,10 +43,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.errors import ConfigError, DataError, MachineError
-from pipeline_ops.storage.atomic import link_file, open_atomically
 from pipeline_ops.storage.checksums import Checksums, compute_checksums
+from pipeline_ops.storage.local_files import link_file, open_atomically, remove_own_folder
 from pipeline_ops.storage.parsing import parse_json_as
-from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.locks import exclusive_lock
 

@@ -34,7 +34,7 @@ from pipeline_ops.jobs.gang_protocol import (
     WorkerSpec,
 )
 from pipeline_ops.jobs.request import Status
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.read_errors import to_exit_code
 from pipeline_ops.system.host import die_with_parent
 

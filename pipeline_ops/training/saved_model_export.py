@@ -43,9 +43,8 @@ from pipeline_ops.jobs.local_inputs import (
 from pipeline_ops.jobs.request import read_request
 from pipeline_ops.models import build_model, make_head
 from pipeline_ops.models.detection import Head
-from pipeline_ops.storage.atomic import translate_write_errors
+from pipeline_ops.storage.local_files import remove_own_folder, translate_write_errors
 from pipeline_ops.storage.open_store import open_path, open_root
-from pipeline_ops.storage.staging import remove_own_folder
 from pipeline_ops.training.checkpoints import read_arrays, write_arrays
 
 _NUM_REFERENCE_EXAMPLES = 64

@@ -27,7 +27,7 @@ from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.models.task import BatchSums, Task, compute_figures, compute_means
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.training.callbacks import UserCallbacks, end_epoch
 from pipeline_ops.training.checkpoints import (
     Arrays,

@@ -20,7 +20,7 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import read_status
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.processes import ProcessIdentity, find_group_members
 

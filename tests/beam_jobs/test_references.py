@@ -21,7 +21,7 @@ from pipeline_ops.artifacts.manifest import (
 from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.local_inputs import open_host_dataset
-from pipeline_ops.storage.staging import withdraw_folder
+from pipeline_ops.storage.local_files import withdraw_folder
 from pipeline_ops.system.disk_cache import HostCache
 
 

@@ -1,4 +1,4 @@
-"""Raw files in an object store: a real S3 server in a process of its own, reached through s3fs."""
+"""Raw files in an object store: a real S3 server in a process of its own, and a WebDAV server."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ import random
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-import fsspec
-import fsspec.config
+import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow_datasets
 from object_servers.fault_proxy import FaultProxy
 from object_servers.faults import Faults
-from object_servers.fixtures import set_environment
+from object_servers.fixtures import BUCKET_KINDS, set_environment
 from publishers import forget_clients
 from pydantic import TypeAdapter
+from wsgidav.wsgidav_app import WsgiDAVApp
 
 from beam_jobs.io.example import pack
 from beam_jobs.io.raw import RawReader
@@ -30,10 +34,10 @@ from beam_jobs.sources import read_records
 from pipeline_ops.config.sources import AnySource
 from pipeline_ops.errors import ConfigError, DataError, ExitCode, MachineError
 from pipeline_ops.raw_data.folder import resolve_raw_folder
-from pipeline_ops.raw_data.fsspec_driver import get_file_system
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.remote import RemoteFolder
-from pipeline_ops.storage.store_options import fail_soon, wait_at_most
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.storage.tfrecord import frame_record
 
 
@@ -41,11 +45,16 @@ class Store:
     """A folder in the bucket."""
 
     def __init__(self, uri: str):
-        self.uri = uri
-        self.files = fsspec.filesystem("s3", use_listings_cache=False)
+        self.uri, self.root = uri, open_root(uri)
 
     def put(self, name: str, content: bytes) -> None:
-        self.files.pipe_file(f"{self.uri}/{name}", content)
+        (self.root / name).write(content)
+
+    def put_literally(self, name: str) -> None:
+        """Makes an empty object of a name that is no path."""
+        bucket, _, folder = self.uri.removeprefix("s3://").partition("/")
+        client = boto3.client("s3", region_name="us-east-1")
+        client.put_object(Bucket=bucket, Key=f"{folder}/{name}")
 
     def fill(self, folder) -> None:
         for file in folder.rglob("*"):
@@ -53,7 +62,7 @@ class Store:
                 self.put(str(file.relative_to(folder)), file.read_bytes())
 
     def remove(self, name: str) -> None:
-        self.files.rm_file(f"{self.uri}/{name}")
+        (self.root / name).remove()
 
     @property
     def folder(self) -> RemoteFolder:
@@ -242,11 +251,11 @@ def test_the_same_shards_from_packed_images_in_a_folder_and_in_s3(pipeline, pack
 def test_packed_images_that_have_changed_are_a_reason_to_retry(store, packed, change):
     [*_, image], folder = read_images(packed)
     file = image.container
-    uri = f"{folder.uri}/{file.key}"
-    store.files.pipe_file(uri, change(file.num_bytes))
+    stored = open_root(folder.uri) / file.key
+    stored.write(change(file.num_bytes))
     with pytest.raises(MachineError, match="has changed since the run started. Retry"):
         RawReader([image], folder).read(image)
-    store.files.rm_file(uri)
+    stored.remove()
     with pytest.raises(MachineError, match=f"cannot read {file.key}, which existed when"):
         RawReader([image], folder).read(image)
 
@@ -276,8 +285,7 @@ def test_metadata_are_copied_into_the_temporary_folder_only(store, tmp_path):
     write_tfds(tmp_path, [b"image"])
     store.fill(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    for name in (f"{tmp_path}/elsewhere/1.json", f"{tmp_path}/elsewhere/%.json"):
-        store.put(f"spots/{name}", b"{}")
+    store.put(f"spots/{quote(str(tmp_path), safe='')}%2Felsewhere%2F1.json", b"{}")
     _, source = PACKED["tfds"]
     [image], _ = read_images({"type": "tfds", "path": store.uri, **source})
     assert image.num_bytes == 5
@@ -300,7 +308,7 @@ def test_objects_are_fetched_a_few_ahead_and_some_may_be_left_out(remote):
     assert len(files) == 60
     reader = RawReader(files, remote[1].folder)
     assert [reader.read(file) for file in files[::7]] == [
-        remote[1].files.cat_file(f"{remote[1].uri}/{file.key}") for file in files[::7]
+        (remote[1].root / file.key).read() for file in files[::7]
     ]
 
 
@@ -319,7 +327,35 @@ def test_a_name_is_taken_as_it_is_and_an_object_may_be_empty(store):
     assert store.folder.read([]) == []
 
 
+@pytest.mark.parametrize("kind", BUCKET_KINDS)
+def test_each_store_says_with_the_content_which_version_was_read(make_root, kind):
+    store = Store(make_root(kind).uri)
+    for name in ("cat/50% off+ä.png", "dog/[1].png"):
+        store.put(name, b"one")
+    files = store.folder.list_files()
+    assert [file.key for file in files] == ["cat/50%25 off+ä.png", "dog/[1].png"]
+    assert store.folder.read(files) == [b"one"] * 2
+    assert store.folder.read_parts([(files[1], 1, 1)]) == [b"n"]
+    store.put("dog/[1].png", b"two")
+    with pytest.raises(MachineError, match=r"dog/\[1\].png has changed since the run started"):
+        store.folder.read(files)
+
+
+def test_an_object_that_stands_for_a_folder_is_no_file(store):
+    """Consoles of stores make them: empty objects whose names end with a slash."""
+    store.put("cat/1.png", b"cat")
+    store.put_literally("cat/")
+    store.put_literally("dog/")
+    assert [file.key for file in store.folder.list_files()] == ["cat/1.png"]
+
+
 # What can go wrong
+
+
+def test_an_object_whose_name_is_no_path_is_named(store):
+    store.put_literally("cat//1.png")
+    with pytest.raises(DataError, match=r"cat//1.png: .* cannot be listed.* Remove this object"):
+        store.folder.list_files()
 
 
 def test_an_object_that_was_written_anew_since_the_listing_is_a_reason_to_retry(remote, encode):
@@ -336,34 +372,22 @@ def test_an_object_that_was_written_anew_since_the_listing_is_a_reason_to_retry(
         store.folder.read(files[1:2])
 
 
-def test_an_object_in_parts_has_no_md5_and_is_asked_for_once_more(store):
-    with store.files.open(f"{store.uri}/large.bin", "wb", block_size=5 << 20) as file:
-        file.write(bytes(6 << 20))
+def test_an_object_in_parts_has_another_etag_than_the_same_content_in_one_part(store, tmp_path):
+    (tmp_path / "large.bin").write_bytes(bytes(6 << 20))
+    (store.root / "large.bin").upload(tmp_path / "large.bin")
     [large] = store.folder.list_files()
     assert "-" in large.version
     assert store.folder.read([large]) == [bytes(6 << 20)]
-    store.put(
-        "large.bin", bytes(6 << 20)
-    )  # the same content in one part: another mark, so another object
+    store.put("large.bin", bytes(6 << 20))
     with pytest.raises(MachineError, match="large.bin has changed"):
         store.folder.read([large])
 
 
 def test_a_bucket_that_is_not_there_is_named(store):
     with pytest.raises(
-        DataError, match="s3://no-such-bucket/raw at http://.*: .*Correct preprocess.source.path"
+        ConfigError, match="s3://no-such-bucket/raw at http://.*: there is no such bucket"
     ):
         RemoteFolder("s3://no-such-bucket/raw").list_files()
-
-
-def test_the_settings_of_fsspec_stay_beside_the_time_that_a_driver_waits(monkeypatch):
-    settings = {"config_kwargs": {"s3": {"addressing_style": "path"}, "read_timeout": 77}}
-    monkeypatch.setitem(fsspec.config.conf, "s3", settings)
-    asked = get_file_system("s3://bucket/raw").config_kwargs
-    assert asked["s3"] == {"addressing_style": "path"} and asked["read_timeout"] == 77
-    with fail_soon():
-        assert get_file_system("s3://bucket/raw").config_kwargs["connect_timeout"] < 10
-    assert asked["connect_timeout"] == 30
 
 
 def test_an_empty_place_says_where_images_belong(animals, store):
@@ -376,17 +400,13 @@ def test_an_empty_place_says_where_images_belong(animals, store):
 
 def test_a_store_that_does_not_answer_is_a_reason_to_retry(store, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    fsspec.filesystem("s3").clear_instance_cache()
     retried = pytest.raises(MachineError, match="Check that the store can be reached, then retry")
     with wait_at_most(0), retried:
         RemoteFolder("s3://trainyard/raw").list_files()
-    fsspec.filesystem("s3").clear_instance_cache()
 
 
 @pytest.mark.stores
 def test_raw_files_outlast_an_outage_of_which_one_line_speaks(make_root, monkeypatch, caplog):
-    """N6: s3fs gives up after 13 to 18 s."""
     root = make_root("s3")
     with FaultProxy(root.server.address) as proxy:
         set_environment(monkeypatch, root.server.build_environment(proxy.address))
@@ -398,58 +418,87 @@ def test_raw_files_outlast_an_outage_of_which_one_line_speaks(make_root, monkeyp
             calls = [
                 pool.submit(folder.list_files),
                 pool.submit(folder.read, files),
-                pool.submit(folder.read_beginning, files[0], 3),
+                pool.submit(folder.read_parts, [(files[0], 0, 3)]),
             ]
             time.sleep(30)
             proxy.faults = Faults()
-            assert [call.result() for call in calls] == [files, [b"content"], b"con"]
+            assert [call.result() for call in calls] == [files, [b"content"], [b"con"]]
     forget_clients()
     [begin] = [each for each in caplog.messages if "The store is away since" in each]
     assert f"{root.uri}" in begin and proxy.address in begin
 
 
 def test_without_credentials_the_message_says_where_they_are_looked_for(store):
-    """In a process of its own, whose driver has never seen any."""
+    """In a process of its own, whose client has never seen any."""
     code = """
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.remote import RemoteFolder
+from pipeline_ops.storage.store_options import wait_at_most
 try:
-    RemoteFolder("s3://trainyard/raw").list_files()
-except ConfigError as error:
+    with wait_at_most(0):
+        RemoteFolder("s3://trainyard/raw").list_files()
+except MachineError as error:
     print(error)
 """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("AWS_")
     } | {
         "AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"],
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "HOME": "/nonexistent",
+        "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9",
     }
     said = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     ).stdout
     assert (
-        "s3://trainyard/raw: Unable to locate credentials. "
-        "The driver looks for them in the environment and its own files"
+        "s3://trainyard/raw: there are no credentials in the environment, and the machine has no "
+        "role"
     ) in said
 
 
-def test_a_driver_that_is_not_installed_is_named():
-    with pytest.raises(
-        ConfigError, match=r"oci://bucket/raw: .*ocifs.*\. Raw data need that package"
-    ):
-        RemoteFolder("oci://bucket/raw").list_files()
+@pytest.fixture
+def web_server(tmp_path):
+    """A folder, and the address at which a WebDAV server shows it."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+    app = WsgiDAVApp(
+        {
+            "provider_mapping": {"/": str(folder)},
+            "simple_dc": {"user_mapping": {"*": True}},
+            "verbose": 0,
+        }
+    )
+    with make_server("127.0.0.1", 0, app, handler_class=_QuietHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
-def test_any_store_of_fsspec_will_do():
-    files = fsspec.filesystem("memory")
-    files.pipe_file("/animals/cat/1.png", b"one")
-    folder = RemoteFolder("memory://animals")
+class _QuietHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_files_on_a_web_server_with_webdav(web_server):
+    root, address = web_server
+    (root / "animals" / "cat").mkdir(parents=True)
+    (root / "animals" / "cat" / "1 ä%.png").write_bytes(b"one")
+    folder = RemoteFolder(f"{address}/animals")
     [file] = folder.list_files()
-    assert (file.key, folder.read([file])) == ("cat/1.png", [b"one"])
-    files.pipe_file("/animals/cat/1.png", b"two")
-    with pytest.raises(MachineError, match="cat/1.png has changed"):
+    assert (file.key, folder.read([file])) == ("cat/1 ä%25.png", [b"one"])
+    (root / "animals" / "cat" / "1 ä%.png").write_bytes(b"three")
+    with pytest.raises(MachineError, match="cat/1 ä%25.png has changed"):
         folder.read([file])
+
+
+def test_a_web_server_without_webdav_is_named(tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
+    with server:
+        threading.Thread(target=server.serve_forever).start()
+        with wait_at_most(0), pytest.raises(ConfigError, match="does not list its files by WebDAV"):
+            RemoteFolder(f"http://127.0.0.1:{server.server_port}/raw").list_files()
+        server.shutdown()
 
 
 def test_a_file_uri_is_a_local_folder(tmp_path):

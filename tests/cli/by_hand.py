@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from manifests import make_manifest
+
 from pipeline_ops.artifacts.dataset import build_shard_name
-from pipeline_ops.artifacts.manifest import Manifest, list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.manifest import list_files, read_manifest, write_manifest
 from pipeline_ops.artifacts.results import PREDICTIONS, REPORT
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
@@ -90,18 +92,10 @@ def make_artifact(
         names = [build_shard_name(split, 0, 1) for split in ("train", "validation", "test")]
     for name in names:
         (folder / name).write_bytes(contents)
-    write_manifest(
-        folder,
-        Manifest(
-            job=job,
-            pipeline=config.pipeline,
-            fingerprint=plan.request.fingerprint,
-            fingerprint_digest=plan.request.fingerprint.digest,
-            inputs=plan.request.inputs,
-            files=list_files(folder),
-            figures=FIGURES[job] | figures,
-        ),
-    )
+    fields = {"pipeline": config.pipeline, "inputs": plan.request.inputs}
+    fields["files"] = list_files(folder)
+    made = make_manifest(job, plan.request.fingerprint, FIGURES[job] | figures, **fields)
+    write_manifest(folder, made)
     return str(plan.manifest)
 
 
@@ -109,24 +103,13 @@ def publish(config: PipelineConfig, number: int, inputs: Mapping[str, str] | Non
     """Publishes a version of the model. `inputs` are URIs of manifests, by job."""
     folder = config.registry.local / str(number)
     folder.mkdir(parents=True)
-    fingerprint = {"config": {}, "inputs": {}, "code": {}, "versions": {}}
-    write_manifest(
-        folder,
-        Manifest.model_validate(
-            {
-                "job": "export",
-                "pipeline": config.pipeline,
-                "fingerprint": fingerprint,
-                "fingerprint_digest": str(number),
-                "files": [],
-                "inputs": {
-                    job: {"uri": uri, "digest": read_manifest(uri).digest}
-                    for job, uri in (inputs or {}).items()
-                },
-                "figures": FIGURES["export"] | {"version": number},
-            }
-        ),
-    )
+    fields = {"pipeline": config.pipeline, "fingerprint_digest": str(number)}
+    fields["inputs"] = {
+        job: {"uri": uri, "digest": read_manifest(uri).digest}
+        for job, uri in (inputs or {}).items()
+    }
+    figures = FIGURES["export"] | {"version": number}
+    write_manifest(folder, make_manifest("export", figures=figures, **fields))
     Registry(config.registry).promote(number, "passed the gate")
 
 

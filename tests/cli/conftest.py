@@ -95,22 +95,16 @@ class Survivors:
         return query_process(process.environ, gone={}).get(_TAG) == self._tag
 
 
-@pytest.fixture
-def survivors() -> Iterator[Survivors]:
-    """Finds the processes that a test starts. The remaining ones are killed after it."""
-    yield from _kill_after(Survivors())
-
-
-@pytest.fixture(scope="module")
-def whole_module_survivors() -> Iterator[Survivors]:
-    """Works like `survivors`, for the fixtures of a module."""
-    yield from _kill_after(Survivors())
-
-
-def _kill_after(found: Survivors) -> Iterator[Survivors]:
+def _find_survivors() -> Iterator[Survivors]:
+    """Finds the processes that a test or a module starts. Those that remain are killed after it."""
+    found = Survivors()
     yield found
     for process in found.look():
         kill(process)
+
+
+survivors = pytest.fixture(_find_survivors)
+whole_module_survivors = pytest.fixture(_find_survivors, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +120,9 @@ def airflow(request, tmp_path_factory) -> Iterator[Airflow]:
     make_pipeline(folder)
     # Not below Airflow's folder: its end kills all processes there.
     servers = tmp_path_factory.mktemp("servers") / "both"
-    with (
-        services.celery_settings(servers)
-        if request.param == "celery"
-        else contextlib.nullcontext({}) as executor
-    ):
+    is_celery = request.param == "celery"
+    settings = services.celery_settings(servers) if is_celery else contextlib.nullcontext({})
+    with settings as executor:
         airflow = Airflow(folder, os.environ, executor)
         try:
             airflow.begin()
@@ -155,10 +147,8 @@ def training(airflow):
     yield start
     airflow.restart(*airflow.commands)
     for run in runs:
-        assert airflow.call("PATCH", run.path, {"state": "failed"}).status_code in (
-            200,
-            404,
-        )  # where it was deleted
+        answer = airflow.call("PATCH", run.path, {"state": "failed"})
+        assert answer.status_code in (200, 404)  # 404 where it was deleted
         wait_until(lambda run=run: not run.processes(), ENDED_SECONDS)
 
 

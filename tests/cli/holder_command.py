@@ -32,12 +32,13 @@ class Command:
     def line(self) -> str:
         return self.process.stdout.readline().strip()
 
-    def wait_until_up(self) -> tuple[int, int]:
-        """Waits for the start. Returns the pid of the command that runs it, and the port."""
+    def wait_until_up(self) -> Command:
+        """Waits for the start. Then `up` is the pid of the command that runs it, and the port."""
         while not (line := self.line()).startswith("up "):
             assert line.startswith(("Using ", "Starting ")), line
         _, pid, port = line.split()
-        return int(pid), int(port)
+        self.up = int(pid), int(port)
+        return self
 
     def ask(self, word: str) -> str:
         self.process.stdin.write(f"{word}\n")

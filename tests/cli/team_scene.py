@@ -6,18 +6,17 @@ It has finished runs of both teams, a training of team B, and prepared files of 
 from __future__ import annotations
 
 import dataclasses
-import http.server
 import json
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+from answering_server import answering_server
 from cli import by_hand
 from cli.teams import CANARY, Member, Team, TeamRun, Teams
 from cli.touching import TouchMonitor, read_states
@@ -177,33 +176,6 @@ def write_hostile_model(scene: Scene, folder: Path) -> None:
 
 
 @contextmanager
-def listening() -> Iterator[tuple[str, list[str]]]:
-    """A server on loopback, like the metadata server of a cloud: its address and its requests."""
-    asked: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(CANARY.encode())
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/latest/manifest.json", asked
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@contextmanager
 def open_scene(teams: Teams) -> Iterator[Scene]:
     """Airflow with both teams, from the first start to the end of every process."""
     add_pipelines(teams)
@@ -218,7 +190,10 @@ def open_scene(teams: Teams) -> Iterator[Scene]:
             alice.wait_for_dag(name)
         starts = ((alice, "a_digits"), (bob, "b_digits"), (bob, "b_long"))
         runs = [member.trigger(dag) for member, dag in starts]
-        with listening() as (address, asked):
+        asked: list[str] = []
+        # Like the metadata server of a cloud.
+        with answering_server(lambda _, path: (200, asked.append(path) or CANARY.encode())) as host:
+            address = f"http://{host}/latest/manifest.json"
             scene = Scene(
                 teams, alice, teams.log_in("victor"), bob, *runs, evaluation, asked, address
             )

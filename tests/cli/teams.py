@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 import time
 from collections.abc import Collection, Mapping
@@ -25,7 +24,7 @@ from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.cli.embedded_airflow import OWNER_ONLY, PROGRAMS, make_bundle
 from pipeline_ops.planning.job_kinds import JOBS
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import open_root
 
 CANARY = "canary-7f3a9b"
@@ -179,23 +178,12 @@ class Member(Account):
 
     def trigger(self, dag: str, conf: Any = None) -> TeamRun:
         """Triggers a run. Fails if Airflow rejects it."""
-        answer = self.try_to_trigger(dag, conf)
+        run_id = f"manual__{self.name}-{time.time_ns()}"
+        times = {"logical_date": None, "run_after": "2026-01-01T00:00:00Z"}
+        body = {"dag_run_id": run_id, "conf": {} if conf is None else conf, **times}
+        answer = self.dag(dag, "POST", "dagRuns", body)
         assert answer.is_success, answer.text
         return TeamRun(self, dag, answer.json()["dag_run_id"])
-
-    def try_to_trigger(self, dag: str, conf: Any = None) -> httpx.Response:
-        run_id = f"manual__{self.name}-{time.time_ns()}"
-        return self.dag(
-            dag,
-            "POST",
-            "dagRuns",
-            {
-                "dag_run_id": run_id,
-                "logical_date": None,
-                "run_after": "2026-01-01T00:00:00Z",
-                "conf": {} if conf is None else conf,
-            },
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,8 +247,3 @@ class TeamRun:
     def mark(self, task: str, state: str) -> None:
         answer = self.call("PATCH", f"taskInstances/{task}", {"new_state": state})
         assert answer.is_success, answer.text
-
-
-def environment() -> dict[str, str]:
-    """The environment of Airflow, which is that of the tests."""
-    return dict(os.environ)

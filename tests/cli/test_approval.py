@@ -14,7 +14,7 @@ from held_airflow import run_airflow
 from processes import wait_until
 
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.cli.airflow_api import AirflowApi, make_run_id
+from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.cli.embedded_airflow import USER
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.storage.open_store import open_root
@@ -71,10 +71,9 @@ def states(api: AirflowApi, run_id: str) -> dict[str, str]:
 
 def answer(api: AirflowApi, run_id: str, option: str) -> None:
     """Answers as the UI does when a person clicks."""
-    place = (
-        f"/api/v2/dags/digits/dagRuns/{quote(run_id, safe='')}/taskInstances/approve/-1/hitlDetails"
-    )
-    api._call("PATCH", place, {"chosen_options": [option], "params_input": {}})
+    task = f"/api/v2/dags/digits/dagRuns/{quote(run_id, safe='')}/taskInstances/approve"
+    chosen = {"chosen_options": [option], "params_input": {}}
+    api._call("PATCH", f"{task}/-1/hitlDetails", chosen)
 
 
 @pytest.mark.airflow
@@ -88,10 +87,8 @@ def test_a_run_waits_for_a_person_and_holds_up_no_other(airflow, sandbox, tmp_pa
     wait_until(lambda: states(api, waiting).get("approve") == "awaiting_input")
     rejected = api.trigger("digits", {"evaluate.batch_size": 5})
     not_passed = api.trigger("digits", {"evaluate.batch_size": 4})
-    forgotten = make_run_id()
-    api.trigger(
-        "digits", {"evaluate.batch_size": 3, "evaluate.approval.timeout_seconds": 1}, forgotten
-    )
+    soon = {"evaluate.batch_size": 3, "evaluate.approval.timeout_seconds": 1}
+    forgotten = api.trigger("digits", soon)
     wait_until(lambda: states(api, rejected).get("approve") == "awaiting_input")
     for run_id in (not_passed, forgotten, rejected):
         # The last: an answer within the second in which it was asked for takes Airflow by surprise,
@@ -103,17 +100,13 @@ def test_a_run_waits_for_a_person_and_holds_up_no_other(airflow, sandbox, tmp_pa
     assert reason(rejected) == f"trained, not published: rejected by {USER}"
     assert reason(not_passed) == "trained, not published: accuracy 0.4700 is below 0.7000"
     assert reason(forgotten) == "trained, not published: no answer in time"
-    assert (
-        states(api, waiting)["approve"] == "awaiting_input"
-        and sandbox.registry.list_versions() == []
-    )
+    assert states(api, waiting)["approve"] == "awaiting_input"
+    assert sandbox.registry.list_versions() == []
     answer(api, waiting, "Approve")
     wait_until(lambda: api.run("digits", waiting)["state"] == "success")
-    assert (
-        states(api, waiting)["export"] == "success" and sandbox.registry.find_champion().number == 1
-    )
+    assert states(api, waiting)["export"] == "success"
+    assert sandbox.registry.find_champion().number == 1
     again = api.trigger("digits", {"evaluate.batch_size": 5})
     wait_until(lambda: api.run("digits", again)["state"] == "success")
-    assert states(api, again) == dict.fromkeys(
-        ("train", "evaluate", "approve", "export"), "success"
-    )
+    tasks = ("train", "evaluate", "approve", "export")
+    assert states(api, again) == dict.fromkeys(tasks, "success")

@@ -9,25 +9,13 @@ import sys
 import pytest
 
 from pipeline_ops.cli.arguments import parse_overrides
-from pipeline_ops.cli.commands.models import insert_default_action
 from pipeline_ops.errors import ConfigError, ExitCode
 
 
 def test_an_override_is_read_as_yaml_reads_it():
-    texts = [
-        "train.epochs=3",
-        "train.optimizer.learning_rate=1e-3",
-        "pipeline=a=b",
-        "train.early_stopping=null",
-        "tags=[a, b]",
-    ]
-    assert parse_overrides(texts) == {
-        "train.epochs": 3,
-        "train.optimizer.learning_rate": 0.001,
-        "pipeline": "a=b",
-        "train.early_stopping": None,
-        "tags": ["a", "b"],
-    }
+    values = {"a": 3, "b.c": 0.001, "d": "a=b", "e": None, "f": ["a", 1], "g": "yes please"}
+    texts = ["a=3", "b.c=1e-3", "d=a=b", "e=null", "f=[a, 1]", "g=yes please"]
+    assert parse_overrides(texts) == values
 
 
 @pytest.mark.parametrize("text", ["train.epochs", "=3", "train.epochs=[1"])
@@ -51,20 +39,6 @@ def test_help_lists_every_command_and_imports_nothing_heavy():
     assert output.splitlines()[-1] == "[]"
     some = "run ui validate explain models stages new-stage preview import-od-api init"
     assert {*some.split()} <= {*re.findall(r"^    ([a-z-]+)\s", output, re.MULTILINE)}
-
-
-@pytest.mark.parametrize(
-    "words, meant",
-    [
-        (["models", "a.yaml"], ["models", "list", "a.yaml"]),
-        (["models"], ["models", "list"]),
-        (["models", "promote", "a.yaml", "3"], ["models", "promote", "a.yaml", "3"]),
-        (["models", "--help"], ["models", "--help"]),
-        (["run", "a.yaml"], ["run", "a.yaml"]),
-    ],
-)
-def test_models_without_an_action_lists(words, meant):
-    assert insert_default_action(words) == meant
 
 
 def test_stages_lists_the_catalogue_with_parameters(command):

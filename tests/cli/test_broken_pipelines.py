@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 _ASK_SECONDS = 30.0
+BEGUN = ("running", "deferred")
 
 
 def write_pipeline(folder: Path, name: str) -> Path:
@@ -87,17 +88,17 @@ def parse_until(api: AirflowApi, condition: Callable[[], object], seconds: float
         time.sleep(1)
 
 
+def check_success(api: AirflowApi, dag_id: str, run_id: str) -> None:
+    """Waits for the end of a run, which must be a success."""
+    parse_until(api, lambda: api.run(dag_id, run_id)["state"] in ("success", "failed"), 600)
+    assert api.run(dag_id, run_id)["state"] == "success"
+
+
 @pytest.fixture(scope="module")
 def corpus(folder, airflow) -> str:
     """Writes the whole corpus while a run of the good pipeline trains. Returns that run's id."""
     run_id = airflow.trigger("good", {"train.epochs": 40})
-    parse_until(
-        airflow,
-        lambda: (
-            airflow.tasks("good", run_id)
-            and list_states(airflow, "good", run_id).get("train") in ("running", "deferred")
-        ),
-    )
+    parse_until(airflow, lambda: list_states(airflow, "good", run_id).get("train") in BEGUN)
     for broken in ALL:
         broken.write(folder / "configs")
     parse_until(
@@ -110,14 +111,10 @@ def corpus(folder, airflow) -> str:
 def test_a_run_ends_though_sixty_configs_beside_it_become_broken(airflow, corpus):
     """F11: a broken file affects only its own pipeline. No other DAG becomes stale."""
     assert len(ALL) >= 60
-    parse_until(
-        airflow, lambda: airflow.run("good", corpus)["state"] in ("success", "failed"), seconds=600
-    )
-    assert airflow.run("good", corpus)["state"] == "success"
+    check_success(airflow, "good", corpus)
     assert "broken" not in tags(airflow, "good")
-    assert [
-        broken.name for broken in ALL if tags(airflow, broken.name) != {"trainyard", "broken"}
-    ] == []
+    tagged = {broken.name: tags(airflow, broken.name) for broken in ALL}
+    assert tagged == dict.fromkeys(tagged, {"trainyard", "broken"})
 
 
 def test_a_healthy_pipeline_starts_beside_them(airflow, folder, corpus):
@@ -125,18 +122,13 @@ def test_a_healthy_pipeline_starts_beside_them(airflow, folder, corpus):
     home = AirflowHome(folder / "airflow")
     AirflowServer.find_running(home).wait_for_dag(airflow, "good", since=time.time())
     run_id = airflow.trigger("good", {})
-    parse_until(
-        airflow, lambda: airflow.run("good", run_id)["state"] in ("success", "failed"), seconds=600
-    )
-    assert airflow.run("good", run_id)["state"] == "success"
+    check_success(airflow, "good", run_id)
 
 
 def test_a_broken_pipeline_cannot_be_triggered_and_says_why(airflow, folder, corpus):
     for conf in ({}, {"broken": ""}, {"broken": "x", "train.epochs": 1}):
-        with pytest.raises(
-            MachineError,
-            match=(r"(?s)400 .*tab\.yaml:8: .*a tab in the .*indentation"),
-        ):
+        rule = r"(?s)400 .*tab\.yaml:8: .*a tab in the .*indentation"
+        with pytest.raises(MachineError, match=rule):
             airflow.trigger("tab", conf)
     assert airflow.list_active_runs("tab") == []
     page = airflow._call("GET", "/api/v2/dags/tab/details")["doc_md"]
@@ -145,14 +137,9 @@ def test_a_broken_pipeline_cannot_be_triggered_and_says_why(airflow, folder, cor
 
 def test_the_import_errors_list_each_of_them(airflow, folder, corpus):
     home = AirflowHome(folder / "airflow")
+    configs, port = [str(folder / "configs")], AirflowServer.find_running(home).port
     environment = build_airflow_environment(
-        os.environ,
-        home,
-        home.folder,
-        [str(folder / "configs")],
-        AirflowServer.find_running(home).port,
-        Secrets.load_or_create(home),
-        schedules=False,
+        os.environ, home, home.folder, configs, port, Secrets.load_or_create(home), False
     )
     listed = subprocess.run(
         [sys.executable, "-m", "airflow", "dags", "list-import-errors", "-o", "json"],
@@ -162,11 +149,8 @@ def test_the_import_errors_list_each_of_them(airflow, folder, corpus):
     )
     [error] = json.loads(listed.stdout.splitlines()[-1])  # warnings of Airflow stand before it
     assert error["filepath"].endswith("trainyard_broken.py")
-    assert [
-        broken.name
-        for broken in ALL
-        if f"{folder}/configs/{broken.name}.yaml" not in error["error"]
-    ] == []
+    files = [f"{folder}/configs/{broken.name}.yaml" for broken in ALL]
+    assert [file for file in files if file not in error["error"]] == []
 
 
 def test_a_pipeline_keeps_its_runs_while_it_is_broken_and_comes_back_when_it_is_mended(
@@ -192,8 +176,7 @@ def test_a_run_waits_while_its_pipeline_is_broken_and_ends_after_all(airflow, fo
     file = folder / "configs" / "changed.yaml"
     good = file.read_text()
     run_id = airflow.trigger("changed", {"train.epochs": 41})
-    begun = ("running", "deferred")
-    parse_until(airflow, lambda: list_states(airflow, "changed", run_id).get("train") in begun)
+    parse_until(airflow, lambda: list_states(airflow, "changed", run_id).get("train") in BEGUN)
     file.write_text("pipeline: changed\n[")
     parse_until(airflow, lambda: "broken" in tags(airflow, "changed"))
     time.sleep(20)  # for the training and what would follow
@@ -201,12 +184,7 @@ def test_a_run_waits_while_its_pipeline_is_broken_and_ends_after_all(airflow, fo
     assert "failed" not in states.values() and states["export"] is None
     assert airflow.run("changed", run_id)["state"] == "running"
     file.write_text(good)
-    parse_until(
-        airflow,
-        lambda: airflow.run("changed", run_id)["state"] in ("success", "failed"),
-        seconds=600,
-    )
-    assert airflow.run("changed", run_id)["state"] == "success"
+    check_success(airflow, "changed", run_id)
 
 
 def list_states(api: AirflowApi, dag_id: str, run_id: str) -> dict[str, str | None]:
@@ -219,9 +197,8 @@ def test_the_page_of_a_broken_pipeline_shows_the_message(airflow, folder, corpus
         person.log_in()
         person.look("home")
         person.go("/dags?tags=broken")
-        person.page.get_by_text(
-            sorted(broken.name for broken in ALL)[0], exact=True
-        ).first.wait_for()
+        first = min(broken.name for broken in ALL)
+        person.page.get_by_text(first, exact=True).first.wait_for()
         person.look("broken-dags")
         person.go("/dags/tab")
         person.page.get_by_text("tab", exact=True).first.wait_for()

@@ -20,7 +20,7 @@ from launch.network import Network, why_not
 from small_disks import mount_small_disk
 
 from pipeline_ops.artifacts.fingerprint import find_versions
-from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.artifacts.source_code import CODE_ROOT, PACKAGES
 from pipeline_ops.cli.commands.doctor import list_packages
 from pipeline_ops.cli.main import main
 from pipeline_ops.jobs.job_code import digest_code
@@ -107,9 +107,8 @@ def test_the_text_is_a_line_for_each_check(doctor, capsys):
     assert main(["doctor", doctor.write()]) == 75
     lines = capsys.readouterr().out.splitlines()
     assert "ok       Python" in lines
-    assert any(
-        line.startswith("PROBLEM  packages of train jobs: /no/such/python") for line in lines
-    )
+    problem = "PROBLEM  packages of train jobs: /no/such/python"
+    assert any(line.startswith(problem) for line in lines)
     assert lines[-1].endswith(" passed, 1 with a problem, 0 with a warning.")
 
 
@@ -220,20 +219,9 @@ def test_hosts_of_a_gang_are_left_to_a_train_job_elsewhere(doctor, stand_in):
     assert commands and all("-F /supervisor" in command for command in commands)
 
 
-def plant_old_package(doctor, monkeypatch, versions='{"keras": "2.15.0"}'):
-    doctor.set("train", python=write_program(doctor.folder / "python", f"echo '{versions}'"))
-
-
-def plant_missing_package(doctor, monkeypatch):
-    plant_old_package(doctor, monkeypatch, versions="{}")
-
-
-def plant_missing_raw_data(doctor, monkeypatch):
-    shutil.rmtree(doctor.folder / "raw")
-
-
-def plant_empty_raw_data(doctor, monkeypatch):
-    shutil.rmtree(doctor.folder / "raw" / "cat")
+NO_KEYS = "UserKnownHostsFile /dev/null"
+CONTAINER = {"launcher": "container", "image": "trainyard"}
+POD, BUCKET = {"launcher": "kubernetes", "image": "trainyard:1"}, {"root": "s3://bucket/root"}
 
 
 def plant_kubernetes_executor(doctor, monkeypatch):
@@ -263,19 +251,15 @@ def plant_missing_cluster(doctor, monkeypatch):
     doctor.run_on({"launcher": "kubernetes", "image": image, "volumes": [volume]})
 
 
-CONTAINER = {"launcher": "container", "image": "trainyard"}
-POD, BUCKET = {"launcher": "kubernetes", "image": "trainyard:1"}, {"root": "s3://bucket/root"}
-
-
 @pytest.mark.parametrize(
     ("fault", "check", "text"),
     [
         ({"train": {"epoch": 3}}, "digits.yaml", "the nearest valid name is 'epochs'"),
         ({"export": {"python": "/no/one"}}, "packages of train jobs", "/no/one cannot be used"),
-        (plant_missing_package, "packages of train jobs", "keras is not installed"),
-        (plant_old_package, "packages of train jobs", "keras is 2.15.0, and "),
-        (plant_missing_raw_data, "preprocess.source", "no such folder"),
-        (plant_empty_raw_data, "preprocess.source", "raw"),
+        ({"package": "{}"}, "packages of train jobs", "keras is not installed"),
+        ({"package": '{"keras": "2.15.0"}'}, "packages of train jobs", "keras is 2.15.0, and "),
+        ({"remove": "raw"}, "preprocess.source", "no such folder"),
+        ({"remove": "raw/cat"}, "preprocess.source", "raw"),
         ({"export": {"signing_key": "no.key"}}, "export.signing_key", "no.key is missing"),
         (plant_kubernetes_executor, "Airflow's executor", "`runs_on: NAME`"),
         (plant_executor_in_the_settings, "Airflow's executor", "`runs_on: NAME`"),
@@ -290,15 +274,21 @@ POD, BUCKET = {"launcher": "kubernetes", "image": "trainyard:1"}, {"root": "s3:/
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_planted_fault_is_found(doctor, monkeypatch, fault, check, text):
-    """A fault is a function, or values of sections of the config and of a hosts file."""
+    """A fault is a function, or what each of some parts of the pipeline is."""
     if callable(fault):
         fault(doctor, monkeypatch)
-    else:
-        for section, values in fault.items():
-            if section == "hosts":
-                doctor.run_on(values)
-            else:
-                doctor.set(section, **values)
+        fault = {}
+    for part, value in fault.items():
+        match part:
+            case "hosts":
+                doctor.run_on(value)
+            case "package":
+                program = write_program(doctor.folder / "python", f"echo '{value}'")
+                doctor.set("train", python=program)
+            case "remove":
+                shutil.rmtree(doctor.folder / value)
+            case _:
+                doctor.set(part, **value)
     problems = doctor.examine()
     assert [problem for name, problem in problems.items() if name.endswith(check)], problems
     assert any(text in problem for problem in problems.values()), problems
@@ -329,12 +319,8 @@ def test_a_folder_without_write_access_is_found():
     [
         ("ulimit -n 512", "open files: a process may open 512 files"),
         ("mount -t tmpfs -o size=1m tmpfs /dev/shm", "shared memory: /dev/shm holds 1 MiB"),
-        (
-            "export CUDA_VISIBLE_DEVICES=0",
-            "GPUs: the driver's library can't be opened",
-        ),
+        ("export CUDA_VISIBLE_DEVICES=0", "GPUs: the driver's library can't be opened"),
     ],
-    ids=["open files", "shared memory", "GPUs"],
 )
 def test_a_limit_of_the_host_is_found(command, text):
     """In a process with its own limits and mounts."""
@@ -344,19 +330,11 @@ def test_a_limit_of_the_host_is_found(command, text):
     assert text in done.stdout, done.stdout + done.stderr
 
 
-class TestStore:
-    """Faults of a bucket."""
-
-    def test_a_missing_bucket_is_found(self, doctor, make_root):
-        root = make_root("s3")
-        doctor.set("storage", root="s3://no-such-bucket/root", endpoint=root.server.address)
-        assert "no-such-bucket" in doctor.examine()["storage.root"]
-
-    def test_an_unreachable_store_is_found(self, doctor, monkeypatch):
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.setenv(name, "test")
-        doctor.set("storage", root="s3://bucket/root", endpoint="http://127.0.0.1:9")
-        assert doctor.examine()["storage.root"]
+def test_a_missing_bucket_and_an_unreachable_store_are_found(doctor, make_root):
+    doctor.set("storage", root="s3://no-such-bucket/root", endpoint=make_root("s3").server.address)
+    assert "no-such-bucket" in doctor.examine()["storage.root"]
+    doctor.set("storage", root="s3://bucket/root", endpoint="http://127.0.0.1:9")
+    assert doctor.examine()["storage.root"]
 
 
 @pytest.fixture(scope="module")
@@ -389,9 +367,8 @@ class TestKubernetes:
     def pods(self, doctor):
         doctor.set("storage", root=str(doctor.folder / "root"))
         volume = {"claim": "root", "mount": str(doctor.folder)}
-        return {"launcher": "kubernetes", "image": IMAGE, "namespace": "training"} | {
-            "volumes": [volume]
-        }
+        pods = {"launcher": "kubernetes", "image": IMAGE, "namespace": "training"}
+        return pods | {"volumes": [volume]}
 
     def test_the_roles_in_rbac_yaml_are_enough(self, doctor, cluster, pods):
         doctor.run_on(pods)
@@ -429,21 +406,16 @@ class TestSshHosts:
     def test_an_unreachable_host_is_found(self, doctor, hosts, network):
         network.cut(network.hosts[1])
         doctor.run_on(hosts)
-        assert (
-            f"`ssh {network.hosts[1]} true`"
-            in doctor.examine()[f"hosts/lab.yaml: {network.hosts[1]}"]
-        )
+        name = network.hosts[1]
+        assert f"`ssh {name} true`" in doctor.examine()[f"hosts/lab.yaml: {name}"]
 
     @pytest.mark.hosts
     @pytest.mark.parametrize(
         ("change", "text"),
         [
             ({"ssh": "User daemon"}, "Permission denied"),
-            ({"ssh": "UserKnownHostsFile /dev/null"}, "Host key verification failed"),
-            (
-                {"ssh": "UserKnownHostsFile /dev/null\nStrictHostKeyChecking no"},
-                "Host key verification failed",
-            ),
+            ({"ssh": NO_KEYS}, "Host key verification failed"),
+            ({"ssh": f"{NO_KEYS}\nStrictHostKeyChecking no"}, "Host key verification failed"),
             ({"python": "/no/such/python"}, "/no/such/python"),
             ({"code": "/no/such/code", "python": sys.executable}, "differs"),
         ],
@@ -454,8 +426,8 @@ class TestSshHosts:
             file = network.write_config(tmp_path / "ssh_config", f"Host *\n{settings}")
             change = {"config_file": file}
         if "code" in change:
-            shutil.copytree(CODE_ROOT / "pipeline_ops", tmp_path / "code" / "pipeline_ops")
-            shutil.copytree(CODE_ROOT / "beam_jobs", tmp_path / "code" / "beam_jobs")
+            for package in PACKAGES:
+                shutil.copytree(CODE_ROOT / package, tmp_path / "code" / package)
             (tmp_path / "code" / "pipeline_ops" / "errors.py").open("a").write("\n# changed\n")
             change = {"code": str(tmp_path / "code")}
         doctor.run_on(hosts | change)

@@ -57,31 +57,18 @@ def test_a_run_that_is_deleted_at_once_leaves_nothing_that_runs(airflow, trainin
     run.wait_for_end(attempt, ENDED_SECONDS)
 
 
-@table(("deferred", "task failed"), ("deferred", "clear"))
-def test_a_training_ends_though_the_triggerer_is_dead(airflow, training, when, way):
+@table(
+    ("deferred", "task failed", "triggerer"),
+    ("deferred", "clear", "triggerer"),
+    ("running", "task failed", "worker"),
+    ("running", "clear", "worker"),
+    ("deferred", "task failed", "scheduler triggerer worker"),
+    ("running", "task failed", "scheduler triggerer worker"),
+)
+def test_a_training_ends_though_programs_are_dead(airflow, training, when, way, dead):
     run = training()
     attempt = bring_to(run, when)
-    airflow.kill("triggerer")
-    act(airflow, run, way)
-    run.wait_for_end(attempt, ENDED_SECONDS)
-
-
-@table(("running", "task failed"), ("running", "clear"))
-def test_a_training_ends_though_its_worker_is_dead(airflow, training, when, way):
-    run = training()
-    attempt = bring_to(run, when)
-    airflow.kill(airflow.worker)
-    act(airflow, run, way)
-    run.wait_for_end(attempt, ENDED_SECONDS)
-
-
-@table(("deferred", "task failed"), ("running", "task failed"))
-def test_a_training_ends_though_scheduler_triggerer_and_worker_are_dead(
-    airflow, training, when, way
-):
-    run = training()
-    attempt = bring_to(run, when)
-    airflow.kill(*{"scheduler", "triggerer", airflow.worker})
+    airflow.kill(*{airflow.worker if name == "worker" else name for name in dead.split()})
     act(airflow, run, way)
     run.wait_for_end(attempt, ENDED_SECONDS)
 

@@ -61,25 +61,20 @@ def airflow(folder, whole_module_survivors, user_package):
 
 def letters(folder: Path, pipeline: str) -> list[dict]:
     found = [json.loads(file.read_text()) for file in (folder / "mail").glob("*.json")]
-    return sorted(
-        (letter for letter in found if letter["pipeline"] == pipeline),
-        key=lambda letter: letter["verdict"],
-    )
+    own = [letter for letter in found if letter["pipeline"] == pipeline]
+    return sorted(own, key=lambda letter: letter["verdict"])
 
 
 @pytest.mark.airflow
 @pytest.mark.timeout(600)
 def test_a_run_that_failed_and_a_run_that_is_late_are_told_once_each(airflow, folder):
-    late, failed = (
-        airflow.trigger("waiting", {}),
-        airflow.trigger("failing", {"preprocess.dataset": "000000"}),
-    )
+    late = airflow.trigger("waiting", {})
+    failed = airflow.trigger("failing", {"preprocess.dataset": "000000"})
     [letter] = wait_until(lambda: letters(folder, "failing"), 150)
     assert (letter["event"], letter["run_id"]) == ("failed", failed)
     assert "no data set of failing has a version that begins with 000000" in letter["verdict"]
-    assert letter["link"].startswith("http://127.0.0.1:") and letter["link"].endswith(
-        "/plugin/trainyard_report"
-    )
+    assert letter["link"].startswith("http://127.0.0.1:")
+    assert letter["link"].endswith("/plugin/trainyard_report")
     [letter] = wait_until(lambda: letters(folder, "waiting"), 150)
     assert (letter["event"], letter["run_id"]) == ("late", late)
     assert letter["verdict"] == "still running 1 s after it was queued. Done: nothing yet"
@@ -93,18 +88,15 @@ def test_files_that_arrive_start_one_run_for_each_change_and_their_watcher_holds
     airflow, folder
 ):
     def runs() -> list[str]:
-        return [
-            run["dag_run_id"]
-            for run in airflow._call("GET", "/api/v2/dags/watching/dagRuns?order_by=id")["dag_runs"]
-        ]
+        found = airflow._call("GET", "/api/v2/dags/watching/dagRuns?order_by=id")["dag_runs"]
+        return [run["dag_run_id"] for run in found]
 
     wait_until((folder / "root" / "watched" / "watching.json").exists)
     for count in (1, 2):
         (folder / "raw" / f"{count}.png").write_bytes(b"an image")
         wait_until(lambda count=count: len(runs()) == count)
-        airflow.fail_run(
-            "watching", runs()[-1]
-        )  # Airflow makes no run for an asset while a pipeline has as many as it may have
+        # Airflow makes no run for an asset while a pipeline has as many as it may have.
+        airflow.fail_run("watching", runs()[-1])
     time.sleep(5)  # five more looks, and nothing new
     assert [run.partition("__")[0] for run in runs()] == ["asset_triggered"] * 2
     assert airflow._call("GET", "/api/v2/pools/default_pool")["occupied_slots"] == 0
@@ -113,12 +105,8 @@ def test_files_that_arrive_start_one_run_for_each_change_and_their_watcher_holds
 @pytest.mark.airflow
 @pytest.mark.timeout(600)
 def test_a_backfill_makes_a_run_for_each_day_and_each_looks_into_its_own_folder(airflow, folder):
-    days = {
-        "dag_id": "daily",
-        "from_date": "2026-01-05T00:00:00Z",
-        "to_date": "2026-01-06T00:00:00Z",
-        "max_active_runs": 2,
-    }
+    days = {"from_date": "2026-01-05T00:00:00Z", "to_date": "2026-01-06T00:00:00Z"}
+    days |= {"dag_id": "daily", "max_active_runs": 2}
     # Airflow deletes the runs of a backfill again when SQLite is locked (503, and the client tries
     # again). Its scheduler dies if it is examining one of them: it examines none while paused.
     airflow.pause("daily", paused=True)
@@ -126,11 +114,8 @@ def test_a_backfill_makes_a_run_for_each_day_and_each_looks_into_its_own_folder(
     airflow.pause("daily", paused=False)
 
     def looked() -> list[str]:
-        verdicts = [
-            letter["verdict"]
-            for letter in letters(folder, "daily")
-            if letter["run_id"].startswith("backfill__")
-        ]
+        found = letters(folder, "daily")
+        verdicts = [each["verdict"] for each in found if each["run_id"].startswith("backfill__")]
         return [verdict.partition(f"{folder}/days/")[2][:10] for verdict in verdicts]
 
     wait_until(lambda: len(looked()) == 2, seconds=240)

@@ -23,6 +23,7 @@ from pipeline_ops.models import build_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BCCD = Path(os.environ.get("TRAINYARD_BCCD", REPOSITORY.parent / "shared" / "data" / "bccd"))
+SKILL = {"min_skill": 0.1, "max_regression": 0.01}
 BOX = {"xmin": 4, "ymin": 5, "xmax": 24, "ymax": 25}
 
 
@@ -107,9 +108,8 @@ def coco(names: list[str], first_id: int = 0) -> dict:
 
 def voc(label: str) -> str:
     corners = "".join(f"<{name}>{value}</{name}>" for name, value in BOX.items())
-    return (
-        f"<annotation><object><name>{label}</name><bndbox>{corners}</bndbox></object></annotation>"
-    )
+    named = f"<name>{label}</name><bndbox>{corners}</bndbox>"
+    return f"<annotation><object>{named}</object></annotation>"
 
 
 def add_voc(data: Data, number: int = 40) -> None:
@@ -134,9 +134,7 @@ def test_class_folders_become_a_config_that_runs_through_the_preprocess_job(data
         {"resize": {"height": 96, "width": 96}},
         {"encode": {"format": "jpeg", "quality": 95}},
     ]
-    assert config["evaluate"]["gate"] == [
-        {"metric": "accuracy", "min_skill": 0.1, "max_regression": 0.01}
-    ]
+    assert config["evaluate"]["gate"] == [SKILL | {"metric": "accuracy"}]
     manifest = run_jobs(data.configs[0], tmp_path, "preprocess")["preprocess"]
     figures = read_manifest(manifest).figures
     assert figures["class_names"] == ["cat", "dog", "owl"]
@@ -152,10 +150,11 @@ def test_small_equal_grey_images_keep_their_size_and_get_a_small_network(data):
             image = np.full((28, 28), level + index, np.uint8)
             data.add(f"{name}/{index}.png", cv2.imencode(".png", image)[1].tobytes())
     config, _ = data.write()
-    decode, resize, encode = config["preprocess"]["stages"]
-    assert decode == {"decode": {"channels": 1}}
-    assert resize == {"resize": {"height": 28, "width": 28}}
-    assert encode == {"encode": {"format": "png"}}
+    assert config["preprocess"]["stages"] == [
+        {"decode": {"channels": 1}},
+        {"resize": {"height": 28, "width": 28}},
+        {"encode": {"format": "png"}},
+    ]
     assert config["train"]["model"] == "digits_cnn"
 
 
@@ -163,10 +162,8 @@ def test_the_training_is_measured_and_fits_the_minutes(data, capsys):
     data.add_pets(20, 40, 40)
     assert main(["init", "../data", "--minutes", "2"]) == 0
     output, text = capsys.readouterr().out, data.configs[0].read_text()
-    found = re.search(
-        r"time +(about .* on this machine \(\d+ cores\): (\d+) epochs of (\S+) s, .*)",
-        output,
-    )
+    shown = r"time +(about .* on this machine \(\d+ cores\): (\d+) epochs of (\S+) s, .*)"
+    found = re.search(shown, output)
     assert found, output
     assert f"# Time      {found[1]}\n" in text
     train = yaml.safe_load(text)["train"]
@@ -210,9 +207,7 @@ def test_pascal_voc_becomes_a_config_that_runs_through_the_preprocess_job(data, 
     config, output = data.write()
     assert config["preprocess"]["source"] == {"type": "voc", "path": "../../data"}
     assert config["train"]["model"] == "center_detector"
-    assert config["evaluate"]["gate"] == [
-        {"metric": "map_50", "min_skill": 0.1, "max_regression": 0.01}
-    ]
+    assert config["evaluate"]["gate"] == [SKILL | {"metric": "map_50"}]
     assert "40 XML files in Annotations" in output
     manifest = run_jobs(data.configs[0], tmp_path, "preprocess")["preprocess"]
     figures = read_manifest(manifest).figures
@@ -227,9 +222,8 @@ def test_images_in_no_list_of_voc_are_left_out(data):
     assert config["preprocess"]["source"]["unlisted"] == "ignore"
     assert "2 of them are in none of the lists" in output
     assert "rejected" not in output
-    assert "not used: the data has splits (20 train, 10 validation, 8 test)" in (
-        data.configs[0].read_text()
-    )
+    comment = "not used: the data has splits (20 train, 10 validation, 8 test)"
+    assert comment in data.configs[0].read_text()
 
 
 @pytest.mark.skipif(not BCCD.is_dir(), reason="the BCCD data set is not there")
@@ -257,12 +251,8 @@ def test_a_csv_with_labels_wins_over_class_folders(data):
     rows = [f"{name}/{file},{name}" for name in "ab" for file in data.add_images(name, 20)]
     data.add("labels.csv", "\n".join(["path,label", *rows, "gone.jpg,a"]))
     config, output = data.write()
-    assert config["preprocess"]["source"] == {
-        "type": "csv",
-        "path": "../../data",
-        "manifest": "labels.csv",
-        "task": "classification",
-    }
+    source = {"type": "csv", "path": "../../data", "manifest": "labels.csv"}
+    assert config["preprocess"]["source"] == source | {"task": "classification"}
     assert config["preprocess"]["rejects"] == {"max_count": 1}
     assert "1 of 41 entries cannot be used: 1 missing_image (such as gone.jpg" in output
 
@@ -350,9 +340,8 @@ def test_two_kinds_that_fit_equally_are_both_told_and_one_can_be_chosen(data):
 
 
 def test_two_manifests_are_told_apart_by_naming_one(data):
-    rows = [
-        f"{name},{'cat' if n % 2 else 'dog'}" for n, name in enumerate(data.add_images(".", 30))
-    ]
+    images = data.add_images(".", 30)
+    rows = [f"{name},{'cat' if n % 2 else 'dog'}" for n, name in enumerate(images)]
     for name in ("one.csv", "two.csv"):
         data.add(name, "\n".join(["path,label", *rows]))
     assert "Name the folder or the file that you mean." in data.fail()
@@ -383,9 +372,8 @@ def test_files_of_sixteen_bits_are_decoded_by_the_bits_that_they_use(data):
 
 
 def test_the_entries_that_cannot_be_used_are_told_if_the_others_are_too_few(data):
-    rows = [
-        f"p/{name},{'Birnen' if name < '020' else 'Äpfel'}" for name in data.add_images("p", 40)
-    ]
+    images = data.add_images("p", 40)
+    rows = [f"p/{name},{'Birnen' if name < '020' else 'Äpfel'}" for name in images]
     data.add("labels.csv", "\n".join(["path,label", *rows]).encode("latin-1"))
     error = data.fail()
     assert "a classifier needs two classes or more, found Birnen." in error
@@ -408,9 +396,8 @@ def test_nothing_is_overwritten_without_force(data):
 
 def test_a_missing_path_and_an_unknown_type_are_told(data):
     assert "no such file" in data.fail(path="nowhere").lower()
-    assert "--type pascal: must be one of image_folder, voc" in data.fail(
-        "--type", "pascal", status=78
-    )
+    error = data.fail("--type", "pascal", status=78)
+    assert "--type pascal: must be one of image_folder, voc" in error
 
 
 def test_the_path_of_the_source_is_relative_if_the_given_one_is(data):

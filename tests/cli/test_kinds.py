@@ -15,11 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from pipeline_ops.cli.first_config.folder_view import view_folder
-from pipeline_ops.cli.first_config.recognition import (
-    SourceMatch,
-    find_class_order,
-    recognise,
-)
+from pipeline_ops.cli.first_config.recognition import SourceMatch, find_class_order, recognise
 from pipeline_ops.errors import DataError
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -49,6 +45,11 @@ def make_tar(**members: str) -> bytes:
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content.encode()))
     return file.getvalue()
+
+
+def label(result: dict) -> str:
+    """A project of Label Studio with an annotation."""
+    return json.dumps([TASK | {"annotations": [{"result": [result]}]}])
 
 
 def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
@@ -162,30 +163,22 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
                 )
             },
             "csv",
-            {
+            BOXES
+            | {
                 "parts": [
                     {"manifest": f"images/{split}_labels.csv", "images": f"images/{split}"}
                     | {"split": split}
                     for split in ("test", "train")
                 ],
-                "task": "detection",
                 "columns": {"path": "filename", "label": "class"},
             },
         ),
-        (
-            {"a-000.tar": make_tar(a__jpg="", a__cls="3"), "a-001.tar": ""},
-            "webdataset",
-            {"task": "classification"},
-        ),
-        (
-            {"a.tar": make_tar(a__jpg="", a__json='{"boxes": []}')},
-            "webdataset",
-            {"task": "detection"},
-        ),
+        ({"a-000.tar": make_tar(a__jpg="", a__cls="3"), "a-001.tar": ""}, "webdataset", CLASSES),
+        ({"a.tar": make_tar(a__jpg="", a__json='{"boxes": []}')}, "webdataset", BOXES),
         (
             {"a.tar": make_tar(a__jpg="", a__json=json.dumps({"objects": [OBJECT]}))},
             "webdataset",
-            {"task": "detection", "boxes": "objects.bbox", "label": "objects.class"},
+            BOXES | {"boxes": "objects.bbox", "label": "objects.class"},
         ),
         (
             {"a.tar": make_tar(a__jpg="", a__json='{"class_name": "cat"}', a__txt="A cat.")},
@@ -197,19 +190,8 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
             "webdataset",
             CLASSES | {"parts": [{"files": "val.tar", "split": "validation"}], "annotation": "txt"},
         ),
-        (
-            {
-                "p.json": json.dumps([TASK | {"annotations": [{"result": [RECTANGLE]}]}]),
-                "a.jpg": "",
-            },
-            "label_studio",
-            {"export": "p.json", "task": "detection"},
-        ),
-        (
-            {"p.json": json.dumps([TASK | {"annotations": [{"result": [CHOICE]}]}]), "a.jpg": ""},
-            "label_studio",
-            {"export": "p.json", "task": "classification"},
-        ),
+        ({"p.json": label(RECTANGLE), "a.jpg": ""}, "label_studio", BOXES | {"export": "p.json"}),
+        ({"p.json": label(CHOICE), "a.jpg": ""}, "label_studio", CLASSES | {"export": "p.json"}),
         (
             {"annotations.xml": CVAT.format('<box label="cat"/>'), "images/a & b.jpg": ""},
             "cvat",

@@ -13,12 +13,8 @@ from pipeline_ops.registry.registry import Registry
 @pytest.mark.airflow
 @pytest.mark.timeout(600)
 def test_a_schedule_starts_a_run_that_publishes_a_model(tmp_path, survivors):
-    small = {"strategy": "one_device", "workers": 1, "epochs": 2, "global_batch_size": 32}
-    trainyard = Trainyard(
-        tmp_path,
-        schedule="* * * * *",
-        **{f"train__{key}": value for key, value in small.items()},
-    )
+    small = {"train__strategy": "one_device", "train__workers": 1, "train__epochs": 2}
+    trainyard = Trainyard(tmp_path, schedule="* * * * *", train__global_batch_size=32, **small)
     with trainyard.ui(survivors.environment) as login, AirflowApi(*login) as airflow:
         airflow.log_in()
 

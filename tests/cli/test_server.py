@@ -31,8 +31,8 @@ pytestmark = pytest.mark.airflow
 def start(survivors, tmp_path):
     """Starts a command that holds the embedded Airflow of this test."""
 
-    def start(*configs: str, deeds: str = "", home: Path = tmp_path / "home") -> Command:
-        return Command(survivors, home, configs or ("/configs/a.yaml",), deeds)
+    def start(*configs: str, deeds: str = "") -> Command:
+        return Command(survivors, tmp_path / "home", configs or ("/configs/a.yaml",), deeds)
 
     return start
 
@@ -43,8 +43,7 @@ def home(tmp_path) -> AirflowHome:
 
 
 def test_four_programs_run_while_a_command_holds_them_and_none_after(start, survivors, home):
-    command = start()
-    command.wait_until_up()
+    command = start().wait_until_up()
     survivors.wait_for(5)  # the command, four programs
     watch = Stopwatch()
     assert command.end() == 0
@@ -55,8 +54,7 @@ def test_four_programs_run_while_a_command_holds_them_and_none_after(start, surv
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_command_ends_everything_before_the_command_ends(start, survivors, number):
-    command = start(deeds="scheduler:escapes triggerer:stubborn")
-    command.wait_until_up()
+    command = start(deeds="scheduler:escapes triggerer:stubborn").wait_until_up()
     survivors.wait_for(6)
     command.process.send_signal(number)
     assert command.wait_for_end() == 128 + number
@@ -72,21 +70,17 @@ def test_a_signal_during_the_start_leaves_nothing(start, survivors, home):
     assert survivors.look() == []
 
 
-@pytest.mark.parametrize("delay_seconds", [0.0, 0.1, 0.2, 0.4])
-def test_a_command_killed_at_any_moment_of_its_start_leaves_nothing(
+@pytest.mark.parametrize("delay_seconds", [0.0, 0.1, 0.2, 0.4, None])
+def test_a_command_killed_during_its_start_or_later_takes_the_programs_with_it(
     start, survivors, delay_seconds
 ):
     command = start()
-    time.sleep(delay_seconds)
-    survivors.look()
-    command.process.kill()
-    survivors.wait_for_none(END_SECONDS)
-
-
-def test_a_killed_command_takes_the_programs_with_it(start, survivors):
-    command = start()
-    command.wait_until_up()
-    survivors.wait_for(5)
+    if delay_seconds is None:
+        command.wait_until_up()
+        survivors.wait_for(5)
+    else:
+        time.sleep(delay_seconds)
+        survivors.look()
     command.process.kill()
     survivors.wait_for_none(END_SECONDS)
 
@@ -101,18 +95,13 @@ def test_a_program_that_dies_is_named_with_its_last_words(start, survivors):
 
 
 def test_a_program_that_is_killed_later_is_named_too(start, survivors):
-    command = start()
-    command.wait_until_up()
+    command = start().wait_until_up()
     survivors.wait_for(5)
-    [victim] = [
-        process
-        for process in survivors.look()
-        if read_command_line(process)[-2:-1] == ["triggerer"]
-    ]
+    lines = {process: read_command_line(process) for process in survivors.look()}
+    [victim] = [process for process, line in lines.items() if line[-2:-1] == ["triggerer"]]
     kill(victim)
-    assert command.wait_for_error().startswith(
-        "error the triggerer of the embedded Airflow was killed by signal 9"
-    )
+    problem = "error the triggerer of the embedded Airflow was killed by signal 9"
+    assert command.wait_for_error().startswith(problem)
     survivors.wait_for_none(END_SECONDS)
 
 
@@ -127,10 +116,9 @@ def test_a_port_that_somebody_else_took_is_an_error(start, survivors, home):
 
 
 def test_a_second_command_uses_the_same_airflow_and_the_first_one_waits_for_it(start, survivors):
-    first = start("/configs")
-    up = first.wait_until_up()
-    second = start("/configs/a.yaml")
-    assert second.wait_until_up() == up
+    first = start("/configs").wait_until_up()
+    second = start("/configs/a.yaml").wait_until_up()
+    assert second.up == first.up
     first.process.stdin.close()
     assert first.line() == "Another command uses this embedded Airflow. Waiting for its end."
     assert second.ask("there?") == "alive there?"
@@ -141,8 +129,7 @@ def test_a_second_command_uses_the_same_airflow_and_the_first_one_waits_for_it(s
 
 def test_a_command_learns_that_the_one_which_runs_the_airflow_has_ended(start, survivors):
     first, second = start(), start()
-    pids = {command.wait_until_up()[0] for command in (first, second)}
-    [owner] = pids
+    [(owner, _)] = {command.wait_until_up().up for command in (first, second)}
     joined = second if owner == first.process.pid else first
     (first if joined is second else second).process.send_signal(signal.SIGTERM)
     assert joined.wait_for_error().startswith("error the embedded Airflow has ended")
@@ -150,8 +137,7 @@ def test_a_command_learns_that_the_one_which_runs_the_airflow_has_ended(start, s
 
 
 def test_a_command_with_another_config_is_refused_and_told_which_are_served(start):
-    first = start("/configs/a.yaml")
-    first.wait_until_up()
+    first = start("/configs/a.yaml").wait_until_up()
     second = start("/elsewhere/b.yaml")
     error = second.process.stdout.read()
     assert second.wait_for_end() == 75
@@ -161,11 +147,10 @@ def test_a_command_with_another_config_is_refused_and_told_which_are_served(star
 
 
 def test_a_command_right_after_another_one_waits_for_its_end_and_starts_anew(start, survivors):
-    first = start(deeds="scheduler:stubborn")
-    first.wait_until_up()
+    first = start(deeds="scheduler:stubborn").wait_until_up()
     first.process.send_signal(signal.SIGTERM)
-    second = start()
-    assert second.wait_until_up()[0] == second.process.pid
+    second = start().wait_until_up()
+    assert second.up[0] == second.process.pid
     second.end()
     survivors.wait_for_none(END_SECONDS)
 
@@ -173,8 +158,7 @@ def test_a_command_right_after_another_one_waits_for_its_end_and_starts_anew(sta
 def test_secrets_are_random_private_and_kept(start, home):
     passwords = []
     for _ in range(2):
-        command = start()
-        command.wait_until_up()
+        command = start().wait_until_up()
         assert stat.S_IMODE(home.server.stat().st_mode) == 0o600
         command.end()
         passwords.append(json.loads(home.passwords.read_text())["admin"])
@@ -186,29 +170,26 @@ def test_secrets_are_random_private_and_kept(start, home):
 
 
 def test_the_database_is_migrated_once(start, home):
-    first = start()
-    first.wait_until_up()
-    first.end()
+    start().wait_until_up().end()
     home.log("db-migrate").unlink()
-    second = start()
-    second.wait_until_up()
-    second.end()
+    start().wait_until_up().end()
     assert not home.log("db-migrate").exists()
+
+
+def build(home: AirflowHome, configs: list[str], **inherited: str) -> dict[str, str]:
+    dags = Path("/dags")
+    return build_airflow_environment(inherited, home, dags, configs, 1234, Secrets(), False)
 
 
 @pytest.mark.parametrize(("pipelines", "seconds"), [(1, "10"), (33, "10"), (200, "60")])
 def test_many_pipelines_are_read_less_often(home, tmp_path, pipelines, seconds):
     for index in range(pipelines):
         (tmp_path / f"{index}.yaml").touch()
-    own = Secrets()
-    environment = build_airflow_environment(
-        {}, home, Path("/dags"), [str(tmp_path)], 1234, own, schedules=False
-    )
-    assert environment["AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL"] == seconds
+    interval = "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL"
+    assert build(home, [str(tmp_path)])[interval] == seconds
 
 
 def test_settings_for_another_airflow_do_not_reach_this_one(home):
-    own = Secrets()
     inherited = {
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "postgresql://production",
         "AIRFLOW_CONN_X": "y",
@@ -216,9 +197,7 @@ def test_settings_for_another_airflow_do_not_reach_this_one(home):
         "PATH": "/bin",
         "NO_PROXY": "example.org",
     }
-    environment = build_airflow_environment(
-        inherited, home, Path("/dags"), ["/a.yaml", "/b"], 1234, own, schedules=False
-    )
+    environment = build(home, ["/a.yaml", "/b"], **inherited)
     assert environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] == f"sqlite:///{home.database}"
     assert "PYTHONDONTWRITEBYTECODE" not in environment
     assert environment["AIRFLOW_CONN_X"] == "y"  # storage.connection may name it

@@ -51,15 +51,13 @@ def same_names(value, shape) -> bool:
 
 def make_run(state: str, *tasks: TaskStatus) -> RunStatus:
     named = {task.name: task for task in tasks}
-    return RunStatus(
-        "manual__1", state, 12.3456, tuple(named.get(job, TaskStatus(job)) for job in JOBS)
-    )
+    tasks = tuple(named.get(job, TaskStatus(job)) for job in JOBS)
+    return RunStatus("manual__1", state, 12.3456, tasks)
 
 
-def done(job: str, manifest: str | None, state: str = "success", **record) -> TaskStatus:
-    return TaskStatus(
-        job, state, 1.5, 1, record=TaskRecord(state=state, manifest=manifest, **record)
-    )
+def done(job: str, manifest: str | None, state: str = "success", **values) -> TaskStatus:
+    record = TaskRecord(state=state, manifest=manifest, **values)
+    return TaskStatus(job, state, 1.5, 1, record=record)
 
 
 def test_a_whole_run(config_file, make_artifact):
@@ -70,17 +68,12 @@ def test_a_whole_run(config_file, make_artifact):
     verdict = make_artifact("evaluate", inputs, baseline={"accuracy": 0.5}, overfitting=note)
     exported = make_artifact("export", {"train": trained, "evaluate": verdict})
     made = [("train", trained), ("evaluate", verdict), ("export", exported)]
-    run = make_run(
-        "success", done("preprocess", data, cached=True), *(done(*each) for each in made)
-    )
+    cached = done("preprocess", data, cached=True)
+    run = make_run("success", cached, *(done(*each) for each in made))
     summary = summarize_run(load_config(config_file), run)
     assert same_names(summary, SHAPE)
-    assert summary["tasks"]["preprocess"] == {
-        "state": "success",
-        "seconds": 1.5,
-        "cached": True,
-        "manifest": data,
-    }
+    task = {"state": "success", "seconds": 1.5, "cached": True, "manifest": data}
+    assert summary["tasks"]["preprocess"] == task
     assert summary["dataset"]["examples"] == {"train": 8, "validation": 1, "test": 2}
     assert summary["dataset"]["shards"] == {"train": 1, "validation": 1, "test": 1}
     assert summary["training"] == {
@@ -94,16 +87,10 @@ def test_a_whole_run(config_file, make_artifact):
     assert summary["metrics"]["accuracy"] == 0.98
     assert summary["baseline"] == {"accuracy": 0.5}
     assert summary["overfitting"] == note
-    assert summary["gate"] == {
-        "passed": True,
-        "champion_version": None,
-        "reasons": ["accuracy 0.9800 is at least 0.9750"],
-    }
-    assert summary["model"] == {
-        "name": "digits",
-        "version": 3,
-        "uri": str(config_file.parent / "root" / "models" / "digits" / "3"),
-    }
+    reasons = ["accuracy 0.9800 is at least 0.9750"]
+    assert summary["gate"] == {"passed": True, "champion_version": None, "reasons": reasons}
+    uri = str(config_file.parent / "root" / "models" / "digits" / "3")
+    assert summary["model"] == {"name": "digits", "version": 3, "uri": uri}
     # The report that also has the publication.
     assert summary["report"] == str(Path(exported).parent / "report.html")
     assert summary["predictions"] == str(Path(verdict).parent / "predictions.png")
@@ -111,11 +98,8 @@ def test_a_whole_run(config_file, make_artifact):
 
 
 def test_a_run_that_failed_at_once_has_all_names_too(config_file):
-    run = make_run(
-        "failed",
-        done("preprocess", None, "failed", message="no", exit_code=65),
-        TaskStatus("train", "upstream_failed"),
-    )
+    failed = done("preprocess", None, "failed", message="no", exit_code=65)
+    run = make_run("failed", failed, TaskStatus("train", "upstream_failed"))
     summary = summarize_run(load_config(config_file), run)
     assert same_names(summary, SHAPE)
     assert (summary["metrics"], summary["baseline"], summary["overfitting"]) == ({}, {}, None)
@@ -128,13 +112,9 @@ def test_a_gate_that_was_not_passed_is_a_success_without_a_version(config_file, 
     data = make_artifact("preprocess", {})
     trained = make_artifact("train", {"preprocess": data})
     verdict = make_artifact("evaluate", {"preprocess": data, "train": trained}, gate_passed=False)
-    run = make_run(
-        "success",
-        done("preprocess", data),
-        done("train", trained),
-        done("evaluate", verdict),
-        done("export", None, "skipped", reason="trained, not published"),
-    )
+    made = [("preprocess", data), ("train", trained), ("evaluate", verdict)]
+    skipped = done("export", None, "skipped", reason="trained, not published")
+    run = make_run("success", *(done(*each) for each in made), skipped)
     summary = summarize_run(load_config(config_file), run)
     assert summary["gate"]["passed"] is False
     assert summary["model"]["version"] is None

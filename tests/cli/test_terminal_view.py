@@ -23,9 +23,8 @@ def make_status(*tasks: TaskStatus, state: str = "running") -> RunStatus:
 
 
 def training(done: int, **more) -> TaskStatus:
-    progress = ProgressEvent(
-        time=0, phase="train", done=done, total=90, unit="steps", metrics={"loss": 0.5}
-    )
+    values = {"time": 0, "phase": "train", "total": 90, "unit": "steps"}
+    progress = ProgressEvent(**values, done=done, metrics={"loss": 0.5})
     return TaskStatus("train", "running", 1.0, 1, progress, **more)
 
 
@@ -63,9 +62,8 @@ def test_a_deferred_task_still_runs(plain):
 
 def test_progress_comes_every_two_seconds_and_messages_at_once():
     begin = -2.0
-    while (
-        time.monotonic() - begin >= 2.0
-    ):  # a machine that took so long for the two calls may write another line, too
+    # A machine that took two seconds for the two calls may write another line, too.
+    while time.monotonic() - begin >= 2.0:
         (view, lines), begin = make_plain_view(), time.monotonic()
         view.show(make_status(training(10)))
         view.show(make_status(training(20, messages=("worker 1 was killed; restart 1 of 3",))))

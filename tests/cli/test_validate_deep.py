@@ -106,23 +106,18 @@ def test_the_check_runs_in_the_interpreter_of_the_train_task(user_package, pictu
     (pictures.parent / "fake" / "tensorflow.py").write_text(
         "raise ImportError('No module named tensorflow')\n"
     )
-    code, output = deep(
-        capsys, pictures, "train.model=acme_vision.nets:dropping", f"train.python={wrapper}"
-    )
-    assert (
-        code,
-        "has no TensorFlow (No module named tensorflow). Set it to an interpreter" in output,
-    ) == (78, True), output
+    words = ("train.model=acme_vision.nets:dropping", f"train.python={wrapper}")
+    code, output = deep(capsys, pictures, *words)
+    problem = "has no TensorFlow (No module named tensorflow). Set it to an interpreter"
+    assert (code, problem in output) == (78, True), output
 
 
 @pytest.mark.airflow
 def test_airflows_settings_do_not_reach_the_check(user_package, pictures, capsys, monkeypatch):
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "secret")
     noted = pictures.parent / "environment"
-    (pictures.parent / "noting.py").write_text(
-        f"import json, os\njson.dump(dict(os.environ), open({str(noted)!r}, 'w'))\nfrom "
-        "acme_vision.nets import smooth\n"
-    )
+    note = f"import json, os\njson.dump(dict(os.environ), open({str(noted)!r}, 'w'))\n"
+    (pictures.parent / "noting.py").write_text(f"{note}from acme_vision.nets import smooth\n")
     assert deep(capsys, pictures, "train.model=noting:smooth")[0] == 0
     environment = json.loads(noted.read_text())
     assert not [name for name in environment if name.startswith("AIRFLOW")]
@@ -158,12 +153,9 @@ def test_the_data_are_looked_at(pictures, capsys, overrides, code, message):
 def test_annotations_without_their_images_are_told_with_count_and_example(pictures, capsys):
     rows = "".join(f"images/{number}.jpg,{number % 2}\n" for number in range(7))
     (pictures.parent / "raw" / "labels.csv").write_text(f"path,label\n{rows}")
-    code, output = deep(
-        capsys,
-        pictures,
-        f"preprocess.source={{type: csv, path: {pictures.parent}/raw, manifest: labels.csv, "
-        'task: classification, class_names: ["0", "1"]}',
-    )
+    source = f"type: csv, path: {pictures.parent}/raw, manifest: labels.csv, task: classification"
+    words = f'preprocess.source={{{source}, class_names: ["0", "1"]}}'
+    code, output = deep(capsys, pictures, words)
     assert code == 65
     assert (
         "7 of 7 entries cannot be used: 7 missing_image (such as images/0.jpg: "

@@ -14,6 +14,9 @@ import pytest
 from config_files import set_words
 
 from pipeline_ops.cli.main import main
+from pipeline_ops.config.model_catalogue import CATALOGUE
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
 
 COCO = "{type: coco, path: raw, parts: [{annotations: a.json}]}"
 BOXES = ("train.best_checkpoint=null", "evaluate.gate=[{metric: map_50, at_least: 0.1}]")
@@ -61,10 +64,8 @@ def test_a_folder_that_cannot_be_read_is_refused(config_file):
     done = subprocess.run(
         [sys.executable, "-c", code, str(config_file)], capture_output=True, text=True, check=False
     )
-    assert (
-        "DataError: /root: this user cannot read it. Change its permissions, or correct "
-        "preprocess.source.path in " in done.stderr
-    )
+    cure = "Change its permissions, or correct preprocess.source.path in "
+    assert f"DataError: /root: this user cannot read it. {cure}" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,8 @@ def test_a_file_that_the_source_names_must_be_there(refuse, more, file, key):
         (
             [f"preprocess.source={COCO}"],
             "preprocess.source.type coco is for detection, and train.model digits_cnn is for "
-            "classification. "
-            "Set train.model to center_detector, retinanet, or choose another source",
+            "classification. Set train.model to center_detector, retinanet, or choose another "
+            "source",
         ),
         (
             ["preprocess.source={type: jsonl, path: raw, manifest: m, task: detection}"],
@@ -166,15 +167,10 @@ def test_a_module_that_is_not_valid_python_is_refused_with_its_line(config_file,
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "from acme import *\n",
-        "def __getattr__(name): ...\n",
-        "import acme.nets as small\n",
-        "small = 1\n",
-    ],
+    ["from acme import *", "def __getattr__(name): ...", "import acme.nets as small", "small = 1"],
 )
 def test_a_name_that_may_be_there_is_not_refused(config_file, capsys, text):
-    (config_file.parent / "my_nets.py").write_text(text)
+    (config_file.parent / "my_nets.py").write_text(f"{text}\n")
     assert main(["validate", str(config_file), "--set", "train.model=my_nets:small"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -198,9 +194,6 @@ def test_validate_takes_less_than_two_seconds_of_a_core_and_no_tensorflow(config
 
 
 def test_the_smallest_images_of_the_catalogue_are_those_that_the_models_can_be_built_for():
-    from pipeline_ops.config.model_catalogue import CATALOGUE
-    from pipeline_ops.config.train import Train
-    from pipeline_ops.errors import ConfigError
     from pipeline_ops.models import build_model
 
     for name, entry in CATALOGUE.items():
@@ -211,21 +204,11 @@ def test_the_smallest_images_of_the_catalogue_are_those_that_the_models_can_be_b
                 build_model(config, (size, size, 3), 3, Path(), for_training=False)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "compact_cnn",
-        "digits_cnn",
-        "center_detector",
-        "inception_v3",
-        "mobilenet_v3_small",
-        "resnet50",
-        "xception",
-    ],
-)
+SOME = "compact_cnn digits_cnn center_detector inception_v3 mobilenet_v3_small resnet50 xception"
+
+
+@pytest.mark.parametrize("name", SOME.split())
 def test_a_model_can_be_built_for_the_smallest_images(name):
-    from pipeline_ops.config.model_catalogue import CATALOGUE
-    from pipeline_ops.config.train import Train
     from pipeline_ops.models import build_model
 
     size = CATALOGUE[name].min_size

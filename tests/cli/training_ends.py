@@ -34,10 +34,10 @@ def table(*rows: tuple) -> Callable:
     """Parametrizes a test by rows and executors.
 
     Args:
-      rows: the values of `when` and `way`. Each row runs with one executor, so that each value runs
-        with both. A test without rows runs with both executors.
+      rows: the values of `when`, `way` and `dead`. Each row runs with one executor, so that each
+        value runs with both. A test without rows runs with both executors.
     """
-    names = ["airflow", "when", "way"][: 1 + len(rows[0])] if rows else ["airflow"]
+    names = ["airflow", "when", "way", "dead"][: 1 + len(rows[0])] if rows else ["airflow"]
     cells = [(executor,) for executor in EXECUTORS]
     if rows:
         columns = [list(dict.fromkeys(column)) for column in zip(*rows, strict=True)]

@@ -57,9 +57,8 @@ class Trainyard:
 
     def start(self, *words: str, environment=os.environ, **streams) -> subprocess.Popen:
         argv = [sys.executable, "-m", "pipeline_ops.cli.main", *words]
-        self.process = subprocess.Popen(
-            argv, text=True, env=self.environment(environment), **streams
-        )
+        own = {"TRAINYARD_HOME": str(self.folder), "TMPDIR": str(self.temporary)}
+        self.process = subprocess.Popen(argv, text=True, env={**environment, **own}, **streams)
         return self.process
 
     def listening(self) -> set[int]:
@@ -71,15 +70,13 @@ class Trainyard:
             find_descendants(self.process.pid) if self.process else ()
         )
 
-    def environment(self, inherited=os.environ) -> dict[str, str]:
-        """The environment of the command, with a temporary folder of its own."""
-        return {**inherited, "TRAINYARD_HOME": str(self.folder), "TMPDIR": str(self.temporary)}
-
     def run(self, *more: str, environment=os.environ) -> subprocess.CompletedProcess:
-        words = ["run", str(self.config), "--json", *more]
-        process = self.start(
-            *words, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        return self.call("run", "--json", *more, environment=environment)
+
+    def call(self, command: str, *more: str, environment=os.environ) -> subprocess.CompletedProcess:
+        """Runs a command on the config to its end."""
+        words, pipe = (command, str(self.config), *more), subprocess.PIPE
+        process = self.start(*words, environment=environment, stdout=pipe, stderr=pipe)
         output, errors = process.communicate(timeout=400)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 

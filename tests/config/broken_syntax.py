@@ -28,7 +28,7 @@ SYNTAX = (
         "export: ",
         "Is a space missing after the colon in 'model:small'",
     ),
-    replace("twice", _EPOCHS, f"{_EPOCHS}\n  epochs: 4", 9, "stands twice, first in line 8"),
+    replace("twice", _EPOCHS, f"{_EPOCHS}\n  epochs: 4", 9, "epochs stands twice, first in line 8"),
     _refused("indent_more", _EPOCHS, "    epochs: 3", 8, "mapping values are not allowed"),
     _refused("indent_less", _EPOCHS, " epochs: 3", 8, "did not find expected key"),
     _refused("missing_colon", _EPOCHS, "  epochs 3", 8, "could not find expected ':'"),

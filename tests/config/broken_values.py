@@ -81,6 +81,7 @@ SCHEDULES = (
         for number, value in enumerate(_CRONS.strip().splitlines())
     ),
     with_schedule("cron_time", "03:30", "schedule.cron: ", _FORM),
+    with_schedule("cron_word", "hourly", f"schedule.cron: got 'hourly'. {_FORM}"),
     *(
         with_schedule(*given.split(": ", 1), *says.split(" | "))
         for given, says in parse_cases(_SCHEDULES)

@@ -30,7 +30,7 @@ key_of_train: pipeline: small\n -> pipeline: small\nepochs: 3\n
 wrong_type: epochs: 3 -> epochs: twenty
     8: train.epochs | valid integer, got 'twenty'
 metric: metric: accuracy -> metric: acuracy
-    11: unknown name 'acuracy' | the nearest valid name is 'accuracy'
+    11: evaluate.gate.0.metric: unknown name 'acuracy'; the nearest valid name is 'accuracy'
 val_loss:   epochs: 3\n ->   epochs: 3\n  early_stopping: {monitor: val_loss}\n
     9: train.early_stopping.monitor | 'validation_loss'
 few_shards:   epochs: 3\n ->   epochs: 3\n  workers: 9\n
@@ -38,9 +38,9 @@ few_shards:   epochs: 3\n ->   epochs: 3\n  workers: 9\n
 unknown_model: model: digits_cnn -> model: digits_cn
     7: train.model | digits_cnn
 unknown_source: type: image_folder -> type: image_foldr
-    3: unknown type 'image_foldr' | 'image_folder'
+    3: preprocess.source.type: unknown type 'image_foldr'; the nearest valid name is 'image_folder'
 wrong_split: train: 0.8 -> train: 0.7
-    5: train + validation + test must be 1, got 0.9
+    5: preprocess.split: train + validation + test must be 1, got 0.9
 no_model:   model: digits_cnn\n ->
     6: train.model: required, but not given
 no_name: pipeline: small\n ->
@@ -64,7 +64,7 @@ def _parse_meaning(given: str, message: str) -> Broken:
 MEANINGS = [_parse_meaning(*case) for case in parse_cases(_MEANINGS)]
 
 FILES = (
-    make_file("empty", b"", 1, "is empty", "mapping of keys to values"),
+    make_file("empty", b"", 1, "is empty. Give a mapping of keys to values"),
     make_file("only_comments", b"# nothing\n", 1, "is empty", "mapping of keys to values"),
     make_file("only_text", b"hello\n", 1, "must be a mapping", "key: value"),
     make_file("only_list", b"- a\n- b\n", 1, "must be a mapping", "got a list"),
@@ -86,7 +86,12 @@ FILES = (
         4,
         "did not find expected ',' or ']'",
     ),
-    make_file("dangling_link", lambda file: file.symlink_to("nowhere"), None, "No such file"),
+    make_file(
+        "dangling_link",
+        lambda file: file.symlink_to("nowhere"),
+        None,
+        "cannot be read: No such file",
+    ),
     make_file("link_to_itself", lambda file: file.symlink_to(file.name), None, "symbolic links"),
     make_file("folder", lambda file: file.mkdir(), None, "Is a directory", "Correct the path"),
     make_file("unreadable", _unreadable, None),

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from config.broken_case import GOOD
 
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ConfigError
 
-SMALL = """\
-pipeline: small
-preprocess:
-  source: {type: image_folder, path: raw}
-  stages: [decode]
-  split: {train: 0.8, validation: 0.1, test: 0.1}
-train:
-  model: digits_cnn
-evaluate:
-  gate:
-    - {metric: accuracy, at_least: 0.9}
-export:
-  model: small
-"""
+SMALL = GOOD.replace("  epochs: 3\n", "")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from pipeline_ops.config.evaluate import Evaluate, Rule
 
+GATE = {"metric": "accuracy", "at_least": 0.5}
 WRONG = """
 metric: accuracy
     a rule needs
@@ -59,13 +60,9 @@ def test_skill_is_a_bound_by_itself(metric):
 
 
 def test_a_rule_of_a_slice_that_is_not_configured_is_refused():
+    gate = [GATE | {"of_slice": "fodler"}]
     with pytest.raises(ValidationError, match="names no slice. The slices are folder"):
-        Evaluate.model_validate(
-            {
-                "gate": [{"metric": "accuracy", "at_least": 0.5, "of_slice": "fodler"}],
-                "slices": [{"by": "folder"}],
-            }
-        )
+        Evaluate.model_validate({"gate": gate, "slices": [{"by": "folder"}]})
 
 
 @pytest.mark.parametrize(
@@ -80,6 +77,4 @@ def test_a_rule_of_a_slice_that_is_not_configured_is_refused():
 )
 def test_a_slice_that_can_not_work_is_refused_with_the_reason(part, reason):
     with pytest.raises(ValidationError, match=reason):
-        Evaluate.model_validate(
-            {"gate": [{"metric": "accuracy", "at_least": 0.5}], "slices": [part]}
-        )
+        Evaluate.model_validate({"gate": [GATE], "slices": [part]})

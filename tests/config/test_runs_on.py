@@ -41,12 +41,8 @@ class Pipeline:
         file, _, line = place.rpartition(":")
         key = rule.partition(":")[0].rpartition(".")[2]
         assert file == str(self._folder / "digits.yaml")
-        assert (
-            (self._folder / "digits.yaml")
-            .read_text()
-            .splitlines()[int(line) - 1]
-            .startswith(f"  {key}:")
-        ), message
+        lines = Path(file).read_text().splitlines()
+        assert lines[int(line) - 1].startswith(f"  {key}:"), message
         return message
 
 
@@ -60,7 +56,8 @@ def pipeline(tmp_path) -> Pipeline:
     [
         ("../x", "must be the name of a file in"),
         ("twise", "twise.yaml; the nearest valid name is 'twice'"),
-        ("twice.yaml", "write it without .yaml: twice"),
+        ("twice.yaml", "twice.yaml.yaml; write it without .yaml: twice"),
+        ("twice.yml", "twice.yml.yaml; write it without .yaml: twice"),
     ],
 )
 @pytest.mark.parametrize("key", ["evaluate.runs_on", "train.hosts"])
@@ -173,16 +170,12 @@ def test_a_supervisor_in_a_pod_needs_an_account_for_the_pods_of_its_gang(pipelin
     changes = {"train.runs_on": "k", "train.hosts": "k"}
     pipeline.write_hosts("k", POD, workers_per_pod=2)
     message = pipeline.refuse(changes)
-    assert (
-        "Write pod: {serviceAccountName: trainyard-supervisor} (docker/kubernetes/rbac.yaml)"
-        in message
-    )
-    assert "into hosts/k.yaml" in message
+    account = {"serviceAccountName": "trainyard-supervisor"}
+    cure = "Write pod: {serviceAccountName: trainyard-supervisor} (docker/kubernetes/rbac.yaml)"
+    assert cure in message and "into hosts/k.yaml" in message
     pipeline.load({"train.hosts": "k"})
     pipeline.load({"train.runs_on": "k"})
-    pipeline.write_hosts(
-        "k", POD, workers_per_pod=2, pod={"serviceAccountName": "trainyard-supervisor"}
-    )
+    pipeline.write_hosts("k", POD, workers_per_pod=2, pod=account)
     pipeline.load(changes)
 
 

@@ -31,7 +31,7 @@ from pipeline_ops.jobs.places.local import read_identity
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.operators.job_start import prepare_job
 from pipeline_ops.planning.plan import JobPlan
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.processes import ProcessIdentity, kill_group

@@ -23,9 +23,9 @@ from pipeline_ops.jobs.cancellation import StoredJob, read_cancellation_reason
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader, parse_progress
 from pipeline_ops.jobs.request import Request, Status, read_status
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
+from pipeline_ops.storage.local_files import UnsafePath, parse_relative_path, read_below
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.parsing import parse_json_as, read_json_as
-from pipeline_ops.storage.safe_paths import UnsafePath, parse_relative_path, read_below
 from pipeline_ops.system.processes import ProcessIdentity, find_group_members, kill_group
 from pipeline_ops.ui.progress import TrainingCurves, draw_metric_charts
 

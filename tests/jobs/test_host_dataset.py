@@ -7,13 +7,13 @@ import os
 import shutil
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.jobs.local_inputs import open_host_cache, open_host_dataset
+from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.system.disk_cache import HostCache
 
@@ -35,8 +35,7 @@ def in_folder(dataset, tmp_path) -> str:
 @pytest.fixture
 def in_s3(dataset, s3_uri) -> str:
     for file in Path(dataset).parent.iterdir():
-        with fsspec.open(f"{s3_uri}/{file.name}", "wb") as target:
-            target.write(file.read_bytes())
+        (open_root(s3_uri) / file.name).upload(file)
     return f"{s3_uri}/manifest.json"
 
 

@@ -16,7 +16,7 @@ from pipeline_ops.jobs.progress import (
     ProgressWriter,
     read_last_event,
 )
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import open_path, open_root
 
 

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-from manifests import EMPTY_FINGERPRINT
+from manifests import make_request
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.request import Request, read_status, write_request
+from pipeline_ops.jobs.request import read_status, write_request
 from pipeline_ops.jobs.runner import Job
 from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE
 from pipeline_ops.storage.open_store import open_root
@@ -54,18 +54,7 @@ def test_a_full_disk_of_tensorflow_is_named_with_its_cure(tmp_path):
     )
     folder = tmp_path / "root" / "runs" / "digits" / "run" / "train" / "attempt-00000001"
     attempt = Attempt(open_root(folder))
-    request = Request(
-        job="train",
-        pipeline="digits",
-        run_id="run",
-        config_file="digits.yaml",
-        config={},
-        root=str(tmp_path / "root"),
-        artifact=str(tmp_path / "root" / "artifacts" / "digits" / "train" / ("0" * 32)),
-        fingerprint=EMPTY_FINGERPRINT,
-        deadline_seconds=60,
-    )
-    write_request(attempt, request)
+    write_request(attempt, make_request(tmp_path / "root"))
     argv = [sys.executable, "-c", program, str(attempt.request)]
     subprocess.run(argv, stderr=subprocess.PIPE, check=True, start_new_session=True)
     status = read_status(attempt)

@@ -14,7 +14,7 @@ from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.launch.gang import WorkerMonitor
 from pipeline_ops.launch.plan import Host, build_launch_plan, get_status_path
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.local_files import write_json
 
 HOSTS = [
     Host(name="h1", address="h1", workers=1, cores=1),

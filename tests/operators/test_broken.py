@@ -8,18 +8,21 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, ParamValidationError
+from airflow.serialization.serialized_objects import DagSerialization
 from config.broken_case import GOOD
 from config.broken_yamls import ALL
+
+from beam_jobs.stages import check_stages
+from pipeline_ops.operators.dags import make_dags
+from pipeline_ops.planning.job_kinds import JOBS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def make(folder: Path, **files: str):
     """The DAGs of some configs, by the stems of their files."""
-    from beam_jobs.stages import check_stages
-    from pipeline_ops.operators.dags import make_dags
-
     for stem, text in files.items():
         (folder / f"{stem}.yaml").write_text(text)
     return make_dags([folder], check_stages)
@@ -39,18 +42,11 @@ def message(dag) -> str:
 
 def test_every_broken_file_of_the_corpus_is_a_dag_and_the_good_one_beside_them_is_whole(tmp_path):
     """F11: no exception in a YAML reaches Airflow, whatever it is."""
-    from airflow.serialization.serialized_objects import DagSerialization
-
     for broken in ALL:
         broken.write(tmp_path)
     dags = make(tmp_path, good=named("good"))
     assert len(dags) == len(ALL) + 1
-    assert [task.task_id for task in dags["good"].tasks] == [
-        "preprocess",
-        "train",
-        "evaluate",
-        "export",
-    ]
+    assert [task.task_id for task in dags["good"].tasks] == [*JOBS]
     assert dags["good"].tags == {"trainyard"}
     for dag in (dag for name, dag in dags.items() if name != "good"):
         json.dumps(DagSerialization.to_dict(dag)).encode()
@@ -65,15 +61,8 @@ def test_it_keeps_name_and_tasks_says_what_is_wrong_and_takes_no_run(tmp_path):
     assert rule in message(dag)
     assert textwrap.indent(rule, "    ") in dag.doc_md
     assert rule[:60] in dag.description
-    assert [task.task_id for task in dag.tasks] == [
-        "preprocess",
-        "search",
-        "trial",
-        "train",
-        "evaluate",
-        "approve",
-        "export",
-    ]
+    tasks = ["preprocess", "search", "trial", "train", "evaluate", "approve", "export"]
+    assert [task.task_id for task in dag.tasks] == tasks
     for value in ("", None, "x", 3):
         with pytest.raises(ParamValidationError):
             dag.params["broken"] = value
@@ -95,30 +84,24 @@ def test_a_task_that_finds_its_yaml_broken_says_so_and_may_be_retried(tmp_path):
 def test_a_pipeline_is_named_as_its_file(tmp_path):
     dags = make(tmp_path, one="[", two=named("other"), three=named("three"))
     assert dags.keys() == {"one", "two", "three"}
-    assert "two.yaml:1: pipeline: must be the name of the file, two, got other" in message(
-        dags["two"]
-    )
+    rule = "two.yaml:1: pipeline: must be the name of the file, two, got other"
+    assert rule in message(dags["two"])
     assert "broken" not in dags["three"].tags
 
 
 def test_of_two_files_with_one_name_none_is_used(tmp_path):
-    from beam_jobs.stages import check_stages
-    from pipeline_ops.operators.dags import make_dags
-
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         make(tmp_path / folder, same=named("same"))
     dags = make_dags([tmp_path / "a", tmp_path / "b", tmp_path / "a"], check_stages)
-    assert f"{tmp_path}/a/same.yaml: {tmp_path}/b/same.yaml has the same name" in message(
-        dags["same"]
-    )
+    rule = f"{tmp_path}/a/same.yaml: {tmp_path}/b/same.yaml has the same name"
+    assert rule in message(dags["same"])
 
 
 def test_the_name_of_trainyards_own_dag_is_refused(tmp_path):
     dags = make(tmp_path, trainyard_gc=named("trainyard_gc"), good=named("good"))
-    assert "trainyard_gc.yaml: is named as a DAG of Trainyard. Rename it" in message(
-        dags["trainyard_gc.broken"]
-    )
+    rule = "trainyard_gc.yaml: is named as a DAG of Trainyard. Rename it"
+    assert rule in message(dags["trainyard_gc.broken"])
 
 
 @pytest.mark.parametrize(
@@ -141,9 +124,8 @@ def test_what_airflow_would_refuse_for_the_whole_file_is_the_pipelines_own_probl
 def test_code_of_the_author_that_ends_python_is_a_problem_of_its_pipeline(tmp_path, monkeypatch):
     (tmp_path / "leaving.py").write_text("import sys\nsys.exit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    dags = make(
-        tmp_path, one=named("one", "[decode]", "[decode, 'leaving:stage']"), good=named("good")
-    )
+    one = named("one", "[decode]", "[decode, 'leaving:stage']")
+    dags = make(tmp_path, one=one, good=named("good"))
     text = message(dags["one"])
     assert all(part in text for part in ("one.yaml:4", "leaving:stage", "SystemExit: 3"))
     assert "broken" not in dags["good"].tags
@@ -157,8 +139,6 @@ def test_hidden_files_are_none_of_the_configs(tmp_path):
 @pytest.mark.parametrize("broken", [(), ("one", "two")])
 def test_the_second_dag_file_lists_all_problems_and_makes_no_dag(tmp_path, monkeypatch, broken):
     """The import error is of a file that has no DAGs, so it marks none stale."""
-    from airflow.dag_processing.dagbag import DagBag
-
     (tmp_path / "good.yaml").write_text(named("good"))
     for name in broken:
         (tmp_path / f"{name}.yaml").write_text(named(name, "epochs", "epoch"))

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from config_files import write_config
+from task_contexts import make_context
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import load_config
@@ -37,11 +38,8 @@ def layout(tmp_path) -> Layout:
 def make_run(tmp_path, number: int, max_tries: int = 2) -> TaskRun:
     """The run as the try of that number sees it."""
     task = {"dag_id": "digits", "task_id": "train", "map_index": -1, "max_tries": max_tries}
-    context = {
-        "ti": SimpleNamespace(id=f"try-{number}", **task),
-        "dag_run": SimpleNamespace(conf={}, clear_number=0),
-        "run_id": "manual",
-    }
+    context = make_context({}, "manual", id=f"try-{number}", **task)
+    del context["task_state_store"]
     return TaskRun(load_config(tmp_path / "digits.yaml"), context)
 
 

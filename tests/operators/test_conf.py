@@ -5,24 +5,18 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from config.test_overrides import AUTHORS, flat_key, nested
 from config_files import write_config
+from task_contexts import make_context
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.operators.approval import ApproveOperator
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
 from pipeline_ops.operators.tasks import OPERATORS
-
-
-class Untouched(dict):
-    """A task state store that nothing may be written to."""
-
-    def set(self, key: str, value: object) -> None:
-        raise AssertionError(f"{key} was written")
+from pipeline_ops.planning.job_kinds import JOBS
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +31,10 @@ def config(tmp_path_factory) -> Path:
 
 
 def refusal(operator, conf: dict) -> str:
-    context = {
-        "ti": SimpleNamespace(xcom_pull=lambda task_ids: "a manifest"),
-        "dag_run": SimpleNamespace(conf=conf),
-        "run_id": "manual__1",
-        "task_state_store": Untouched(),
-    }
+    context = make_context(dict.fromkeys(JOBS, "a manifest"), conf=conf)
     with pytest.raises(AirflowFailException) as error:
         operator.execute(context)
+    assert context["task_state_store"] == {}
     return str(error.value)
 
 

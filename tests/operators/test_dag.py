@@ -12,6 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.models.taskinstance import TaskInstance
+from config_files import DIGITS, write_config
+
+from pipeline_ops.planning.job_kinds import JOBS
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("tensorflow", "keras", "apache_beam", "cv2", "PIL", "sklearn", "scipy")
@@ -55,7 +58,7 @@ def test_the_dag_file_imports_nothing_heavy(parsed):
 def read_dag(monkeypatch):
     """Reads the DAG of a config as Airflow does."""
 
-    def read_dag(file: Path = ROOT / "configs" / "digits.yaml"):
+    def read_dag(file: Path = DIGITS):
         from airflow.dag_processing.dagbag import DagBag
 
         monkeypatch.setenv("TRAINYARD_CONFIGS", str(file))
@@ -66,12 +69,7 @@ def read_dag(monkeypatch):
 
 def test_the_tasks_run_one_after_the_other(read_dag):
     dag = read_dag()
-    assert [task.task_id for task in dag.topological_sort()] == [
-        "preprocess",
-        "train",
-        "evaluate",
-        "export",
-    ]
+    assert [task.task_id for task in dag.topological_sort()] == [*JOBS]
     assert dag.get_task("train").upstream_task_ids == {"preprocess"}
     assert dag.get_task("train").retries == 2
 
@@ -79,40 +77,23 @@ def test_the_tasks_run_one_after_the_other(read_dag):
 def test_the_first_retry_comes_at_once_and_later_ones_outlast_an_airflow_that_comes_back_slowly(
     read_dag,
 ):
-    train = read_dag().get_task("train")
     end = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-    failed = {
-        "task": train,
-        "dag_id": "digits",
-        "task_id": "train",
-        "logical_date": None,
-        "end_date": end,
-        "retry_delay_override": None,
-    }
+    failed = {"task": read_dag().get_task("train"), "dag_id": "digits", "task_id": "train"}
+    failed |= {"logical_date": None, "end_date": end, "retry_delay_override": None}
     for number, low, high in ((1, 5, 10), (2, 30, 60), (3, 180, 300), (4, 300, 300)):
         retry = TaskInstance.next_retry_datetime(SimpleNamespace(try_number=number, **failed))
         assert low <= (retry - end).total_seconds() <= high, number
 
 
 def test_a_task_has_the_pool_that_its_section_names(tmp_path, read_dag):
-    config = tmp_path / "digits.yaml"
-    text = (ROOT / "configs" / "digits.yaml").read_text()
-    config.write_text(text.replace("  model: digits_cnn", "  model: digits_cnn\n  pool: gpu_hosts"))
-    dag = read_dag(config)
+    dag = read_dag(write_config(tmp_path, {"train.pool": "gpu_hosts"}))
     train, evaluate = dag.get_task("train"), dag.get_task("evaluate")
     assert (train.pool, evaluate.pool) == ("gpu_hosts", "default_pool")
 
 
 def test_a_search_stands_for_train_and_what_comes_after_it_knows_nothing_of_it(tmp_path, read_dag):
-    file = tmp_path / "searched.yaml"
-    file.write_text(
-        (ROOT / "configs" / "digits.yaml")
-        .read_text()
-        .replace("pipeline: digits", "pipeline: searched")
-        + "\nsearch:\n"
-        "  parameters: {train.optimizer.learning_rate: [0.001, 0.01]}\n  max_parallel: 3\n"
-    )
-    dag = read_dag(file)
+    search = {"parameters": {"train.optimizer.learning_rate": [0.001, 0.01]}, "max_parallel": 3}
+    dag = read_dag(write_config(tmp_path, {"search": search}))
     upstream = {task.task_id: task.upstream_task_ids for task in dag.tasks}
     assert upstream == {
         "preprocess": set(),

@@ -6,20 +6,22 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.digits_airflow import make_pipeline
 from cli.programs import UP_SECONDS
 from cli.training_ends import act, bring_to
 from config_files import write_config
-from plain_airflows import PlainAirflow, read_documented_file, share_environment
+from plain_airflows import (
+    PlainAirflow,
+    keep_up,
+    make_folder,
+    read_documented_file,
+    share_environment,
+)
 from processes import is_running, read_command_line, wait_until
-
-from pipeline_ops.planning.job_kinds import JOBS
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1200)]
 
@@ -76,11 +78,7 @@ def release(request) -> str:
 @pytest.fixture(scope="module")
 def repository(release, tmp_path_factory) -> Repository:
     folder = tmp_path_factory.mktemp("bundle")
-    make_pipeline(folder)
-    write_config(
-        folder, {f"{job}.python": sys.executable for job in JOBS}, base=folder / "digits.yaml"
-    )
-    (folder / "dags").mkdir()
+    make_folder(folder)
     repository = Repository(folder / "git")
     repository.make()
     repository.push(export__model="one", train__epochs=150)
@@ -95,12 +93,7 @@ def airflow(release, repository, tmp_path_factory) -> Iterator[PlainAirflow]:
         "classpath": "airflow.providers.git.bundles.git.GitDagBundle",
         "kwargs": {"repo_url": str(repository.origin), "tracking_ref": "main"},
     }
-    airflow = PlainAirflow(repository.folder.parent, environment, (bundle,))
-    try:
-        airflow.begin()
-        yield airflow
-    finally:
-        airflow.end()
+    yield from keep_up(PlainAirflow(repository.folder.parent, environment, (bundle,)))
 
 
 def wait_for_version(airflow: PlainAirflow, commit: str) -> None:

@@ -4,15 +4,16 @@ task as the others do."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import pytest
-from cli.digits_airflow import make_pipeline
-from config_files import write_config
-from plain_airflows import PlainAirflow, read_documented_file, share_environment
-
-from pipeline_ops.planning.job_kinds import JOBS
+from plain_airflows import (
+    PlainAirflow,
+    keep_up,
+    make_folder,
+    share_environment,
+    write_dag_file,
+)
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1200)]
 
@@ -29,19 +30,10 @@ WORKER = ("edge", "worker", "--concurrency", "2")
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory) -> Iterator[PlainAirflow]:
     folder = tmp_path_factory.mktemp("edge")
-    make_pipeline(folder)
-    interpreters = {f"{job}.python": sys.executable for job in JOBS}
-    write_config(folder, interpreters, base=folder / "digits.yaml")
-    (folder / "dags").mkdir()
-    lines = read_documented_file().replace("/data/pipelines", str(folder / "digits.yaml"))
-    (folder / "dags" / "mine.py").write_text(lines)
+    make_folder(folder)
+    write_dag_file(folder)
     environment = share_environment(tmp_path_factory, "3.3")
-    airflow = PlainAirflow(folder, environment, executor=EDGE, worker=WORKER)
-    try:
-        airflow.begin()
-        yield airflow
-    finally:
-        airflow.end()
+    yield from keep_up(PlainAirflow(folder, environment, executor=EDGE, worker=WORKER))
 
 
 def test_a_run_comes_to_its_end(airflow):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from config_files import write_config, write_digits
 
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.source_code import CODE_ROOT
@@ -26,21 +27,16 @@ pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 def config(engine, image, bucket, tmp_path) -> Path:
     """The digits with their raw data and their root in a bucket, and all tasks in containers."""
     raw = tmp_path / "raw"
-    subprocess.run([sys.executable, "-m", "pipeline_ops.examples.digits", raw], check=True)
+    write_digits(raw)
     target = open_root(f"{bucket}/raw")
     for file in sorted(raw.rglob("*.png")):
         (target / str(file.relative_to(raw))).upload(file)
-    values = yaml.safe_load((CODE_ROOT / "configs" / "digits.yaml").read_text())
-    values["storage"]["root"] = f"{bucket}/root"
-    values["preprocess"]["source"]["path"] = f"{bucket}/raw"
-    values["train"]["epochs"] = 12
-    for task in JOBS:
-        values[task]["runs_on"] = "box"
+    changes = {f"{job}.runs_on": "box" for job in JOBS} | {"train.epochs": 12}
+    changes |= {"storage.root": f"{bucket}/root", "preprocess.source.path": f"{bucket}/raw"}
     (tmp_path / "hosts").mkdir()
     hosts = engine.hosts_file(image=image("jobs"), memory="4Gi")
     (tmp_path / "hosts" / "box.yaml").write_text(yaml.safe_dump(hosts))
-    (tmp_path / "digits.yaml").write_text(yaml.safe_dump(values))
-    return tmp_path / "digits.yaml"
+    return write_config(tmp_path, changes)
 
 
 def run_in_a_pod(given: dict) -> dict:

@@ -121,25 +121,17 @@ def with_shuffled_labels(dataset: str, folder: Path) -> str:
     cells = [
         example.features.feature[LABEL].int64_list.value for shard in shards for example in shard
     ]
-    for cell, label in zip(
-        cells, np.random.default_rng(1).permutation([cell[0] for cell in cells]), strict=True
-    ):
+    shuffled = np.random.default_rng(1).permutation([cell[0] for cell in cells])
+    for cell, label in zip(cells, shuffled, strict=True):
         cell[0] = int(label)
     for file, shard in zip(files, shards, strict=True):
         with tf.io.TFRecordWriter(str(file)) as writer:
             for example in shard:
                 writer.write(example.SerializeToString(deterministic=True))
     fingerprint = manifest.fingerprint.model_copy(update={"inputs": {"labels": "shuffled"}})
-    write_manifest(
-        folder,
-        manifest.model_copy(
-            update={
-                "files": list_again(folder, manifest),
-                "fingerprint": fingerprint,
-                "fingerprint_digest": fingerprint.digest,
-            }
-        ),
-    )
+    changes = {"fingerprint": fingerprint, "fingerprint_digest": fingerprint.digest}
+    changes["files"] = list_again(folder, manifest)
+    write_manifest(folder, manifest.model_copy(update=changes))
     return str(folder / NAME)
 
 
@@ -187,10 +179,8 @@ def test_a_worse_challenger_is_trained_and_not_published_and_the_registry_is_as_
     assert outcome.figures.champion_version == 1 and not rule.passed and not rule.is_within_noise
     assert "refuted" in rule.text and rule.high < -0.02
     assert (outcome.export.state, outcome.export.exit_code) == ("skipped", ExitCode.GATE_NOT_PASSED)
-    assert (
-        outcome.export.reason == f"trained, not published: {rule.text}"
-        and outcome.export.manifest is None
-    )
+    assert outcome.export.reason == f"trained, not published: {rule.text}"
+    assert outcome.export.manifest is None
     assert read_registry(outcome) == read_registry(outcomes["first"])
 
 
@@ -198,15 +188,11 @@ def test_what_makes_them_worse_is_what_was_done_to_them(outcomes):
     steps = {
         name: read_manifest(outcome.train).figures["steps"] for name, outcome in outcomes.items()
     }
-    assert (steps["fewer steps"], steps["first"]) == (2, 66) and steps["shuffled labels"] == steps[
-        "better"
-    ] == 350
-    assert outcomes["shuffled labels"].figures.challenger.metrics["accuracy"] < 0.4
-    assert (
-        outcomes["shuffled labels"].figures.num_examples
-        == outcomes["first"].figures.num_examples
-        == 100
-    )
+    assert (steps["fewer steps"], steps["first"]) == (2, 66)
+    assert steps["shuffled labels"] == steps["better"] == 350
+    shuffled = outcomes["shuffled labels"].figures
+    assert shuffled.challenger.metrics["accuracy"] < 0.4
+    assert shuffled.num_examples == outcomes["first"].figures.num_examples == 100
 
 
 def test_a_better_challenger_is_published_and_both_aliases_move(outcomes):
@@ -220,11 +206,8 @@ def test_a_tie_within_noise_is_what_the_config_says_it_is(outcomes):
     assert fails.train == passes.train  # one training, asked for twice
     for outcome in (fails, passes):
         [rule] = outcome.figures.rules
-        assert (
-            rule.is_within_noise
-            and rule.low < -0.02 <= rule.high
-            and outcome.figures.champion_version == 2
-        )
+        assert rule.is_within_noise and rule.low < -0.02 <= rule.high
+        assert outcome.figures.champion_version == 2
     assert "within noise, which fails" in fails.export.reason and fails.export.state == "skipped"
     assert read_registry(fails) == read_registry(outcomes["better"])
     assert passes.export.state == "success" and read_registry(passes) == ([1, 2, 3], 3, 2, 3)
@@ -238,14 +221,11 @@ def test_the_page_of_a_run_says_what_was_published_and_that_of_another_what_was_
     published, unpublished = outcomes["better"], outcomes["fewer steps"]
     page = find_report(open_path(published.evaluate), open_path(published.export.manifest)).local
     assert page == Path(published.export.manifest).with_name(REPORT)
-    assert (
-        "Published as version 2 of digits" in page.read_text()
-        and "Version 2 is in service." in page.read_text()
-    )
+    text = page.read_text()
+    assert "Published as version 2 of digits" in text and "Version 2 is in service." in text
     assert json.loads(page.with_name(METRICS).read_bytes())["publication"]["version"] == 2
     page = find_report(open_path(unpublished.evaluate), unpublished.export.manifest).local
     assert page == Path(unpublished.evaluate).with_name(REPORT)
-    assert (
-        "Trained, not published. Version 1 stays in service." in page.read_text()
-        and "Published as" not in page.read_text()
-    )
+    text = page.read_text()
+    assert "Trained, not published. Version 1 stays in service." in text
+    assert "Published as" not in text

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
-from collections.abc import Iterator
-
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
+from answering_server import answering_server
 from config_files import write_config
 from manifests import make_manifest
 from task_contexts import make_context
@@ -41,15 +38,17 @@ def make(config: PipelineConfig, job: str, letter: str) -> str:
     return str(folder / NAME)
 
 
+def record(config: PipelineConfig, task: str, manifest: str, state: str = "success") -> None:
+    path = make_layout(config).task_record(RUN, task)
+    write_record(path, TaskRecord(state=state, manifest=manifest))
+
+
 @pytest.fixture
 def handed(config) -> dict[str, str]:
     """The manifests that the tasks of the run have left and recorded."""
     manifests = {task: make(config, task, "a") for task in TASKS}
     for task, manifest in manifests.items():
-        write_record(
-            make_layout(config).task_record(RUN, task),
-            TaskRecord(state="success", manifest=manifest),
-        )
+        record(config, task, manifest)
     return manifests
 
 
@@ -62,10 +61,8 @@ def test_another_artifact_of_the_same_pipeline_can_not_take_the_place_of_the_one
 ):
     """F9: an edited XCom substituted an evaluation that passes the gate."""
     better = make(config, "evaluate", "b")
-    with pytest.raises(
-        DataError,
-        match=f"the XCom of evaluate is '{better}', but the task has left {handed['evaluate']}",
-    ):
+    message = f"the XCom of evaluate is '{better}', but the task has left {handed['evaluate']}"
+    with pytest.raises(DataError, match=message):
         pull_manifests(TaskRun(config, make_context(handed | {"evaluate": better})), TASKS)
 
 
@@ -88,22 +85,16 @@ def test_another_artifact_of_the_same_pipeline_can_not_take_the_place_of_the_one
 )
 def test_an_xcom_of_any_kind_is_refused_with_its_task(config, handed, hostile):
     """F9."""
-    with pytest.raises(
-        DataError, match="the XCom of train is .*Clear train to run it again."
-    ) as refused:
+    message = "the XCom of train is .*Clear train to run it again."
+    with pytest.raises(DataError, match=message) as refused:
         pull_manifests(TaskRun(config, make_context(handed | {"train": hostile})), TASKS)
     assert len(str(refused.value)) < 1000
 
 
 @pytest.mark.parametrize("nothing", [None, "", [], {}, 0, False])
 def test_a_task_that_was_marked_a_success_has_left_nothing(config, handed, nothing):
-    with pytest.raises(
-        DataError,
-        match=(
-            "train has left no manifest, so it was marked a success before it had ended. "
-            "Clear train"
-        ),
-    ):
+    message = "train has left no manifest, so it was marked a success before it had ended. "
+    with pytest.raises(DataError, match=f"{message}Clear train"):
         pull_manifests(TaskRun(config, make_context(handed | {"train": nothing})), TASKS)
 
 
@@ -112,10 +103,9 @@ def test_a_task_that_has_no_record_of_a_success_has_left_nothing_whatever_its_xc
     config, handed, state
 ):
     """F9: marked a success by hand, with an XCom written by hand."""
-    record = make_layout(config).task_record(RUN, "train")
-    record.remove()
+    make_layout(config).task_record(RUN, "train").remove()
     if state:
-        write_record(record, TaskRecord(state=state, manifest=handed["train"]))
+        record(config, "train", handed["train"], state)
     with pytest.raises(DataError, match="train has left no manifest"):
         pull_manifests(TaskRun(config, make_context(handed)), TASKS)
 
@@ -140,17 +130,9 @@ def test_a_task_that_has_no_record_of_a_success_has_left_nothing_whatever_its_xc
 def test_a_record_can_name_no_other_place_than_that_of_an_artifact_of_its_task(config, handed, uri):
     """F9: record and XCom agree, and both are wrong."""
     manifest = uri.format(root=config.root, a="a" * 32)
-    write_record(
-        make_layout(config).task_record(RUN, "train"),
-        TaskRecord(state="success", manifest=manifest),
-    )
-    with pytest.raises(
-        DataError,
-        match=(
-            "is not a manifest of the job train of the pipeline digits below"
-            "|train has left no manifest"
-        ),
-    ):
+    record(config, "train", manifest)
+    message = "is not a manifest of the job train of the pipeline digits below"
+    with pytest.raises(DataError, match=f"{message}|train has left no manifest"):
         pull_manifests(TaskRun(config, make_context(handed | {"train": manifest})), TASKS)
 
 
@@ -172,35 +154,13 @@ def test_a_damaged_record_is_an_error_at_its_place(config, handed, content):
         pull_manifests(TaskRun(config, make_context(handed)), TASKS)
 
 
-class Counter(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.server.asked.append(self.path)
-        self.send_error(404)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_arguments) -> None:
-        pass
-
-
-@pytest.fixture
-def web() -> Iterator[http.server.HTTPServer]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Counter)
-    server.asked = []
-    threading.Thread(target=server.serve_forever).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def test_no_address_is_asked_because_of_an_xcom(config, handed, web):
+def test_no_address_is_asked_because_of_an_xcom(config, handed):
     """F9: the worker sent requests to it, and printed the answer."""
-    url = f"http://127.0.0.1:{web.server_port}/latest/meta-data/manifest.json"
-    with pytest.raises(
-        AirflowFailException, match="export: DATA: the XCom of evaluate is 'http://"
-    ):
-        ExportOperator(config_file=str(config.file)).execute(
-            make_context(handed | {"evaluate": url})
-        )
-    assert web.asked == []
+    asked: list[str] = []
+    refusal = "export: DATA: the XCom of evaluate is 'http://"
+    with answering_server(lambda _, path: (404, asked.append(path) or b"")) as host:
+        context = make_context(handed | {"evaluate": f"http://{host}/latest/manifest.json"})
+        with pytest.raises(AirflowFailException, match=refusal):
+            ExportOperator(config_file=str(config.file)).execute(context)
+    assert asked == []
     assert read_record(make_layout(config).task_record(RUN, "export")).state == "failed"

@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
+from config_files import write_config
+from environments import link_packages
 
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.pipeline import load_config
@@ -18,42 +19,11 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.user_code.interpreter import read_versions
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALLED = Path(sysconfig.get_paths()["purelib"])
-ONLY_FOR_JOBS = (
-    "tensorflow",
-    "keras",
-    "apache_beam",
-    "cv2",
-    "numpy",
-    "sklearn",
-    "scipy",
-    "simplejpeg",
-    "tensorboard",
-    "h5py",
-    "ml_dtypes",
-    "jax",
-)
+_ONLY_FOR_JOBS = """
+    tensorflow keras apache_beam cv2 numpy sklearn scipy simplejpeg tensorboard h5py ml_dtypes jax
+"""
+ONLY_FOR_JOBS = _ONLY_FOR_JOBS.split()
 ONLY_FOR_AIRFLOW = ("airflow", "fastapi", "sqlalchemy", "uvicorn", "starlette")
-
-
-def make_environment(folder: Path, without: tuple[str, ...]) -> Path:
-    """An environment with all that is installed here but some packages;
-    the path of its interpreter."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    [packages] = folder.glob("lib/python*/site-packages")
-    for entry in INSTALLED.iterdir():
-        name = entry.name.lower()
-        left_out = any(
-            name == package or name.startswith((f"{package}.", f"{package}_", f"{package}-"))
-            for package in without
-        )
-        if not (
-            left_out
-            or name.startswith(("__editable__", "trainyard"))
-            or (packages / entry.name).exists()
-        ):
-            (packages / entry.name).symlink_to(entry)
-    return folder / "bin" / "python"
 
 
 def run_python(python: Path, code: str, *arguments: str, **environment: str) -> str:
@@ -85,13 +55,7 @@ def bare(tmp_path) -> Path:
 
 
 def config_with(tmp_path: Path, python: str):
-    text = (
-        (ROOT / "configs" / "digits.yaml")
-        .read_text()
-        .replace("  model: digits_cnn", f"  model: digits_cnn\n  python: {python}")
-    )
-    (tmp_path / "digits.yaml").write_text(text)
-    return load_config(tmp_path / "digits.yaml")
+    return load_config(write_config(tmp_path, {"train.python": python}))
 
 
 def test_the_versions_are_those_of_the_other_interpreter(bare):
@@ -107,10 +71,8 @@ def test_a_path_is_taken_from_the_config_and_a_link_is_not_followed(bare, tmp_pa
 
 @pytest.mark.parametrize("python", ["/nowhere/bin/python", "/bin/false", "/etc/passwd"])
 def test_what_is_no_interpreter_is_refused_by_name(python):
-    with pytest.raises(
-        ConfigError,
-        match=f"{python} cannot be used as an interpreter: .*must be the path of a Python",
-    ):
+    message = f"{python} cannot be used as an interpreter: .*must be the path of a Python"
+    with pytest.raises(ConfigError, match=message):
         read_versions(Path(python), ["numpy"])
 
 
@@ -129,33 +91,25 @@ sorted({name.split(".")[0] for name in sys.modules})]))
 
 _TASK = """
 import sys
-from types import SimpleNamespace
 sys.path.append("TESTS")
+from task_contexts import make_context
 from upstream_artifacts import copy_artifacts
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.operators.tasks import TrainOperator
-class Store(dict):
-    set = dict.__setitem__
 config, dataset = sys.argv[1:]
 operator = TrainOperator(config_file=config)
 operator.defer_after_seconds = 300
-dataset = copy_artifacts(Layout(load_config(config).root, "digits"), "1", \
-{"preprocess": dataset})["preprocess"]
-conf = {"train.epochs": 2}
-print(operator.execute({"ti": \
-SimpleNamespace(xcom_pull=lambda task_ids: dataset, id="1", max_tries=2),
-                        "dag_run": SimpleNamespace(conf=conf, clear_number=0), \
-"run_id": "1", "task_state_store": Store()}))
+layout = Layout(load_config(config).root, "digits")
+manifests = copy_artifacts(layout, "1", {"preprocess": dataset})
+print(operator.execute(make_context(manifests, "1", {"train.epochs": 2})))
 """
 
 
 @pytest.mark.airflow
 def test_airflow_without_tensorflow_and_beam_runs_a_training_without_airflow(dataset, tmp_path):
-    for_airflow, for_jobs = (
-        make_environment(tmp_path / "airflow", ONLY_FOR_JOBS),
-        make_environment(tmp_path / "jobs", ONLY_FOR_AIRFLOW),
-    )
+    for_airflow = link_packages(tmp_path / "airflow", ONLY_FOR_JOBS)
+    for_jobs = link_packages(tmp_path / "jobs", ONLY_FOR_AIRFLOW)
     for python, absent in ((for_airflow, ONLY_FOR_JOBS[:5]), (for_jobs, ONLY_FOR_AIRFLOW[:1])):
         find = (
             "import importlib.util, sys; "
@@ -169,14 +123,9 @@ def test_airflow_without_tensorflow_and_beam_runs_a_training_without_airflow(dat
     )
     assert "digits" in dags
     assert not set(modules) & set(ONLY_FOR_JOBS)
+    task = _TASK.replace("TESTS", str(ROOT / "tests" / "support"))
     manifest = read_manifest(
-        run_python(
-            for_airflow,
-            _TASK.replace("TESTS", str(ROOT / "tests" / "support")),
-            str(config.file),
-            dataset,
-            **environment,
-        )
+        run_python(for_airflow, task, str(config.file), dataset, **environment)
     )
     assert {"tensorflow-cpu", "keras"} & set(manifest.fingerprint.versions)
     assert manifest.figures["workers"] == 2

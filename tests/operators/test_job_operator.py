@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from airflow.sdk.exceptions import (
 from config_files import DIGITS, write_config
 from launch.running import config_with_hosts
 from manifests import make_manifest
-from processes import Stopwatch
+from processes import Stopwatch, wait_until
 from task_contexts import Store, make_context
 from upstream_artifacts import copy_artifacts
 
@@ -54,9 +53,8 @@ class Run:
             "train.checkpoint_every_steps": 5,
             "train.early_stopping": None,
         }
-        self.config = write_config(
-            base.parent if base != DIGITS else root / "configs", quick | dict(author or {}), base
-        )
+        folder = base.parent if base != DIGITS else root / "configs"
+        self.config = write_config(folder, quick | dict(author or {}), base)
         self.conf = conf
         self.layout = Layout(open_root(root), "digits")
         self.store, self._manifests = Store(), copy_artifacts(self.layout, "manual__1", manifests)
@@ -80,9 +78,8 @@ class Run:
     @property
     def handle(self) -> JobHandle:
         """The handle of the claimed job."""
-        return JobHandle(
-            self.layout.attempt("manual__1", "train", self.store[STORE_KEY]["attempt"])
-        )
+        name = self.store[STORE_KEY]["attempt"]
+        return JobHandle(self.layout.attempt("manual__1", "train", name))
 
     def record(self):
         return read_record(self.layout.task_record("manual__1", "train"))
@@ -102,15 +99,12 @@ def run(dataset, tmp_path):
             made.handle.end("the test is over")
 
 
-def wait_until(condition, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def list_group(handle: JobHandle) -> list:
+    return find_group_members(read_identity(handle.attempt.process).pid)
 
 
 def wait_for_workers(handle: JobHandle, count: int) -> None:
-    wait_until(lambda: len(find_group_members(read_identity(handle.attempt.process).pid)) >= count)
+    wait_until(lambda: len(list_group(handle)) >= count, 120)
 
 
 def test_a_job_runs_once_and_an_unchanged_second_run_starts_nothing(run):
@@ -139,25 +133,20 @@ def test_a_killed_job_is_retried_and_goes_on_from_its_checkpoint(run, tmp_path, 
     config = config_with_hosts(tmp_path / "configs", {"launcher": "local"})
     task = run(base=config, author={"train.callbacks": ["holding:Hold"]})
     handle = task.start()
-    wait_until((tmp_path / "held").exists)
+    wait_until((tmp_path / "held").exists, 120)
     os.kill(read_identity(handle.attempt.process).pid, signal.SIGKILL)
     [event] = asyncio.run(collect_events(task.trigger))
-    with pytest.raises(
-        AirflowException, match="was killed or its host went down. Its log is .*job.log"
-    ):
+    message = "was killed or its host went down. Its log is .*job.log"
+    with pytest.raises(AirflowException, match=message):
         task.operator.resume(task.context(), event.payload)
-    assert find_group_members(read_identity(handle.attempt.process).pid) == []
+    assert list_group(handle) == []
     assert task.record().exit_code == ExitCode.RETRY
     assert read_manifest(task.execute()).job == "train"
     assert task.handle != handle
-    [restored] = [
-        event
-        for event in ProgressReader(task.handle.attempt.worker_progress("worker 0")).read_new()
-        if event.phase == "restored"
-    ]
-    assert restored.done in (15, 20), (
-        "of 22 steps; the newest checkpoint may have been in the making"
-    )
+    events = ProgressReader(task.handle.attempt.worker_progress("worker 0")).read_new()
+    [restored] = [event for event in events if event.phase == "restored"]
+    # Of 22 steps. The newest checkpoint may have been in the making.
+    assert restored.done in (15, 20)
 
 
 async def collect_events(trigger: JobTrigger) -> list:
@@ -179,7 +168,7 @@ def test_marking_the_task_failed_leaves_no_process_within_five_seconds(run, who)
     wait_for_workers(handle, 5)
     watch = Stopwatch()
     task.operator.on_kill() if who == "operator" else asyncio.run(task.trigger.on_kill())
-    assert find_group_members(read_identity(handle.attempt.process).pid) == []
+    assert list_group(handle) == []
     assert watch.seconds < 5
 
 
@@ -189,7 +178,7 @@ def test_a_job_that_is_told_to_end_ends_with_all_its_processes_though_nobody_sig
     handle = task.start()
     wait_for_workers(handle, 5)
     request_cancellation(handle.attempt, "the test cancels it")
-    wait_until(lambda: find_group_members(read_identity(handle.attempt.process).pid) == [])
+    wait_until(lambda: list_group(handle) == [], 120)
 
 
 def test_a_restart_of_the_triggerer_does_not_touch_the_job(run):
@@ -205,23 +194,16 @@ def test_a_restart_of_the_triggerer_does_not_touch_the_job(run):
 
 def test_an_unknown_key_from_the_rest_api_is_refused_before_any_work(run):
     task = run(**{"train.epoch": 3})
-    with pytest.raises(
-        AirflowFailException,
-        match="conf train.epoch: unknown key; the nearest valid name is 'train.epochs'",
-    ):
+    message = "conf train.epoch: unknown key; the nearest valid name is 'train.epochs'"
+    with pytest.raises(AirflowFailException, match=message):
         task.execute()
     assert task.store == {}
 
 
 def test_an_earlier_task_that_was_marked_a_success_by_hand_is_named(tmp_path):
     task = Run(tmp_path, {"preprocess": None})
-    with pytest.raises(
-        AirflowFailException,
-        match=(
-            "preprocess has left no manifest, "
-            "so it was marked a success before it had ended. Clear preprocess"
-        ),
-    ):
+    message = "preprocess has left no manifest, so it was marked a success before it had ended. "
+    with pytest.raises(AirflowFailException, match=f"{message}Clear preprocess"):
         task.execute()
     assert task.record().exit_code == ExitCode.DATA
     assert task.store == {}
@@ -230,10 +212,8 @@ def test_an_earlier_task_that_was_marked_a_success_by_hand_is_named(tmp_path):
 @pytest.mark.parametrize("key", ["train.python", "evaluate.python"])
 def test_who_may_start_a_run_may_not_choose_the_program_that_it_starts(run, key):
     task = run(**{key: "/bin/sh"})
-    with pytest.raises(
-        AirflowFailException,
-        match=f"conf {key}: cannot be overridden for a single run: it selects a program",
-    ):
+    message = f"conf {key}: cannot be overridden for a single run: it selects a program"
+    with pytest.raises(AirflowFailException, match=message):
         task.execute()
     assert task.store == {}
 
@@ -248,7 +228,7 @@ def test_a_job_that_is_not_done_in_time_ends_itself_with_all_its_processes(run):
     [event] = asyncio.run(collect_events(task.trigger))
     assert event.payload == {"attempt": handle.attempt.folder.name}
     assert read_status(handle.attempt).message == "not done after timeout_seconds (8)"
-    wait_until(lambda: find_group_members(group) == [])
+    wait_until(lambda: find_group_members(group) == [], 120)
     assert not list(task.layout.artifacts("train").local.glob("[!.]*"))
 
 
@@ -275,15 +255,13 @@ def test_a_model_that_has_not_passed_the_gate_is_not_exported_and_that_is_no_fai
         gate_passed=False,
         rules=[rule],
     )
+    manifests = {}
     for job, figures in (("train", {}), ("evaluate", evaluation.model_dump())):
         (tmp_path / job).mkdir()
         write_manifest(tmp_path / job, make_manifest(job, figures=figures))
-    task = Run(
-        tmp_path, {job: str(tmp_path / job / "manifest.json") for job in ("train", "evaluate")}
-    )
-    with pytest.raises(
-        AirflowSkipException, match="trained, not published: accuracy 0.5 is below 0.9"
-    ):
+        manifests[job] = str(tmp_path / job / "manifest.json")
+    task, reason = Run(tmp_path, manifests), "trained, not published: accuracy 0.5 is below 0.9"
+    with pytest.raises(AirflowSkipException, match=reason):
         ExportOperator(config_file=str(task.config)).execute(task.context())
     assert read_record(task.layout.task_record("manual__1", "export")).state == "skipped"
 

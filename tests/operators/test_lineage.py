@@ -20,6 +20,7 @@ from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import NAME, Input, ManifestFile, write_manifest
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.operators.tasks import OPERATORS
+from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.storage.open_store import open_root
 
 FIGURES = {"export": make_model_figures(3)}
@@ -31,10 +32,8 @@ class Run:
 
     def __init__(self, root: Path):
         self.layout = Layout(open_root(root), "digits")
-        self.config = write_config(
-            root / "configs",
-            {"storage.root": str(root), "preprocess.source.path": "s3://lake/raw/digits"},
-        )
+        changes = {"storage.root": str(root), "preprocess.source.path": "s3://lake/raw/digits"}
+        self.config = write_config(root / "configs", changes)
 
     def leave(self, job: str, raw: dict[str, str] | None = None, **inputs: Input) -> Input:
         fingerprint = Fingerprint(config={}, inputs=raw or {}, code={}, versions={"job": job})
@@ -47,10 +46,8 @@ class Run:
         ]
         manifest = make_manifest(job, fingerprint, FIGURES.get(job, {}), inputs=inputs, files=files)
         write_manifest(folder, manifest)
-        write_record(
-            self.layout.task_record("run-1", job),
-            TaskRecord(state="success", manifest=str(folder / NAME)),
-        )
+        record = TaskRecord(state="success", manifest=str(folder / NAME))
+        write_record(self.layout.task_record("run-1", job), record)
         return Input(uri=str(folder / NAME), digest=manifest.digest)
 
     def emit_event(self, job: str, events: Path) -> dict:
@@ -91,17 +88,11 @@ def test_every_task_tells_which_version_it_made_from_which(tmp_path):
     dataset = run.leave("preprocess", raw={"raw files": "digest-of-files"})
     training = run.leave("train", preprocess=dataset)
     champion = Input(uri=f"{models}/2/manifest.json", digest="digest-of-version-2")
-    evaluation = run.leave(
-        "evaluate",
-        preprocess=dataset,
-        train=training,
-        champion=champion,
-        last_evaluation=Input(uri=f"{made}/evaluate/x/manifest.json", digest="x"),
-    )
+    last = Input(uri=f"{made}/evaluate/x/manifest.json", digest="x")
+    others = {"champion": champion, "last_evaluation": last}
+    evaluation = run.leave("evaluate", preprocess=dataset, train=training, **others)
     run.leave("export", train=training, evaluate=evaluation)
-    found = {
-        job: run.emit_event(job, events) for job in ("preprocess", "train", "evaluate", "export")
-    }
+    found = {job: run.emit_event(job, events) for job in JOBS}
     data, weights, verdict = (
         ("file", f"{made}/{job}", entry.digest)
         for job, entry in (("preprocess", dataset), ("train", training), ("evaluate", evaluation))
@@ -134,9 +125,6 @@ def test_nothing_of_openlineage_is_imported_before_it_asks():
         "import sys, pipeline_ops.operators.dags, pipeline_ops.operators.tasks;"
         "print([name for name in sys.modules if name.startswith('openlineage')])"
     )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True
-        ).stdout.strip()
-        == "[]"
-    )
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

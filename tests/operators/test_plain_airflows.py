@@ -5,18 +5,18 @@ TensorFlow and Beam are in the environment of these tests. They need a network."
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import pytest
-from cli.digits_airflow import make_pipeline
 from cli.training_ends import act, bring_to
 from config_files import write_config
 from plain_airflows import (
     Environment,
     PlainAirflow,
-    read_documented_file,
+    keep_up,
+    make_folder,
     share_environment,
+    write_dag_file,
 )
 from processes import is_running, read_command_line, wait_until
 
@@ -46,18 +46,9 @@ def test_the_core_replaces_nothing(environment):
 @pytest.fixture(scope="module")
 def airflow(environment, tmp_path_factory) -> Iterator[PlainAirflow]:
     folder = tmp_path_factory.mktemp("plain")
-    make_pipeline(folder)
-    interpreters = {f"{job}.python": sys.executable for job in JOBS}
-    write_config(folder, interpreters, base=folder / "digits.yaml")
-    (folder / "dags").mkdir()
-    lines = read_documented_file().replace("/data/pipelines", str(folder / "digits.yaml"))
-    (folder / "dags" / "mine.py").write_text(lines)
-    airflow = PlainAirflow(folder, environment)
-    try:
-        airflow.begin()
-        yield airflow
-    finally:
-        airflow.end()
+    make_folder(folder)
+    write_dag_file(folder)
+    yield from keep_up(PlainAirflow(folder, environment))
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 from airflow.sdk.exceptions import TaskDeferralTimeout
-from config_files import DIGITS, write_config
+from config_files import write_config
 from launch.running import config_with_hosts
-from manifests import EMPTY_FINGERPRINT
+from manifests import make_request
+from processes import wait_until
 from task_contexts import Store, make_context
 
 from pipeline_ops.artifacts.layout import Layout, lock_file
@@ -27,12 +27,12 @@ from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.local import LocalPlace, build_bridge_environment, read_identity
 from pipeline_ops.jobs.places.place import HOSTS_VARIABLE, build_job_environment
 from pipeline_ops.jobs.progress import read_last_event
-from pipeline_ops.jobs.request import Request, read_status
+from pipeline_ops.jobs.request import read_status
 from pipeline_ops.operators.job_start import prepare_job, start_job
 from pipeline_ops.operators.task_run import TaskRun, find_running_job
 from pipeline_ops.operators.tasks import TrainOperator
 from pipeline_ops.planning.plan import JobPlan, plan_job
-from pipeline_ops.storage.atomic import write_json
+from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.system.lease import hold_lease
 from pipeline_ops.system.processes import (
@@ -58,23 +58,10 @@ def running(operator: TrainOperator, task: dict) -> JobHandle | None:
 
 @pytest.fixture
 def plan(tmp_path) -> JobPlan:
-    request = Request(
-        job="train",
-        pipeline="digits",
-        run_id="run",
-        config_file=str(DIGITS),
-        config={},
-        root=str(tmp_path),
-        artifact=str(tmp_path / "artifact"),
-        fingerprint=EMPTY_FINGERPRINT,
-        deadline_seconds=60,
-    )
-    return JobPlan(
-        request,
-        open_root(tmp_path) / "artifact" / "manifest.json",
-        is_cached=False,
-        reason="never made before",
-    )
+    request, artifact = make_request(tmp_path), open_root(tmp_path) / "artifact"
+    request = request.model_copy(update={"artifact": str(artifact)})
+    manifest = artifact / "manifest.json"
+    return JobPlan(request, manifest, is_cached=False, reason="never made before")
 
 
 @pytest.fixture
@@ -87,9 +74,8 @@ def handle(plan, tmp_path) -> JobHandle:
 def process(handle, tmp_path) -> Iterator[ProcessIdentity]:
     """The idle process of the job."""
     environment = os.environ | {ATTEMPT_VARIABLE: str(handle.attempt.folder)}
-    found = ProcessIdentity.from_pid(
-        start_detached(["sleep", "600"], tmp_path / "log", environment).pid
-    )
+    sleeping = start_detached(["sleep", "600"], tmp_path / "log", environment)
+    found = ProcessIdentity.from_pid(sleeping.pid)
     write_json(handle.attempt.process.local, found.to_json())
     yield found
     kill_group(found, 1.0)
@@ -97,21 +83,16 @@ def process(handle, tmp_path) -> Iterator[ProcessIdentity]:
 
 def context(handle: JobHandle, max_tries: int = 2) -> dict:
     """The context of the second try of a task whose first try has claimed the job."""
-    stored = {
-        "attempt": handle.attempt.folder.name,
-        "owner": {"task_instance": "first", "max_tries": 2, "clear_number": 0},
-    }
-    return make_context(
-        {}, "run", store=Store({STORE_KEY: stored}), id="second", max_tries=max_tries
-    )
+    owner = {"task_instance": "first", "max_tries": 2, "clear_number": 0}
+    store = Store({STORE_KEY: {"attempt": handle.attempt.folder.name, "owner": owner}})
+    return make_context({}, "run", store=store, id="second", max_tries=max_tries)
 
 
 def test_who_is_killed_before_it_has_started_its_job_leaves_a_folder_that_says_so(handle):
     assert read_identity(handle.attempt.process) is None
     assert not handle.is_alive()
-    assert handle.read_outcome().message.startswith(
-        f"the job in {handle.attempt.folder} was not started"
-    )
+    message = f"the job in {handle.attempt.folder} was not started"
+    assert handle.read_outcome().message.startswith(message)
     assert handle.reason == "never made before"
 
 
@@ -139,13 +120,10 @@ def test_a_damaged_artifact_loses_its_manifest_once_the_job_holds_its_lease(plan
     with hold_lease(lock_file(folder), "the artifact"):
         start_job(damaged, handle)
         process = read_identity(handle.attempt.process)
-        while read_last_event(handle.attempt.progress) is None:
-            assert process.is_alive(), handle.attempt.log.local.read_text()
-            time.sleep(0.05)
+        wait_until(lambda: read_last_event(handle.attempt.progress))
         assert read_last_event(handle.attempt.progress).phase == "wait"
         assert plan.manifest.exists()
-    while process.is_alive():
-        time.sleep(0.05)
+    wait_until(lambda: not process.is_alive())
     assert [entry.name for entry in folder.list_folder()] == ["shard"]
 
 
@@ -155,10 +133,7 @@ def test_a_job_that_is_ended_before_it_is_started_does_not_begin(plan, handle):
     assert handle.clean_up()
     start_job(plan, handle)
     late = read_identity(handle.attempt.process)
-    deadline = time.monotonic() + 60
-    while late.is_alive():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not late.is_alive())
     assert read_status(handle.attempt).exit_code == ExitCode.CANCELLED
     assert read_status(handle.attempt).message == "its task was ended in Airflow"
 
@@ -196,9 +171,8 @@ def test_a_job_that_outlives_its_own_deadline_is_ended_and_not_found_again(
 def test_a_job_on_another_host_is_told_to_end_and_no_process_of_this_one_is_taken_for_it(
     handle, process
 ):
-    write_json(
-        handle.attempt.process.local, dataclasses.replace(process, host="elsewhere").to_json()
-    )
+    elsewhere = dataclasses.replace(process, host="elsewhere")
+    write_json(handle.attempt.process.local, elsewhere.to_json())
     assert handle.is_alive()
     assert handle.read_outcome() is None
     handle.end("its task was ended in Airflow")
@@ -236,8 +210,7 @@ def test_what_a_killed_leader_leaves_of_its_own_group_is_ended(handle, tmp_path)
     leader = start_detached(["sh", "-c", "sleep 600 & sleep 600"], tmp_path / "log", environment)
     process = ProcessIdentity.from_pid(leader.pid)
     write_json(handle.attempt.process.local, process.to_json())
-    while len(find_group_members(process.pid)) < 3:
-        time.sleep(0.05)
+    wait_until(lambda: len(find_group_members(process.pid)) == 3)
     leader.kill()
     leader.wait()
     assert len(find_group_members(process.pid)) == 2
@@ -300,8 +273,7 @@ def test_a_module_that_was_dropped_into_the_folder_of_a_job_is_not_imported(plan
         (handle.attempt.folder.local / name).write_text(DROPPED.format(str(tmp_path / "victim")))
     start_job(plan, handle)
     job = read_identity(handle.attempt.process)
-    while job.is_alive():
-        time.sleep(0.05)
+    wait_until(lambda: not job.is_alive())
     assert read_status(handle.attempt) is not None, handle.attempt.log.local.read_text()
     assert not (tmp_path / "victim").exists()
 
@@ -310,26 +282,17 @@ def test_another_interpreter_finds_our_packages_outside_of_the_attempt(plan, han
     """F10: links in the attempt's folder were on its path."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "other"], check=True)
     environment = build_job_environment(os.environ) | build_bridge_environment({})
-    script = """
-import importlib.util, sys
-print(*(importlib.util.find_spec(name).origin for name \
-in ("pipeline_ops.storage", "beam_jobs.stages")), *sys.path)
-"""
-    python = tmp_path / "other" / "bin" / "python"
-    done = subprocess.run(
-        [python, "-c", script],
-        env=environment,
-        cwd=handle.attempt.folder.local,
-        capture_output=True,
-        text=True,
+    script = (
+        "import importlib.util, sys; names = ('pipeline_ops.storage', 'beam_jobs.stages'); "
+        "print(*(importlib.util.find_spec(name).origin for name in names), *sys.path)"
     )
+    argv, folder = (
+        [tmp_path / "other" / "bin" / "python", "-c", script],
+        handle.attempt.folder.local,
+    )
+    done = subprocess.run(argv, env=environment, cwd=folder, capture_output=True, text=True)
     found = done.stdout.split()
-    assert found[:2] == [
-        str(CODE_ROOT / "pipeline_ops/storage/__init__.py"),
-        str(CODE_ROOT / "beam_jobs/stages/__init__.py"),
-    ], done.stderr
-    assert not [
-        path
-        for path in found[2:]
-        if path == "" or path.startswith(str(handle.attempt.folder)) or path == str(CODE_ROOT)
-    ]
+    packages = ("pipeline_ops/storage", "beam_jobs/stages")
+    assert found[:2] == [str(CODE_ROOT / each / "__init__.py") for each in packages], done.stderr
+    assert not {"", str(CODE_ROOT)} & {*found[2:]}
+    assert not [path for path in found[2:] if path.startswith(str(folder))]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from operators.test_search import Run
+from processes import wait_until
 
 from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.artifacts.manifest import NAME
@@ -98,9 +98,7 @@ def test_a_trial_whose_launcher_is_killed_goes_on_with_its_number(dataset, tmp_p
 
     thread = threading.Thread(target=try_out)
     thread.start()
-    deadline = time.monotonic() + 120
-    while not (found := list_figures(run)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    found = wait_until(lambda: list_figures(run), 120)
     attempt = run.layout.newest_attempt(run.run_id, "trial-000")
     os.kill(read_identity(attempt.process).pid, signal.SIGKILL)
     thread.join(timeout=60)

@@ -82,9 +82,8 @@ def finished(run: Run, sandbox, accuracies: list[float | None]) -> list[str]:
     manifests = []
     for number, accuracy in enumerate(accuracies):
         if accuracy is None:
-            record = TaskRecord(
-                state="failed", message="the loss diverged at step 3\nand more", exit_code=78
-            )
+            message = "the loss diverged at step 3\nand more"
+            record = TaskRecord(state="failed", message=message, exit_code=78)
         else:
             made = sandbox.train("good", tag=str(number))
             uri = copy_artifacts(run.layout, "another run", {"train": made})["train"]
@@ -105,10 +104,8 @@ def test_the_best_goes_on_and_the_table_is_kept(sandbox, dataset, tmp_path):
     manifests = finished(run, sandbox, [0.8, 0.95, None])
     assert run.choose() == manifests[1]
     assert run.record("train").manifest == manifests[1]
-    assert (
-        run.record("train").reason
-        == "trial-001 of 3 has the best validation_accuracy, 0.9500: optimizer.learning_rate 0.1"
-    )
+    reason = "trial-001 of 3 has the best validation_accuracy, 0.9500: optimizer.learning_rate 0.1"
+    assert run.record("train").reason == reason
     assert read_search(run.layout, "manual__1").format_table() == [
         "* trial-001  validation_accuracy 0.9500  optimizer.learning_rate 0.1",
         "  trial-000  validation_accuracy 0.8000  optimizer.learning_rate 0.001",
@@ -143,22 +140,16 @@ def test_a_trial_that_somebody_has_ended_counts_as_failed(sandbox, dataset, tmp_
     run.search()
     manifests = finished(run, sandbox, [0.8, 0.7])
     assert run.choose() == manifests[0]
-    assert (
-        read_search(run.layout, "manual__1").results[2].message
-        == "ended by Airflow, or by a user in its UI"
-    )
+    ended = read_search(run.layout, "manual__1").results[2]
+    assert ended.message == "ended by Airflow, or by a user in its UI"
 
 
 def test_where_all_trials_have_failed_the_search_has_too_and_says_why(sandbox, dataset, tmp_path):
     run = Run(tmp_path, dataset)
     run.search()
     finished(run, sandbox, [None, None, None])
-    with pytest.raises(
-        AirflowFailException,
-        match=(
-            "no trial was finished:\ntrial-000 .optimizer.learning_rate 0.001.: the loss diverged"
-        ),
-    ):
+    first = "trial-000 .optimizer.learning_rate 0.001.: the loss diverged"
+    with pytest.raises(AirflowFailException, match=f"no trial was finished:\n{first}"):
         run.choose()
     assert run.record("train").state == "failed"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
+from airflow.sdk.exceptions import AirflowFailException
 from config_files import DIGITS, write_config
 from manifests import make_manifest
 from publishers import make_model_figures
@@ -19,9 +19,8 @@ from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import Manifest, list_files, read_manifest, write_manifest
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.task_record import read_record
-from pipeline_ops.operators.form import make_form_params
 from pipeline_ops.operators.tasks import PreprocessOperator
 from pipeline_ops.planning.inputs import find_warm_start
 from pipeline_ops.planning.plan import plan_job
@@ -66,19 +65,16 @@ def test_a_run_takes_the_data_set_that_it_asks_for_and_preprocesses_nothing(tmp_
     manifest = preprocess(tmp_path, preprocess__dataset=expected[:8])
     assert read_manifest(manifest).digest == expected
     record = read_record(Layout(open_root(tmp_path), "digits").task_record("run-1", "preprocess"))
-    assert (record.cached, record.reason) == (
-        True,
-        f"preprocess.dataset asks for the data set {expected[:8]}",
-    )
+    reason = f"preprocess.dataset asks for the data set {expected[:8]}"
+    assert (record.cached, record.reason) == (True, reason)
     assert not Layout(open_root(tmp_path), "digits").attempts("run-1", "preprocess").local.exists()
 
 
 def test_a_data_set_is_found_by_the_name_of_its_folder_too(tmp_path):
     version = make_dataset(tmp_path, "first")
     [folder] = Layout(open_root(tmp_path), "digits").artifacts("preprocess").local.iterdir()
-    assert (
-        read_manifest(preprocess(tmp_path, preprocess__dataset=folder.name[:10])).digest == version
-    )
+    manifest = preprocess(tmp_path, preprocess__dataset=folder.name[:10])
+    assert read_manifest(manifest).digest == version
 
 
 def test_one_that_is_not_there_fails_the_first_task_with_those_that_are(tmp_path):
@@ -121,14 +117,3 @@ def test_weights_that_are_not_there_fail_the_first_task_and_nothing_is_preproces
     with pytest.raises(AirflowFailException, match=f"train.warm_start: {wrong}"):
         preprocess(tmp_path, author={"train.warm_start": source})
     assert not Layout(open_root(tmp_path), "digits").attempts("run-1", "preprocess").local.exists()
-
-
-def test_the_form_asks_for_versions_in_its_open_part():
-    params = make_form_params(load_config(DIGITS))
-    titles = {"train.warm_start": "Initial weights", "preprocess.dataset": "Data set (version)"}
-    for key, title in titles.items():
-        assert params[key].schema["title"] == title and "section" not in params[key].schema
-    with pytest.raises(ParamValidationError):
-        params["preprocess.dataset"].resolve("newest")
-    with pytest.raises(ConfigError, match="preprocess.dataset: must match the pattern"):
-        load_config(DIGITS, {"preprocess.dataset": "newest"})

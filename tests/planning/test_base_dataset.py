@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from manifests import make_manifest
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Input, Manifest, list_files, write_manifest
+from pipeline_ops.artifacts.manifest import Input, list_files, write_manifest
 from pipeline_ops.planning.inputs import choose_base
 from pipeline_ops.storage.open_store import open_root
 
@@ -29,19 +30,12 @@ def make(tmp_path: Path):
         folder = tmp_path / f"{len(made)}"
         folder.mkdir()
         (folder / "train-00000-of-00001.tfrecord").write_bytes(f"{raw}{len(made)}".encode())
-        fingerprint = question(raw, **changes)
+        fingerprint, inputs = question(raw, **changes), {"base": base} if base else {}
         if base:
-            fingerprint = fingerprint.model_copy(
-                update={"inputs": fingerprint.inputs | {"base": base.digest}}
-            )
-        manifest = Manifest(
-            job="preprocess",
-            pipeline="p",
-            fingerprint=fingerprint,
-            fingerprint_digest=fingerprint.digest,
-            inputs={"base": base} if base else {},
-            files=list_files(folder),
-        )
+            named = fingerprint.inputs | {"base": base.digest}
+            fingerprint = fingerprint.model_copy(update={"inputs": named})
+        files = list_files(folder)
+        manifest = make_manifest("preprocess", fingerprint, inputs=inputs, files=files)
         write_manifest(folder, manifest)
         made.append(folder)
         os.utime(folder / "manifest.json", ns=(len(made) * 10**9, len(made) * 10**9))
@@ -72,19 +66,10 @@ def test_the_same_raw_files_against_another_reference_ask_another_question_of_wh
     make, tmp_path
 ):
     first = make("a")
-    held = make("b", base=first, inputs={"raw files": "b", "reference schema": "1"})
-    assert (
-        choose_base(
-            open_root(tmp_path), question("b", inputs={"raw files": "b", "reference schema": "1"})
-        )
-        == first
-    )
-    assert (
-        choose_base(
-            open_root(tmp_path), question("b", inputs={"raw files": "b", "reference schema": "2"})
-        )
-        == held
-    )
+    old, new = ({"raw files": "b", "reference schema": number} for number in "12")
+    held = make("b", base=first, inputs=old)
+    assert choose_base(open_root(tmp_path), question("b", inputs=old)) == first
+    assert choose_base(open_root(tmp_path), question("b", inputs=new)) == held
 
 
 @pytest.mark.parametrize(

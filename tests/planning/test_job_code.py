@@ -37,8 +37,7 @@ def config() -> PipelineConfig:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_change_of_any_imported_file_changes_the_fingerprint(copied_code, job):
-    config = load_config(DIGITS)
+def test_a_change_of_any_imported_file_changes_the_fingerprint(copied_code, config, job):
     before = digest_job_code(job, config, copied_code)
     assert len(before) > 50
     contents = {path: (copied_code / path).read_bytes() for path in before}
@@ -54,11 +53,11 @@ def test_a_change_of_any_imported_file_changes_the_fingerprint(copied_code, job)
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_an_imported_file_that_is_gone_changes_the_fingerprint(copied_code, job):
-    before = digest_job_code(job, load_config(DIGITS), copied_code)
+def test_an_imported_file_that_is_gone_changes_the_fingerprint(copied_code, config, job):
+    before = digest_job_code(job, config, copied_code)
     moved = (copied_code / "pipeline_ops/storage/digest.py").rename(copied_code / "digest.py")
     try:
-        assert digest_job_code(job, load_config(DIGITS), copied_code) != before
+        assert digest_job_code(job, config, copied_code) != before
     finally:
         moved.rename(copied_code / "pipeline_ops/storage/digest.py")
 
@@ -67,12 +66,8 @@ def test_an_imported_file_that_is_gone_changes_the_fingerprint(copied_code, job)
 def test_each_module_that_a_real_job_loads_is_in_its_fingerprint(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # each process lists its imports in its log
     write_digits(tmp_path / "raw")
-    used = {
-        "preprocess__source__path": str(tmp_path / "raw"),
-        "train__epochs": 6,
-        "train__workers": 2,
-    }
-    manifests = run_jobs(DIGITS, tmp_path, "export", **used)
+    used = {"preprocess__source__path": str(tmp_path / "raw"), "train__workers": 2}
+    manifests = run_jobs(DIGITS, tmp_path, "export", train__epochs=6, **used)
     entries = _unused_entries(load_config(DIGITS))
     for job, manifest in manifests.items():
         covered = read_manifest(manifest).fingerprint.code.keys()

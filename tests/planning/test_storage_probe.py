@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import errno
-import http.server
 import os
 import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
+from answering_server import answering_server
 from config_files import write_config
 
 from pipeline_ops.cli.main import main
@@ -53,13 +52,11 @@ def use_bucket(config_file, monkeypatch):
 
 def locate(config_file: Path, key: str) -> str:
     """File and line of the only key of that name in a config."""
-    lines = config_file.read_text().splitlines()
-    [number] = [
-        number for number, line in enumerate(lines, 1) if line.strip().startswith(f"{key}:")
-    ]
-    return f"{config_file}:{number}"
+    before, _, _ = config_file.read_text().partition(f" {key}:")
+    return f"{config_file}:{before.count(chr(10)) + 1}"
 
 
+NOT_MADE = "Function not implemented"
 VALIDATE = "sys.exit(main(['validate', sys.argv[1]]))"
 CHECK = """
 try:
@@ -92,12 +89,9 @@ def test_an_ordinary_disk_has_all_and_nothing_is_left_on_it(config_file, tmp_pat
 @pytest.mark.parametrize(
     "calls, lacks",
     [
-        ({"flock": errno.ENOSYS}, r"flock \(Function not implemented\)"),
+        ({"flock": errno.ENOSYS}, rf"flock \({NOT_MADE}\)"),
         ({"flock": errno.ENOLCK}, r"flock \(No locks available\)"),
-        (
-            {"rename": errno.ENOSYS},
-            r"rename of files \(Function not implemented\), rename of folders",
-        ),
+        ({"rename": errno.ENOSYS}, rf"rename of files \({NOT_MADE}\), rename of folders"),
         ({"fsync": errno.EINVAL}, r"fsync of files \(Invalid argument\), fsync of folders"),
     ],
 )
@@ -119,27 +113,6 @@ def test_a_registry_in_a_folder_is_tried_and_named(config_file, tmp_path):
     assert f"{where}: export.registry: the file system of {tmp_path / 'registry'}" in ended.stderr
 
 
-class FailingStore(http.server.BaseHTTPRequestHandler):
-    """A store that answers a request to `/403/...` with the status 403."""
-
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        status = int(self.path.split("/")[1])
-        if status != 200:
-            self.send_error(status)
-            return
-        self.send_response(200)
-        self.send_header("ETag", "1")
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"hi" if self.command == "GET" else b"")
-
-    do_GET = do_DELETE = do_POST = do_PUT
-
-    def log_message(self, *_: object) -> None:
-        """Requests are expected."""
-
-
 @pytest.mark.parametrize(
     ("command", "status", "kind", "problem"),
     [
@@ -155,13 +128,13 @@ def test_a_bucket_that_can_not_be_used_is_told_file_line_and_key(
 ):
     """No command starts an Airflow for it, and none ends with a traceback."""
     monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path / "home"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FailingStore) as server:
-        threading.Thread(target=server.serve_forever).start()
-        use_bucket("s3://bucket/root", f"http://127.0.0.1:{server.server_port}/{status}")
-        try:
-            assert main([command, str(config_file)]) == kind("", "").exit_code
-        finally:
-            server.shutdown()
+
+    def answer(method: str, path: str) -> tuple[int, bytes]:
+        return status, b"hi" if method == "GET" else b""
+
+    with answering_server(answer, headers={"ETag": "1"}) as host:
+        use_bucket("s3://bucket/root", f"http://{host}")
+        assert main([command, str(config_file)]) == kind("", "").exit_code
     message = capsys.readouterr().err
     assert re.search(problem, message), message
     if command != "explain":
@@ -200,11 +173,8 @@ def test_hard_links_are_not_needed(config_file):
 def test_a_temporary_folder_without_locks_is_named(config_file):
     """F14."""
     ended = run_without({"flock": errno.ENOLCK}, config_file, VALIDATE)
-    assert (
-        ended.returncode == 75
-        and "no locks available. Use a file system that supports flock, or set TMPDIR"
-        in ended.stderr
-    ), ended.stderr
+    cure = "no locks available. Use a file system that supports flock, or set TMPDIR"
+    assert ended.returncode == 75 and cure in ended.stderr, ended.stderr
 
 
 def test_a_root_that_is_not_there_yet_is_no_fault(config_file, tmp_path):

@@ -37,12 +37,8 @@ def random_trials(count: int, values: dict) -> list[Trial]:
 def test_a_grid_has_every_combination_in_an_order_that_stays():
     grid = {"parameters": {RATE: [0.001, 0.01], BATCH: [32, 64]}}
     trials = plan_trials(config(**grid))
-    assert sorted(tuple(trial.parameters.values()) for trial in trials) == [
-        (0.001, 32),
-        (0.001, 64),
-        (0.01, 32),
-        (0.01, 64),
-    ]
+    combinations = sorted(tuple(trial.parameters.values()) for trial in trials)
+    assert combinations == [(0.001, 32), (0.001, 64), (0.01, 32), (0.01, 64)]
     assert trials == plan_trials(config(**grid))
     assert [trial.name for trial in trials] == ["trial-000", "trial-001", "trial-002", "trial-003"]
     assert str(trials[0]) == "optimizer.learning_rate 0.01, global_batch_size 64"
@@ -60,10 +56,7 @@ def test_the_same_combination_is_tried_once():
 
 
 def test_more_random_trials_keep_those_that_were_there():
-    values = {
-        RATE: {"low": 1e-4, "high": 1e-1, "scale": "log"},
-        BATCH: {"low": 16, "high": 256},
-    }
+    values = {RATE: {"low": 1e-4, "high": 1e-1, "scale": "log"}, BATCH: {"low": 16, "high": 256}}
     assert random_trials(20, values)[:5] == random_trials(5, values)
 
 
@@ -115,15 +108,11 @@ def test_every_trial_that_can_not_be_trained_is_named_before_any_is():
 def test_a_trial_is_a_training_of_its_own_and_the_search_is_no_part_of_it(dataset):
     """So a trial that was trained in another search, or as the only training, is found."""
     trial = Trial(number=3, parameters={RATE: 0.005})
-    of_trial = build_trial_config(
-        load_config(DIGITS, {"search": {"parameters": {RATE: [0.005]}}, RATE: 0.9}), trial
-    )
-    alone = load_config(DIGITS, {RATE: 0.005})
-    assert of_trial.train == alone.train
-    assert (
-        plan_job("train", of_trial, "a", {"preprocess": dataset}).request.fingerprint
-        == plan_job("train", alone, "b", {"preprocess": dataset}).request.fingerprint
-    )
+    searched = load_config(DIGITS, {"search": {"parameters": {RATE: [0.005]}}, RATE: 0.9})
+    configs = build_trial_config(searched, trial), load_config(DIGITS, {RATE: 0.005})
+    assert configs[0].train == configs[1].train
+    of_trial, alone = (plan_job("train", each, "a", {"preprocess": dataset}) for each in configs)
+    assert of_trial.request.fingerprint == alone.request.fingerprint
 
 
 def test_a_change_of_a_callbacks_code_is_another_training(dataset, tmp_path):
@@ -192,7 +181,6 @@ def test_what_is_monitored_is_what_the_best_checkpoint_goes_by():
 def test_without_optuna_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.delitem(sys.modules, "pipeline_ops.jobs.study", raising=False)
-    with pytest.raises(
-        ConfigError, match=r"Optuna is not installed here .*pip install '.\[search\]'"
-    ):
+    message = r"Optuna is not installed here .*pip install '.\[search\]'"
+    with pytest.raises(ConfigError, match=message):
         random_trials(2, {BATCH: [32, 64]})

@@ -7,7 +7,7 @@ from publishers import publish
 
 from pipeline_ops.errors import DataError
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.storage.store import read_usage
+from pipeline_ops.storage.store_path import read_usage
 
 BAD_RECORDS = [
     b"",

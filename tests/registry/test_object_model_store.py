@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import itertools
 import multiprocessing
 import os
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,36 +26,29 @@ from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.registry.object_model_store import ObjectModelStore
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.checksums import compute_checksums
+from pipeline_ops.storage.object_store import ObjectPath
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
 
 
-class WatchedStore:
-    """A store that calls a function before each of its operations, with their number."""
+@dataclasses.dataclass(frozen=True)
+class WatchedPath(ObjectPath):
+    """A place in a store that calls a function before each operation, with its number."""
 
-    def __init__(self, root: str, before: Callable[[int], None]):
-        self.root = root
-        self._store, self._before = open_root(root).store, before
-        self._count, self._lock = 0, threading.Lock()
+    before: Callable[[int], None] = print
+    count: Iterator[int] = dataclasses.field(default_factory=lambda: itertools.count(1))
 
-    def __getattr__(self, name: str):
-        operation = getattr(self._store, name)
-
-        def watched(*arguments):
-            with self._lock:
-                self._count += 1
-                self._before(self._count)
-            return operation(*arguments)
-
-        return watched
+    def _ask(self, *arguments, **options):
+        self.before(next(self.count))
+        return super()._ask(*arguments, **options)
 
 
 class WatchedRegistry(Registry):
-    """A registry in a bucket, through a `WatchedStore`."""
+    """A registry in a bucket, through a `WatchedPath`."""
 
     def __init__(self, location: str, before: Callable[[int], None]):
         super().__init__(location)
-        store = ObjectModelStore(StorePath(WatchedStore(location, before)))
+        store = ObjectModelStore(WatchedPath(location, before=before))
         object.__setattr__(self, "store", store)
 
 

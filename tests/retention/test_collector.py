@@ -26,7 +26,7 @@ from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.retention.collector import Options, collect, explain_path
 from pipeline_ops.retention.host_leftovers import remove_host_leftovers
 from pipeline_ops.retention.usage import record_use
-from pipeline_ops.storage.local_store import LocalStore
+from pipeline_ops.storage.local_store import LocalPath
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system import lease
@@ -137,28 +137,28 @@ def test_an_artifact_that_is_being_made_again_stays(pipeline):
 
 
 @dataclasses.dataclass(frozen=True)
-class CallingStore(LocalStore):
+class CallingPath(LocalPath):
     """Calls a function with the key before each change."""
 
     call: object = None
 
-    def write(self, key, data, mode=0o666):
-        self.call(key)
-        super().write(key, data, mode)
+    def write(self, data, mode=0o666):
+        self.call(self.key)
+        super().write(data, mode)
 
-    def remove(self, key):
-        self.call(key)
-        super().remove(key)
+    def remove(self):
+        self.call(self.key)
+        super().remove()
 
-    def remove_tree(self, key):
-        self.call(key)
-        super().remove_tree(key)
+    def remove_tree(self):
+        self.call(self.key)
+        super().remove_tree()
 
 
 def with_calls(pipeline: SimulatedPipeline, call) -> SimulatedPipeline:
     """The pipeline of a root that calls a function before each change."""
     config = pipeline.config
-    config.__dict__["root"] = StorePath(CallingStore(config.root.local, call))
+    config.__dict__["root"] = CallingPath(config.root.local, call=call)
     return pipeline
 
 

@@ -16,7 +16,7 @@ from pipeline_ops.retention.inventory import (
     StoredRun,
 )
 from pipeline_ops.retention.needs import DAY_SECONDS, Policy, find_needs
-from pipeline_ops.storage.store import Entry
+from pipeline_ops.storage.store_path import Entry
 
 NOW = 1000 * DAY_SECONDS
 JOBS = ("preprocess", "train", "evaluate")

@@ -15,17 +15,18 @@ from small_disks import DISK_BYTES
 
 from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.storage import atomic
-from pipeline_ops.storage.atomic import (
+from pipeline_ops.storage import local_files
+from pipeline_ops.storage.local_files import (
     copy_file,
     create_atomically,
+    link_exclusively,
     link_file,
     read_json,
+    staging_folder,
+    withdraw_folder,
     write_atomically,
     write_json,
 )
-from pipeline_ops.storage.file_creation import link_exclusively
-from pipeline_ops.storage.staging import staging_folder, withdraw_folder
 from pipeline_ops.system.locks import exclusive_lock
 
 
@@ -88,13 +89,13 @@ def test_two_hosts_that_create_one_file_do_not_share_a_temporary_file(tmp_path, 
     """Containers on several hosts may have equal process and thread numbers."""
     path = tmp_path / "record.json"
 
-    def create_first(temporary: Path, target: Path) -> None:
+    def create_first(*names) -> None:
         if not path.exists():
-            monkeypatch.setattr(atomic, "link_exclusively", link_exclusively)
+            monkeypatch.setattr(local_files, "link_exclusively", link_exclusively)
             create_atomically(path, b"of the faster one")
-        link_exclusively(temporary, target)
+        link_exclusively(*names)
 
-    monkeypatch.setattr(atomic, "link_exclusively", create_first)
+    monkeypatch.setattr(local_files, "link_exclusively", create_first)
     with pytest.raises(FileExistsError):
         create_atomically(path, b"of the slower one")
     assert path.read_bytes() == b"of the faster one"

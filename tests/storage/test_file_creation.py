@@ -13,7 +13,7 @@ import pytest
 
 from pipeline_ops.errors import MachineError
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.storage.atomic import create_atomically
+from pipeline_ops.storage.local_files import create_atomically
 
 TESTS = Path(__file__).parents[1]
 WITHOUT = {
@@ -87,7 +87,7 @@ def test_of_many_who_write_the_same_record_one_is_told_that_it_has_it(tmp_path, 
 import os, time
 from pathlib import Path
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.atomic import create_atomically
+from pipeline_ops.storage.local_files import create_atomically
 while not os.path.exists(sys.argv[1] + "/go"):
     time.sleep(0.001)
 for number in range(200):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipeline_ops.errors import MachineError
+from pipeline_ops.storage.local_files import UnsafePath
 from pipeline_ops.storage.open_store import open_root
-from pipeline_ops.storage.safe_paths import UnsafePath
 from pipeline_ops.storage.store_path import StorePath
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.own_folders import find_allowed_owners, remove_folder
-from pipeline_ops.storage.staging import (
+from pipeline_ops.storage.local_files import (
+    open_folder,
     remove_by_rename,
+    remove_folder,
     remove_own_folder,
     remove_staging_folders,
     staging_folder,
@@ -20,7 +21,7 @@ from pipeline_ops.storage.staging import (
 from pipeline_ops.system.locks import exclusive_lock
 
 ROOT = Path(__file__).resolve().parents[2]
-THE_ONE_PLACE = ROOT / "pipeline_ops" / "storage" / "own_folders.py"
+THE_ONE_PLACE = ROOT / "pipeline_ops" / "storage" / "local_files.py"
 FILES = [
     file
     for folder in ("pipeline_ops", "beam_jobs", "dags")
@@ -112,10 +113,9 @@ def test_only_names_that_stagings_have_are_removed_as_stagings(tmp_path):
 
 def test_a_staging_of_another_user_stays(tmp_path):
     (tmp_path / ".own.1.staging").mkdir()
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    assert not remove_folder(".own.1.staging", descriptor, {os.geteuid() + 1})
-    assert find_allowed_owners(descriptor) == {os.geteuid()}
-    os.close(descriptor)
+    with open_folder(tmp_path) as descriptor:
+        remove_folder(".own.1.staging", descriptor, {os.geteuid() + 1})
+    assert os.listdir(tmp_path) == [".own.1.staging"]
     with staging_folder(tmp_path / "own"):
         pass
     assert os.listdir(tmp_path) == ["own"]

@@ -15,13 +15,12 @@ import pytest
 
 from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.storage.checksums import compute_checksums
-from pipeline_ops.storage.object_log import SEGMENT_BYTES
+from pipeline_ops.storage.local_files import UnsafePath
+from pipeline_ops.storage.object_store import SEGMENT_BYTES, ObjectPath
 from pipeline_ops.storage.open_store import open_path, open_root
-from pipeline_ops.storage.safe_paths import UnsafePath
 from pipeline_ops.storage.snapshot import read_once
-from pipeline_ops.storage.store import BLOCK_BYTES, read_usage
 from pipeline_ops.storage.store_options import StoreOptions
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.store_path import BLOCK_BYTES, StorePath, read_usage
 from pipeline_ops.system import lease as lease_module
 from pipeline_ops.system.lease import hold_lease
 from pipeline_ops.system.locks import ResourceHeld
@@ -200,14 +199,14 @@ class TestBucket:
         """A job opens the folder of its artifacts, and `trainyard gc` opens the root."""
         job, gc = open_path(f"{bucket}/folder/lock"), bucket / "folder/lock"
 
-        def die(self: StorePath, data: bytes) -> None:
+        def die(self: ObjectPath, data: bytes) -> None:
             if self.name == "result":
                 raise KeyboardInterrupt
             create(self, data)
 
-        create = StorePath.create
+        create = ObjectPath.create
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(StorePath, "create", die)
+            patch.setattr(ObjectPath, "create", die)
             with hold_lease(job, "the thing") as lease:
                 lease.commit(job.with_name("result"), b"done")
         with hold_lease(gc, "the thing"):

@@ -13,13 +13,15 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-import yaml
-from manifests import EMPTY_FINGERPRINT
+from config_files import write_config
+from manifests import make_manifest
+from publishers import make_model_figures
 
 from pipeline_ops.artifacts.dataset import DATA_PAGE, build_shard_name
 from pipeline_ops.artifacts.layout import Attempt, Layout
-from pipeline_ops.artifacts.manifest import Input, Manifest, list_files, write_manifest
+from pipeline_ops.artifacts.manifest import Input, list_files, write_manifest
 from pipeline_ops.artifacts.results import REPORT
+from pipeline_ops.cli.embedded_airflow import make_bundle
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressWriter
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
@@ -35,16 +37,8 @@ USERS = {"viewer": "viewer", "user": "user", "admin": "admin"}
 def airflow_folder(tmp_path_factory) -> Path:
     """A folder with the config `digits.yaml`, whose DAG is in the database, with one run."""
     folder = tmp_path_factory.mktemp("airflow")
-    values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
-    values["storage"]["root"] = "storage"
-    (folder / "digits.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    bundle = [
-        {
-            "name": "trainyard",
-            "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
-            "kwargs": {"path": str(ROOT / "dags")},
-        }
-    ]
+    write_config(folder, {"storage.root": "storage"})
+    bundle = [{"name": "trainyard", **make_bundle(ROOT / "dags")}]
     os.environ |= {
         "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundle),
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(
@@ -132,10 +126,9 @@ def set_states(airflow_folder) -> Callable[..., None]:
             session.scalar(select(DagRun).where(DagRun.run_id == RUN)).state = run
             for task in session.scalars(select(TaskInstance).where(TaskInstance.run_id == RUN)):
                 task.state = tasks.get(task.task_id)
-                task.start_date = (
-                    dt.datetime.now(dt.UTC) - dt.timedelta(seconds=90) if task.state else None
-                )
-                task.end_date = dt.datetime.now(dt.UTC) if task.state == "success" else None
+                now = dt.datetime.now(dt.UTC)
+                task.start_date = now - dt.timedelta(seconds=90) if task.state else None
+                task.end_date = now if task.state == "success" else None
                 task.try_number = 1
 
     return set_them
@@ -166,23 +159,19 @@ class RunWriter:
         events: list[ProgressEvent],
         workers: Mapping[str, list[ProgressEvent]] | None = None,
     ) -> Attempt[StorePath]:
-        attempt = Attempt(
-            self.layout.attempts(RUN, task) / f"attempt-{uuid.uuid4().hex[:8]}"
-        )  # the plugin remembers what it has read of a folder
+        # A new one each time: the plugin remembers what it has read of a folder.
+        attempt = Attempt(self.layout.attempts(RUN, task) / f"attempt-{uuid.uuid4().hex[:8]}")
         attempt.request.write(b"{}")
-        for path, lines in [
-            (attempt.progress, events),
-            *((attempt.worker_progress(name), lines) for name, lines in (workers or {}).items()),
-        ]:
+        files = {attempt.worker_progress(name): lines for name, lines in (workers or {}).items()}
+        for path, lines in {attempt.progress: events, **files}.items():
             writer = ProgressWriter(path.local)
             for event in lines:
                 writer.forward(event)
         return attempt
 
     def record(self, task: str, **values) -> None:
-        write_record(
-            self.layout.task_record(RUN, task), TaskRecord(**{"state": "success"} | values)
-        )
+        record = TaskRecord(**{"state": "success"} | values)
+        write_record(self.layout.task_record(RUN, task), record)
 
     def artifact(
         self,
@@ -195,18 +184,8 @@ class RunWriter:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text)
-        write_manifest(
-            folder,
-            Manifest(
-                job=task,
-                pipeline=DAG,
-                fingerprint=EMPTY_FINGERPRINT,
-                fingerprint_digest="0" * 32,
-                files=list_files(folder),
-                figures=dict(figures or {}),
-                inputs=dict(inputs or {}),
-            ),
-        )
+        fields = {"files": list_files(folder), "figures": figures, "inputs": inputs or {}}
+        write_manifest(folder, make_manifest(task, fingerprint_digest="0" * 32, **fields))
         self.record(task, manifest=str(folder / "manifest.json"))
         return str(folder / "manifest.json")
 
@@ -219,49 +198,27 @@ class RunWriter:
             "num_rejected": 2,
             "rejected_by_reason": {"not an image": 2},
         }
-        shards = [
-            build_shard_name(split, index, 2)
-            for split in ("train", "validation", "test")
-            for index in range(2)
-        ]
-        self.artifact(
-            "preprocess",
-            dict.fromkeys(shards, "bytes") | {DATA_PAGE: "<h1>Data</h1>"},
-            values | figures,
-        )
+        files = {DATA_PAGE: "<h1>Data</h1>"}
+        for split in ("train", "validation", "test"):
+            files |= {build_shard_name(split, index, 2): "bytes" for index in range(2)}
+        self.artifact("preprocess", files, values | figures)
 
     def report(self, html: str, published: str = "") -> None:
         """Writes the report of the evaluation and, if something was published, of the export."""
         evaluation = self.artifact("evaluate", {REPORT: html})
         if published:
-            self.artifact(
-                "export",
-                {REPORT: published},
-                inputs={"evaluate": Input(uri=evaluation, digest="0" * 32)},
-            )
+            inputs = {"evaluate": Input(uri=evaluation, digest="0" * 32)}
+            self.artifact("export", {REPORT: published}, inputs=inputs)
 
     def publish(self, *accuracies: float) -> None:
         """Publishes versions 1 and so on, and promotes each of them."""
         for number, accuracy in enumerate(accuracies, 1):
-            metrics = {"accuracy": accuracy, "macro_f1": accuracy - 0.01}
-            figures = {
-                "name": DAG,
-                "version": number,
+            changes = {
                 "compared_with": number - 1 or None,
-                "metrics": metrics,
-                "num_checked": 2,
-                "max_difference": 0.0,
-                "top1_agreement": 1.0,
-                "class_names": ["0", "1"],
+                "metrics": {"accuracy": accuracy, "macro_f1": accuracy - 0.01},
             }
-            manifest = Manifest(
-                job="export",
-                pipeline=DAG,
-                fingerprint=EMPTY_FINGERPRINT,
-                fingerprint_digest=str(number),
-                files=[],
-                figures=figures,
-            )
+            figures = make_model_figures(number).model_copy(update=changes)
+            manifest = make_manifest("export", figures=figures, fingerprint_digest=str(number))
             folder = self.config.registry.local / str(number)
             folder.mkdir(parents=True, exist_ok=True)
             write_manifest(folder, manifest)

@@ -291,17 +291,6 @@ class ContainerEngine:
                     found.append(process.pid)
         return found
 
-    def find_first(self, name: str) -> int:
-        """The first process of a container, which is the job's init process."""
-        return int(self.docker("inspect", "--format", "{{.State.Pid}}", name))
-
-    def kill_job(self, attempt: Attempt[StorePath]) -> None:
-        """Kills the job in its container, and not the init process."""
-        name = name_job(attempt)
-        for pid in set(self.find_pids(name)) - {self.find_first(name)}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
     def kill_container(self, attempt: Attempt[StorePath]) -> None:
         """Kills all processes of a job at once."""
         self.docker("kill", name_job(attempt))

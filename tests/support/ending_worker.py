@@ -15,12 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from airflow.sdk.exceptions import TaskDeferred
+from task_contexts import Store, make_context
 
 from pipeline_ops.operators.tasks import OPERATORS
-
-
-class Store(dict):
-    set = dict.__setitem__
 
 
 def execute(given: dict[str, Any]) -> dict[str, Any]:
@@ -28,15 +25,9 @@ def execute(given: dict[str, Any]) -> dict[str, Any]:
     operator = kind(config_file=given["config"])
     operator.defer_after_seconds = 0
     store = Store(given["store"])
-    context = {
-        "ti": SimpleNamespace(
-            xcom_pull=lambda task_ids: given["manifests"][task_ids], id="first", max_tries=2
-        ),
-        "dag_run": SimpleNamespace(conf={}, clear_number=0),
-        "run_id": "manual__1",
-        "task_state_store": store,
-        "outlet_events": collections.defaultdict(lambda: SimpleNamespace(add=lambda *_, **__: 0)),
-    }
+    context = make_context(given["manifests"], store=store)
+    events = collections.defaultdict(lambda: SimpleNamespace(add=lambda *_, **__: 0))
+    context["outlet_events"] = events
     try:
         if event := given["event"]:
             answer = {"manifest": operator.resume(context, event)}

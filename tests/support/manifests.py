@@ -1,4 +1,4 @@
-"""Manifests of artifacts that no job has made."""
+"""Manifests of artifacts that no job has made, and the request of a job."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile, list_files
+from pipeline_ops.jobs.request import Request
 
 EMPTY_FINGERPRINT = Fingerprint(config={}, inputs={}, code={}, versions={})
 
@@ -32,6 +33,21 @@ def make_manifest(
         "figures": figures or {},
     }
     return Manifest(**(values | fields))
+
+
+def make_request(root: Path) -> Request:
+    """Makes the request of a train job in a storage root, for which nothing is configured."""
+    return Request(
+        job="train",
+        pipeline="digits",
+        run_id="run",
+        config_file="digits.yaml",
+        config={},
+        root=str(root),
+        artifact=str(root / "artifacts" / "digits" / "train" / ("0" * 32)),
+        fingerprint=EMPTY_FINGERPRINT,
+        deadline_seconds=60,
+    )
 
 
 def list_counted(folder: Path, counts: Mapping[str, int | None]) -> list[ManifestFile]:

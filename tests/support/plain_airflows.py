@@ -10,16 +10,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.digits_airflow import Airflow
+from cli.digits_airflow import Airflow, make_pipeline
+from config_files import write_config
 from wheels import build_wheel
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.embedded_airflow import make_bundle
+from pipeline_ops.planning.job_kinds import JOBS
 
 RELEASES = {
     # 3.2.2 allows any later FastAPI, and its API server does not start with FastAPI 0.165.
@@ -34,10 +36,25 @@ PROVIDERS = {
 _OF_THE_REPOSITORY = ("PYTHONPATH", "TRAINYARD_CONFIGS", "TRAINYARD_TRUSTED_CONF")
 
 
-def read_documented_file(number: int = 0) -> str:
-    """One of the DAG files of the page: for a folder, and for a DAG bundle."""
+def read_documented_file(number: int = 0, pipelines: Path = Path("/data/pipelines")) -> str:
+    """One of the DAG files of the page: for a folder of pipelines, and for a DAG bundle."""
     page = (CODE_ROOT / "docs" / "existing-airflow.md").read_text()
-    return re.findall(r"```python\n(# Airflow reads.*?)```", page, re.S)[number]
+    text = re.findall(r"```python\n(# Airflow reads.*?)```", page, re.S)[number]
+    return text.replace("/data/pipelines", str(pipelines))
+
+
+def make_folder(folder: Path) -> None:
+    """Writes the pipeline `digits`, whose jobs run in the environment of the tests."""
+    make_pipeline(folder)
+    interpreters = {f"{job}.python": sys.executable for job in JOBS}
+    write_config(folder, interpreters, base=folder / "digits.yaml")
+    (folder / "dags").mkdir()
+
+
+def write_dag_file(folder: Path) -> None:
+    """Writes the documented DAG file for the pipeline in a folder."""
+    lines = read_documented_file(pipelines=folder / "digits.yaml")
+    (folder / "dags" / "mine.py").write_text(lines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +104,15 @@ def make_environment(folder: Path, release: str, *packages: str) -> Environment:
 
 def _normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def keep_up(airflow: PlainAirflow) -> Iterator[PlainAirflow]:
+    """Starts an Airflow, yields it, and ends it."""
+    try:
+        airflow.begin()
+        yield airflow
+    finally:
+        airflow.end()
 
 
 class PlainAirflow(Airflow):

@@ -8,7 +8,6 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import fsspec
 import pytest
 from manifests import make_manifest
 
@@ -18,7 +17,7 @@ from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.registry.model_store import VersionWriter
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.version import Version
-from pipeline_ops.storage.object_client import _make_client
+from pipeline_ops.storage.object_store import _make_client
 from pipeline_ops.system import lease
 
 
@@ -35,7 +34,6 @@ def s3_uri(make_root, monkeypatch, tmp_path) -> str:
 def forget_clients() -> None:
     """Ends the use of clients that were made for another server than the environment names."""
     _make_client.cache_clear()
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def publish(registry: Registry, digest: str, num_bytes: int = 200_000) -> Version:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,7 +16,7 @@ from pipeline_ops.system.locks import ResourceHeld, exclusive_lock
 def test_who_waits_for_a_lock_that_goes_gets_the_next_one(tmp_path):
     path, inside, overlaps = tmp_path / "lock", [], []
 
-    def work():
+    def work(_: int) -> None:
         for _ in range(30):
             with exclusive_lock(path, "it", wait_seconds=60):
                 inside.append(1)
@@ -25,11 +25,8 @@ def test_who_waits_for_a_lock_that_goes_gets_the_next_one(tmp_path):
                 inside.pop()
                 path.unlink()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert overlaps == [1] * 120
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from processes import wait_until
 
 from pipeline_ops.errors import MachineError
 from pipeline_ops.system.disk_cache import HostCache
@@ -47,6 +47,15 @@ def start(tmp_path: Path, digest="1", seconds=0.0, limit=1 << 20) -> subprocess.
     )
 
 
+def kill_a_maker(tmp_path: Path, is_so: Callable[[], bool] = lambda: True) -> None:
+    """Kills a process that is making an entry. Before, a condition must hold."""
+    maker = start(tmp_path, seconds=60)
+    wait_until((tmp_path / "log").exists)
+    assert is_so()
+    maker.kill()
+    maker.communicate()
+
+
 def end(*processes: subprocess.Popen) -> None:
     for process in processes:
         process.communicate()
@@ -58,9 +67,7 @@ def get_cache_folder(tmp_path: Path) -> Path:
 
 
 def entries(tmp_path: Path) -> list[str]:
-    return sorted(
-        path.name for path in get_cache_folder(tmp_path).iterdir() if not path.name.startswith(".")
-    )
+    return sorted(path.name for path in get_cache_folder(tmp_path).glob("[!.]*"))
 
 
 def test_of_several_processes_one_makes_it_and_the_others_wait(tmp_path):
@@ -73,18 +80,12 @@ def test_of_several_processes_one_makes_it_and_the_others_wait(tmp_path):
 
 
 def test_what_a_killed_process_has_half_made_is_never_seen(tmp_path):
-    killed = start(tmp_path, seconds=60)
-    while not (tmp_path / "log").exists():
-        time.sleep(0.02)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.communicate()
+    kill_a_maker(tmp_path)
     assert entries(tmp_path) == []
     end(start(tmp_path))
-    assert sorted(path.name for path in (get_cache_folder(tmp_path) / "parsed-1").iterdir()) == [
-        "half",
-        "whole",
-    ]
-    assert [path.name for path in get_cache_folder(tmp_path).glob("*.staging")] == []
+    made = get_cache_folder(tmp_path) / "parsed-1"
+    assert sorted(os.listdir(made)) == ["half", "whole"]
+    assert [path.name for path in made.parent.glob("*.staging")] == []
 
 
 def test_the_oldest_are_removed_when_there_is_too_much_and_nobody_uses_them(tmp_path):
@@ -115,20 +116,15 @@ def test_a_failure_of_the_maker_leaves_nothing(tmp_path):
 
 def test_a_shared_local_folder_loses_nothing_that_the_cache_did_not_make(tmp_path):
     """F4: with `train.input.local_folder: /scratch` the oldest folders in /scratch were removed."""
-    for name in ("results", "parsed-1", "data"):
-        (tmp_path / "host" / name).mkdir(parents=True)
-        (tmp_path / "host" / name / "file").write_text("x" * 1000)
+    files = [tmp_path / "host" / name / "file" for name in ("data", "parsed-1", "results")]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_text("x" * 1000)
     for digest in "123":
         end(start(tmp_path, digest, limit=10))
-    assert sorted(path.name for path in (tmp_path / "host").iterdir()) == [
-        "data",
-        "parsed-1",
-        "results",
-        "trainyard-cache",
-    ]
-    assert all(
-        (tmp_path / "host" / name / "file").exists() for name in ("results", "parsed-1", "data")
-    )
+    names = ["data", "parsed-1", "results", "trainyard-cache"]
+    assert sorted(os.listdir(tmp_path / "host")) == names
+    assert all(file.exists() for file in files)
     assert entries(tmp_path) == ["parsed-3"]
 
 
@@ -138,33 +134,24 @@ def test_in_the_cache_itself_only_its_own_entries_are_removed_and_others_reporte
     victim.mkdir()
     (victim / "file").write_text("x" * 1000)
     cache.get_or_create("parsed", "1", lambda folder: None)
-    (get_cache_folder(tmp_path) / "thesis").mkdir()
-    (get_cache_folder(tmp_path) / "thesis" / "chapter").write_text("x" * 1000)
+    chapter = get_cache_folder(tmp_path) / "thesis" / "chapter"
+    chapter.parent.mkdir()
+    chapter.write_text("x" * 1000)
     (get_cache_folder(tmp_path) / "dataset-2").symlink_to(victim)
     end(start(tmp_path, "3", limit=10))
     cache.get_or_create("parsed", "4", lambda folder: None)
-    assert (
-        {"thesis", "dataset-2"} <= set(entries(tmp_path))
-        and (victim / "file").exists()
-        and (get_cache_folder(tmp_path) / "thesis" / "chapter").exists()
-    )
-    assert (
-        "thesis is not a folder that this program made" in caplog.text
-        and "dataset-2 is not a folder" in caplog.text
-    )
+    assert {"thesis", "dataset-2"} <= set(entries(tmp_path))
+    assert (victim / "file").exists() and chapter.exists()
+    assert "thesis is not a folder that this program made" in caplog.text
+    assert "dataset-2 is not a folder" in caplog.text
 
 
 def test_a_cache_that_others_can_write_to_is_refused(tmp_path):
     """F4."""
     get_cache_folder(tmp_path).mkdir(parents=True)
     get_cache_folder(tmp_path).chmod(0o777)
-    with pytest.raises(
-        MachineError,
-        match=(
-            "open to other users .*"
-            "Run chmod 700 on it, or set train.input.local_folder to another folder"
-        ),
-    ):
+    cure = "Run chmod 700 on it, or set train.input.local_folder to another folder"
+    with pytest.raises(MachineError, match=f"open to other users .*{cure}"):
         HostCache(tmp_path / "host", 1).get_or_create("parsed", "1", lambda folder: None)
 
 
@@ -173,10 +160,8 @@ def test_users_who_share_a_local_folder_have_a_cache_each(tmp_path):
     (tmp_path / "host").mkdir()
     (tmp_path / "host").chmod(0o1777)
     made = HostCache(tmp_path / "host", 1).get_or_create("parsed", "1", lambda folder: None)
-    assert (
-        made.parent.stat().st_mode & 0o7777 == 0o700
-        and made.parent.parent.stat().st_mode & 0o7777 == 0o1777
-    )
+    assert made.parent.stat().st_mode & 0o7777 == 0o700
+    assert made.parent.parent.stat().st_mode & 0o7777 == 0o1777
 
 
 def write_100(folder: Path) -> None:
@@ -196,23 +181,14 @@ def test_without_waiting_nothing_exceeds_the_limit(tmp_path):
 
 
 def test_who_does_not_wait_gets_nothing_while_another_process_makes_it(tmp_path):
-    maker = start(tmp_path, seconds=60)
-    while not (tmp_path / "log").exists():
-        time.sleep(0.02)
     cache = HostCache(tmp_path / "host", 1 << 20)
-    assert cache.try_open_entry("parsed", "1", write_100, 100) is None
-    os.kill(maker.pid, signal.SIGKILL)
-    maker.communicate()
+    kill_a_maker(tmp_path, lambda: cache.try_open_entry("parsed", "1", write_100, 100) is None)
     entry = cache.try_open_entry("parsed", "1", write_100, 100)
     assert entry is not None and (entry.path / "file").exists()
 
 
 def test_what_a_killed_maker_has_left_is_removed_when_another_entry_needs_the_room(tmp_path):
-    killed = start(tmp_path, seconds=60)
-    while not (tmp_path / "log").exists():
-        time.sleep(0.02)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.communicate()
+    kill_a_maker(tmp_path)
     assert any(get_cache_folder(tmp_path).glob(".*.staging"))
     HostCache(tmp_path / "host", 100).try_open_entry("shard", "7", write_100, 100)
     assert not any(get_cache_folder(tmp_path).glob(".*.staging"))
@@ -228,25 +204,16 @@ def test_many_entries_leave_few_lock_files(tmp_path):
 
 def test_several_users_never_lose_an_entry_that_they_hold(tmp_path):
     """Entries come and go under a small limit, and each is whole as long as it is held."""
-    failures = []
 
     def work(first: int) -> None:
         cache = HostCache(tmp_path / "host", 250)
-        try:
-            for number in range(40):
-                digest = f"{(number * 7 + first) % 9:02x}"
-                for entry in (
-                    cache.open_entry("shard", digest, write_100),
-                    cache.try_open_entry("shard", digest, write_100, 100),
-                ):
-                    assert entry is None or (entry.path / "file").read_text() == "x" * 100
-        except BaseException as error:
-            failures.append(error)
-            raise
+        for number in range(40):
+            digest = f"{(number * 7 + first) % 9:02x}"
+            for entry in (
+                cache.open_entry("shard", digest, write_100),
+                cache.try_open_entry("shard", digest, write_100, 100),
+            ):
+                assert entry is None or (entry.path / "file").read_text() == "x" * 100
 
-    threads = [threading.Thread(target=work, args=[first]) for first in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))

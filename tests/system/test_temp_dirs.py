@@ -9,14 +9,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.own_folders import open_private_folder, remove_folder
+from pipeline_ops.storage.local_files import open_private_folder, remove_folder
 from pipeline_ops.system.temp_dirs import (
     get_scratch_path,
     sweep,
@@ -26,7 +26,7 @@ from pipeline_ops.system.temp_dirs import (
 
 _WRITE_AND_WAIT = """
 import sys, tempfile
-from pipeline_ops.storage.own_folders import open_private_folder, remove_folder
+from pipeline_ops.storage.local_files import open_private_folder, remove_folder
 from pipeline_ops.system.temp_dirs import use_temporary_folder
 with use_temporary_folder("test"):
     tempfile.mkstemp()
@@ -45,14 +45,8 @@ def start() -> Iterator[Callable[[], tuple[subprocess.Popen, Path]]]:
     started = []
 
     def start_one() -> tuple[subprocess.Popen, Path]:
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-c", _WRITE_AND_WAIT],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
+        argv, pipe = [sys.executable, "-c", _WRITE_AND_WAIT], subprocess.PIPE
+        started.append(subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True))
         return started[-1], Path(started[-1].stdout.readline().strip()).parent
 
     yield start_one
@@ -65,12 +59,8 @@ def test_what_a_block_writes_as_temporary_goes_with_it(temporary):
     before = dict(os.environ)
     with use_temporary_folder("test") as folder:
         assert Path(tempfile.mkdtemp()).parent == folder
-        told = subprocess.run(
-            [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        argv = [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"]
+        told = subprocess.run(argv, capture_output=True, text=True, check=True)
         assert told.stdout.strip() == str(folder)
     assert list(temporary.iterdir()) == []
     assert os.environ == before and tempfile.gettempdir() == str(temporary)
@@ -136,11 +126,8 @@ def test_who_waits_for_a_folder_that_is_removed_does_not_hold_a_folder_that_is_n
                 sweep()
                 done += 1
 
-    threads = [threading.Thread(target=hold_and_remove) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: hold_and_remove(), range(3)))
     assert len(most) == 3 * rounds and max(most) == 1
 
 
@@ -162,10 +149,8 @@ def test_a_link_in_the_place_of_the_root_is_not_followed_and_its_folder_keeps_ev
     (victim / "thesis" / "chapter").write_text("1")
     get_scratch_path("gang").parent.symlink_to(victim)
     sweep()
-    with pytest.raises(
-        MachineError,
-        match=r"is a link or a file, .*\. Remove it, or set TMPDIR to another folder\.",
-    ):
+    cure = r"Remove it, or set TMPDIR to another folder\."
+    with pytest.raises(MachineError, match=rf"is a link or a file, .*\. {cure}"):
         try_acquire_scratch_folder("gang")
     with pytest.raises(MachineError, match="is a link"), use_temporary_folder("test"):
         pass
@@ -180,9 +165,8 @@ def test_a_root_that_others_can_enter_is_neither_used_nor_emptied(mode):
     (root / "test-01234567").mkdir(parents=True)
     root.chmod(mode)
     sweep()
-    with pytest.raises(
-        MachineError, match=f"open to other users .mode 0{mode & 0o77:02o}.*Run chmod 700"
-    ):
+    message = f"open to other users .mode 0{mode & 0o77:02o}.*Run chmod 700"
+    with pytest.raises(MachineError, match=message):
         try_acquire_scratch_folder("gang")
     assert os.listdir(root) == ["test-01234567"]
 
@@ -221,7 +205,5 @@ def test_in_a_root_of_ours_the_folder_of_another_user_stays(temporary, caplog):
     descriptor = os.open(root, os.O_RDONLY)
     assert not remove_folder("theirs", descriptor, {os.geteuid() + 1})
     os.close(descriptor)
-    assert (
-        os.listdir(root) == ["theirs"]
-        and "theirs is not a folder that this program made" in caplog.text
-    )
+    assert os.listdir(root) == ["theirs"]
+    assert "theirs is not a folder that this program made" in caplog.text

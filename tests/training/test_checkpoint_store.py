@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.local_store import LocalStore
+from pipeline_ops.storage.local_store import LocalPath
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.training.checkpoints import (
@@ -209,51 +209,51 @@ def test_a_checkpoint_that_was_not_stored_yet_counts_on_its_own_host_only(make_h
 
 
 @dataclasses.dataclass(frozen=True)
-class SlowStore(LocalStore):
-    """A store that holds uploads until it is opened."""
+class SlowPath(LocalPath):
+    """A place in a store that holds uploads until it is opened."""
 
     is_open: threading.Event = dataclasses.field(default_factory=threading.Event)
     uploads: list[str] = dataclasses.field(default_factory=list)
 
-    def upload(self, key: str, file: Path) -> None:
-        self.uploads.append(key)
+    def upload(self, file: Path) -> None:
+        self.uploads.append(self.key)
         assert self.is_open.wait(60)
-        super().upload(key, file)
+        super().upload(file)
 
 
 def test_training_does_not_wait_for_an_upload_and_the_newest_is_next(tmp_path):
-    slow = SlowStore(tmp_path / "store")
-    host = Host(tmp_path / "first", StorePath(slow), 1)
+    slow = SlowPath(tmp_path / "store")
+    host = Host(tmp_path / "first", slow, 1)
     for step in range(10, 100, 10):
         host.checkpoints.save(TrainingState(step=step, learning_rate=0.1), [np.ones(step)], [])
     host.checkpoints.wait()
     assert len(slow.uploads) == 1, "the first one is still on its way"
     slow.is_open.set()
     host.checkpoints.wait_until_stored()
-    assert [each[-14:-5] for each in manifests(StorePath(slow))] == ["000000010", "000000090"]
-    assert Host(tmp_path / "other", StorePath(slow), 2).restore().weights[0].shape == (90,)
+    assert [each[-14:-5] for each in manifests(slow)] == ["000000010", "000000090"]
+    assert Host(tmp_path / "other", slow, 2).restore().weights[0].shape == (90,)
     assert list(host.folder.glob(".upload-*")) == []
 
 
 @dataclasses.dataclass(frozen=True)
-class RefusingStore(LocalStore):
-    """A store that is out of reach for uploads after the first ones."""
+class RefusingPath(LocalPath):
+    """A place in a store that is out of reach for uploads after the first ones."""
 
     error: Exception = MachineError("the store is away")
     num_accepted: int = 0
     uploads: list[str] = dataclasses.field(default_factory=list)
 
-    def upload(self, key: str, file: Path) -> None:
-        self.uploads.append(key)
+    def upload(self, file: Path) -> None:
+        self.uploads.append(self.key)
         if len(self.uploads) > self.num_accepted:
             raise self.error
-        super().upload(key, file)
+        super().upload(file)
 
 
 @pytest.mark.parametrize("kind", [MachineError, OSError, ValueError])
 def test_a_failed_upload_is_a_warning_and_the_training_goes_on(tmp_path, kind):
-    refusing = RefusingStore(tmp_path / "store", kind("the store is away"))
-    host = Host(tmp_path / "first", StorePath(refusing), 1)
+    refusing = RefusingPath(tmp_path / "store", error=kind("the store is away"))
+    host = Host(tmp_path / "first", refusing, 1)
     host.save(10)
     host.save(20)
     assert host.warnings == [
@@ -304,7 +304,7 @@ def make_state(learning_rate: float) -> TrainingState:
 
 def test_after_a_rollback_all_hosts_have_the_last_save_of_a_step_that_was_stored_before(tmp_path):
     """The second save has the decision after a divergence. Its upload ends late."""
-    slow, barrier, rows = SlowStore(tmp_path / "store"), threading.Barrier(2, timeout=60), [b""] * 2
+    slow, barrier, rows = SlowPath(tmp_path / "store"), threading.Barrier(2, timeout=60), [b""] * 2
 
     def make_worker(worker: int) -> Host:
         def gather(message: bytes) -> list[bytes]:
@@ -317,7 +317,7 @@ def test_after_a_rollback_all_hosts_have_the_last_save_of_a_step_that_was_stored
             return found
 
         options = {"is_exchanged": True, "gather": gather, "is_chief": worker == 0}
-        return Host(tmp_path / f"host-{worker}", StorePath(slow), 1, **options)
+        return Host(tmp_path / f"host-{worker}", slow, 1, **options)
 
     hosts = [make_worker(0), make_worker(1)]
     slow.is_open.set()
@@ -336,7 +336,7 @@ def test_after_a_rollback_all_hosts_have_the_last_save_of_a_step_that_was_stored
 def test_a_rollback_never_takes_an_earlier_copy_of_a_save_that_was_not_stored(
     tmp_path, is_exchanged
 ):
-    store = StorePath(RefusingStore(tmp_path / "store", num_accepted=1))
+    store = RefusingPath(tmp_path / "store", num_accepted=1)
     host = Host(tmp_path / "first", store, 1, is_exchanged=is_exchanged)
     for learning_rate in (0.1, 0.05):
         host.checkpoints.save(make_state(learning_rate), [np.float32([1])], [])

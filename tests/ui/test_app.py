@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from airflow_database import DAG
+from airflow_database import DAG, RUN
 from pages import Page
 
-RUN = "manual__2026-11-21T10:00:00.5+00:00"
 FORM = {"version": "1", "expected": "2", "reason": "it was better"}
 ADDRESSES = {
     "GET /{name}.{suffix}": "/style.css",
@@ -28,9 +27,11 @@ CHANGING = {name for name in ADDRESSES if name.startswith("POST")}
 SAME_SITE = {"sec-fetch-site": "same-origin"}
 
 
-def find_address(name: str, run_writer) -> str:
-    example = ADDRESSES[name]
-    return example if example.startswith("/") else run_writer.address(example)
+def ask(browser, name: str, run_writer, **more):
+    """The answer to an example of a route."""
+    method, example = name.split()[0], ADDRESSES[name]
+    address = example if example.startswith("/") else run_writer.address(example)
+    return browser.request(method, address, headers=SAME_SITE, **more)
 
 
 def test_every_route_has_an_example(plugin):
@@ -60,10 +61,7 @@ def test_the_files_of_the_pages_are_served_and_no_others(client, name, media_typ
 @pytest.mark.parametrize("who", [None, "viewer", "user", "admin"])
 @pytest.mark.parametrize("name", ADDRESSES)
 def test_who_may_do_what(client, whole_run, name, who):
-    method, address = name.split()[0], find_address(name, whole_run)
-    answer = client(who).request(
-        method, address, headers=SAME_SITE, data=FORM if method == "POST" else None
-    )
+    answer = ask(client(who), name, whole_run, data=FORM if name in CHANGING else None)
     expected = 200 if name not in CHANGING else 403 if who == "viewer" else 303
     if who is None:
         expected = 401
@@ -76,8 +74,7 @@ def test_a_token_that_is_none_of_airflows_opens_nothing(client, whole_run, name)
     browser = client(None)
     token = "eyJhbGciOiJIUzUxMiJ9.eyJzdWIiOiJhZG1pbiIsInJvbGUiOiJhZG1pbiJ9.bm9wZQ"
     browser.cookies.set("_token", token)
-    method, address = name.split()[0], find_address(name, whole_run)
-    answer = browser.request(method, address, headers=SAME_SITE, data=FORM)
+    answer = ask(browser, name, whole_run, data=FORM)
     assert answer.status_code in (401, 403)
     assert whole_run.registry.find_champion().number == 2
 
@@ -122,10 +119,9 @@ def test_a_promotion_is_signed_and_in_the_audit_log(client, whole_run):
     answer = client("user").post(whole_run.address("models/promote"), data=FORM, headers=SAME_SITE)
     assert answer.headers["location"] == "../models?done=Version+1+is+in+service."
     assert whole_run.registry.read_history().moves[-1].reason == "it was better (user, in the UI)"
+    promotions = select(Log).where(Log.event == "trainyard_promote").order_by(Log.id.desc())
     with create_session() as session:
-        entry = session.scalars(
-            select(Log).where(Log.event == "trainyard_promote").order_by(Log.id.desc())
-        ).first()
+        entry = session.scalars(promotions).first()
         assert (entry.owner, entry.dag_id, entry.extra) == ("user", "digits", '{"version": 1}')
 
 
@@ -145,8 +141,7 @@ def test_only_who_may_promote_sees_the_forms(client, whole_run):
 
 @pytest.mark.parametrize("name", ADDRESSES)
 def test_every_answer_has_a_strict_policy(client, whole_run, name):
-    method, address = name.split()[0], find_address(name, whole_run)
-    headers = client("admin").request(method, address, headers=SAME_SITE, data=FORM).headers
+    headers = ask(client("admin"), name, whole_run, data=FORM).headers
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'self'" in policy
@@ -262,15 +257,10 @@ def test_no_page_is_served_through_a_link(client, whole_run, tmp_path, page, fil
     assert answer.status_code == 200, "without links"
 
 
-@pytest.mark.parametrize(
-    "manifest",
-    [
-        "/etc/passwd",
-        "http://127.0.0.1:1/manifest.json",
-        "../../manifest.json",
-        "{root}/artifacts/other/evaluate/x",
-    ],
-)
+ELSEWHERE = "/etc/passwd http://127.0.0.1:1/m.json ../../m.json {root}/artifacts/other/evaluate/x"
+
+
+@pytest.mark.parametrize("manifest", ELSEWHERE.split())
 def test_a_record_leads_no_page_outside_of_the_pipelines_artifacts(client, whole_run, manifest):
     """F8."""
     whole_run.record("evaluate", manifest=manifest.format(root=whole_run.layout.root))

@@ -13,6 +13,11 @@ import pytest
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
+def run(code: str) -> str:
+    argv = [sys.executable, "-c", code]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
 @pytest.mark.airflow
 def test_the_plugin_costs_the_processes_that_serve_no_pages_nothing():
     code = (
@@ -20,11 +25,8 @@ def test_the_plugin_costs_the_processes_that_serve_no_pages_nothing():
         "import pipeline_ops.ui.plugin; "
         "print(*(set(sys.modules) - before))"
     )
-    output = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout
     # Airflow itself has imported `pipeline_ops.provider` before.
-    assert set(output.split()) == {"pipeline_ops.ui", "pipeline_ops.ui.plugin"}
+    assert set(run(code).split()) == {"pipeline_ops.ui", "pipeline_ops.ui.plugin"}
 
 
 @pytest.mark.airflow
@@ -38,22 +40,18 @@ def test_an_airflow_without_a_needed_part_is_named_when_the_api_server_loads_the
         "sys.modules['airflow.models.log'] = None; "
         "print(*manager._get_plugins()[1].values())"
     )
-    output = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout
     problem = (
         f"Airflow {version('apache-airflow')} lacks a part that Trainyard's pages and its orphan "
         "reaper need (import of airflow.models.log halted; None in sys.modules). "
         "Trainyard is tested with Airflow 3.2 and 3.3. Install one of them: "
         "pip install 'apache-airflow==3.3.*'"
     )
-    assert (problem in output) == in_api_server
+    assert (problem in run(code)) == in_api_server
 
 
 def test_the_package_names_the_plugin_for_airflow():
     from pipeline_ops.ui.plugin import TrainyardPlugin
 
-    [(name, target)] = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"][
-        "airflow.plugins"
-    ].items()
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    [(name, target)] = project["entry-points"]["airflow.plugins"].items()
     assert EntryPoint(name, target, "airflow.plugins").load() is TrainyardPlugin

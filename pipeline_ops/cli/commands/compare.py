@@ -14,7 +14,7 @@ from pipeline_ops.cli.arguments import Commands, add_command, add_output
 from pipeline_ops.cli.run_view import make_console
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
 

@@ -13,7 +13,7 @@ from pipeline_ops.cli.arguments import (
     make_int_parser,
 )
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.local_files import write_atomically
 
 
 def add_parser(commands: Commands) -> None:

@@ -34,7 +34,7 @@ from pipeline_ops.jobs.model_check import (
     validate_training,
 )
 from pipeline_ops.planning.inputs import make_path_input
-from pipeline_ops.storage.atomic import create_atomically, write_atomically
+from pipeline_ops.storage.local_files import create_atomically, write_atomically
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.host import find_gpu_problem, find_gpus
 

@@ -26,7 +26,7 @@ from pipeline_ops.registry.aliases import CHAMPION
 from pipeline_ops.registry.minisign import read_public_key
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.version import read_manifests
-from pipeline_ops.storage.staging import staging_folder
+from pipeline_ops.storage.local_files import staging_folder
 from pipeline_ops.system.locks import exclusive_lock
 
 _ACTIONS = ("list", "promote", "rollback", "alias", "retire", "fetch")

@@ -15,7 +15,7 @@ from pipeline_ops.cli.arguments import (
     make_int_parser,
     parse_overrides,
 )
-from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.local_files import write_atomically
 
 _MAX_EXAMPLES = 200
 

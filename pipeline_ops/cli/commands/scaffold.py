@@ -13,7 +13,7 @@ from pipeline_ops.cli.arguments import Commands, add_command
 from pipeline_ops.cli.templates import render_template
 from pipeline_ops.config import sources
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage.atomic import write_atomically
+from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.user_code import stages as user_stages
 
 _CATALOGUE = Path("beam_jobs") / "stages" / "__init__.py"

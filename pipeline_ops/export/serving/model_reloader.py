@@ -24,9 +24,9 @@ from pipeline_ops.export.serving.rest import TensorSpec
 from pipeline_ops.registry.minisign import PublicKey
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.version import Version
+from pipeline_ops.storage.local_files import remove_own_folder, staging_folder
 from pipeline_ops.storage.open_store import is_remote
 from pipeline_ops.storage.read_errors import make_read_error, summarize_error
-from pipeline_ops.storage.staging import remove_own_folder, staging_folder
 from pipeline_ops.system.disk_cache import release_entry
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pipeline_ops.jobs.places.place import (
     read_tail,
 )
 from pipeline_ops.jobs.workspace import make_local_folder, ship_leftovers
-from pipeline_ops.storage.atomic import format_json
+from pipeline_ops.storage.local_files import format_json
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.locks import exclusive_lock

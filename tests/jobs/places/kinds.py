@@ -11,11 +11,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
+import pytest
 from fake_kubernetes import KubernetesCluster
 from fake_kubernetes.hosts import IMAGE
 from launch import cluster as slurm
 from launch import network
 from placed_job import PlacedJob
+from processes import read_command_line
 from small_disks import mount_small_disk
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
@@ -154,13 +157,10 @@ class KindJob(PlacedJob):
         found = find_processes((ATTEMPT_VARIABLE, str(self.attempt.folder)))
         return [process.pid for process in found]
 
-    def find_main(self) -> int:
-        """The process of the job itself."""
-        for process in find_processes((ATTEMPT_VARIABLE, str(self.attempt.folder))):
-            command = process.cmdline()
-            if command[1:3] == ["-m", "place_job"]:
-                return process.pid
-        raise LookupError(f"{self.attempt.folder} has no process")
+    def list_main_processes(self) -> list[psutil.Process]:
+        """The processes of the job itself, without their children and the init process."""
+        found = find_processes((ATTEMPT_VARIABLE, str(self.attempt.folder)))
+        return [each for each in found if read_command_line(each)[1:3] == ["-m", "place_job"]]
 
     def kill_all(self) -> None:
         for pid in self.list_processes():
@@ -189,16 +189,8 @@ def open_kind(name: str, folder: Path) -> Iterator[Kind]:
                 yield Slurm(folder)
             case "kubernetes":
                 pods = stack.enter_context(KubernetesCluster(folder / "cluster"))
-                before = os.environ.get("KUBECONFIG")
-                os.environ["KUBECONFIG"] = str(pods.write_kubeconfig("trainyard-airflow"))
-                stack.callback(_restore, "KUBECONFIG", before)
+                patch = stack.enter_context(pytest.MonkeyPatch.context())
+                patch.setenv("KUBECONFIG", str(pods.write_kubeconfig("trainyard-airflow")))
                 yield Kubernetes(folder, pods)
             case _:
                 raise ValueError(name)
-
-
-def _restore(variable: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(variable, None)
-    else:
-        os.environ[variable] = value

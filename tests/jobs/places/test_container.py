@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import concurrent.futures
-import http.server
 import json
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 
 import pytest
+from answering_server import HEADERS, answering_server
 from placed_job import PlacedJob
 
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.container import ContainerPlace, build_body
-from pipeline_ops.jobs.places.place import JobLaunch
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.storage.open_store import open_path
 
@@ -48,11 +46,11 @@ def test_a_job_leaves_its_artifact_and_nothing_in_its_place(engine, job):
     outcome = one.wait_for_outcome()
     assert outcome.exit_code is ExitCode.SUCCESS, outcome
     assert open_path(outcome.manifest).exists()
-    one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
+    one.wait_for_phase("ended")
     assert "the job does: nothing" in one.place.read_output(one.attempt)
     assert "the job does: nothing" in one.attempt.log.read_log_end(1 << 20)[1].decode()
     assert one.place.clean(one.attempt)
-    assert one.place.find(one.attempt).phase == "absent"
+    assert one.find().phase == "absent"
     assert engine.list_volumes() == before
     assert one.place.clean(one.attempt), "a second time there is nothing to do"
 
@@ -87,28 +85,29 @@ def test_a_job_is_started_once(engine, job):
     one.start()
     assert engine.describe(one.name)["State"]["StartedAt"] == first["State"]["StartedAt"]
     engine.kill_container(one.attempt)
-    one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
+    one.wait_for_phase("ended")
     one.start()
-    assert one.place.find(one.attempt).phase == "ended", "it is not started again after its end"
+    assert one.find().phase == "ended", "it is not started again after its end"
+
+
+def create_container(job: PlacedJob) -> None:
+    """Makes the container of a job, and does not start it."""
+    image = job.place._find_planned_image(job.attempt)
+    body = build_body(job.place._hosts, image, job.launch)
+    job.place._daemon.call("create_container_from_config", body, name=job.name)
 
 
 def test_a_container_of_a_killed_starter_is_started_by_the_next_one(engine, job):
     one = job("wait")
-    launch = JobLaunch(one.attempt, "place_job", {}, 300, "digits", "train")
-    image = one.place._find_planned_image(one.attempt)
-    body = build_body(one.place._hosts, image, launch)
-    one.place._daemon.call("create_container_from_config", body, name=one.name)
-    assert one.place.find(one.attempt).phase == "absent", "it was not started"
+    create_container(one)
+    assert one.find().phase == "absent", "it was not started"
     one.start().wait_until_ready()
-    assert one.place.find(one.attempt).phase == "running"
+    assert one.find().phase == "running"
 
 
 def test_a_container_that_was_not_started_goes_with_a_cancellation(engine, job):
     one = job("wait")
-    launch = JobLaunch(one.attempt, "place_job", {}, 300, "digits", "train")
-    image = one.place._find_planned_image(one.attempt)
-    body = build_body(one.place._hosts, image, launch)
-    one.place._daemon.call("create_container_from_config", body, name=one.name)
+    create_container(one)
     one.place.cancel(one.attempt)
     assert engine.docker.run("docker", "inspect", one.name).returncode != 0
 
@@ -134,30 +133,9 @@ def test_want_of_memory_of_the_first_process_is_named(engine, job):
     one = job("wait")
     one.place = ContainerPlace(engine.hosts().model_copy(update={"memory": "24Mi"}))
     one.start()
-    one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
-    state = one.place.find(one.attempt)
+    state = one.wait_for_phase("ended")
     assert "out of memory: it needed more than the limit of 24Mi" in state.message, state
     assert state.exit_code is ExitCode.RETRY
-
-
-class _Registry(http.server.BaseHTTPRequestHandler):
-    status, error = 404, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}'
-
-    def do_GET(self) -> None:
-        is_version = self.path == "/v2/"
-        content = b"{}" if is_version else self.error
-        self.send_response(200 if is_version else self.status)
-        self.send_header("Docker-Distribution-Api-Version", "registry/2.0")
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    do_HEAD = do_GET
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -171,16 +149,15 @@ class _Registry(http.server.BaseHTTPRequestHandler):
 )
 def test_a_failed_pull_is_named(engine, monkeypatch, status, code, kind, text):
     error = json.dumps({"errors": [{"code": code, "message": code.lower()}]}).encode()
-    handler = type("Handler", (_Registry,), {"status": status, "error": error})
-    server = http.server.ThreadingHTTPServer((engine.gateway, 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    image = f"{engine.gateway}:{server.server_port}/team/jobs:1"
-    try:
+
+    def answer(method: str, path: str) -> tuple[int, bytes]:
+        return (200, b"{}") if path == "/v2/" else (status, error)
+
+    headers = HEADERS | {"Docker-Distribution-Api-Version": "registry/2.0"}
+    with answering_server(answer, engine.gateway, headers) as host:
+        place = engine.place(image=f"{host}/team/jobs:1", pull="missing")
         with pytest.raises(kind, match=text):
-            engine.place(image=image, pull="missing").find_versions([])
-    finally:
-        server.shutdown()
-        server.server_close()
+            place.find_versions([])
 
 
 def test_a_registry_that_can_not_be_reached_is_tried_again(engine):
@@ -200,16 +177,14 @@ def test_the_job_runs_in_the_image_that_was_planned(engine, job, tmp_path):
 def test_an_image_without_the_project_is_refused(engine, job, tmp_path):
     engine.build_image("empty", "FROM small\nENV PYTHONPATH=/nowhere\n", tmp_path)
     one = job("wait", image="empty").start()
-    one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
-    state = one.place.find(one.attempt)
+    state = one.wait_for_phase("ended")
     assert state.exit_code is ExitCode.CONFIG
     assert "lacks this project or one of its packages" in state.message
 
 
 def test_an_interpreter_that_is_not_in_the_image_is_named(job):
     one = job("wait", python="/opt/nowhere/python").start()
-    one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
-    state = one.place.find(one.attempt)
+    state = one.wait_for_phase("ended")
     assert state.exit_code is ExitCode.CONFIG
     assert "/opt/nowhere/python" in state.message
 
@@ -239,14 +214,14 @@ def test_forgotten_containers_of_the_pipeline_are_removed(engine, job, monkeypat
 
     old, new = job("nothing").start(), job("nothing").start()
     for one in (old, new):
-        one.wait_until(lambda one=one: one.place.find(one.attempt).phase == "ended")
+        one.wait_for_phase("ended")
     new.place.clean(new.attempt)
-    assert old.place.find(old.attempt).phase == "ended", "a day has not passed"
+    assert old.find().phase == "ended", "a day has not passed"
     third = job("nothing").start()
-    third.wait_until(lambda: third.place.find(third.attempt).phase == "ended")
+    third.wait_for_phase("ended")
     monkeypatch.setattr(container, "_KEEP", -container._KEEP)
     third.place.clean(third.attempt)
-    assert old.place.find(old.attempt).phase == "absent"
+    assert old.find().phase == "absent"
 
 
 def test_a_daemon_is_reached_over_tls(engine, job, monkeypatch):
@@ -261,10 +236,10 @@ def test_a_job_is_lost_with_the_host_of_its_daemon(engine, job):
     one = job("wait").start().wait_until_ready()
     engine.lose()
     with pytest.raises(MachineError, match="does not answer"):
-        one.place.find(one.attempt)
+        one.find()
     engine.start()
-    one.wait_until(lambda: one.place.find(one.attempt).phase == "ended")
-    assert one.place.find(one.attempt).exit_code is ExitCode.RETRY
+    one.wait_for_phase("ended")
+    assert one.find().exit_code is ExitCode.RETRY
     assert one.place.clean(one.attempt)
     assert read_status(one.attempt) is None
 
@@ -292,7 +267,7 @@ def test_a_job_survives_its_daemon_with_live_restore(engine, job):
     assert handle.read_outcome() is None
     assert handle.is_alive(), "a daemon that does not answer is no reason to start it again"
     engine.start()
-    assert one.place.find(one.attempt).phase == "running"
+    assert one.find().phase == "running"
     one.place.cancel(one.attempt)
     assert engine.find_pids(one.name) == []
     assert one.place.clean(one.attempt)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import sys
-import threading
 
 import pytest
+from answering_server import answering_server
 from pydantic import ValidationError
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.jobs.places.container import (
-    ContainerPlace,
-    Daemon,
-    build_body,
-)
+from pipeline_ops.jobs.places.container import ContainerPlace, Daemon, build_body
 from pipeline_ops.jobs.places.place import INIT_MODULE, JobLaunch
 from pipeline_ops.storage.open_store import open_root
 
@@ -40,28 +35,20 @@ def test_a_container_has_no_right_that_it_does_not_need():
     assert host["Mounts"] == [] and "Binds" not in host and "Privileged" not in host
 
 
-def test_a_container_writes_to_a_volume_of_its_own():
+def test_a_container_writes_to_a_volume_of_its_own_and_has_no_other_entry_point():
     body = build()
     assert body["Volumes"] == {"/work": {}}
     variables = dict(line.split("=", 1) for line in body["Env"])
     assert variables["HOME"] == variables["TMPDIR"] == "/work"
     assert variables["TRAINYARD_LOCAL_FOLDER"] == "/work/local"
+    python = ["PYTHONSAFEPATH=1", "python", "-m", INIT_MODULE, "module"]
+    assert body["Entrypoint"] == ["env"]
+    assert body["Cmd"] == [*python, "/folder/attempt/request.json"]
 
 
-def test_the_entry_point_of_the_image_is_not_run():
-    body = build()
-    assert (body["Entrypoint"], body["Cmd"]) == (
-        ["env"],
-        ["PYTHONSAFEPATH=1", "python", "-m", INIT_MODULE, "module", "/folder/attempt/request.json"],
-    )
-
-
-def test_a_container_without_limits_has_none():
+def test_a_container_without_limits_has_none_and_one_of_memory_is_without_swap():
     host = build()["HostConfig"]
     assert not {"Memory", "NanoCpus", "DeviceRequests", "NetworkMode"} & set(host)
-
-
-def test_a_limit_of_memory_is_one_without_swap():
     host = build(memory="512Mi", cpu="1.5")["HostConfig"]
     assert host["Memory"] == host["MemorySwap"] == host["ShmSize"] == 512 << 20
     assert host["NanoCpus"] == 1_500_000_000
@@ -114,50 +101,32 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch):
         Daemon("unix:///d.sock").inspect("x")
 
 
-class _Daemon(http.server.BaseHTTPRequestHandler):
+class Answers:
     """A Docker daemon that has the images `images`, and notes the requests that it gets."""
 
-    images: dict[str, dict]
-    requests: list[str]
-    failure: tuple[int, str] | None = None
-    """The status and the message of all answers but the version."""
+    def __init__(self):
+        config = {"User": "10001", "Volumes": {"/work": {}}}
+        self.images, self.requests = {"jobs": {"Id": "sha256:1", "Config": config}}, []
+        self.failure: tuple[int, str] | None = None
+        """The status and the message of all answers but the version."""
 
-    def do_GET(self) -> None:
-        self.requests.append(f"{self.command} {self.path}")
-        name = self.path.partition("/images/")[2].removesuffix("/json")
-        if self.path.endswith("/version"):
-            self._answer(200, {"ApiVersion": "1.44"})
-        elif self.failure:
-            self._answer(self.failure[0], {"message": self.failure[1]})
-        elif name in self.images:
-            self._answer(200, self.images[name])
-        else:
-            self._answer(404, {"message": f"No such image: {name}"})
-
-    do_POST = do_GET
-
-    def _answer(self, status: int, value: dict) -> None:
-        content = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+    def __call__(self, method: str, path: str) -> tuple[int, bytes]:
+        self.requests.append(f"{method} {path}")
+        name = path.partition("/images/")[2].removesuffix("/json")
+        if path.endswith("/version"):
+            return 200, b'{"ApiVersion": "1.44"}'
+        if name in self.images and not self.failure:
+            return 200, json.dumps(self.images[name]).encode()
+        status, message = self.failure or (404, f"No such image: {name}")
+        return status, json.dumps({"message": message}).encode()
 
 
 @pytest.fixture
 def daemon():
-    good = {"Id": "sha256:1", "Config": {"User": "10001", "Volumes": {"/work": {}}}}
-    values = {"images": {"jobs": good}, "requests": []}
-    handler = type("Handler", (_Daemon,), values)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        server.address = f"tcp://127.0.0.1:{server.server_port}"
-        yield server
-        server.shutdown()
+    daemon = Answers()
+    with answering_server(daemon) as host:
+        daemon.address = f"tcp://{host}"
+        yield daemon
 
 
 @pytest.mark.parametrize("method", ["check", "check_for_gang"])
@@ -170,7 +139,7 @@ def test_a_check_pulls_nothing(daemon):
     [finding] = ContainerPlace(make_hosts(daemon=daemon.address, image="other:1")).check()
     assert "does not have the image other:1 yet" in finding.problem
     assert finding.is_warning and "docker pull" in finding.cure
-    assert [each for each in daemon.RequestHandlerClass.requests if "POST" in each] == []
+    assert [each for each in daemon.requests if "POST" in each] == []
 
 
 def test_an_image_that_is_missing_and_never_pulled_is_found(daemon):
@@ -193,7 +162,7 @@ def test_a_check_finds_that_there_is_no_daemon():
     ],
 )
 def test_an_image_that_jobs_can_not_use_is_refused(daemon, config, problem):
-    daemon.RequestHandlerClass.images["jobs"]["Config"] |= config
+    daemon.images["jobs"]["Config"] |= config
     with pytest.raises(ConfigError, match=problem):
         list(ContainerPlace(make_hosts(daemon=daemon.address)).check())
 
@@ -214,7 +183,7 @@ def test_an_image_that_jobs_can_not_use_is_refused(daemon, config, problem):
 def test_an_error_of_the_daemon_is_one_of_the_hosts_file_or_of_the_machine(
     daemon, status, explanation, kind
 ):
-    daemon.RequestHandlerClass.failure = status, explanation
+    daemon.failure = status, explanation
     with pytest.raises(kind) as caught:
         Daemon(daemon.address).call("start", "x")
     assert type(caught.value) is kind

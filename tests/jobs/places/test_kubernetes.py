@@ -6,8 +6,8 @@ import base64
 import json
 import re
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fake_kubernetes import KubernetesCluster
@@ -94,9 +94,8 @@ def test_a_pod_never_waits_for_its_secret(cluster, make):
     job = make("wait", environment={"TOKEN": "hidden"})
     cluster.fail("POST .*/secrets", 503, 2)
     job.start().wait_until_ready()
-    states = [
-        event["object"]["status"] for _, kind, event in cluster.objects.events if kind == "pods"
-    ]
+    pods = [event["object"] for _, kind, event in cluster.objects.events if kind == "pods"]
+    states = [pod["status"] for pod in pods]
     assert states and "CreateContainerConfigError" not in json.dumps(states)
 
 
@@ -140,11 +139,8 @@ def test_a_sandbox_that_cannot_be_made_says_why(cluster, make):
 
 def test_two_starts_are_one_job(cluster, make):
     job = make()
-    starters = [threading.Thread(target=job.start) for _ in range(3)]
-    for starter in starters:
-        starter.start()
-    for starter in starters:
-        starter.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: job.start(), range(3)))
     job.wait_until_ready()
     processes = cluster.list_processes(job.name)
     job.start()
@@ -200,28 +196,21 @@ def test_the_cluster_may_be_away_while_a_job_runs(cluster, make):
 
 
 ENDS = {
-    "killed": (lambda cluster, name: cluster.kill(name), "killed by signal 9"),
-    "out of memory": (
-        lambda cluster, name: cluster.exhaust_memory(name),
-        "out of memory: .* more `memory`",
-    ),
-    "evicted": (
-        lambda cluster, name: cluster.evict(name),
-        "Evicted: The node was low on resource: memory",
-    ),
-    "node lost": (lambda cluster, name: cluster.lose_node(name), "its node was lost"),
+    "kill": "killed by signal 9",
+    "exhaust_memory": "out of memory: .* more `memory`",
+    "evict": "Evicted: The node was low on resource: memory",
+    "lose_node": "its node was lost",
 }
+"""Methods of the cluster, with the reason that each leaves."""
 
 
-@pytest.mark.parametrize("case", ENDS)
-def test_an_end_has_its_reason_and_is_retried(cluster, make, case):
-    end, reason = ENDS[case]
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_has_its_reason_and_is_retried(cluster, make, end):
     job = make().start().wait_until_ready()
-    end(cluster, job.name)
+    getattr(cluster, end)(job.name)
     outcome = job.wait_for_outcome()
     assert outcome.exit_code is ExitCode.RETRY
-
-    assert re.search(reason, outcome.message), outcome.message
+    assert re.search(ENDS[end], outcome.message), outcome.message
     assert cluster.list_processes(job.name) == []
 
 

@@ -46,16 +46,8 @@ def run(cluster, pod, monkeypatch):
     started = []
 
     def start(*command: str, name: str = pod) -> subprocess.Popen[bytes]:
-        argv = build_exec_command(cluster.namespace, None, name, command)
-        started.append(
-            subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-            )
-        )
+        argv, pipe = build_exec_command(cluster.namespace, None, name, command), subprocess.PIPE
+        started.append(subprocess.Popen(argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe))
         return started[-1]
 
     yield start
@@ -63,6 +55,14 @@ def run(cluster, pod, monkeypatch):
     for process in started:
         process.kill()
         process.wait()
+
+
+def run_cat(run) -> subprocess.Popen[bytes]:
+    """Starts `cat`, which has answered a line."""
+    process = run("cat")
+    process.stdin.write(b"line\n")
+    assert process.stdout.readline() == b"line\n"
+    return process
 
 
 def count_processes(cluster: KubernetesCluster) -> int:
@@ -88,9 +88,7 @@ def test_the_exit_code_is_that_of_the_command(run):
 
 
 def test_a_line_is_answered_at_once(run):
-    process = run("cat")
-    process.stdin.write(b"first\n")
-    assert process.stdout.readline() == b"first\n"
+    process = run_cat(run)
     times = []
     for _ in range(50):
         began = time.monotonic()
@@ -106,9 +104,7 @@ def test_a_line_is_answered_at_once(run):
 def test_the_end_of_the_input_ends_the_command(cluster, run, protocol):
     cluster.kubelet.protocols = [protocol]
     before = count_processes(cluster)
-    process = run("cat")
-    process.stdin.write(b"line\n")
-    process.stdout.readline()
+    process = run_cat(run)
     assert count_processes(cluster) == before + 1
     watch = Stopwatch()
     process.stdin.close()
@@ -119,17 +115,13 @@ def test_the_end_of_the_input_ends_the_command(cluster, run, protocol):
 
 def test_a_killed_launcher_ends_the_command(cluster, run):
     before = count_processes(cluster)
-    process = run("cat")
-    process.stdin.write(b"line\n")
-    process.stdout.readline()
+    process = run_cat(run)
     process.send_signal(signal.SIGKILL)
     wait_until(lambda: count_processes(cluster) == before, 20)
 
 
 def test_a_server_that_is_gone_ends_the_pipe(cluster, run):
-    process = run("cat")
-    process.stdin.write(b"line\n")
-    process.stdout.readline()
+    process = run_cat(run)
     cluster.stop()
     try:
         assert process.wait(20) == 255

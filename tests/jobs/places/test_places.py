@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import signal
 import time
-from pathlib import Path
 
 import pytest
 from jobs.places.kinds import Kind, KindJob, open_kind
-from launch.running import wait_until
-from processes import Stopwatch
+from processes import Stopwatch, wait_until
 from small_disks import mount_small_disk
 
 from pipeline_ops.errors import ExitCode, MachineError
@@ -20,7 +16,7 @@ from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.local_store import LocalPath
 
 KINDS = (
     "local",
@@ -58,14 +54,14 @@ def test_a_job_whose_process_cannot_be_recorded_does_not_run(tmp_path, monkeypat
     with open_kind("local", tmp_path) as kind:
         job = KindJob(kind, "wait")
 
-        def refuse(self: StorePath, data: bytes) -> None:
+        def refuse(self: LocalPath, data: bytes) -> None:
             if self.name == job.attempt.process.name:
                 raise MachineError(f"{self}: no space left")
             write(self, data)
 
-        write = StorePath.write
+        write = LocalPath.write
         with monkeypatch.context() as patch, pytest.raises(MachineError, match="no space left"):
-            patch.setattr(StorePath, "write", refuse)
+            patch.setattr(LocalPath, "write", refuse)
             job.start()
         wait_until(lambda: job.list_processes() == [], 10)
 
@@ -96,30 +92,22 @@ def test_a_temporary_folder_that_cannot_be_made_is_named(tmp_path):
     """N9."""
     with open_kind("local", tmp_path) as kind, mount_small_disk(tmp_path / "t", "nr_inodes=2"):
         kind.environment |= {"TMPDIR": str(tmp_path / "t")}
-        job = KindJob(kind)
-        job.start()
+        job = KindJob(kind).start()
         status = wait_for_outcome(job)
     assert status.exit_code == ExitCode.RETRY
     assert re.match(rf"cannot write {tmp_path}/t/.*: no space left on device", status.message)
 
 
 def wait_for_outcome(job: KindJob, seconds: float = 60, lost_seconds: float = 300.0):
-    handle, found = job.find_again(lost_seconds), []
-
-    def has_ended() -> bool:
-        found.append(handle.read_outcome())
-        return found[-1] is not None
-
-    wait_until(has_ended, seconds, lambda: f"{job.list_processes()}")
-    return found[-1]
+    handle = job.find_again(lost_seconds)
+    return wait_until(handle.read_outcome, seconds)
 
 
 class TestPlace:
     """One promise each, for all kinds."""
 
     def test_a_job_runs_to_its_end_and_reports_in_the_store(self, make):
-        job = make()
-        job.start()
+        job = make().start()
         status = wait_for_outcome(job)
         assert status.exit_code == ExitCode.SUCCESS, status.message
         assert job.manifest.exists()
@@ -137,8 +125,7 @@ class TestPlace:
         job.kind.open().start(job.launch)
         job.wait_until_ready()
         time.sleep(1)
-        main = [pid for pid in job.list_processes() if b"place_job\0--request" in read_command(pid)]
-        assert len(main) == 1
+        assert len(job.list_main_processes()) == 1
 
     def test_it_outlives_its_starter_and_is_found_by_the_next_try(self, make):
         job = make("wait")
@@ -148,9 +135,7 @@ class TestPlace:
         assert job.find_again().read_outcome() is None
 
     def test_a_cancelled_job_is_gone_with_all_its_processes_within_five_seconds(self, make):
-        job = make("wait")
-        job.start()
-        job.wait_until_ready()
+        job = make("wait").start().wait_until_ready()
         watch = Stopwatch()
         job.find_again().end("no longer needed")
         assert job.list_processes() == []
@@ -158,10 +143,9 @@ class TestPlace:
         assert job.find_again().read_outcome().exit_code != ExitCode.SUCCESS
 
     def test_a_killed_job_says_so_and_is_tried_again(self, make):
-        job = make("wait")
-        job.start()
-        job.wait_until_ready()
-        os.kill(job.find_main(), signal.SIGKILL)
+        job = make("wait").start().wait_until_ready()
+        [main] = job.list_main_processes()
+        main.kill()
         status = wait_for_outcome(job)
         assert status.exit_code == ExitCode.RETRY
         assert "killed" in status.message or "signal 9" in status.message
@@ -169,16 +153,12 @@ class TestPlace:
         wait_until(lambda: job.list_processes() == [])
 
     def test_a_lost_host_costs_the_try_and_not_the_result(self, make, kind):
-        job = make("wait")
-        job.start()
-        job.wait_until_ready()
+        job = make("wait").start().wait_until_ready()
         kind.lose_host(job)
         status = wait_for_outcome(job, 120, lost_seconds=3.0)
         assert status.exit_code == ExitCode.RETRY, status.message
         kind.restore_host()
-        again = make(number=2)
-        again.start()
-        status = wait_for_outcome(again, 90)
+        status = wait_for_outcome(make(number=2).start(), 90)
         assert status.exit_code == ExitCode.SUCCESS, status.message
 
     def test_a_request_that_others_have_changed_is_refused(self, make):
@@ -192,8 +172,7 @@ class TestPlace:
         assert "is not the request that Airflow has written" in status.message
 
     def test_an_error_of_the_job_is_its_outcome(self, make):
-        job = make("fail")
-        job.start()
+        job = make("fail").start()
         status = wait_for_outcome(job)
         assert status.exit_code == ExitCode.BUG
         assert "planned failure" in status.message
@@ -204,8 +183,7 @@ class TestPlace:
             monkeypatch.setattr(kind, "hosts", {**kind.hosts, "environment": disk})
             disk = {"SMALL_DISK": "/missing"}
         monkeypatch.setattr(kind, "environment", {**kind.environment, **disk})
-        job = make("fill_disk")
-        job.start()
+        job = make("fill_disk").start()
         status = wait_for_outcome(job)
         assert status.exit_code == ExitCode.RETRY
         assert "No space left" in status.message or "full" in status.message
@@ -233,9 +211,7 @@ class Unreachable(LocalPlace):
 def test_a_lost_job_stays_lost_for_the_next_process_and_is_tried_again(tmp_path):
     """The triggerer says so, and the task looks again in a process of its own."""
     with open_kind("local", tmp_path / "local") as kind:
-        job = KindJob(kind, "wait")
-        job.start()
-        job.wait_until_ready()
+        job = KindJob(kind, "wait").start().wait_until_ready()
         triggerer = JobHandle(job.attempt, Unreachable(), lost_seconds=0.5)
         wait_until(triggerer.read_outcome)
         task = JobHandle(job.attempt, Unreachable(), lost_seconds=300.0)
@@ -244,10 +220,3 @@ def test_a_lost_job_stays_lost_for_the_next_process_and_is_tried_again(tmp_path)
         status = job.find_again().read_outcome()
         assert status.exit_code == ExitCode.RETRY, "it was asked to end, and is tried again"
         job.kill_all()
-
-
-def read_command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""

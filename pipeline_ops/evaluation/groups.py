@@ -21,7 +21,7 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.metrics import (
     Interval,
     ModelPredictions,
-    compute_interval,
+    compute_interval_95,
     compute_wilson_interval_95,
     draw_samples,
     evaluate_counts,
@@ -62,7 +62,7 @@ class Group:
     def compute_difference_intervals(self) -> dict[str, Interval]:
         """Returns 95 % intervals of challenger minus champion, for metrics of the whole group."""
         return {
-            name: compute_interval(draws)
+            name: compute_interval_95(draws)
             for name, draws in self.differences.items()
             if draws.ndim == 1
         }
@@ -100,7 +100,7 @@ def build_group(
     intervals = {
         name: compute_wilson_interval_95(round(challenger.metrics[name] * len(labels)), len(labels))
         if name in _PROPORTIONS
-        else compute_interval(values)
+        else compute_interval_95(values)
         for name, values in draws.items()
         if values.ndim == 1
     }

@@ -230,10 +230,9 @@ def _compute_rates(
     }
 
 
-def compute_interval(draws: np.ndarray, confidence: float = 0.95) -> Interval:
-    """Returns the percentile interval that holds the true value with this confidence."""
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(draws, [tail, 1 - tail])
+def compute_interval_95(draws: np.ndarray) -> Interval:
+    """Returns the percentile interval, which holds the true value with 95 % confidence."""
+    low, high = np.quantile(draws, [0.025, 0.975])
     return float(low), float(high)
 
 

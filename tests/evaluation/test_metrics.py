@@ -24,7 +24,7 @@ from pipeline_ops.evaluation.metrics import (
     compare,
     compute_calibration_bins,
     compute_calibration_error,
-    compute_interval,
+    compute_interval_95,
     compute_wilson_interval_95,
     draw_samples,
     evaluate_counts,
@@ -362,7 +362,7 @@ def test_the_interval_of_a_difference_holds_the_truth_as_often_as_it_says():
         ease = generator.random(150)
         models = [make_answers(labels, (ease > share).astype(int)) for share in (0.8, 0.7)]
         first, second = draw_samples(labels, models, 2, 300, seed=repeat)
-        low, high = compute_interval(first["accuracy"] - second["accuracy"])
+        low, high = compute_interval_95(first["accuracy"] - second["accuracy"])
         held += low <= 0.1 <= high
     assert 0.88 <= held / 200 <= 0.99
 

@@ -59,7 +59,7 @@ KINDS: Mapping[str, JobKind] = {
     "evaluate": JobKind(
         "pipeline_ops.evaluation.evaluate",
         ("preprocess", "train"),
-        (*_TENSORFLOW, "jinja2", "pillow"),
+        (*_TENSORFLOW, "scikit-learn", "scipy", "jinja2", "pillow"),
     ),
     "export": JobKind(
         "pipeline_ops.export.export",

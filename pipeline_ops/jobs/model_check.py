@@ -46,7 +46,7 @@ class PlannedTraining(BaseModel):
     train: dict[str, Any]
     """The section of the config, as JSON."""
     python: str
-    """The interpreter of the train task. Empty for that of the process that checks the training."""
+    """The interpreter of the train task. "" is the interpreter of the checking process."""
     has_hosts: bool = False
     """True if it trains on other hosts, so that TensorFlow may be missing here."""
     weights: str = ""

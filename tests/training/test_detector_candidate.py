@@ -177,12 +177,12 @@ def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_ima
 def test_every_format_finds_the_boxes_of_the_detector_in_memory(candidate, tmp_path):
     """Of retinanet, whose backbone has depthwise convolutions and batch normalization, as well."""
     from pipeline_ops.export.check import References, check_format
-    from pipeline_ops.export.conversion import run_converter
+    from pipeline_ops.export.formats import run_converter
 
     config, formats = Export(model="scenes"), ["tflite", "onnx"]
     folder = shutil.copytree(candidate[0] / SAVED_MODEL, tmp_path / "version")
     references = References(candidate[0], folder, 10, "detection")
-    with run_converter(folder, "", config, formats, 10) as wait:
+    with run_converter(folder, "", formats, 10) as wait:
         seconds = wait()
     for name in formats:
         figures = check_format(name, references, folder, config, seconds[name])

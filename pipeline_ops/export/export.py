@@ -38,7 +38,7 @@ from pipeline_ops.artifacts.results import (
 )
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError, ExitCode
-from pipeline_ops.export.card import build_card, write_card
+from pipeline_ops.export.card import write_card
 from pipeline_ops.export.check import References, check_format
 from pipeline_ops.export.formats import FORMAT_PATHS, run_converter
 from pipeline_ops.export.serving_check import check_serving
@@ -187,15 +187,11 @@ class _StagedVersion:
         for file in sorted(file for file in self.folder.rglob("*") if file.is_file()):
             copy_file(file, folder / file.relative_to(self.folder))
         model, request = self.model, self.request
-        write_card(
-            folder,
-            build_card(
-                self.config, number, request, model.training, model.evaluation, self.formats
-            ),
-        )
+        training, evaluation = model.training, model.evaluation
+        write_card(folder, self.config, number, request, training, evaluation, self.formats)
         files = list_files(folder)
         found = {file.path: (file.crc32c, file.sha256) for file in files}
-        for trained in list_saved_model_files(model.training):
+        for trained in list_saved_model_files(training):
             path = trained.path.removeprefix(f"{SAVED_MODEL}/")
             if found.get(path) != (trained.crc32c, trained.sha256):
                 raise DataError(

@@ -96,7 +96,9 @@ class Cancelled(TrainyardError):
     exit_code = ExitCode.CANCELLED
 
 
-def make_error(exit_code: ExitCode, message: str) -> TrainyardError:
+def make_error(exit_code: int, message: str) -> TrainyardError:
     """The error for another process's exit code and message."""
-    kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, MachineError, Cancelled)}
+    kinds: dict[int, type[TrainyardError]] = {
+        kind.exit_code: kind for kind in (ConfigError, DataError, MachineError, Cancelled)
+    }
     return kinds.get(exit_code, TrainyardError)(message)

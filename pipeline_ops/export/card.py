@@ -24,16 +24,6 @@ from pipeline_ops.storage.local_files import write_atomically, write_json
 from pipeline_ops.storage.open_store import open_path
 
 CARD_JSON, CARD_MARKDOWN = "model_card.json", "MODEL_CARD.md"
-_FORMAT_KEYS = {
-    "name",
-    "path",
-    "num_bytes",
-    "num_checked",
-    "max_difference",
-    "tolerance",
-    "top1_agreement",
-    "min_top1_agreement",
-}
 _TEMPLATE = """\
 # {{ model }}, version {{ version }}
 
@@ -118,17 +108,18 @@ Gate:
 """
 
 
-def build_card(
+def write_card(
+    folder: Path,
     config: Export,
     number: int,
     request: Request,
     training: Manifest,
     evaluation: EvaluationFigures,
     formats: Sequence[FormatFigures],
-) -> dict[str, Any]:
-    """Returns the content of both files."""
+) -> None:
+    """Writes both files into a version's folder."""
     figures, challenger = TrainingFigures.model_validate(training.figures), evaluation.challenger
-    return {
+    card = {
         "model": config.model,
         "version": number,
         "pipeline": request.pipeline,
@@ -155,7 +146,7 @@ def build_card(
             "compared_with": evaluation.champion_version,
             "gate": [rule.text for rule in evaluation.rules],
         },
-        "formats": [each.model_dump(include=_FORMAT_KEYS) for each in formats],
+        "formats": [each.model_dump(exclude={"latency_seconds", "seconds"}) for each in formats],
         "lineage": {
             name: entry.digest
             for inputs in (request.inputs, training.inputs)
@@ -163,24 +154,17 @@ def build_card(
         },
         "versions": training.fingerprint.versions,
     }
-
-
-def write_card(folder: Path, card: Mapping[str, Any]) -> None:
-    """Writes both files into a version's folder."""
     write_json(folder / CARD_JSON, card)
     write_atomically(folder / CARD_MARKDOWN, _to_markdown(card).encode())
 
 
 def _read_data_figures(entry: Input | None) -> dict[str, Any] | None:
-    """Returns the figures of the data set, or None if it is gone.
-
-    The digest in the lineage still names it.
-    """
-    try:
-        manifest = read_manifest(open_path(entry.uri)) if entry else None
-    except DataError:
+    """Returns the figures of the data set, or None if it is gone."""
+    if entry is None:
         return None
-    if manifest is None:
+    try:
+        manifest = read_manifest(open_path(entry.uri))
+    except DataError:
         return None
     figures = DatasetFigures.model_validate(manifest.figures)
     return figures.model_dump(include={"num_examples", "labels", "num_rejected"})

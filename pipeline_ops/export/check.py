@@ -26,10 +26,9 @@ from pipeline_ops.artifacts.results import (
 from pipeline_ops.config.export import Export
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.errors import DataError
-from pipeline_ops.export.formats import FORMAT_PATHS, load_format
+from pipeline_ops.export.formats import FORMAT_PATHS, PredictFunction, load_format
 from pipeline_ops.input.saved_model_client import (
     DETECTOR_OUTPUTS,
-    EncodedBatch,
     SavedModelClient,
     pack_detections,
     read_encoded_batches,
@@ -84,11 +83,7 @@ class Agreement:
 class References:
     """The answers of the trained model, and a SavedModel that has to give the same ones.
 
-    Args:
-      training: the folder of a training's artifact.
-      folder: the SavedModel.
-      num_classes: K.
-      task: the task of the model.
+    `training` is the folder of a training's artifact, `folder` the SavedModel.
 
     Raises:
       DataError: a file cannot be read or loaded.
@@ -97,21 +92,23 @@ class References:
     def __init__(
         self, training: Path, folder: Path, num_classes: int, task: Task = "classification"
     ):
-        self.task, self.outputs = task, _read_outputs(training / REFERENCE_OUTPUTS)
+        self.task = task
+        try:
+            self.outputs = np.load(training / REFERENCE_OUTPUTS, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            problem = f"cannot read {training / REFERENCE_OUTPUTS}"
+            raise make_read_error(problem, error, ". Train again.") from error
         self.model = SavedModelClient(folder, "the candidate", num_classes, _OUTPUTS[task])
-        file = str(training / REFERENCE_EXAMPLES)
-        predictions = [np.empty((0, num_classes), np.float32)]
+        examples, predictions = str(training / REFERENCE_EXAMPLES), []
         self.encoded: list[bytes] = []
-        for batch in read_encoded_batches([file], _BATCH):  # names a bad image
-            predictions.append(self._predict(batch))
+        for batch in read_encoded_batches([examples], _BATCH):  # names a bad image
+            if task == "detection":
+                predictions.append(pack_detections(self.model.predict(batch)))
+            else:
+                predictions.append(self.model.classify(batch)[0])
             self.encoded += batch.images.tolist()
-        self._predictions = np.concatenate(predictions[1:] or predictions)
-        self.serialized = read_serialized(file)
-
-    def _predict(self, batch: EncodedBatch) -> np.ndarray:
-        if self.task == "detection":
-            return self.pack(self.model.predict(batch))
-        return self.model.classify(batch)[0]
+        self._predictions = np.concatenate(predictions or [np.empty((0, num_classes))])
+        self.serialized = read_serialized(examples)
 
     def pack(self, prediction: Mapping[str, np.ndarray]) -> np.ndarray:
         """Packs an answer in the form of the reference outputs."""
@@ -119,18 +116,19 @@ class References:
             return pack_detections(prediction)
         return np.asarray(prediction["probabilities"], np.float32)
 
+    def predict(self, image_bytes: np.ndarray) -> dict[str, np.ndarray]:
+        return self.model.call_signature("serving_default", image_bytes=image_bytes)
+
     def check_saved_model(self, rule: AgreementRule) -> Agreement:
         """Checks every signature that answers."""
-        predictions = {
-            "images": self.model.call_signature("images", images=self.decode_images()),
-            "examples": self.model.call_signature("examples", examples=np.array(self.serialized)),
+        images = self.model.call_signature("images", images=self.decode_images())
+        examples = self.model.call_signature("examples", examples=np.array(self.serialized))
+        answers = {
+            "the SavedModel": self._predictions,
+            "the signature images of the SavedModel": self.pack(images),
+            "the signature examples of the SavedModel": self.pack(examples),
         }
-        found = [compare(self.outputs, self._predictions, rule, "the SavedModel")] + [
-            compare(
-                self.outputs, self.pack(prediction), rule, f"the signature {name} of the SavedModel"
-            )
-            for name, prediction in predictions.items()
-        ]
+        found = [compare(self.outputs, each, rule, name) for name, each in answers.items()]
         return max(found, key=lambda agreement: agreement.max_difference)
 
     def decode_images(self) -> np.ndarray:
@@ -138,35 +136,34 @@ class References:
         return self.model.call_signature("decode", image_bytes=np.array(self.encoded))["images"]
 
 
-def check_saved_model(references: References, folder: Path, config: Export) -> FormatFigures:
-    """Checks the SavedModel. Raises DataError if it is not the trained model."""
-    rule, image = AgreementRule.for_format("saved_model", config), np.array(references.encoded[:1])
-    return _build_format_figures(
-        "saved_model",
-        "",
-        sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-        rule,
-        references.check_saved_model(rule),
-        lambda: references.model.call_signature("serving_default", image_bytes=image),
-        seconds=0.0,
-    )
-
-
 def check_format(
-    name: str, references: References, folder: Path, config: Export, seconds: float
+    name: str, references: References, folder: Path, config: Export, seconds: float = 0.0
 ) -> FormatFigures:
-    """Checks one format. Raises DataError if it is not the trained model."""
-    rule, path = AgreementRule.for_format(name, config, references.task), FORMAT_PATHS[name]
-    images, infer = references.decode_images(), load_format(name, folder / path)
-    answers = references.pack(infer(images))
-    return _build_format_figures(
-        name,
-        path,
-        (folder / path).stat().st_size,
-        rule,
-        compare(references.outputs, answers, rule, f"the format {name}"),
-        lambda: infer(images[:1]),
-        seconds,
+    """Checks one format of a version in a folder, or its SavedModel. `seconds` took the conversion.
+
+    Raises:
+      DataError: it is not the trained model.
+    """
+    rule = AgreementRule.for_format(name, config, references.task)
+    infer: PredictFunction
+    if name == "saved_model":
+        path, files = "", [file for file in folder.rglob("*") if file.is_file()]
+        agreement = references.check_saved_model(rule)
+        infer, image = references.predict, np.array(references.encoded[:1])
+    else:
+        path, files = FORMAT_PATHS[name], [folder / FORMAT_PATHS[name]]
+        infer, images = load_format(name, files[0]), references.decode_images()
+        answers, image = references.pack(infer(images)), images[:1]
+        agreement = compare(references.outputs, answers, rule, f"the format {name}")
+    return FormatFigures(
+        name=name,
+        path=path,
+        num_bytes=sum(file.stat().st_size for file in files),
+        **dataclasses.asdict(agreement),
+        tolerance=rule.tolerance,
+        min_top1_agreement=rule.top1_agreement,
+        latency_seconds=_measure_latency_seconds(lambda: infer(image)),
+        seconds=seconds,
     )
 
 
@@ -248,27 +245,6 @@ def _find_largest_distance(
     return float(np.abs(certain[:, None] - other_D6[None]).max(axis=-1).min(axis=-1).max())
 
 
-def _build_format_figures(
-    name: str,
-    path: str,
-    num_bytes: int,
-    rule: AgreementRule,
-    agreement: Agreement,
-    call: Callable[[], object],
-    seconds: float,
-) -> FormatFigures:
-    return FormatFigures(
-        name=name,
-        path=path,
-        num_bytes=num_bytes,
-        **dataclasses.asdict(agreement),
-        tolerance=rule.tolerance,
-        min_top1_agreement=rule.top1_agreement,
-        latency_seconds=_measure_latency_seconds(call),
-        seconds=seconds,
-    )
-
-
 def _measure_latency_seconds(call: Callable[[], object]) -> float:
     """Returns the median of some calls, after some untimed calls."""
     durations = []
@@ -277,11 +253,3 @@ def _measure_latency_seconds(call: Callable[[], object]) -> float:
         call()
         durations.append(time.perf_counter() - begin)
     return statistics.median(durations[_UNTIMED_CALLS:])
-
-
-def _read_outputs(path: Path) -> np.ndarray:
-    try:
-        outputs: np.ndarray = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise make_read_error(f"cannot read {path}", error, ". Train again.") from error
-    return outputs

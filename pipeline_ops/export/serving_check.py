@@ -83,22 +83,13 @@ def _run_server(loaded: LoadedModel, model: str) -> Iterator[str]:
             thread.join()
 
 
-class _Connection(http.client.HTTPConnection):
-    """A connection to a server behind a socket of the Unix domain."""
-
-    def __init__(self, socket_path: str):
-        super().__init__("localhost", timeout=_RESPONSE_TIMEOUT_SECONDS)
-        self._socket_path = socket_path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._socket_path)
-
-
 def _predict(socket_path: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     try:
-        with contextlib.closing(_Connection(socket_path)) as connection:
+        with socket.socket(socket.AF_UNIX) as connected:
+            connected.settimeout(_RESPONSE_TIMEOUT_SECONDS)
+            connected.connect(socket_path)
+            connection = http.client.HTTPConnection("localhost")
+            connection.sock = connected  # so it connects to no port
             headers = {"Content-Type": "application/json"}
             connection.request("POST", path, json.dumps(body), headers)
             response = connection.getresponse()

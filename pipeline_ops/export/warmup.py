@@ -35,32 +35,21 @@ def write_warmup(
     file.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(file)) as writer:
         for signature, inputs in requests:
-            tensors = {
-                name: tf.make_tensor_proto(value).SerializeToString(deterministic=True)
-                for name, value in inputs.items()
-            }
-            writer.write(_encode_prediction_log(model, signature, tensors))
+            spec = _encode((_MODEL_NAME, model.encode()), (_MODEL_SIGNATURE, signature.encode()))
+            request = _encode((_REQUEST_MODEL, spec))
+            for name, value in inputs.items():
+                tensor = tf.make_tensor_proto(value).SerializeToString(deterministic=True)
+                entry = _encode((_MAP_KEY, name.encode()), (_MAP_VALUE, tensor))
+                request += _encode((_REQUEST_INPUTS, entry))
+            writer.write(_encode((_LOG_PREDICT, _encode((_PREDICT_REQUEST, request)))))
 
 
-def _encode_prediction_log(model: str, signature: str, tensors: Mapping[str, bytes]) -> bytes:
-    spec = _encode_field(_MODEL_NAME, model.encode()) + _encode_field(
-        _MODEL_SIGNATURE, signature.encode()
+def _encode(*fields: tuple[int, bytes]) -> bytes:
+    """Encodes fields of a protocol buffer, each a string, bytes or a message."""
+    return b"".join(
+        _encode_varint(number << 3 | _LENGTH_DELIMITED) + _encode_varint(len(content)) + content
+        for number, content in fields
     )
-    inputs = b"".join(
-        _encode_field(
-            _REQUEST_INPUTS,
-            _encode_field(_MAP_KEY, name.encode()) + _encode_field(_MAP_VALUE, tensor),
-        )
-        for name, tensor in tensors.items()
-    )
-    return _encode_field(
-        _LOG_PREDICT, _encode_field(_PREDICT_REQUEST, _encode_field(_REQUEST_MODEL, spec) + inputs)
-    )
-
-
-def _encode_field(number: int, content: bytes) -> bytes:
-    """Encodes a field of a protocol buffer that holds a string, bytes or a message."""
-    return _encode_varint(number << 3 | _LENGTH_DELIMITED) + _encode_varint(len(content)) + content
 
 
 def _encode_varint(value: int) -> bytes:

@@ -62,10 +62,7 @@ KINDS: Mapping[str, JobKind] = {
         (*_TENSORFLOW, "scikit-learn", "scipy", "jinja2", "pillow"),
     ),
     "export": JobKind(
-        "pipeline_ops.export.export",
-        ("train", "evaluate"),
-        (*_TENSORFLOW, "jinja2"),
-        ("pipeline_ops.export.convert",),
+        "pipeline_ops.export.export", ("train", "evaluate"), (*_TENSORFLOW, "jinja2")
     ),
 }
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError
-from pipeline_ops.export.check import AgreementRule, References, check_saved_model, compare
+from pipeline_ops.export.check import AgreementRule, References, check_format, compare
 
 REFERENCES = np.array([[0.9, 0.1], [0.2, 0.8]], np.float32)
 
@@ -20,9 +20,8 @@ RULE = AgreementRule.for_format("saved_model", CONFIG)
 
 
 def check(training, num_classes: int = 10):
-    return check_saved_model(
-        References(training, training / SAVED_MODEL, num_classes), training / SAVED_MODEL, CONFIG
-    )
+    folder = training / SAVED_MODEL
+    return check_format("saved_model", References(training, folder, num_classes), folder, CONFIG)
 
 
 @pytest.fixture

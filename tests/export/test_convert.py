@@ -17,7 +17,7 @@ from pipeline_ops.errors import ExitCode
 
 def convert_command(folder: Path, dataset: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "pipeline_ops.export.convert"),
+        *(sys.executable, "-m", "pipeline_ops.export.formats"),
         *("--folder", str(folder), "--dataset", dataset),
         *("--classes", "10", "tflite"),
     ]

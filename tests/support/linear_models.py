@@ -57,7 +57,12 @@ def write_model(folder: Path, weights: np.ndarray, references: Sequence[bytes]) 
             flat = tf.reshape(images, [-1, weights.shape[0] - 1])
             return 8.0 * tf.pad(flat / 255.0, [[0, 0], [0, 1]], constant_values=1.0) @ self.weights
 
-    served = ServedClassifier(Linear(), (16, 16, 1))
+    write_served_model(folder, ServedClassifier(Linear(), (16, 16, 1)), references)
+
+
+def write_served_model(folder: Path, served, references: Sequence[bytes]) -> None:
+    from pipeline_ops.input.tensorflow_start import tf
+
     tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
     with tf.io.TFRecordWriter(str(folder / REFERENCE_EXAMPLES)) as writer:
         for example in references:

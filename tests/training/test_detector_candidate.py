@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -171,3 +172,18 @@ def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_ima
         compare(
             one, other, AgreementRule.for_format("tflite", config, "detection"), "the format tflite"
         )
+
+
+def test_every_format_finds_the_boxes_of_the_detector_in_memory(candidate, tmp_path):
+    """Of retinanet, whose backbone has depthwise convolutions and batch normalization, as well."""
+    from pipeline_ops.export.check import References, check_format
+    from pipeline_ops.export.formats import run_converter
+
+    config, formats = Export(model="scenes"), ["tflite", "onnx"]
+    folder = shutil.copytree(candidate[0] / SAVED_MODEL, tmp_path / "version")
+    references = References(candidate[0], folder, 10, "detection")
+    with run_converter(folder, "", formats, 10) as wait:
+        seconds = wait()
+    for name in formats:
+        figures = check_format(name, references, folder, config, seconds[name])
+        assert figures.num_checked == 30 and 0 < figures.max_difference <= 1e-4

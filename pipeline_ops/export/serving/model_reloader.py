@@ -1,4 +1,4 @@
-"""Loads the version that a server has: an alias of a registry, or one fixed folder.
+"""Loads the model that a server has: a version in a registry, or one fixed folder.
 
 A new version is loaded next to the old one and replaces it at once. Requests that are under way end
 on the version they began with. If the new version cannot be loaded, the old one stays, and
@@ -22,6 +22,7 @@ from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.export.serving.rest import TensorSpec
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.versions import Version
 from pipeline_ops.storage.open_store import is_remote
 from pipeline_ops.storage.read_errors import make_read_error, summarize_error
 from pipeline_ops.system.disk_cache import release_entry
@@ -29,48 +30,12 @@ from pipeline_ops.system.disk_cache import release_entry
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class AliasSource:
-    """The version that an alias names, or a version that is given by its number."""
-
-    registry: Registry
-    alias: str
-
-    @property
-    def poll_seconds(self) -> float:
-        return 10.0 if is_remote(str(self.registry.location)) else 1.0
-
-    def find_number(self) -> int:
-        if self.alias.isdecimal():
-            return self.registry.get_version(int(self.alias)).number
-        if version := self.registry.find_by_alias(self.alias):
-            return version.number
-        raise ConfigError(f"{self.registry.location}: no version has the alias {self.alias}")
-
-    def fetch_folder(self, number: int) -> tuple[Path, list[str]]:
-        version = self.registry.get_version(number)
-        local = version.fetch()
-        try:
-            figures = ModelFigures.model_validate(read_manifest(local / NAME).figures)
-        except ValidationError as error:
-            raise DataError(
-                f"{version.uri}: the manifest does not have the figures of a published model "
-                f"({error.error_count()} errors). Promote another version."
-            ) from None
-        return local, figures.class_names
-
-
 class LoadedModel:
     """A SavedModel with any signatures, ready for requests.
 
-    Args:
-      number: the number of the version.
-      folder: the SavedModel.
-      class_names: the names of its classes, empty if they are unknown.
-      loaded: the result of `tf.saved_model.load` for the folder, if it is already there.
-
-    Raises:
-      DataError: the SavedModel cannot be loaded.
+    `number` is the version. `class_names` is empty if the names are unknown. `loaded` is the result
+    of `tf.saved_model.load` for the folder, if it is already there. Raises DataError if the
+    SavedModel cannot be loaded.
     """
 
     def __init__(self, number: int, folder: Path, class_names: list[str], loaded: Any = None):
@@ -89,12 +54,7 @@ class LoadedModel:
     def call_signature(
         self, signature: str, inputs: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Runs a signature.
-
-        Raises:
-          ValueError: the model itself cannot process the inputs, such as bytes that are not an
-            image.
-        """
+        """Runs a signature. Raises ValueError for inputs that the model cannot process."""
         from pipeline_ops.input.tensorflow_start import tf
 
         tensors = {
@@ -117,19 +77,20 @@ class FixedModel:
 
 
 class ModelReloader(threading.Thread):
-    """Loads the version that an alias names, and polls for changes.
+    """Loads the version that an alias or a number names, and polls for changes of the alias.
 
     `model` is None until the first version is loaded. `problem` is the reason for no model, or for
     no newer one.
     """
 
-    def __init__(self, source: AliasSource):
+    def __init__(self, registry: Registry, alias: str):
         super().__init__(name="reloader", daemon=True)
         self.model: LoadedModel | None = None
         self.problem = ""
-        self._source, self._stop_requested = source, threading.Event()
+        self._registry, self._alias, self._stop_requested = registry, alias, threading.Event()
 
     def run(self) -> None:
+        poll_seconds = 10.0 if is_remote(str(self._registry.location)) else 1.0
         while True:
             try:
                 self._reload()
@@ -139,21 +100,35 @@ class ModelReloader(threading.Thread):
                 if str(error) != self.problem:
                     _log.warning("%s", error)
                 self.problem = str(error) or type(error).__name__
-            if self._stop_requested.wait(self._source.poll_seconds):
+            if self._stop_requested.wait(poll_seconds):
                 return
 
     def stop(self) -> None:
         self._stop_requested.set()
 
     def _reload(self) -> None:
-        number = self._source.find_number()
-        if self.model is None or self.model.number != number:
-            folder, class_names = self._source.fetch_folder(number)
-            try:
-                self.model = LoadedModel(number, folder, class_names)
-            finally:
-                release_entry(folder)  # a loaded model needs no files
-            _log.info("version %d is loaded", number)
+        version = self._find_version()
+        if self.model and self.model.number == version.number:
+            return
+        folder = version.fetch()
+        try:
+            figures = ModelFigures.model_validate(read_manifest(folder / NAME).figures)
+            self.model = LoadedModel(version.number, folder, figures.class_names)
+        except ValidationError as error:
+            raise DataError(
+                f"{version.uri}: the manifest does not have the figures of a published model "
+                f"({error.error_count()} errors). Promote another version."
+            ) from None
+        finally:
+            release_entry(folder)  # a loaded model needs no files
+        _log.info("version %d is loaded", version.number)
+
+    def _find_version(self) -> Version:
+        if self._alias.isdecimal():
+            return self._registry.get_version(int(self._alias))
+        if version := self._registry.find_by_alias(self._alias):
+            return version
+        raise ConfigError(f"{self._registry.location}: no version has the alias {self._alias}")
 
 
 def _read_specs(function: Any) -> dict[str, TensorSpec]:

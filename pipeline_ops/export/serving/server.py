@@ -29,7 +29,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pipeline_ops.export.serving.model_reloader import AliasSource, ModelReloader
+from pipeline_ops.export.serving.model_reloader import ModelReloader
 from pipeline_ops.export.serving.rest import BadRequest
 from pipeline_ops.export.serving.service import Service, to_json_response
 from pipeline_ops.registry.registry import Registry
@@ -152,7 +152,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     # Like Ctrl-C, so that the process ends in the same way.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    reloader = ModelReloader(AliasSource(Registry(arguments.model), arguments.alias))
+    reloader = ModelReloader(Registry(arguments.model), arguments.alias)
     host, service = arguments.host, Service(arguments.name, arguments.alias, reloader)
     try:
         listener = listen(host, arguments.port)

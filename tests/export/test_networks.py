@@ -1,0 +1,76 @@
+"""A network with depthwise convolutions and batch normalization, published in every format."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from linear_models import read_examples, write_served_model
+from sandbox import Sandbox
+
+from pipeline_ops.artifacts.dataset import list_shard_paths
+from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
+from pipeline_ops.artifacts.results import ModelFigures
+from pipeline_ops.config.train import Train
+
+FORMATS = ["saved_model", "tflite", "tflite_int8", "onnx"]
+NUM_REFERENCES = 64
+SIDE = 32
+"""The smallest images of a MobileNet."""
+
+pytestmark = pytest.mark.training
+
+
+@pytest.fixture(scope="module")
+def large_dataset(dataset, tmp_path_factory) -> str:
+    """The same data set for a model of 32x32 images, which its served form makes of any image."""
+    folder = shutil.copytree(Path(dataset).parent, tmp_path_factory.mktemp("large") / "dataset")
+    manifest = read_manifest(dataset)
+    figures = manifest.figures | {"image_shape": (SIDE, SIDE, 1)}
+    write_manifest(folder, manifest.model_copy(update={"figures": figures}))
+    return str(folder / "manifest.json")
+
+
+def train_network(images, labels):
+    """A MobileNetV3 after some passes over a few images, so that its statistics follow faster."""
+    import keras
+
+    from pipeline_ops import models
+    from pipeline_ops.input.framework_internals import list_layers
+
+    keras.utils.set_random_seed(3)
+    config = Train(model="mobilenet_v3_small")
+    network = models.build_model(config, (SIDE, SIDE, 1), 10, Path(), for_training=False)
+    for layer in list_layers(network):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.8
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    network.compile(keras.optimizers.Adam(2e-3), loss)
+    network.fit(images, labels, epochs=3, verbose=0)
+    return network
+
+
+def test_a_mobilenet_is_the_same_model_in_every_format(large_dataset, tmp_path):
+    import tensorflow as tf
+
+    from pipeline_ops.training.saved_model_export import ServedClassifier
+
+    manifest = read_manifest(large_dataset)
+    _, images, labels = read_examples(list_shard_paths(large_dataset, manifest, "train"))
+    images = tf.image.resize(255 * images.reshape(-1, 16, 16, 1), (SIDE, SIDE), antialias=True)
+    served = ServedClassifier(train_network(images.numpy(), labels), (SIDE, SIDE, 1))
+    tests, _, _ = read_examples(list_shard_paths(large_dataset, manifest, "test"))
+    (tmp_path / "model").mkdir()
+    write_served_model(tmp_path / "model", served, tests[:NUM_REFERENCES])
+    sandbox = Sandbox(tmp_path / "root", large_dataset, {"mobilenet": tmp_path / "model"})
+    sandbox.publish("mobilenet", export__formats=FORMATS, export__int8={"top1_agreement": 0.9})
+    figures = sandbox.registry.find_champion().read_manifest().figures
+    found = {each.name: each for each in ModelFigures.model_validate(figures).formats}
+    assert list(found) == FORMATS
+    for name, each in found.items():
+        is_coarse = name == "tflite_int8"
+        assert each.num_checked == NUM_REFERENCES
+        assert each.top1_agreement >= (0.9 if is_coarse else 1.0)
+        assert each.max_difference <= (0.3 if is_coarse else 1e-4)
+    assert found["tflite_int8"].num_bytes < 0.5 * found["tflite"].num_bytes

@@ -113,7 +113,7 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
         *delta.unchanged,
         *generations.build_index_entries(delta.shards, built, decision.quarantined, hashes),
     ]
-    generations.write_index(draft.folder / dataset.INDEX, entries)
+    dataset.write_index(draft.folder / dataset.INDEX, entries)
     generations.write_record_lengths(draft.folder, built, delta.kept, previous)
     _fill_manifest(draft, config, figures)
 

@@ -19,8 +19,7 @@ from beam_jobs.statistics import dataset
 from beam_jobs.statistics.page import PageData, describe_reference, render
 from beam_jobs.statistics.summary import BadRecord
 from pipeline_ops.artifacts.dataset import DATA_PAGE, SCHEMA, STATISTICS, DatasetFigures
-from pipeline_ops.artifacts.input_names import REFERENCES
-from pipeline_ops.artifacts.manifest import Input, read_input
+from pipeline_ops.artifacts.manifest import REFERENCES, Input, read_input
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.local_inputs import fetch_input

@@ -6,9 +6,8 @@ label, boxes or split changed. The examples that a changed or vanished record ha
 are skipped. When too many examples are skipped or there are too many generations, everything is
 rebuilt. The result is then the same as that of a first run on these files.
 
-The index has one line for each record, from which the next generation finds changes. It is a gzip
-file of JSON lines, sorted by key, and holds everything that is needed for counting and skipping a
-record without opening its shard.
+The index has one line for each record, from which the next generation finds changes. It holds
+everything that is needed for counting and skipping a record without opening its shard.
 
 A shard that stays is referenced where it lies. A disk fault in a shard, or its removal, affects
 every data set that references it. The sizes and checksums in the manifests detect it.
@@ -18,24 +17,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gzip
 import hashlib
-import json
 import math
-import sys
-import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
 from beam_jobs.planning.plan import Record, ShardPlan, compute_num_shards, plan_dataset, plan_shards
 from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
-from pipeline_ops.artifacts import dataset, record_lengths
-from pipeline_ops.artifacts.input_names import BASE
-from pipeline_ops.artifacts.manifest import ManifestFile, read_input
+from pipeline_ops.artifacts import dataset
+from pipeline_ops.artifacts.dataset import IndexEntry
+from pipeline_ops.artifacts.manifest import BASE, ManifestFile, read_input
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.local_inputs import fetch_input
@@ -45,37 +40,10 @@ from pipeline_ops.raw_data.raw_file import format_digest
 from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.read_errors import make_read_error
 
-_COMPRESSION = 1  # a line is mostly digests, which do not compress at any level
 MAX_GENERATIONS = 8
 """With more, the whole data set is made again: each generation adds small shards."""
 _RECORDS_PER_SHARD = 32  # worth a file, and a hundred records still spread over the workers
-_DESCRIPTION = (dataset.INDEX, dataset.QUARANTINE, record_lengths.RECORD_LENGTHS)
-
-
-class IndexEntry(NamedTuple):
-    """One record and the location of its examples: `num_examples` in `shard`, from `position` on.
-
-    A rejected record has no examples, and the shard "". `split` is "" if the collection kept it
-    out, so that it equals no split. `labels` counts examples by class name, or boxes for detection.
-    `perceptual_hash` has 16 hex digits, or none. `skipped` counts the examples that stages skipped.
-    `measurements` are those of the examples as `encode_measurements` writes them.
-    """
-
-    key: str
-    content: str
-    annotation: str
-    split: str
-    shard: str = ""
-    position: int = 0
-    num_examples: int = 0
-    labels: Mapping[str, int] = {}
-    perceptual_hash: str = ""
-    skipped: Mapping[str, int] = {}
-    measurements: str = ""
-
-    @property
-    def positions(self) -> range:
-        return range(self.position, self.position + self.num_examples)
+_DESCRIPTION = (dataset.INDEX, dataset.QUARANTINE, dataset.RECORD_LENGTHS)
 
 
 def compute_annotation_digest(record: Record) -> str:
@@ -90,34 +58,14 @@ def _digest_annotation(annotation: tuple[object, ...]) -> str:
     ).hexdigest()
 
 
-def write_index(file: Path, entries: Iterable[IndexEntry]) -> None:
-    """Writes the index. Equal entries give equal bytes in any order."""
-    lines = "".join(
-        json.dumps(entry, separators=(",", ":")) + "\n"
-        for entry in sorted(entries, key=lambda entry: entry.key)
-    )
-    write_atomically(file, gzip.compress(lines.encode(), _COMPRESSION, mtime=0))
-
-
 def read_index(file: Path) -> dict[str, IndexEntry]:
     """Reads the entries of an index by key. Raises DataError if the file is not an index."""
     found: dict[str, IndexEntry] = {}
     shared: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
-    try:
-        with gzip.open(file, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                entry = IndexEntry(*json.loads(line))
-                # Equal names and counts are shared, which halves the memory of a million entries.
-                found[entry.key] = entry._replace(
-                    split=sys.intern(entry.split),
-                    shard=sys.intern(entry.shard),
-                    annotation=sys.intern(entry.annotation),
-                    labels=shared.setdefault(tuple(entry.labels.items()), entry.labels),
-                )
-    except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
-        raise make_read_error(
-            f"cannot read the index {file}", error, ". Remove its data set, and start a new run."
-        ) from error
+    for entry in dataset.iterate_index(file):
+        # Equal counts are shared, which saves the memory of a million entries.
+        labels = shared.setdefault(tuple(entry.labels.items()), entry.labels)
+        found[entry.key] = entry._replace(labels=labels)
     if not found:
         raise DataError(f"{file}: the index is empty. Remove its data set, and start a new run.")
     return found
@@ -390,10 +338,8 @@ def write_record_lengths(
 ) -> None:
     """Writes the lengths of the shards that were built or kept. An old data set has none."""
     known: dict[str, Sequence[int]] = {}
-    if previous and (file := previous.folder / record_lengths.RECORD_LENGTHS).exists():
-        known = record_lengths.parse_record_lengths(file.read_bytes(), str(file))
+    if previous and (file := previous.folder / dataset.RECORD_LENGTHS).exists():
+        known = dataset.parse_record_lengths(file.read_bytes(), str(file))
     lengths = {path: known[path] for path in kept if path in known}
     lengths |= {summary.name: summary.lengths for summary in built}
-    write_atomically(
-        folder / record_lengths.RECORD_LENGTHS, record_lengths.format_record_lengths(lengths)
-    )
+    write_atomically(folder / dataset.RECORD_LENGTHS, dataset.format_record_lengths(lengths))

@@ -11,16 +11,24 @@ reader skips it.
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
-from collections.abc import Sequence
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
 from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.errors import DataError
 from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.local_files import write_atomically
+from pipeline_ops.storage.read_errors import make_read_error
 
 SPLITS = ("train", "validation", "test")
 QUARANTINE = "quarantine.jsonl"
@@ -31,10 +39,19 @@ copies of images, boxes, and records whose file is missing.
 """
 
 INDEX = "index.jsonl.gz"
-"""One line per record of the source, by which the next generation identifies new records.
+"""One JSON list per record of the source, an IndexEntry, sorted by key.
 
-See `beam_jobs/planning/generations.py`.
+The next generation identifies new records by it (`beam_jobs/planning/generations.py`).
 """
+_INDEX_COMPRESSION = 1  # a line is mostly digests, which do not compress at any level
+RECORD_LENGTHS = "record_lengths.bin"
+"""The lengths of all records, from which the offset of each follows.
+
+Training can therefore read single records of a data set in a store, without reading its shards
+first. A line of JSON counts the records of each shard, by path. The lengths follow in this order,
+as little-endian uint32. Shards that were taken over from a data set without such a file are absent.
+"""
+_LENGTH_TYPE = "I"
 
 CLASS_WEIGHTS = "class_weights.json"
 """The class weights, if `preprocess.balance` asks for them: a float for each class name.
@@ -174,3 +191,98 @@ def list_removed_positions(manifest: Manifest, split: str) -> tuple[tuple[int, .
     """The positions of the records that a reader has to skip, for each shard of a split."""
     removed = manifest.figures.get("removed", {})
     return tuple(tuple(removed.get(file.path, ())) for file in list_shards(manifest, split))
+
+
+# The index
+
+
+class IndexEntry(NamedTuple):
+    """One record and the location of its examples: `num_examples` in `shard`, from `position` on.
+
+    A rejected record has no examples, and the shard "". `split` is "" if the collection kept it
+    out, so that it equals no split. `labels` counts examples by class name, or boxes for detection.
+    `perceptual_hash` has 16 hex digits, or none. `skipped` counts the examples that stages skipped.
+    `measurements` are those of the examples as `encode_measurements` writes them.
+    """
+
+    key: str
+    content: str
+    annotation: str
+    split: str
+    shard: str = ""
+    position: int = 0
+    num_examples: int = 0
+    labels: Mapping[str, int] = {}
+    perceptual_hash: str = ""
+    skipped: Mapping[str, int] = {}
+    measurements: str = ""
+
+    @property
+    def positions(self) -> range:
+        return range(self.position, self.position + self.num_examples)
+
+
+def write_index(file: Path, entries: Iterable[IndexEntry]) -> None:
+    """Writes the index. Equal entries give equal bytes in any order."""
+    lines = "".join(
+        json.dumps(entry, separators=(",", ":")) + "\n"
+        for entry in sorted(entries, key=lambda entry: entry.key)
+    )
+    write_atomically(file, gzip.compress(lines.encode(), _INDEX_COMPRESSION, mtime=0))
+
+
+def iterate_index(file: Path) -> Iterator[IndexEntry]:
+    """Yields the entries of an index. Raises DataError if the file is not an index."""
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                entry = IndexEntry(*json.loads(line))
+                # Equal texts are shared, which saves the memory of a million entries.
+                yield entry._replace(
+                    split=sys.intern(entry.split),
+                    shard=sys.intern(entry.shard),
+                    annotation=sys.intern(entry.annotation),
+                )
+    except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
+        raise make_read_error(
+            f"{file}: the index cannot be read",
+            error,
+            ". Remove its data set, and start a new run.",
+        ) from error
+
+
+# The lengths of records
+
+
+def format_record_lengths(lengths: Mapping[str, Sequence[int]]) -> bytes:
+    """The content of the file. `lengths` has the data bytes of each record, by shard."""
+    paths = sorted(lengths)
+    values = array(_LENGTH_TYPE)
+    for path in paths:
+        values.extend(lengths[path])
+    head = json.dumps({path: len(lengths[path]) for path in paths})
+    return f"{head}\n".encode() + _to_little_endian(values).tobytes()
+
+
+def parse_record_lengths(content: bytes, source: str) -> dict[str, Sequence[int]]:
+    """The lengths by shard. Raises DataError, which names the `source`, if they are not valid."""
+    head, _, rest = content.partition(b"\n")
+    found: dict[str, Sequence[int]] = {}
+    values = array(_LENGTH_TYPE)
+    try:
+        values.frombytes(rest)
+        values, start = _to_little_endian(values), 0
+        for path, count in json.loads(head).items():
+            found[path] = values[start : start + count]
+            start += count
+            if len(found[path]) != count:
+                raise ValueError(f"{path} has {len(found[path])} lengths instead of {count}")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{source}: not a list of record lengths: {error}") from None
+    return found
+
+
+def _to_little_endian(values: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import quote
 
-from pipeline_ops.artifacts.manifest import NAME, Manifest, read_manifest
+from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, read_manifest
 from pipeline_ops.errors import DataError
 from pipeline_ops.storage.store_path import StorePath
 
@@ -159,6 +159,24 @@ def parse_artifact_uri(uri: str) -> tuple[str, str, str] | None:
     """
     found = _ARTIFACT_URI.fullmatch(uri)
     return (found[1], found[2], found[3]) if found else None
+
+
+def find_input(entry: Input, root: StorePath) -> Input:
+    """An input with its URI below the root, if the same artifact is there, or else as it is.
+
+    A manifest holds the URIs that its inputs had when it was made, and is never rewritten. After
+    the storage root was moved, an artifact has the same place below the new one. Its digest shows
+    whether it is the same.
+    """
+    if entry.uri.startswith(f"{root}/") or not (place := parse_artifact_uri(entry.uri)):
+        return entry
+    pipeline, job, fingerprint = place
+    here = Layout(root, pipeline).manifest(job, fingerprint)
+    try:
+        is_same = read_manifest(here).digest == entry.digest
+    except DataError:
+        return entry
+    return entry.model_copy(update={"uri": str(here)}) if is_same else entry
 
 
 def work_folder(artifact: StorePath) -> StorePath:

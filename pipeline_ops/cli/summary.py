@@ -10,9 +10,8 @@ import dataclasses
 from typing import Any
 
 from pipeline_ops.artifacts.dataset import DATA_PAGE, SPLITS, DatasetFigures, list_shards
-from pipeline_ops.artifacts.input_names import WARM_START
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import Manifest, find_file, read_manifest
+from pipeline_ops.artifacts.manifest import WARM_START, Manifest, find_file, read_manifest
 from pipeline_ops.artifacts.results import (
     PREDICTIONS,
     EvaluationFigures,

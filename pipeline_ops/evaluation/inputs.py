@@ -13,7 +13,6 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
-from pipeline_ops.artifacts.damage import check_files
 from pipeline_ops.artifacts.dataset import (
     INDEX,
     QUARANTINE,
@@ -23,7 +22,7 @@ from pipeline_ops.artifacts.dataset import (
     list_removed_positions,
     list_shard_paths,
 )
-from pipeline_ops.artifacts.manifest import Input, Manifest, read_input
+from pipeline_ops.artifacts.manifest import Input, Manifest, check_files, read_input
 from pipeline_ops.artifacts.results import (
     SAVED_MODEL,
     TEST_SPLIT,

@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from pipeline_ops.artifacts.dataset import INDEX
-from pipeline_ops.artifacts.dataset_index import IndexedRecord, read_indexed_records
+from pipeline_ops.artifacts.dataset import INDEX, IndexEntry, iterate_index
+from pipeline_ops.artifacts.layout import find_input
 from pipeline_ops.artifacts.manifest import Input, read_manifest
-from pipeline_ops.artifacts.moved_root import find_input
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import Champion, Dataset
 from pipeline_ops.jobs.local_inputs import fetch_input
@@ -47,9 +46,7 @@ def find_leaks(dataset: Dataset, champion: Champion | None, allowed: int, root: 
     index = _find_index(dataset.uri)
     if index is None:
         return Leaks(None, None)
-    tests = {
-        record.content: record for record in read_indexed_records(index) if record.split == "test"
-    }
+    tests = {each.content: each for each in iterate_index(index) if _has_examples(each, "test")}
     leaked = _find_in_training(tests, index)
     if len(leaked) > allowed:
         pairs = ", ".join(
@@ -69,13 +66,17 @@ def find_leaks(dataset: Dataset, champion: Champion | None, allowed: int, root: 
     )
 
 
-def _find_in_training(tests: dict[str, IndexedRecord], index: Path) -> dict[str, IndexedRecord]:
+def _find_in_training(tests: dict[str, IndexEntry], index: Path) -> dict[str, IndexEntry]:
     """Returns the first training record that equals a test record, by content."""
-    found: dict[str, IndexedRecord] = {}
-    for record in read_indexed_records(index):
-        if record.split == "train" and record.content in tests:
+    found: dict[str, IndexEntry] = {}
+    for record in iterate_index(index):
+        if record.content in tests and _has_examples(record, "train"):
             found.setdefault(record.content, record)
     return found
+
+
+def _has_examples(entry: IndexEntry, split: str) -> bool:
+    return entry.split == split and entry.num_examples > 0
 
 
 def _find_index(dataset_uri: str) -> Path | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.layout import find_input
 from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
-from pipeline_ops.artifacts.moved_root import find_input
 from pipeline_ops.artifacts.results import LAST_EVALUATION, EvaluationFigures
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import Inputs

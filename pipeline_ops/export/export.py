@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.artifacts.damage import check_files
 from pipeline_ops.artifacts.manifest import (
     Input,
     Manifest,
+    check_files,
     list_files,
     read_input,
     write_manifest,

@@ -22,19 +22,23 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline_ops.artifacts.damage import find_damage
-from pipeline_ops.artifacts.dataset import DatasetFigures, list_shards
+from pipeline_ops.artifacts.dataset import (
+    RECORD_LENGTHS,
+    DatasetFigures,
+    list_shards,
+    parse_record_lengths,
+)
 from pipeline_ops.artifacts.manifest import (
     NAME,
     Input,
     Manifest,
     ManifestFile,
     fetch_file,
+    find_damage,
     locate_file,
     read_manifest,
     write_manifest,
 )
-from pipeline_ops.artifacts.record_lengths import RECORD_LENGTHS, parse_record_lengths
 from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.request import Request

@@ -27,9 +27,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipeline_ops.artifacts.damage import has_damage, withdraw_artifact
 from pipeline_ops.artifacts.layout import Attempt, lock_file, work_folder
-from pipeline_ops.artifacts.manifest import NAME
+from pipeline_ops.artifacts.manifest import NAME, has_damage, withdraw_artifact
 from pipeline_ops.errors import Cancelled, ExitCode, TrainyardError
 from pipeline_ops.jobs.cancellation import LOST, monitor_cancellation, read_cancellation_reason
 from pipeline_ops.jobs.job_code import validate_environment

@@ -23,9 +23,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.layout import Attempt, work_folder
-from pipeline_ops.artifacts.manifest import NAME, Manifest, ManifestFile, list_files, write_manifest
+from pipeline_ops.artifacts.manifest import (
+    NAME,
+    Manifest,
+    ManifestFile,
+    find_damage,
+    list_files,
+    write_manifest,
+)
 from pipeline_ops.errors import DataError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.job_code import write_user_files
 from pipeline_ops.jobs.request import Request, compute_request_digest, read_request

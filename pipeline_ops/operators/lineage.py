@@ -21,8 +21,7 @@ from openlineage.client.facet_v2 import (
     output_statistics_output_dataset,
 )
 
-from pipeline_ops.artifacts.input_names import RAW_FILES
-from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
+from pipeline_ops.artifacts.manifest import RAW_FILES, Input, Manifest, read_manifest
 from pipeline_ops.artifacts.results import LAST_EVALUATION, ModelFigures
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.raw_data.folder import find_raw_folder

@@ -24,13 +24,18 @@ import time
 from pathlib import Path
 from typing import get_args
 
-from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.dataset import SCHEMA, STATISTICS
 from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.input_names import BASE, REFERENCES, WARM_START
-from pipeline_ops.artifacts.layout import Layout, iterate_manifests
-from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
-from pipeline_ops.artifacts.moved_root import find_input
+from pipeline_ops.artifacts.layout import Layout, find_input, iterate_manifests
+from pipeline_ops.artifacts.manifest import (
+    BASE,
+    REFERENCES,
+    WARM_START,
+    Input,
+    Manifest,
+    find_damage,
+    read_manifest,
+)
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import SchemaChange
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError

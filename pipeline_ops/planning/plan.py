@@ -8,12 +8,18 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.dataset import compute_split_digest
 from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.input_names import BASE, RAW_FILES, WARM_START
 from pipeline_ops.artifacts.layout import Layout, iterate_manifests, usage_file
-from pipeline_ops.artifacts.manifest import NAME, Input, read_manifest
+from pipeline_ops.artifacts.manifest import (
+    BASE,
+    NAME,
+    RAW_FILES,
+    WARM_START,
+    Input,
+    find_damage,
+    read_manifest,
+)
 from pipeline_ops.artifacts.results import LAST_EVALUATION, TEST_SPLIT, ModelFigures
 from pipeline_ops.config.hosts import Hosts
 from pipeline_ops.config.pipeline import PipelineConfig

@@ -36,13 +36,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pipeline_ops.artifacts.damage import check_files
 from pipeline_ops.artifacts.manifest import (
     MAX_BYTES,
     NAME,
     Input,
     Manifest,
     ManifestFile,
+    check_files,
     fetch_file,
     parse_manifest,
 )

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS
-from pipeline_ops.artifacts.input_names import WARM_START
+from pipeline_ops.artifacts.manifest import WARM_START
 from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError

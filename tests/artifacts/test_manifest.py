@@ -10,13 +10,14 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from pipeline_ops.artifacts.damage import check_files, find_damage
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import (
     MAX_BYTES,
     NAME,
     Input,
     Manifest,
+    check_files,
+    find_damage,
     list_files,
     parse_manifest,
     read_input,

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 from manifests import EMPTY_FINGERPRINT, make_manifest
 
-from pipeline_ops.artifacts.damage import check_files, find_damage, open_listed
 from pipeline_ops.artifacts.dataset import compute_split_digest, list_shard_paths
 from pipeline_ops.artifacts.manifest import (
     NAME,
     Manifest,
     ManifestFile,
+    check_files,
+    find_damage,
     iterate_references,
     list_files,
+    open_listed,
     parse_manifest,
     read_manifest,
     write_manifest,

@@ -10,9 +10,8 @@ from small_disks import mount_small_disk
 
 from beam_jobs.output.shard import ShardBuilder
 from beam_jobs.preprocess import preprocess
-from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.layout import work_folder
-from pipeline_ops.artifacts.manifest import locate_file, read_manifest
+from pipeline_ops.artifacts.manifest import find_damage, locate_file, read_manifest
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.jobs.runner import run_request

@@ -10,14 +10,13 @@ import pytest
 from beam_jobs.planning.generations import (
     BaseDataset,
     Delta,
-    IndexEntry,
     compute_annotation_digest,
     plan_delta,
 )
 from beam_jobs.planning.plan import Record
 from beam_jobs.planning.splits import split_records
 from beam_jobs.stages.stage import Box
-from pipeline_ops.artifacts.dataset import parse_generation
+from pipeline_ops.artifacts.dataset import IndexEntry, parse_generation
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.raw_data.raw_file import RawFile, format_digest
 

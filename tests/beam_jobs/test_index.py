@@ -8,13 +8,12 @@ import gzip
 import pytest
 
 from beam_jobs.planning.generations import (
-    IndexEntry,
     compute_annotation_digest,
     read_index,
-    write_index,
 )
 from beam_jobs.planning.plan import Record
 from beam_jobs.stages.stage import Box
+from pipeline_ops.artifacts.dataset import IndexEntry, write_index
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile
 

@@ -14,8 +14,8 @@ import sys
 import psutil
 import pytest
 
-from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.layout import work_folder
+from pipeline_ops.artifacts.manifest import find_damage
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.progress import ProgressReader

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from manifests import list_again
 
-from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.dataset import (
     parse_generation,
 )
 from pipeline_ops.artifacts.manifest import (
     NAME,
+    find_damage,
     iterate_references,
 )
 from pipeline_ops.config.train import InputOptions

@@ -39,9 +39,13 @@ def write_dataset(folder: Path, megabytes: int, num_shards: int) -> None:
     import numpy as np
     from photographs import photograph
 
-    from pipeline_ops.artifacts.dataset import DatasetFigures, build_shard_name
+    from pipeline_ops.artifacts.dataset import (
+        RECORD_LENGTHS,
+        DatasetFigures,
+        build_shard_name,
+        format_record_lengths,
+    )
     from pipeline_ops.artifacts.manifest import write_manifest
-    from pipeline_ops.artifacts.record_lengths import RECORD_LENGTHS, format_record_lengths
 
     images = []
     for index in range(100):

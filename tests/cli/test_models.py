@@ -12,8 +12,7 @@ import publishers
 import pytest
 import yaml
 
-from pipeline_ops.artifacts.damage import find_damage
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.manifest import find_damage, read_manifest
 from pipeline_ops.registry.registry import Registry
 
 

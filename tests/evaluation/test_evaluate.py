@@ -14,9 +14,8 @@ import pytest
 from evaluation.evaluations import LENIENT, read_figures
 from linear_models import read_examples, write_model
 
-from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.dataset import list_shard_paths
-from pipeline_ops.artifacts.manifest import NAME, read_manifest
+from pipeline_ops.artifacts.manifest import NAME, find_damage, read_manifest
 from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, REPORT
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches

@@ -9,8 +9,7 @@ import pytest
 from manifests import list_again
 from sandbox import copy_dataset
 
-from beam_jobs.planning.generations import IndexEntry, write_index
-from pipeline_ops.artifacts.dataset import INDEX, DatasetFigures
+from pipeline_ops.artifacts.dataset import INDEX, DatasetFigures, IndexEntry, write_index
 from pipeline_ops.artifacts.manifest import (
     read_manifest,
     write_manifest,

@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 from export.exports import numbers, planned
 
-from pipeline_ops.artifacts.damage import find_damage
-from pipeline_ops.artifacts.manifest import NAME, Input, list_files, read_manifest, write_manifest
+from pipeline_ops.artifacts.manifest import (
+    NAME,
+    Input,
+    find_damage,
+    list_files,
+    read_manifest,
+    write_manifest,
+)
 from pipeline_ops.artifacts.results import REFERENCE_OUTPUTS, ModelFigures
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.jobs.progress import ProgressReader

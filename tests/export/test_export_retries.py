@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from export.exports import numbers, planned
 
-from pipeline_ops.artifacts.damage import find_damage
-from pipeline_ops.artifacts.manifest import NAME, read_manifest
+from pipeline_ops.artifacts.manifest import NAME, find_damage, read_manifest
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.request import read_status
 

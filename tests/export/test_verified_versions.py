@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from publishers import publish, wait_until
 
-from pipeline_ops.artifacts.damage import find_damage
-from pipeline_ops.artifacts.manifest import NAME
+from pipeline_ops.artifacts.manifest import NAME, find_damage
 from pipeline_ops.errors import DataError
 from pipeline_ops.export.serving.model_reloader import ModelReloader
 from pipeline_ops.registry.registry import Registry

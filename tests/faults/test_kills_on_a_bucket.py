@@ -16,8 +16,8 @@ from object_servers.fault_proxy import FaultProxy
 from object_servers.faults import Faults
 from object_servers.s3_server import S3Server
 
-from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.layout import Layout, iterate_manifests
+from pipeline_ops.artifacts.manifest import find_damage
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.examples.digits import write_digits

@@ -19,8 +19,8 @@ from object_servers.faults import Faults
 from object_servers.s3_server import S3Server
 from publishers import publish
 
-from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.layout import Attempt, Layout, iterate_manifests
+from pipeline_ops.artifacts.manifest import find_damage
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.examples.digits import write_digits
 from pipeline_ops.jobs.request import Status

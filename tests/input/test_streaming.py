@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 from manifests import list_again
 
-from pipeline_ops.artifacts.dataset import KEY
+from pipeline_ops.artifacts.dataset import KEY, RECORD_LENGTHS, format_record_lengths
 from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
-from pipeline_ops.artifacts.record_lengths import RECORD_LENGTHS, format_record_lengths
 from pipeline_ops.config.train import AugmentOptions, InputOptions
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.local_inputs import open_host_dataset

@@ -16,9 +16,8 @@ import psutil
 import yaml
 from processes import Stopwatch, T, is_running, query_process
 
-from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.manifest import find_damage, read_manifest
 from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.errors import ExitCode

@@ -10,17 +10,16 @@ from pathlib import Path
 import yaml
 from manifests import make_manifest
 
-from pipeline_ops.artifacts.damage import find_damage
 from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.layout import Attempt, Layout, lock_file
+from pipeline_ops.artifacts.layout import Attempt, Layout, find_input, lock_file
 from pipeline_ops.artifacts.manifest import (
     Input,
+    find_damage,
     list_files,
     locate_file,
     read_manifest,
     write_manifest,
 )
-from pipeline_ops.artifacts.moved_root import find_input
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.request import Request, Status, write_request, write_status

@@ -1,6 +1,7 @@
 """Conversion of a `pipeline.config` of the TensorFlow Object Detection API to a pipeline in YAML.
 
-The YAML also lists the fields that have no counterpart.
+The YAML also lists the fields that have no counterpart. `text_proto.py` reads the file, `data.py`
+converts records, label map and image size, `training.py` model and training.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import yaml
 
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.data import read_image_stages, read_records
-from pipeline_ops.od_api.model import compare_num_classes, find_nearest_model, get_size_multiple
-from pipeline_ops.od_api.reader import ConfigReader, LeafField
-from pipeline_ops.od_api.text_proto import parse_text_proto
-from pipeline_ops.od_api.training import convert_training
+from pipeline_ops.od_api.text_proto import ConfigReader, LeafField, parse_text_proto
+from pipeline_ops.od_api.training import (
+    compare_num_classes,
+    convert_training,
+    find_nearest_model,
+    get_size_multiple,
+)
 
 _WIDTH = 145
 _MIN_MAP = 0.01
@@ -40,14 +44,10 @@ _NETWORK = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class ConvertedConfig:
-    """A converted `pipeline.config`.
+    """The sections of our config, and the differences from the `pipeline.config`.
 
-    Attributes:
-      sections: the sections of our config.
-      losses: what the converted config does not do at all.
-      notes: remarks on settings that became something else.
-      unconverted: fields that have no counterpart.
-      file: the name of the `pipeline.config`.
+    The converted config does not do the `losses` at all. `notes` are remarks on settings that
+    became something else. `unconverted` fields have no counterpart.
     """
 
     sections: dict[str, Any]
@@ -98,14 +98,8 @@ class ConvertedConfig:
 def convert(file: Path, num_examples: int | None = None, name: str = "") -> ConvertedConfig:
     """Reads a `pipeline.config`, its label map and the lengths of its records.
 
-    Args:
-      file: the pipeline.config.
-      num_examples: the number of training records. None counts them.
-      name: the name of the pipeline. Empty takes that of the file or of its folder.
-
-    Raises:
-      ConfigError: the file is not valid, or has a setting that cannot be converted. The message
-          names the file, line and field.
+    Without `num_examples`, the training records are counted. Without a name, the pipeline is named
+    after the file or its folder. Raises ConfigError that names file, line and field.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -148,10 +142,7 @@ def convert(file: Path, num_examples: int | None = None, name: str = "") -> Conv
 
 
 def _derive_name(file: Path) -> str:
-    """Returns the name of the pipeline.
-
-    `models/my_ssd/pipeline.config` is named after its folder, `ssd_mobilenet.config` after itself.
-    """
+    """Names `my_ssd/pipeline.config` after its folder, `ssd_mobilenet.config` after itself."""
     stem = file.resolve().parent.name if file.stem == "pipeline" else file.stem
     name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
     return name if name[:1].isalpha() else f"imported_{name}".rstrip("_")

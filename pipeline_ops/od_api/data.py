@@ -12,7 +12,7 @@ from typing import Any
 
 from beam_jobs.sources.tfrecord import parse_label_map
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.od_api.reader import ConfigReader
+from pipeline_ops.od_api.text_proto import ConfigReader
 from pipeline_ops.storage.tfrecord import list_record_offsets
 
 _SHARDED_NAME = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")
@@ -27,12 +27,9 @@ _DEFAULT_SIZE = 640
 
 @dataclasses.dataclass(frozen=True)
 class RecordInputs:
-    """The records of a `pipeline.config`.
+    """The sections `preprocess.source` and `preprocess.split`.
 
-    Attributes:
-      source: the section `preprocess.source`.
-      split: the section `preprocess.split`.
-      num_examples: the number of training records, None if there is no file.
+    `num_examples` is the number of training records, None if there is no file.
     """
 
     source: dict[str, Any]
@@ -41,14 +38,10 @@ class RecordInputs:
 
 
 def read_records(config: ConfigReader, num_examples: int | None) -> RecordInputs:
-    """Returns the readers of training and evaluation as a source.
+    """Converts the readers of training and evaluation. Without `num_examples`, records are counted.
 
-    Args:
-      config: the whole file.
-      num_examples: the number of training records. None counts them.
-
-    Raises:
-      ConfigError: there are no readers, they cannot be converted, or a file is no TFRecord file.
+    Raises ConfigError if there are no readers, they cannot be converted, or a file is no TFRecord
+    file.
     """
     if not config.has("train_input_reader"):
         raise ConfigError("pipeline.config: there is no train_input_reader. Add one.")
@@ -84,7 +77,7 @@ def read_records(config: ConfigReader, num_examples: int | None) -> RecordInputs
         source["label_map"] = os.path.relpath(path, folder)
         source["class_names"] = _read_class_names(path)
     if num_examples is None and (files := sorted(_find_files(train))):
-        num_examples = sum(map(count_records, files))
+        num_examples = sum(map(_count_records, files))
     split = _choose_split(config, bool(test), num_examples)
     return RecordInputs(source, split, num_examples)
 
@@ -133,12 +126,7 @@ def _choose_split(
 
 
 def read_image_stages(model: ConfigReader, multiple: int) -> list[str | dict[str, Any]]:
-    """Returns the stages that decode and resize images.
-
-    Args:
-      model: has the image_resizer.
-      multiple: the number of which height and width must be multiples for our model.
-    """
+    """Returns the stages that decode and resize images, to multiples of a number of pixels."""
     resizer = model.message("image_resizer")
     height = width = _DEFAULT_SIZE
     mode: dict[str, str] = {}
@@ -175,7 +163,7 @@ def _round_up(side: int, multiple: int) -> int:
     return -(-side // multiple) * multiple
 
 
-def count_records(file: str) -> int:
+def _count_records(file: str) -> int:
     """Counts the records of a TFRecord file by their lengths alone. Raises ConfigError."""
     try:
         return len(list_record_offsets(Path(file)))
@@ -230,12 +218,7 @@ def _find_common_folder(paths: Sequence[str]) -> str:
 
 
 def _read_class_names(path: str) -> list[str]:
-    """Returns the class names, in the order of the label map's numbers.
-
-    Raises:
-      ConfigError: the file cannot be read.
-      DataError: the file is not a label map.
-    """
+    """Returns the class names, in the order of the label map's numbers."""
     try:
         names = parse_label_map(Path(path).read_bytes(), path).names
     except OSError as error:

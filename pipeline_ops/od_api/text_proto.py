@@ -1,4 +1,4 @@
-"""A parser of protobuf's text format that works without the definitions of the messages.
+"""Parser and reader of protobuf's text format, without the definitions of the messages.
 
 `google.protobuf.text_format` requires the definitions, and no maintained package has those of the
 Object Detection API.
@@ -12,10 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from pipeline_ops.errors import ConfigError
 
+_Kind = TypeVar("_Kind", str, int, float, bool)
+_Default = TypeVar("_Default")
+_KIND_NAMES: dict[type, str] = {
+    str: "a text in quotes",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
 _MAX_DEPTH = 100
 _TOKEN = re.compile(
     r"""
@@ -83,16 +93,8 @@ class _Token:
 
 
 def parse_text_proto(text: str, name: str) -> TextMessage:
-    """Returns the message of a text.
-
-    Args:
-      text: the text of the file.
-      name: the name of the file, for error messages.
-
-    Raises:
-      ConfigError: the text is not in protobuf's text format. The message has file, line and column.
-    """
-    return _Parser(text, name).parse()
+    """Parses a text. Raises ConfigError with the name of the file, line and column."""
+    return TextMessage(tuple(_Parser(text, name).parse_fields()))
 
 
 class _Parser:
@@ -102,9 +104,6 @@ class _Parser:
         self._text, self._name = text, name
         self._tokens = list(self._read_tokens())
         self._index = 0
-
-    def parse(self) -> TextMessage:
-        return TextMessage(tuple(self._parse_fields(None, 0)))
 
     def _read_tokens(self) -> Iterator[_Token]:
         position = 0
@@ -123,7 +122,7 @@ class _Parser:
             position = found.end()
         yield _Token("end", "", position)
 
-    def _parse_fields(self, closing: str | None, depth: int) -> Iterator[Field]:
+    def parse_fields(self, closing: str | None = None, depth: int = 0) -> Iterator[Field]:
         """Yields the fields up to the closing bracket, or to the end of the text."""
         if depth > _MAX_DEPTH:
             raise self._make_error(
@@ -194,7 +193,7 @@ class _Parser:
         self._take_token()
 
     def _parse_message(self, depth: int) -> TextMessage:
-        return TextMessage(tuple(self._parse_fields(_CLOSING[self._take_token().text], depth + 1)))
+        return TextMessage(tuple(self.parse_fields(_CLOSING[self._take_token().text], depth + 1)))
 
     def _parse_scalar(self) -> Scalar:
         token = self._take_token()
@@ -202,7 +201,9 @@ class _Parser:
             parts = [self._unquote(token)]
             while self._next_token.kind == "string":
                 parts.append(self._unquote(self._take_token()))
-            return b"".join(parts).decode("utf-8", "surrogateescape")
+            # Escapes of single bytes may together form a character.
+            encoded = "".join(parts).encode("utf-8", "surrogateescape")
+            return encoded.decode("utf-8", "surrogateescape")
         negative = token.text == "-"
         if negative:
             token = self._take_token()
@@ -218,28 +219,21 @@ class _Parser:
             f"expected a value, got {token.text or 'the end of the file'!r}", token.position
         )
 
-    def _unquote(self, token: _Token) -> bytes:
-        """Returns the bytes of a string. Escapes of single bytes may together form a character."""
-        parts, position, inner = [], 0, token.text[1:-1]
-        for escape in _ESCAPE.finditer(inner):
-            parts += [
-                inner[position : escape.start()].encode("utf-8", "surrogatepass"),
-                self._unescape(escape, token),
-            ]
-            position = escape.end()
-        return b"".join([*parts, inner[position:].encode("utf-8", "surrogatepass")])
+    def _unquote(self, token: _Token) -> str:
+        """Returns the text of a string, in which escaped bytes from 128 on are surrogates."""
+        return _ESCAPE.sub(lambda escape: self._unescape(escape, token), token.text[1:-1])
 
-    def _unescape(self, escape: re.Match[str], token: _Token) -> bytes:
+    def _unescape(self, escape: re.Match[str], token: _Token) -> str:
         if escape["octal"] or escape["hex"]:
             value = int(escape["octal"], 8) if escape["octal"] else int(escape["hex"], 16)
             if value < 256:
-                return bytes([value])
+                return bytes([value]).decode("ascii", "surrogateescape")
         elif escape["short"] or escape["long"]:
             value = int(escape["short"] or escape["long"], 16)
             if value < 0x110000 and not 0xD800 <= value < 0xE000:
-                return chr(value).encode()
+                return chr(value)
         elif escape["one"] in _ESCAPES:
-            return _ESCAPES[escape["one"]].encode()
+            return _ESCAPES[escape["one"]]
         raise self._make_error(
             f"the escape {escape[0]!r} is not a character", token.position + 1 + escape.start()
         )
@@ -276,3 +270,170 @@ def _parse_number(text: str) -> int | float:
     if re.fullmatch(r"0[0-7]+", text):
         return int(text, 8)
     return int(text) if text.isdigit() else float(text.rstrip("fF"))
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafField:
+    """A field without fields of its own: a scalar or an empty message.
+
+    `path` has the form `train_config.data_augmentation_options[1].random_crop_image`.
+    """
+
+    path: str
+    value: Scalar | TextMessage
+    line: int
+
+    def __str__(self) -> str:
+        match self.value:
+            case TextMessage():
+                text = "{}"
+            case bool():
+                text = str(self.value).lower()
+            case str() if not isinstance(self.value, EnumName):
+                text = f"'{self.value}'"
+            case _:
+                text = str(self.value)
+        return f"{self.path}: {text}"
+
+
+class ConfigReader:
+    """A message whose fields are taken one by one, so that the remaining ones are known in the end.
+
+    `path` is the path of the message, "" for the whole file. `root` is the reader of the whole
+    file, None for that reader itself. All readers of a file write into its lists.
+    """
+
+    def __init__(
+        self, message: TextMessage, file: str, path: str = "", root: ConfigReader | None = None
+    ):
+        self._message, self._file, self._path, self._root = message, file, path, root or self
+        if root is None:
+            self._taken: set[str] = set()
+            self.notes: list[str] = []
+            self.losses: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Adds a note for the user on a converted field."""
+        if text not in self._root.notes:
+            self._root.notes.append(text)
+
+    def note_loss(self, text: str) -> None:
+        """Adds a note on something that the converted config does not do at all."""
+        if text not in self._root.losses:
+            self._root.losses.append(text)
+
+    def has(self, name: str) -> bool:
+        return any(field.name == name for field in self._message.fields)
+
+    def path(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path else name
+
+    def format_location(self, name: str) -> str:
+        """Returns the file, line, column and path of a field that is present."""
+        field = next(field for field in self._message.fields if field.name == name)
+        return f"{self._file}:{field.line}:{field.column}: {self.path(name)}"
+
+    def message(self, name: str) -> ConfigReader:
+        """Returns the last message of this name, or an empty one if there is none."""
+        empty = self._make_inner(TextMessage(()), self.path(name))
+        return next(reversed(self.messages(name)), empty)
+
+    def messages(self, name: str) -> Sequence[ConfigReader]:
+        """Returns all messages of this name. Raises ConfigError if a field is not a message."""
+        found = []
+        for path, field in self._iterate_fields(name):
+            if not isinstance(field.value, TextMessage):
+                raise ConfigError(
+                    f"{self.format_location(name)} must be a message in brackets, "
+                    f"got {field.value!r}"
+                )
+            found.append(self._make_inner(field.value, path))
+        return found
+
+    def find_present(self, *names: str) -> str | None:
+        """Returns the name of the message or field that is present, None if there is none.
+
+        The last of several counts, as in protobuf.
+        """
+        return next(
+            (field.name for field in reversed(self._message.fields) if field.name in names), None
+        )
+
+    def mark_taken(self, name: str) -> None:
+        """Marks a field as taken, for example an empty message that counts by its presence."""
+        self._root._taken.update(path for path, _ in self._iterate_fields(name))
+
+    def take_message(self, name: str) -> ConfigReader | None:
+        """Returns the last message of this name and marks it as taken, None if there is none."""
+        self.mark_taken(name)
+        return self.message(name) if self.has(name) else None
+
+    def take(self, name: str, kind: type[_Kind], default: _Default) -> _Kind | _Default:
+        """Returns the last scalar of this name. Raises ConfigError if it is of another kind."""
+        return next(reversed(self.take_all(name, kind)), default)
+
+    def take_all(self, name: str, kind: type[_Kind]) -> list[_Kind]:
+        """Returns all values of a repeated scalar."""
+        self.mark_taken(name)
+        return [self._validate_kind(field, kind) for _, field in self._iterate_fields(name)]
+
+    def take_equal(self, name: str, *expected: Scalar) -> None:
+        """Takes values that equal our fixed setting, in any order. Other values stay."""
+        if Counter(field.value for _, field in self._iterate_fields(name)) == Counter(expected):
+            self.mark_taken(name)
+
+    def iterate_leaves(self) -> Iterator[LeafField]:
+        """Yields all leaves, in the order of the file."""
+        for path, field in self._iterate_fields():
+            if isinstance(field.value, TextMessage) and field.value.fields:
+                yield from self._make_inner(field.value, path).iterate_leaves()
+            else:
+                yield LeafField(path, field.value, field.line)
+
+    def iterate_messages(self) -> Iterator[ConfigReader]:
+        """Yields this message and all messages in it."""
+        yield self
+        for path, field in self._iterate_fields():
+            if isinstance(field.value, TextMessage):
+                yield from self._make_inner(field.value, path).iterate_messages()
+
+    def take_rest(self) -> list[LeafField]:
+        """Takes all leaves of this message that were not taken, and returns them."""
+        rest = self.list_unconverted()
+        self._root._taken.update(leaf.path for leaf in rest)
+        return rest
+
+    @property
+    def field_names(self) -> list[str]:
+        return [field.name for field in self._message.fields]
+
+    def list_unconverted(self) -> list[LeafField]:
+        """Returns the leaves that were not taken."""
+        return [leaf for leaf in self.iterate_leaves() if leaf.path not in self._root._taken]
+
+    def _make_inner(self, message: TextMessage, path: str) -> ConfigReader:
+        return ConfigReader(message, self._file, path, self._root)
+
+    def _iterate_fields(self, name: str | None = None) -> Iterator[tuple[str, Field]]:
+        """Yields the fields of a name, or all of them, with their paths.
+
+        A repeated name has a number in brackets.
+        """
+        counts = Counter(field.name for field in self._message.fields)
+        seen: Counter[str] = Counter()
+        for field in self._message.fields:
+            number = f"[{seen[field.name]}]" if counts[field.name] > 1 else ""
+            seen[field.name] += 1
+            if name in (None, field.name):
+                yield self.path(field.name) + number, field
+
+    def _validate_kind(self, field: Field, kind: type[_Kind]) -> _Kind:
+        value: object = field.value
+        if type(value) is int and (kind is float or (kind is bool and value in (0, 1))):
+            value = kind(value)
+        if isinstance(value, kind) and (kind is str or type(value) is kind):
+            return value
+        raise ConfigError(
+            f"{self._file}:{field.line}:{field.column}: {self.path(field.name)} must be "
+            f"{_KIND_NAMES[kind]}, got {field.value!r}"
+        )

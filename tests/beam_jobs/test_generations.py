@@ -363,7 +363,7 @@ def test_an_index_that_cannot_be_read_is_told(animals, encode):
     change(animals, encode)
     outcome = animals.run()
     assert outcome.exit_code is ExitCode.DATA
-    assert "cannot read the index" in outcome.message
+    assert "index.jsonl.gz: the index cannot be read" in outcome.message
 
 
 def examples_of(outcome) -> int:

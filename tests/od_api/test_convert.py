@@ -17,8 +17,7 @@ from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.convert import convert
-from pipeline_ops.od_api.reader import ConfigReader
-from pipeline_ops.od_api.text_proto import parse_text_proto
+from pipeline_ops.od_api.text_proto import ConfigReader, parse_text_proto
 
 MINIMAL = """
 model { ssd { num_classes: 3 image_resizer { fixed_shape_resizer { height: 320 width: 320 } }

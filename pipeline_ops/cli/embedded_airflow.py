@@ -428,7 +428,8 @@ def _check_configs_served(server: AirflowServer, configs: Sequence[Path]) -> Non
         raise MachineError(
             f"an embedded Airflow is already running (process {server.process.pid}, {server.url}). "
             f"It serves {', '.join(server.configs)}, but not {', '.join(missing)}. "
-            "Stop it, or set TRAINYARD_HOME to another folder for this command."
+            "Stop it, or set TRAINYARD_HOME to another folder for this command. `trainyard ui` "
+            "serves all configs of a folder, and runs of each join it."
         )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Layout, lock_file, usage_file, work_folder
 from pipeline_ops.artifacts.manifest import MAX_BYTES, NAME, Manifest
@@ -79,7 +80,7 @@ class Report:
     foreign: list[str] = dataclasses.field(default_factory=list)
     """The paths of what nothing shows to be Trainyard's. It stays."""
     paths: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    """The candidates with their rules, as they were before the removal."""
+    """In a dry run, what would be removed, with the rule of each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,8 @@ class _Decision:
     inventory: Inventory
     needs: Needs
     candidates: list[Candidate]
-    now: float
+    before: float
+    """What was touched since this time stays."""
     others: list[str]
 
 
@@ -102,7 +104,10 @@ def collect(config: PipelineConfig, options: Options) -> Report:
     layout = Layout(config.root, config.pipeline)
     if options.is_dry_run:
         decision = _decide(config, layout, options, time.time())
-        return _make_report(decision, decision.candidates)
+        due = [each for each in decision.candidates if each.touched < decision.before]
+        report = _make_report(decision, [each for each in decision.candidates if each not in due])
+        report.removed, report.paths = _sum(due), [(each.path, each.rule) for each in due]
+        return report
     with hold_lease(layout.root / "gc" / "lock", f"trainyard gc in {layout.root}", _LOCK_SECONDS):
         removed: dict[str, Total] = {}
         while True:
@@ -114,6 +119,8 @@ def collect(config: PipelineConfig, options: Options) -> Report:
 def explain_path(config: PipelineConfig, path: str, options: Options) -> str:
     """Says why a path below the root stays, or from when on it is removed."""
     layout = Layout(config.root, config.pipeline)
+    if layout.root.is_local and Path(path).exists():
+        path = str(Path(path).resolve())
     key = path.removeprefix(f"{layout.root}/").strip("/")
     decision = _decide(config, layout, options, time.time())
     for candidate in decision.candidates:
@@ -151,13 +158,12 @@ def _collect_once(
     start = time.monotonic()
     now = (options.read_clock or _read_store_clock)(layout.root)
     decision = _decide(config, layout, options, now)
-    before = now - options.grace_seconds
-    remover, waiting = Remover(layout, decision.inventory, before), list[Candidate]()
+    remover, waiting = Remover(layout, decision.inventory, decision.before), list[Candidate]()
     problems, is_complete = list[str](), True
     for candidate in decision.candidates:
         total = None
         is_complete = is_complete and time.monotonic() - start <= _DECISION_SECONDS
-        if is_complete and candidate.touched < before:
+        if is_complete and candidate.touched < decision.before:
             try:
                 total = remover.remove(candidate)
             except DataError as error:
@@ -185,7 +191,8 @@ def _decide(config: PipelineConfig, layout: Layout, options: Options, now: float
     needs = find_needs(inventory, versions.manifests, policy, config.pipeline, now)
     needs.problems += versions.problems
     candidates = find_candidates(inventory, needs, policy, now)
-    return _Decision(inventory, needs, candidates, now, [*versions.others, *inventory.problems])
+    before = now - options.grace_seconds
+    return _Decision(inventory, needs, candidates, before, [*versions.others, *inventory.problems])
 
 
 def _choose_keep(keep: Keep | None, older_than_days: int | None) -> Keep | None:
@@ -275,13 +282,17 @@ def _make_report(decision: _Decision, waiting: list[Candidate]) -> Report:
         for file in content.files:
             if file.name not in unneeded:
                 report.kept.add(1, file.num_bytes)
-    for kind in KINDS:
-        for candidate in waiting:
-            if candidate.kind == kind:
-                total = report.waiting.setdefault(kind, Total())
-                total.add(len(candidate.content.files), candidate.content.num_bytes)
-    report.paths = [(each.path, each.rule) for each in decision.candidates]
+    report.waiting = _sum(waiting)
     return report
+
+
+def _sum(candidates: list[Candidate]) -> dict[str, Total]:
+    """The files and bytes of candidates by kind."""
+    found: dict[str, Total] = {}
+    for candidate in sorted(candidates, key=lambda each: KINDS.index(each.kind)):
+        total = found.setdefault(candidate.kind, Total())
+        total.add(len(candidate.content.files), candidate.content.num_bytes)
+    return found
 
 
 def _find_kept_files(candidate: Candidate, key: str) -> list[str]:

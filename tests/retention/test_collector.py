@@ -95,7 +95,9 @@ def test_a_temporary_file_beside_the_runs_stays(pipeline):
 def test_a_dry_run_changes_nothing(pipeline):
     before = {file.name for file in pipeline.root.walk()}
     report = collect(pipeline.config, Options(is_dry_run=True))
-    assert report.waiting.keys() == {"artifact", "run"}
+    assert report.removed.keys() == {"artifact", "run"} and report.waiting == {}
+    young = collect(pipeline.config, Options(is_dry_run=True, grace_seconds=1e9))
+    assert young.removed == {} and young.paths == [] != report.paths
     assert {file.name for file in pipeline.root.walk()} == before
 
 
@@ -446,8 +448,10 @@ def test_the_command_prints_bytes_by_kind(pipeline, capsys):
     config = str(pipeline.config.file)
     assert main(["gc", config, "--dry-run", "--older-than", "1d"]) == 0
     output = capsys.readouterr().out
-    assert "not needed: artifact:" in output and "MiB" in output
+    assert "would be removed: artifact:" in output and "MiB" in output
     assert main(["gc", config, "--why", "runs/digits/scheduled__0005"]) == 0
+    assert "scheduled__0005 stays" in capsys.readouterr().out
+    assert main(["gc", config, "--why", f"{pipeline.root}/runs/digits/scheduled__0005"]) == 0
     assert "scheduled__0005 stays" in capsys.readouterr().out
 
 
